@@ -1,7 +1,7 @@
 """Data-parallel TensorFlow over MPI for scripts that know nothing of it.
 
-`import matex_tf` at the top of a script, or `python -m matex_tf script.py` with no change to it, and the script run as
-`mpirun -n 16 python script.py` trains on 16 ranks and follows the loss curve that it has alone.
+Add `import matex_tf` at the top of a script, or run the script by `python -m matex_tf script.py`. Under `mpirun -n 16`
+it then trains on 16 ranks, with the same loss curve as on one.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-_ABOVE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-if all(os.path.isfile(os.path.join(_ABOVE, part, "PART_OF_MATEX_TF")) for part in ("ops", "readers")):
-    # In a checkout they stand beside this package, in an install within it.
-    __path__.append(_ABOVE)
+# In a checkout, the subpackages ops and readers are next to this folder; in an installed package they are within it.
+# The marker file tells them from unrelated folders with these names.
+_PARENT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+if all(os.path.isfile(os.path.join(_PARENT, name, "PART_OF_MATEX_TF")) for name in ("ops", "readers")):
+    __path__.append(_PARENT)
 
 from matex_tf import attach  # noqa: E402
 from matex_tf.errors import (  # noqa: E402
@@ -56,7 +57,7 @@ __all__ = [
 
 attach.attach_runtime()
 
-from matex_tf.api import (  # noqa: E402  (TensorFlow's threads are placed before it is imported)
+from matex_tf.api import (  # noqa: E402  (`attach_runtime` sets cores and threads before TensorFlow is imported)
     allgather,
     allreduce,
     barrier,
@@ -70,7 +71,7 @@ from matex_tf.api import (  # noqa: E402  (TensorFlow's threads are placed befor
     size,
 )
 
-if TYPE_CHECKING:  # what editors and type checkers see; these come by __getattr__
+if TYPE_CHECKING:  # for editors and type checkers; `__getattr__` loads these at first use
     from matex_tf.deploy.kubernetes import Kubernetes as Kubernetes
     from matex_tf.deploy.python import launch as launch
     from matex_tf.deploy.queues.flux import Flux as Flux
@@ -87,10 +88,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """What starts other runs is not loaded in those that train."""
+    """Loads functions and classes that start other runs at their first use, as scripts that train need none of them."""
     import importlib
 
-    if name in ("launch", "tune"):  # packages, which are functions, too
+    if name in ("launch", "tune"):  # packages that are also functions (`callable_package`)
         return importlib.import_module(f"matex_tf.{name}")
     if name in _CLUSTERS:
         return importlib.import_module("matex_tf.deploy.python").MAKERS[name]

@@ -15,12 +15,14 @@ _USAGE = "usage: python -m matex_tf script.py [arguments]\n       python -m mate
 
 
 def main(arguments: list[str]) -> None:
-    """Attach the runtime and run what `arguments` name, as `python` itself would."""
+    """Run the script or module that `arguments` name, as `python` itself would. `import matex_tf` has attached the
+    runtime.
+    """
     if not arguments or arguments[0] in ("-h", "--help") or arguments == ["-m"]:
         print(_USAGE, file=sys.stdout if arguments and arguments[0] != "-m" else sys.stderr)
         raise SystemExit(0 if arguments and arguments[0] != "-m" else 2)
     if arguments[0] == "-m":
-        if not _is_there(arguments[1]):
+        if not _has_module(arguments[1]):
             raise SystemExit(f"python -m matex_tf: there is no module {arguments[1]!r} for Python run in {os.getcwd()}")
         sys.argv = arguments[1:]
         with _keep_exit_code():
@@ -32,7 +34,7 @@ def main(arguments: list[str]) -> None:
     if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
         raise SystemExit(f"python -m matex_tf: expected a script; {script!r} is a folder without __main__.py")
     sys.argv = list(arguments)
-    # `-m` put the current folder first on the path; a script has its own folder there.
+    # The first folder of the path is the current one, for `-m`. For a script it is the folder of the script.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     with _keep_exit_code():
         runpy.run_path(os.path.abspath(script), run_name="__main__")
@@ -40,7 +42,7 @@ def main(arguments: list[str]) -> None:
 
 @contextlib.contextmanager
 def _keep_exit_code() -> Iterator[None]:
-    """A script may end itself by `raise SystemExit`, not only by `sys.exit`; and it may catch that."""
+    """Context of the script: records the exit code of the SystemExit that ends it, and of no other that it catches."""
     exit_codes.mark_watched()
     try:
         yield
@@ -50,12 +52,12 @@ def _keep_exit_code() -> Iterator[None]:
         raise
 
 
-def _is_there(module: str) -> bool:
+def _has_module(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
-            raise  # a package above it lacks something else
+            raise  # one of its parent packages imports a module that is missing
     except (ValueError, ImportError):
         pass  # a name that no module can have
     return False

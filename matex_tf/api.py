@@ -120,10 +120,10 @@ def report(*, epoch: int | None = None, **figures: Any) -> None:
 
     if epoch is not None:
         arguments.check_whole_number("report", "epoch", epoch)
-    told = {name: arguments.check_number("report", name, value) for name, value in figures.items()}
-    if not told:
+    metrics = {name: arguments.check_number("report", name, value) for name, value in figures.items()}
+    if not metrics:
         raise TypeError("report: expected a figure, such as matex_tf.report(loss=0.3)")
-    trial_log.report_figures(told, epoch)
+    trial_log.report_figures(metrics, epoch)
 
 
 def shard(x: Any, *, own: bool = False) -> Any:

@@ -1,4 +1,7 @@
-"""Arguments of public functions, checked at the edge: an error names what was expected and what was given."""
+"""Checks of the arguments of public functions. An error names the expected and the given value.
+
+In each check `where` is the name of the function, and `name` that of the argument.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,32 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_MOST_LETTERS = 80
+_MAX_LETTERS = 80
 
 
 def describe_value(value: Any) -> str:
-    """`value` for a message: short, and with its type where that is what may be wrong."""
+    """`value` for a message: its `repr` if that is short, and its type unless it is a number, a text or None."""
     try:
         text = repr(value)
-    except Exception:  # of someone else's class, whose type says enough
+    except Exception:  # an error of the script's class; the type is enough for a message
         text = ""
-    if not text or len(text) > _MOST_LETTERS or "\n" in text:
+    if not text or len(text) > _MAX_LETTERS or "\n" in text:
         return f"a {type(value).__name__}"
     return text if isinstance(value, (int, float, str, type(None))) else f"{text}, a {type(value).__name__}"
 
 
 def check_whole_number(where: str, name: str, value: Any, least: int | None = 1) -> int:
-    """`value` as an int of `least` or more (None: of any size). Raises TypeError or ValueError."""
+    """`value` as an int of `least` or more; None: of any size. Raises TypeError or ValueError."""
     expected = "a whole number" if least is None else f"a whole number, {least} or more"
     try:
         if isinstance(value, bool):
             raise TypeError
-        found = operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"{where}: expected {name} to be {expected}; given {describe_value(value)}") from None
-    if least is not None and found < least:
+    if least is not None and number < least:
         raise ValueError(f"{where}: expected {name} to be {expected}; given {describe_value(value)}")
-    return found
+    return number
 
 
 def check_number(where: str, name: str, value: Any) -> float:
@@ -48,12 +51,12 @@ def check_fraction(where: str, name: str, value: Any) -> float:
     """`value` as a float, at least 0 and less than 1. Raises TypeError or ValueError."""
     expected = f"{where}: {name} has to be at least 0 and less than 1; given {describe_value(value)}"
     try:
-        found = check_number(where, name, value)
+        number = check_number(where, name, value)
     except TypeError:
         raise TypeError(expected) from None
-    if not 0 <= found < 1 or math.isnan(found):
+    if not 0 <= number < 1 or math.isnan(number):
         raise ValueError(expected)
-    return found
+    return number
 
 
 def check_choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
@@ -64,7 +67,7 @@ def check_choice(where: str, name: str, value: Any, choices: Sequence[str]) -> s
 
 
 def check_words(where: str, name: str, value: Any) -> list[str]:
-    """`value`, a list of texts, numbers and paths, as texts. Raises TypeError; for one text, too, a list of letters."""
+    """`value`, a list of texts, numbers and paths, as texts. Raises TypeError, also for a single text."""
     expected = f"{where}: expected {name} to be a list of texts, numbers or paths"
     if isinstance(value, str):
         words = ", ".join(map(repr, value.split())) if value.isprintable() else "..."
@@ -86,8 +89,8 @@ def check_flag(where: str, name: str, value: Any) -> bool:
 
 
 def describe_unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """What is said of a word that is not among the `known`."""
+    """The message for a `name` that is not among the `known` ones."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    similar = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {similar[0]}? " if similar else ""
     return f"there is no {what} {name}; {hint}They are {', '.join(known)}"

@@ -1,7 +1,7 @@
-"""Attaching the runtime to this process: once, at import, and only under a launcher.
+"""Attaches the runtime to this process: once, when matex_tf is imported, and only under a launcher.
 
-TensorFlow is left to the script, which may first say by environment variables how it is to be imported. What needs it
-is done as soon as it is there, by each rank for itself: ranks may import it at different times, or not at all.
+Nothing here imports TensorFlow: a script may set environment variables before it does. Work that needs TensorFlow is
+registered, and done by each rank at its own import: ranks may import TensorFlow at different times, or never.
 """
 
 from __future__ import annotations
@@ -11,62 +11,53 @@ import os
 import socket
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from matex_tf import errors, settings
 from matex_tf.runtime import excepthook, notes, objects, rank_records, script_frames, seeding, shared_memory, shutdown
 from matex_tf.world import launcher_variables, membership, placement, start_variables, task_environment, world
 
-_attached = False
+_is_attached = False
 
 
 def attach_runtime() -> None:
-    """Join the world, place this rank's threads and see that TensorFlow is patched once it is imported.
+    """Join the world, set cores and threads of this rank, and install the hooks on TensorFlow and Keras.
 
-    Does nothing when alone or the second time.
+    Without a launcher, and at a second call, it does nothing of that.
     """
-    global _attached
-    if _attached:
+    global _is_attached
+    if _is_attached:
         return
-    _attached = True
+    _is_attached = True
     rank_records.note_launcher(os.environ)
     task_environment.note_launchers(os.environ)
     task = task_environment.find_task(os.environ)
     try:
         if task is not None and (task.size != 1 or settings.PREFIX + "STATE" in os.environ):
-            _set_start_variables(has_others=task.size != 1)
+            _set_start_variables(has_other_ranks=task.size != 1)
         if not world.is_active():
             if task is not None and task.size == 1 and not settings.get_settings().disable:
-                # mpirun pins a single rank to one core; alone the script has them all.
+                # mpirun binds a single rank to one core; the script alone has all cores.
                 placement.apply_placement(0, 1)
             if task is not None:
                 rank_records.note_separate()
-                _note_trial(0)
+                _log_trial(0)
             else:
-                _say_how_ranks_start()
+                _explain_start()
             _record_first_steps()
             return
     except (errors.RankError, errors.SettingError) as error:
-        if task is None:
-            raise SystemExit(f"matex_tf: {error}") from None
-        # Each task of the launcher comes here alone; one message is enough.
-        joins = isinstance(error, errors.SettingError)
-        who = f"rank {task.rank}: " if joins else ""
-        text, host = f"matex_tf: {who}{error}\n", socket.gethostname()
-        rank_records.report_error(text, task.rank, waits=not joins, size=task.size, host=host, aborts=1)
-        if joins:
-            shutdown.abort_unjoined(task)
-        raise SystemExit(1) from None
+        _end_for_error(error, task)
     me = world.get_world()
     if not me.is_phantom:
         shutdown.register_end()
         excepthook.attach_hooks()
-        launcher_variables.when_asked.append(notes.print_note)
+        launcher_variables.when_read.append(notes.print_note)
     if "tensorflow" in sys.modules:
         _refuse_late_import()
     placement.apply_placement(me.local_rank, me.local_size)
     if me.rank > 0:
-        # Its C++ notes would repeat those of the first rank.
+        # Messages of TensorFlow's C++ code would repeat those of rank 0.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     from matex_tf import ops, patches
     from matex_tf.adapt import executor, step_trials
@@ -84,11 +75,11 @@ def attach_runtime() -> None:
     ops.get_library()
     hooks.call_when_imported("tensorflow", lambda _: hooks.note_newer())
     hooks.call_when_imported("tensorflow", lambda _: ops.load_tensorflow_ops())
-    _agree_on_settings()
-    _say_what_changes_results()
-    _say_who_updates()
+    _compare_settings()
+    _report_compression()
+    _choose_owners()
     rank_records.begin_record()
-    executor.start_adapting()  # first, so that what others do at the end of a step is not measured
+    executor.start_adapting()  # before other listeners, whose work at the end of a step is then not measured
     shared_memory.note_files()
     run_state.open_run()
     run_state.keep_entropy(seeding.agree_on_seeds(run_state.read_entropy()))
@@ -102,31 +93,48 @@ def attach_runtime() -> None:
     patches.install()
     step_trials.start_trials()
     if run_state.is_kept():
-        fit_hooks.install()  # around what prepares the data of fit: it is told what the script gives
-    _let_ranks_train_apart()
+        fit_hooks.install()  # after the hooks that prepare the data of `fit`: it needs the arguments of the script
+    _train_apart()
     _record_first_steps()
-    _note_trial(me.rank)
-    if (asked := settings.get_settings().plan) is not None:
+    _log_trial(me.rank)
+    if (phantom := settings.get_settings().plan) is not None:
         from matex_tf.observe import measured_steps
         from matex_tf.servers.pieces import update_costs
 
-        listeners.listen_for(measured_steps.start_measuring(asked, update_costs.describe_updates))
+        listeners.listen_for(measured_steps.start_measuring(phantom, update_costs.describe_updates))
+
+
+def _end_for_error(error: errors.RankError | errors.SettingError, task: task_environment.Task | None) -> NoReturn:
+    """End this process for an error before it has joined the other ranks. One rank prints the message.
+
+    For an invalid setting, other ranks may wait in MPI_Init, so this rank joins MPI to abort them. For other errors
+    each rank ends by itself.
+    """
+    if task is None:
+        raise SystemExit(f"matex_tf: {error}") from None
+    aborts_others = isinstance(error, errors.SettingError)
+    prefix = f"rank {task.rank}: " if aborts_others else ""
+    text, host = f"matex_tf: {prefix}{error}\n", socket.gethostname()
+    rank_records.report_error(text, task.rank, waits=not aborts_others, size=task.size, host=host, aborts=1)
+    if aborts_others:
+        shutdown.abort_unjoined(task)
+    raise SystemExit(1) from None
 
 
 def _find_call(model: Any) -> int | None:
-    """The number of the call of `fit` that trains `model`, where the state of the run is kept."""
+    """The number of the call of `fit` that trains `model`; None if the state of the run is not saved."""
     from matex_tf.resilience import run_state
 
     run = run_state.get_current()
-    kept = None if run is None else run.within
-    return None if kept is None or kept.model is not model else kept.number
+    fit = None if run is None else run.within
+    return None if fit is None or fit.model is not model else fit.number
 
 
-def _say_how_ranks_start() -> None:
-    """At a prompt or in a notebook, where nothing else tells that one process is all there is."""
+def _explain_start() -> None:
+    """At a prompt or in a notebook, print how to start ranks."""
     if not (hasattr(sys, "ps1") or sys.flags.interactive):
         return
-    with contextlib.suppress(errors.SettingError):  # which is nobody's concern alone
+    with contextlib.suppress(errors.SettingError):  # without ranks, an invalid setting has no effect
         if not settings.get_settings().disable:
             notes.print_note(
                 "this session is one process; `matex run -n 4 script.py` in a terminal starts 4 ranks, and here "
@@ -135,15 +143,15 @@ def _say_how_ranks_start() -> None:
 
 
 def _record_first_steps() -> None:
-    """Where `matex run --check` asks for it, write down the first steps; alone, nothing else reads the settings."""
-    if settings.PREFIX + "CHECK" in os.environ:
+    """Record the first steps for `matex run --check`."""
+    if settings.PREFIX + "CHECK" in os.environ:  # without a launcher, settings are not read otherwise
         from matex_tf.observe import check_recorder
 
         check_recorder.start_recorder()
 
 
-def _let_ranks_train_apart() -> None:
-    """Where a strategy says so; `matex plan` notes whether it could be another one."""
+def _train_apart() -> None:
+    """Start the strategies local and async. For `matex plan`, both record whether they would be possible."""
     chosen = settings.get_settings()
     names = [settings.get_strategy_name(chosen.strategy)] if chosen.plan is None else ["local", "async"]
     if {"local", "async"}.isdisjoint(names):
@@ -157,8 +165,8 @@ def _let_ranks_train_apart() -> None:
         keras_fit.start_listening()
 
 
-def _note_trial(rank: int) -> None:
-    """In a trial of `matex tune`, note what `fit` logs."""
+def _log_trial(rank: int) -> None:
+    """In a trial of `matex tune`, record the logs of `fit`."""
     if settings.PREFIX + "TRIAL" in os.environ:
         from matex_tf.monitor import trial_hooks, trial_log
 
@@ -167,50 +175,54 @@ def _note_trial(rank: int) -> None:
             trial_hooks.HOOKS.install()
 
 
-def _set_start_variables(has_others: bool) -> None:
-    """`python -m matex_tf` starts itself anew with the variables that it lacks, before anything else has begun."""
-    wanted = start_variables.HASH_SEED if sys.flags.hash_randomization else {}
+def _set_start_variables(has_other_ranks: bool) -> None:
+    """Under `python -m matex_tf`, start this process again with the variables that it lacks from its start."""
+    needed = start_variables.HASH_SEED if sys.flags.hash_randomization else {}
     chosen = settings.get_settings()
-    if has_others and chosen.large_pages and not chosen.disable:
-        wanted = wanted | start_variables.LARGE_PAGES
-    if sys.argv[:1] == ["-m"] and wanted.keys() - os.environ.keys():
-        os.environ.update({**wanted, **os.environ})
+    if has_other_ranks and chosen.large_pages and not chosen.disable:
+        needed = needed | start_variables.LARGE_PAGES
+    if sys.argv[:1] == ["-m"] and needed.keys() - os.environ.keys():
+        os.environ.update({**needed, **os.environ})
         os.execv(sys.executable, sys.orig_argv)
 
 
-def _agree_on_settings() -> None:
-    from matex_tf import ops
-
-    mine = {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)}
-    found = objects.allgather((mine, ops.can_take_addresses()), "comparing the settings")
-    everyone = [theirs for theirs, _ in found]
-    for rank, theirs in enumerate(everyone):
-        for name in sorted(set(theirs) | set(everyone[0])):
-            if theirs.get(name) != everyone[0].get(name):
-                hosts = world.get_world().hosts
-                raise errors.MismatchError(
-                    f"{name} is {everyone[0].get(name)!r} on rank 0 ({hosts[0]}) but {theirs.get(name)!r} on rank "
-                    f"{rank} ({hosts[rank]}): ranks must have the same settings. Export it on every host, for instance "
-                    f"with `mpirun -x {name} ...`."
-                )
-    said = ops.agree_on_addresses([support for _, support in found])
-    if said:
-        notes.print_note(said)
-
-
-def _say_what_changes_results() -> None:
-    chosen = settings.get_settings()
-    if chosen.compression != settings.NO_COMPRESSION:
-        idle = chosen.compression.between_hosts and not world.get_world().has_several_nodes
-        says = "changes nothing here, where all ranks are on one host" if idle else "changes results"
-        notes.print_note(f"MATEX_COMPRESSION={chosen.compression} {says}")
-
-
-def _say_who_updates() -> None:
-    """Say it, and note what a choice depends on.
+def _compare_settings() -> None:
+    """Compare the settings of all ranks, and agree on device pointers. Collective.
 
     Raises:
-        SetupError: there are fewer ranks than are to own a piece of the weights.
+        MismatchError: on all ranks, if settings differ.
+    """
+    from matex_tf import ops
+
+    own = {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)}
+    gathered = objects.allgather((own, ops.can_take_addresses()), "comparing the settings")
+    first = gathered[0][0]
+    for rank, (other, _) in enumerate(gathered):
+        for name in sorted(set(other) | set(first)):
+            if other.get(name) != first.get(name):
+                hosts = world.get_world().hosts
+                raise errors.MismatchError(
+                    f"{name} is {first.get(name)!r} on rank 0 ({hosts[0]}) but {other.get(name)!r} on rank {rank} "
+                    f"({hosts[rank]}): ranks must have the same settings. Export it on every host, for instance with "
+                    f"`mpirun -x {name} ...`."
+                )
+    if note := ops.agree_on_addresses([support for _, support in gathered]):
+        notes.print_note(note)
+
+
+def _report_compression() -> None:
+    chosen = settings.get_settings()
+    if chosen.compression != settings.NO_COMPRESSION:
+        is_unused = chosen.compression.between_hosts and not world.get_world().has_several_nodes
+        effect = "changes nothing here, where all ranks are on one host" if is_unused else "changes results"
+        notes.print_note(f"MATEX_COMPRESSION={chosen.compression} {effect}")
+
+
+def _choose_owners() -> None:
+    """Report the ranks that own pieces of weights, and gather what the automatic choice needs.
+
+    Raises:
+        SetupError: there are fewer ranks than owners.
     """
     from matex_tf.observe import link_costs
     from matex_tf.servers.pieces import owners
@@ -222,17 +234,16 @@ def _say_who_updates() -> None:
 
 
 def _refuse_late_import() -> None:
-    """TensorFlow that has run has made its threads and may have traced functions without us."""
+    """Raise an error if TensorFlow has run: it has started its threads, and may have traced functions without hooks."""
     from tensorflow.python.eager import context
-
-    started = context.context()._context_handle is not None
     from tensorflow.python.framework import ops as framework_ops
 
-    graph = framework_ops._default_graph_stack._global_default_graph  # asked for otherwise, it would be made
-    if not started and (graph is None or not graph.get_operations()):
+    has_started = context.context()._context_handle is not None
+    graph = framework_ops._default_graph_stack._global_default_graph  # public functions would create the graph
+    if not has_started and (graph is None or not graph.get_operations()):
         return
-    ours = ("matex_tf", "_frozen_importlib", "_frozen_importlib_external")
-    frame = next(one for one, _ in traceback.walk_stack(None) if script_frames.find_package(one) not in ours)
+    importers = ("matex_tf", "_frozen_importlib", "_frozen_importlib_external")
+    frame = next(one for one, _ in traceback.walk_stack(None) if script_frames.find_package(one) not in importers)
     line = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
     raise errors.SetupError(
         "TensorFlow has already run operations before `import matex_tf`, so that it cannot be patched any more. Move "

@@ -1,4 +1,6 @@
-"""A package that is a function, too: Python sets the package where the function would be."""
+"""Makes a package callable, such as `matex_tf.tune`: a function of that name would be replaced by the package when
+Python imports it.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ class _Callable(types.ModuleType):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The function's own: editors and `inspect.signature` show it."""
+        """The signature of the function, for editors and `inspect.signature`."""
         return inspect.signature(_load_function(self))
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        """The function's own, below its signature: `help` shows it."""
+        """The signature and the docstring of the function, for `help`."""
         function = _load_function(self)
         return f"{function.__name__}{inspect.signature(function)}\n\n{inspect.getdoc(function)}"
 
@@ -33,7 +35,7 @@ def _load_function(package: _Callable) -> Any:
 
 
 def make_callable(package: str, module: str, name: str) -> None:
-    """Have a call of `package` be one of the function `name` of `module`, which is loaded at the first."""
-    made = sys.modules[package]
-    made.__dict__["_function"] = module, name
-    made.__class__ = _Callable
+    """Let calls of `package` call the function `name` of `module`, which is imported at the first call."""
+    imported = sys.modules[package]
+    imported.__dict__["_function"] = module, name
+    imported.__class__ = _Callable

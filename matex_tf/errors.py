@@ -1,7 +1,7 @@
-"""The errors of matex_tf: one class for each thing that a caller can do about an error.
+"""The errors of matex_tf: one class for each remedy.
 
-All are `MatexError`. Errors of TensorFlow's ops keep their class, `tf.errors.OpError`: of a step, of a collective of
-tensors, and of NaN with MATEX_CHECK_NUMERICS. So do wrong arguments of functions: `TypeError` and `ValueError`.
+All are `MatexError`. Errors of TensorFlow's ops stay `tf.errors.OpError`: errors in a step, in a collective of tensors,
+and NaN with MATEX_CHECK_NUMERICS. Wrong arguments of functions are `TypeError` and `ValueError`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def _describe_single_rank() -> str:
 
 
 describe_rank: Callable[[], str] = _describe_single_rank
-"""Gives rank, number of ranks and host of this process, for the text of a `RankError`; `world.world` sets it."""
+"""Returns rank, number of ranks and host of this process, for the text of a `RankError`; `world.world` sets it."""
 
 
 class MatexError(Exception):
@@ -27,7 +27,7 @@ class SettingError(MatexError, ValueError):
 
 
 class ReaderError(MatexError, ValueError):
-    """A file is not as its format says; the text names file, place, expected and found. Correct the file or options."""
+    """A file violates its format; the text names file, place, expected and found. Correct the file or options."""
 
 
 class BuildError(MatexError, RuntimeError):
@@ -37,7 +37,7 @@ class BuildError(MatexError, RuntimeError):
 class RankError(MatexError, RuntimeError):
     """An error that concerns several ranks; its text begins with the rank and the host that raise it.
 
-    Raised itself where another rank has failed, whose error it repeats, or the engine has; see the first error.
+    The class itself is raised if the engine fails, or for the error of another rank: see the first error of the run.
     """
 
     def __init__(self, message: str):
@@ -49,32 +49,32 @@ class SetupError(RankError):
 
 
 class MismatchError(RankError):
-    """Ranks have come to different collectives, models, settings or items; the text names ranks and the difference.
+    """Ranks are at different collectives, or have different models, settings or items; the text names the difference.
 
     Have every rank run the same code in the same order, and build the same model.
     """
 
 
 class BatchError(RankError):
-    """Ranks have different batches, or rows of their own that do not fit together; the text names ranks and numbers.
+    """Ranks have different batches, or shards that do not fit together; the text names ranks and numbers of rows.
 
-    Give every rank the same data, or mark rows of its own by `matex_tf.shard` or `matex_tf.readers.DataSet`.
+    Give every rank the same data, or mark a rank's own rows by `matex_tf.shard` or `matex_tf.readers.DataSet`.
     """
 
 
 class UnsupportedError(RankError):
-    """The script does something that ranks cannot do together; the text names the place and a way around."""
+    """The script does something that ranks cannot do together; the text names the place and an alternative."""
 
 
 class LostRankError(RankError):
     """A rank was lost, and the other ranks cannot go on without it. The same command starts the run again.
 
-    With `matex run --restarts` or `--elastic` the run continues from its kept state. A script cannot catch it: the run
-    ends, since it must not go on as if nothing were lost.
+    With `matex run --restarts` or `--elastic` the run continues from its saved state. A script cannot catch this error:
+    the run ends, because results without the lost rank would be wrong.
     """
 
 
 for _kind in (MatexError, SettingError, ReaderError, BuildError, RankError):
-    _kind.__module__ = "matex_tf"  # where scripts find them, which tracebacks show
+    _kind.__module__ = "matex_tf"  # the name in tracebacks is the name for scripts
 for _kind in RankError.__subclasses__():
     _kind.__module__ = "matex_tf"

@@ -1,4 +1,4 @@
-"""TensorFlow by its usual name, for modules that are imported before a script has imported it."""
+"""`tf`, which imports TensorFlow at its first use, for modules that are imported before the script imports it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class _TensorFlow:
-    """Looks in TensorFlow, and imports it where nobody has yet."""
+    """Reads attributes of TensorFlow."""
 
     def __getattr__(self, name: str) -> Any:
         import tensorflow

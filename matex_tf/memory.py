@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""Measures the memory that this process may still use."""
 
 from __future__ import annotations
 
@@ -8,54 +8,56 @@ from collections.abc import Iterator
 
 _CGROUPS = "/sys/fs/cgroup"
 MARGIN = 1.15
-"""Of memory: schedule and allocator alone move the peak of a process by so much."""
+"""Needed over available memory: the peak of a process varies by this factor with its schedule and allocator."""
 
 
 def measure_free(ranks: int = 1) -> int:
-    """Bytes: the least of what the machine has and the job's control groups leave to each of so many ranks on this
-    host, and of what the process's own limits do.
+    """The bytes that this process may still use.
+
+    The minimum of the free memory of the host and of its control groups, divided among `ranks` ranks, and of the
+    process's own limits.
     """
-    return max(0, min([*(left // ranks for left in _read_left_to_all()), *_read_left_to_process()]))
+    return max(0, min([*(free // ranks for free in _read_free_of_host()), *_read_free_of_process()]))
 
 
-def _read_left_to_all() -> Iterator[int]:
+def _read_free_of_host() -> Iterator[int]:
     for line in _read_lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
-    yield from _read_left_to_control_groups()
+    yield from _read_free_of_control_groups()
     yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _read_left_to_process() -> Iterator[int]:
-    taken = int((_read_lines("/proc/self/statm") or ["0"])[0].split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
-        most = resource.getrlimit(limit)[0]
-        if most != resource.RLIM_INFINITY:
-            yield most - taken
+def _read_free_of_process() -> Iterator[int]:
+    used = int((_read_lines("/proc/self/statm") or ["0"])[0].split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        limit = resource.getrlimit(kind)[0]
+        if limit != resource.RLIM_INFINITY:
+            yield limit - used
 
 
-def _read_left_to_control_groups() -> Iterator[int]:
-    # Both versions; a group is bound by the limits of those above it, too.
+def _read_free_of_control_groups() -> Iterator[int]:
+    """The free bytes of each control group of this process and of its parents, whose limits apply, too."""
     for line in _read_lines("/proc/self/cgroup"):
         _, controllers, path = line.strip().split(":", 2)
-        if controllers == "":
+        if controllers == "":  # version 2
             root, names, cached = _CGROUPS, ("memory.max", "memory.current"), ("inactive_file", "active_file")
-        elif "memory" in controllers.split(","):  # whose groups' own figures leave out those of the groups below
+        elif "memory" in controllers.split(","):  # version 1, in which only the totals include child groups
             root, names = f"{_CGROUPS}/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
             cached = ("total_inactive_file", "total_active_file")
         else:
             continue
         while True:
-            most, taken = ("".join(_read_lines(f"{root}{path}/{name}")).strip() for name in names)
-            if most.isdigit() and taken.isdigit():
-                yield int(most) - int(taken) + _read_cached(f"{root}{path}/memory.stat", cached)
+            limit, used = ("".join(_read_lines(f"{root}{path}/{name}")).strip() for name in names)
+            if limit.isdigit() and used.isdigit():
+                yield int(limit) - int(used) + _read_cached(f"{root}{path}/memory.stat", cached)
             if path in ("", "/"):
                 break
             path = os.path.dirname(path)
 
 
 def _read_cached(path: str, names: tuple[str, str]) -> int:
-    """Bytes of files that are kept for whoever reads them again: they count as taken, and give way."""
+    """Bytes of cached files: they count as used, but the kernel frees them when memory is needed."""
     return sum(int(line.split()[1]) for line in _read_lines(path) if line.split()[0] in names)
 
 
@@ -63,5 +65,5 @@ def _read_lines(path: str) -> list[str]:
     try:
         with open(path) as file:
             return file.readlines()
-    except OSError:  # no such limit here
+    except OSError:  # this host has no such limit
         return []

@@ -1,7 +1,7 @@
-"""Every MATEX_* setting, in one typed table.from matex_tf import errors
+"""Every MATEX_* setting, in one typed table.
 
-
-The reference page `docs/settings.md` is made from this table (`python -m matex_tf.settings`).
+`get_settings` reads the environment once. The reference page `docs/settings.md` is made from this table
+(`python -m matex_tf.settings`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FIXED = ("auto", "allreduce", "sharded", "async", "servers:auto")
 STRATEGIES = (*_FIXED, "servers:S", "servers:S:only", "async:K", "local:H")
 _ONLY = ":only"
 ADAPT = ("off", "on", "ranks")
-_MOST = 2**53  # in every language's numbers
+_MAX_COUNT = 2**53  # exact in float64
 
 
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -49,9 +49,9 @@ def parse_placement(text: str) -> str:
     """`auto`, `off`, `spread`, or `spread:I/N`. Raises ValueError."""
     name, colon, part = text.strip().lower().partition(":")
     if colon and name == "spread":
-        place, slash, parts = part.partition("/")
-        if slash and place.isdigit() and parts.isdigit() and 1 <= int(place) <= int(parts):
-            return f"spread:{int(place)}/{int(parts)}"
+        index, slash, parts = part.partition("/")
+        if slash and index.isdigit() and parts.isdigit() and 1 <= int(index) <= int(parts):
+            return f"spread:{int(index)}/{int(parts)}"
         raise ValueError("spread:I/N with I from 1 to N")
     return _make_choice_parser("auto", "spread", "off")(text)
 
@@ -61,7 +61,7 @@ def parse_strategy(text: str) -> str:
     value = text.strip().lower()
     name, _, number = value.partition(":")
     number = number.removesuffix(_ONLY) if name == "servers" else number
-    is_whole = number.isascii() and number.isdigit() and int(number) < _MOST
+    is_whole = number.isascii() and number.isdigit() and int(number) < _MAX_COUNT
     least = {"servers": 1, "async": 0, "local": 1}.get(name)
     if value not in _FIXED and not (is_whole and least is not None and int(number) >= least):
         raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers S and H from 1, and K from 0")
@@ -74,28 +74,28 @@ def parse_adapt(text: str) -> str:
 
 
 def get_strategy_name(strategy: str) -> str:
-    """It without its number."""
+    """The strategy without its number, such as "local" for "local:8"."""
     return strategy.partition(":")[0]
 
 
-def get_strategy_number(strategy: str, otherwise: int) -> int:
-    """The number in `local:8` or the like, `otherwise` if there is none, or if it is `auto`."""
+def get_strategy_number(strategy: str, default: int) -> int:
+    """The number of the strategy, such as 8 for "local:8"; `default` if it has none."""
     number = strategy.removesuffix(_ONLY).partition(":")[2]
-    return int(number) if number.isdigit() else otherwise
+    return int(number) if number.isdigit() else default
 
 
 def count_only_serving(strategy: str) -> int:
-    """How many ranks only serve: they own the pieces, and have no rows of batches."""
+    """The number of ranks that only serve: they own the pieces, and have no rows of batches."""
     return get_strategy_number(strategy, 0) if strategy.endswith(_ONLY) else 0
 
 
 def is_statistical(strategy: str) -> bool:
-    """Whether results are not meant to be those of the script alone."""
+    """Whether results differ from those of the script alone."""
     return get_strategy_name(strategy) in ("async", "local")
 
 
 def is_asynchronous(strategy: str) -> bool:
-    """Whether it is async, with a bound or without."""
+    """Whether the strategy is async, with or without a bound."""
     return get_strategy_name(strategy) == "async"
 
 
@@ -104,13 +104,13 @@ def _parse_count(text: str) -> int:
         value = int(text)
     except ValueError:
         value = -1
-    if not 0 <= value < _MOST:
-        raise ValueError(f"a whole number, 0 or more and less than {_MOST}")
+    if not 0 <= value < _MAX_COUNT:
+        raise ValueError(f"a whole number, 0 or more and less than {_MAX_COUNT}")
     return value
 
 
 AUTO = -1
-"""As many rows as fit memory."""
+"""The value of `microbatch` for as many rows as fit in memory."""
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 
@@ -124,7 +124,7 @@ def _parse_rows(text: str) -> int:
 
 
 def parse_size(text: str) -> float:
-    """The bytes that a size such as 16GiB stands for. Raises ValueError."""
+    """The bytes of a size such as 16GiB. Raises ValueError."""
     match = re.fullmatch(r"(\d+\.?\d*)\s*([kmgt]?i?)b?", text.strip().lower())
     if not match or match[2] not in _UNITS:
         raise ValueError("a size such as 16GiB")
@@ -132,7 +132,7 @@ def parse_size(text: str) -> float:
 
 
 def format_bytes(amount: float) -> str:
-    """Bytes for people, in powers of 1000: 8 B, 1.5 MB."""
+    """A number of bytes as text, in powers of 1000: 8 B, 1.5 MB."""
     for unit in ("B", "KB", "MB", "GB"):
         if amount < 999.5:
             return f"{amount:.0f} {unit}" if amount >= 99.5 or unit == "B" else f"{amount:.1f} {unit}"
@@ -149,9 +149,10 @@ def _parse_steps_and_folder(text: str) -> str:
 
 @dataclass(frozen=True)
 class Phantom:
-    """What `MATEX_PLAN` asks for: to work as rank 0 of `ranks` for `steps` steps, as one of `copies` on this host.
+    """The value of `MATEX_PLAN`: this process works as rank 0 of `ranks` ranks for `steps` steps.
 
-    0 ranks: those that there are, which are then measured.
+    It is number `copy` of `copies` such processes on this host, and stores its measurements in `folder`. With 0 ranks,
+    the real ranks of the run are measured.
     """
 
     ranks: int
@@ -198,15 +199,14 @@ def _keep_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class Compression:
-    """Which compression `MATEX_COMPRESSION` asks for.
-
-    kind: none, bf16, fp16 or topk. share: of topk, the share of the numbers that travels.
-    between_hosts: whether only messages between hosts are compressed.
-    """
+    """The value of `MATEX_COMPRESSION`."""
 
     kind: str
+    """none, bf16, fp16 or topk."""
     share: float = 1.0
+    """With topk, the fraction of the numbers that are sent."""
     between_hosts: bool = False
+    """Whether only messages between hosts are compressed."""
 
     def __str__(self) -> str:
         kind = f"topk:{self.share:g}" if self.kind == "topk" else self.kind
@@ -239,7 +239,7 @@ def _parse_compression(text: str) -> Compression:
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table: its name without the prefix, how it is read, its default and what it does."""
+    """One row of the table. `name`: without the prefix. `values` and `meaning`: texts for the reference page."""
 
     name: str
     parse: Callable[[str], Any]
@@ -252,28 +252,15 @@ class Setting:
         return PREFIX + self.name.upper()
 
 
+# fmt: off
 TABLE = (
-    Setting(
-        "disable",
-        _parse_boolean,
-        False,
-        "0, 1",
-        "1: the script runs as if the library were absent. Under mpirun each rank then runs it alone.",
-    ),
-    Setting(
-        "scaling",
-        _make_choice_parser("strong", "weak"),
-        "strong",
-        "strong, weak",
+    Setting("disable", _parse_boolean, False, "0, 1",
+        "1: the script runs as if the library were absent. Under mpirun each rank then runs it alone."),
+    Setting("scaling", _make_choice_parser("strong", "weak"), "strong", "strong, weak",
         "strong: the batch of the script is the global batch, and each rank computes its slice. The result equals "
         "that of the script alone. weak: the batch of the script is the batch of each rank. The global batch is N "
-        "times as large on N ranks, and an epoch takes 1/N of the steps. Learning rates stay unchanged.",
-    ),
-    Setting(
-        "strategy",
-        parse_strategy,
-        "auto",
-        ", ".join(STRATEGIES),
+        "times as large on N ranks, and an epoch takes 1/N of the steps. Learning rates stay unchanged."),
+    Setting("strategy", parse_strategy, "auto", ", ".join(STRATEGIES),
         "Which rank updates which weights. auto: allreduce or sharded, whichever the first steps find faster; both "
         "have the same bits. allreduce: every rank updates all weights. sharded: each rank updates an equal piece "
         "and holds only the optimizer variables of that piece. servers:S: S of the ranks own the pieces, spread "
@@ -282,328 +269,133 @@ TABLE = (
         "ahead of the oldest unfinished one (default: 4, or 2 for each other rank). local:H: in fit, each rank "
         "trains H steps on its slices, then ranks average their weights. Results of async and local are "
         "statistical. An unavailable strategy is reported once and falls back to allreduce. See docs/strategies.md. "
-        "`matex run --strategy` sets it.",
-    ),
-    Setting(
-        "eager",
-        _make_choice_parser("auto", "whole"),
-        "auto",
-        "auto, whole",
+        "`matex run --strategy` sets it."),
+    Setting("eager", _make_choice_parser("auto", "whole"), "auto", "auto, whole",
         "auto: in eager training steps, calls of Keras models and of tf.functions are sharded from the second step "
-        "on. whole: every rank computes complete batches there.",
-    ),
-    Setting(
-        "adapt",
-        parse_adapt,
-        "off",
-        ", ".join(ADAPT),
+        "on. whole: every rank computes complete batches there."),
+    Setting("adapt", parse_adapt, "off", ", ".join(ADAPT),
         "on: a slower rank gets fewer rows of each batch. Batches and results stay those of the script alone. "
         "ranks: under `matex run`, the number of ranks also changes as hosts come and go, and the strategy if that "
-        "is worth it. See docs/adapt.md. `matex run --adapt` sets it.",
-    ),
-    Setting(
-        "microbatch",
-        _parse_rows,
-        0,
-        "rows, auto",
+        "is worth it. See docs/adapt.md. `matex run --adapt` sets it."),
+    Setting("microbatch", _parse_rows, 0, "rows, auto",
         "A step that is a tf.function, as in `fit`, computes its slice in parts of so many rows, one after the "
         "other, so that only the activations of one part are in memory. Results are the same; nothing is computed "
         "twice. Tensors that a collective needs for all rows, as with BatchNormalization, are kept. It also works "
         "with one rank. One line names steps that are computed at once. auto: in parts only if a slice does not fit "
-        "memory, as measured at the first slices. 0: all rows at once.",
-    ),
-    Setting(
-        "memory",
-        parse_size,
-        0.0,
-        "size, as 16GiB",
+        "memory, as measured at the first slices. 0: all rows at once."),
+    Setting("memory", parse_size, 0.0, "size, as 16GiB",
         "The maximum memory of a rank with MATEX_MICROBATCH=auto. 0: an equal part of the memory that the host, the "
-        "container or job, and the limits (ulimit -v) leave. `matex run --memory` sets it.",
-    ),
-    Setting(
-        "overlap",
-        _make_choice_parser("auto", "on", "off"),
-        "auto",
-        "auto, on, off",
+        "container or job, and the limits (ulimit -v) leave. `matex run --memory` sets it."),
+    Setting("overlap", _make_choice_parser("auto", "on", "off"), "auto", "auto, on, off",
         "on: a communication thread reduces gradients while others are computed. off: all gradients are reduced at "
         "the end. auto: the faster of both in the first calls of a step, starting with off on one host and with on "
-        "on several. Only in functions of TensorFlow that XLA does not compile.",
-    ),
-    Setting(
-        "device_pointers",
-        _make_choice_parser("auto", "on", "off"),
-        "off",
-        "off, auto, on",
+        "on several. Only in functions of TensorFlow that XLA does not compile."),
+    Setting("device_pointers", _make_choice_parser("auto", "on", "off"), "off", "off, auto, on",
         "Whether gradients stay in GPU memory, and MPI receives their addresses. auto: if the MPI of every rank "
         "reports support (MPIX_Query_cuda_support and similar). on: without asking. One line at the start says "
-        "which. Never run on a GPU; off by default.",
-    ),
-    Setting(
-        "algorithm",
-        _make_choice_parser("auto", "mpi", "ring", "two_level"),
-        "auto",
-        "auto, mpi, ring, two_level",
+        "which. Never run on a GPU; off by default."),
+    Setting("algorithm", _make_choice_parser("auto", "mpi", "ring", "two_level"), "auto", "auto, mpi, ring, two_level",
         "How large sums over ranks are computed. mpi: by MPI's all-reduce. ring: by a ring, which sends the fewest "
         "bytes. two_level: within each host first; then each rank sums one slice across hosts. auto: in shared "
-        "memory on one host, else the fastest of the first sums.",
-    ),
-    Setting(
-        "compression",
-        _parse_compression,
-        NO_COMPRESSION,
-        "none, bf16, fp16, topk:SHARE, and :hosts behind it",
+        "memory on one host, else the fastest of the first sums."),
+    Setting("compression", _parse_compression, NO_COMPRESSION, "none, bf16, fp16, topk:SHARE, and :hosts behind it",
         "Changes the result: float32 gradients of variables travel as bfloat16, as float16 (scaled), or only the "
         "largest SHARE of each (topk:0.01). The rest is added to the next gradient. With :hosts (fp16:hosts), sums "
-        "within a host stay exact. docs/performance.md has loss curves.",
-    ),
-    Setting(
-        "check_numerics",
-        _parse_boolean,
-        False,
-        "0, 1",
+        "within a host stay exact. docs/performance.md has loss curves."),
+    Setting("check_numerics", _parse_boolean, False, "0, 1",
         "1: in sharded steps, NaN or infinity in a gradient of any rank is an error on all ranks. It names "
         "variable, rank and update. Steps that test their gradients themselves, as with a LossScaleOptimizer, are "
-        "exempt. 0: no check.",
-    ),
-    Setting(
-        "abort_seconds",
-        _parse_count,
-        600,
-        "seconds",
+        "exempt. 0: no check."),
+    Setting("abort_seconds", _parse_count, 600, "seconds",
         "A rank that waits for others this long ends the run with exit code 70; ten times as long if the others are "
-        "saving. 0: never.",
-    ),
-    Setting(
-        "state",
-        _keep_text,
-        "",
-        "folder",
+        "saving. 0: never."),
+    Setting("state", _keep_text, "", "folder",
         "The folder of the state of the run, from which a restarted script continues. All hosts must share it. "
-        "`matex run --restarts` names one by itself. Empty: no state is kept.",
-    ),
-    Setting(
-        "elastic",
-        _parse_boolean,
-        False,
-        "0, 1",
+        "`matex run --restarts` names one by itself. Empty: no state is kept."),
+    Setting("elastic", _parse_boolean, False, "0, 1",
         "1: after a lost rank the others continue from the last step that all had completed. `matex run --elastic` "
-        "sets it and starts an MPI that reports losses. Updates are not overlapped then.",
-    ),
-    Setting(
-        "save_seconds",
-        _parse_seconds,
-        60,
-        "seconds",
+        "sets it and starts an MPI that reports losses. Updates are not overlapped then."),
+    Setting("save_seconds", _parse_seconds, 60, "seconds",
         "With MATEX_STATE: the interval at which the state of `fit` is kept. 0: only at the end of each `fit`, and "
-        "on SIGTERM or SIGUSR1.",
-    ),
-    Setting(
-        "cache_dir",
-        _keep_text,
-        "",
-        "folder",
+        "on SIGTERM or SIGUSR1."),
+    Setting("cache_dir", _keep_text, "", "folder",
         "The folder of compiled ops, and of indexes of record files. Empty: the cache folder of the user "
-        "(XDG_CACHE_HOME or ~/.cache).",
-    ),
-    Setting(
-        "ops_dir",
-        _keep_text,
-        "",
-        "folder",
+        "(XDG_CACHE_HOME or ~/.cache)."),
+    Setting("ops_dir", _keep_text, "", "folder",
         "The folder searched first for compiled ops, as `matex build --into` makes it for all users. It is never "
-        "written. Empty: the folder matex_tf.libs next to the installed package.",
-    ),
-    Setting(
-        "log_dir",
-        _keep_text,
-        "",
-        "folder",
+        "written. Empty: the folder matex_tf.libs next to the installed package."),
+    Setting("log_dir", _keep_text, "", "folder",
         "Each rank writes its output to rank-N.log in this folder; the previous file becomes rank-N.log.1. Empty: "
-        "only rank 0 prints; errors of every rank still reach the terminal.",
-    ),
-    Setting(
-        "output",
-        _make_choice_parser("first", "all"),
-        "first",
-        "first, all",
+        "only rank 0 prints; errors of every rank still reach the terminal."),
+    Setting("output", _make_choice_parser("first", "all"), "first", "first, all",
         "first: rank 0 prints, and its files stay. Other ranks write into private folders, which are deleted at the "
-        "end. all: every rank prints, saves and writes for itself.",
-    ),
-    Setting(
-        "placement",
-        parse_placement,
-        "auto",
-        "auto, spread, spread:I/N, off",
+        "end. all: every rank prints, saves and writes for itself."),
+    Setting("placement", parse_placement, "auto", "auto, spread, spread:I/N, off",
         "auto: cores and GPUs of a host are divided among its ranks before TensorFlow starts its threads, unless "
         "the user set threads or a binding. spread: the same, even if the launcher was told how to bind (`matex "
-        "run` sets it). spread:I/N: the same over part I of N of each host (`matex tune` sets it). off: unchanged.",
-    ),
-    Setting(
-        "large_pages",
-        _parse_boolean,
-        True,
-        "0, 1",
+        "run` sets it). spread:I/N: the same over part I of N of each host (`matex tune` sets it). off: unchanged."),
+    Setting("large_pages", _parse_boolean, True, "0, 1",
         "1: memory of ranks lies in large pages, where the C library is glibc 2.35 or later and the kernel's "
         "transparent_hugepage is `madvise`. `matex run` and `python -m matex_tf` set GLIBC_TUNABLES for it, unless you "
-        "have. 0: they do not. A process alone is left as it is.",
-    ),
-    Setting(
-        "xla",
-        _make_choice_parser("auto", "off"),
-        "auto",
-        "auto, off",
+        "have. 0: they do not. A process alone is left as it is."),
+    Setting("xla", _make_choice_parser("auto", "off"), "auto", "auto, off",
         "auto: on CPUs, XLA compiles functions with jit_compile=True, including the collectives. The kernels are "
-        "built once, in half a minute. off: XLA is turned off for functions with collectives.",
-    ),
-    Setting(
-        "timeline",
-        _keep_text,
-        "",
-        "file.json",
+        "built once, in half a minute. off: XLA is turned off for functions with collectives."),
+    Setting("timeline", _keep_text, "", "file.json",
         "With several ranks: the file for a trace of what each rank computes, waits for, copies and sends. Open it "
-        "at https://ui.perfetto.dev or chrome://tracing.",
-    ),
-    Setting(
-        "profile",
-        _parse_boolean,
-        False,
-        "0, 1",
+        "at https://ui.perfetto.dev or chrome://tracing."),
+    Setting("profile", _parse_boolean, False, "0, 1",
         "1: with several ranks, print a table at the end: what training steps spent their time on. `matex run "
-        "--profile` sets it.",
-    ),
-    Setting(
-        "record",
-        _keep_text,
-        "",
-        "folder",
+        "--profile` sets it."),
+    Setting("record", _keep_text, "", "folder",
         "With several ranks: the folder in which each rank records what it uses and waits for. All hosts must share "
-        "it. `matex top` and `matex report` read it; `matex run --record` sets it. Empty: no records.",
-    ),
-    Setting(
-        "explain",
-        _parse_boolean,
-        False,
-        "0, 1",
+        "it. `matex top` and `matex report` read it; `matex run --record` sets it. Empty: no records."),
+    Setting("explain", _parse_boolean, False, "0, 1",
         "1: with several ranks, print one line for each step: whether it is sharded, its sums and the ops that need "
-        "all rows, with their lines; or the reason. `matex run --explain` sets it.",
-    ),
-    Setting(
-        "quiet",
-        _parse_boolean,
-        False,
-        "0, 1",
-        "1: the library prints no notes on standard error. Errors are still raised.",
-    ),
+        "all rows, with their lines; or the reason. `matex run --explain` sets it."),
+    Setting("quiet", _parse_boolean, False, "0, 1",
+        "1: the library prints no notes on standard error. Errors are still raised."),
 )
 """The settings of users."""
 
 INTERNAL = (
-    Setting(
-        "chunk_bytes",
-        _parse_count,
-        0,
-        "bytes",
+    Setting("chunk_bytes", _parse_count, 0, "bytes",
         "Gradients are reduced in chunks of this size. 0: 1 MiB on one host, where MPI allocates memory again for much "
-        "larger ones; 8 MiB between hosts, where each chunk costs the network's delay.",
-    ),
-    Setting(
-        "fuse_bytes",
-        _parse_count,
-        256 << 10,
-        "bytes",
-        "Gradients smaller than this are fused and reduced as one. Larger ones are reduced in place.",
-    ),
-    Setting(
-        "ranks_per_node",
-        _parse_count,
-        0,
-        "ranks",
-        "For tests: sums take so many consecutive ranks for a host of their own. 0: those that share memory.",
-    ),
-    Setting(
-        "drift_steps",
-        _parse_count,
-        1000,
-        "steps",
-        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and each time after so many. 0: never.",
-    ),
-    Setting(
-        "stall_seconds",
-        _parse_count,
-        None,
-        "seconds",
+        "larger ones; 8 MiB between hosts, where each chunk costs the network's delay."),
+    Setting("fuse_bytes", _parse_count, 256 << 10, "bytes",
+        "Gradients smaller than this are fused and reduced as one. Larger ones are reduced in place."),
+    Setting("ranks_per_node", _parse_count, 0, "ranks",
+        "For tests: sums take so many consecutive ranks for a host of their own. 0: those that share memory."),
+    Setting("drift_steps", _parse_count, 1000, "steps",
+        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and each time after so many. 0: never."),
+    Setting("stall_seconds", _parse_count, None, "seconds",
         "When ranks have waited for others at one place for so long, one of them says who waits for whom, and where "
-        "they are. 0: never. Empty: a tenth of MATEX_ABORT_SECONDS, 60 at most.",
-    ),
-    Setting(
-        "files_dir",
-        _keep_text,
-        "",
-        "folder",
+        "they are. 0: never. Empty: a tenth of MATEX_ABORT_SECONDS, 60 at most."),
+    Setting("files_dir", _keep_text, "", "folder",
         "Where ranks other than 0 keep what they write. Empty: the folder for temporary files (TMPDIR) if it is on a "
-        "disk, else /var/tmp or the cache folder; memory (tmpfs) only where there is nothing else.",
-    ),
-    Setting(
-        "files_bytes",
-        _parse_count,
-        0,
-        "bytes",
+        "disk, else /var/tmp or the cache folder; memory (tmpfs) only where there is nothing else."),
+    Setting("files_bytes", _parse_count, 0, "bytes",
         "The most that a rank other than 0 may keep of what it writes; more ends the job with exit code 74. 0: half of "
-        "what is free on that disk, divided by the ranks of the host.",
-    ),
-    Setting(
-        "record_seconds",
-        _parse_interval,
-        1.0,
-        "seconds",
-        "How often MATEX_RECORD writes; half as often each time that a file has got 20,000 lines more.",
-    ),
-    Setting(
-        "traceback",
-        _make_choice_parser("script", "full"),
-        "script",
-        "script, full",
+        "what is free on that disk, divided by the ranks of the host."),
+    Setting("record_seconds", _parse_interval, 1.0, "seconds",
+        "How often MATEX_RECORD writes; half as often each time that a file has got 20,000 lines more."),
+    Setting("traceback", _make_choice_parser("script", "full"), "script", "script, full",
         "script: the traceback of an error that ends the run shows the frames of the script and of its libraries. "
-        "full: it shows the frames of matex_tf as well.",
-    ),
-    Setting(
-        "check",
-        _parse_steps_and_folder,
-        "",
-        "steps:folder",
-        "Set by `matex run --check` for the runs that it compares: where they store their first steps.",
-    ),
-    Setting(
-        "plan",
-        _parse_phantom,
-        None,
-        "ranks:steps:copy:copies:folder",
-        "Set by `matex plan` for what it measures: the process works as rank 0 of so many ranks, which are not there.",
-    ),
-    Setting(
-        "trial",
-        _keep_text,
-        "",
-        "file",
-        "Set by `matex tune` for its trials: where rank 0 notes what `fit` logs, and what `matex_tf.report` is given.",
-    ),
-    Setting(
-        "pause",
-        _parse_count,
-        0,
-        "epochs",
+        "full: it shows the frames of matex_tf as well."),
+    Setting("check", _parse_steps_and_folder, "", "steps:folder",
+        "Set by `matex run --check` for the runs that it compares: where they store their first steps."),
+    Setting("plan", _parse_phantom, None, "ranks:steps:copy:copies:folder",
+        "Set by `matex plan` for what it measures: the process works as rank 0 of so many ranks, which are not there."),
+    Setting("trial", _keep_text, "", "file",
+        "Set by `matex tune` for its trials: where rank 0 notes what `fit` logs, and what `matex_tf.report` is given."),
+    Setting("pause", _parse_count, 0, "epochs",
         "Set by `matex tune --rungs`: once so many epochs of `fit` have ended since the script was first started, the "
-        "run keeps its state (MATEX_STATE) and ends with exit code 75. 0: never.",
-    ),
-    Setting(
-        "proof",
-        _keep_text,
-        "",
-        "folder",
-        "Set by `matex run`: where the ranks report that they have ended, without which its exit code is not 0.",
-    ),
+        "run keeps its state (MATEX_STATE) and ends with exit code 75. 0: never."),
+    Setting("proof", _keep_text, "", "folder",
+        "Set by `matex run`: where the ranks report that they have ended, without which its exit code is not 0."),
 )
-"""Variables that commands of ours set for the processes that they start, and figures that tests replace."""
+# fmt: on
+"""Variables that commands of the library set for the processes that they start, and numbers that tests replace."""
 
 
 class Settings:
@@ -663,11 +455,11 @@ class Settings:
         for setting in rows.values():
             value = setting.default
             if setting.variable in environment:
-                given = environment[setting.variable]
+                text = environment[setting.variable]
                 try:
-                    value = setting.parse(given)
+                    value = setting.parse(text)
                 except ValueError as expected:
-                    raise errors.SettingError(f"{setting.variable}={given!r}: expected {expected}.") from None
+                    raise errors.SettingError(f"{setting.variable}={text!r}: expected {expected}.") from None
             setattr(self, setting.name, value)
         if self.stall_seconds is None:
             self.stall_seconds = min(max(self.abort_seconds // 10, 1), 60) if self.abort_seconds else 60

@@ -1,6 +1,6 @@
-"""What is known of an object: the object holds it, and both go together.
+"""Attaches values to objects of TensorFlow: the object owns its tags, and both are freed together.
 
-In a weak dictionary a value that refers to its key would hold it for ever, and variables are no keys.
+A weak dictionary would not do: a value that refers to its key would keep it alive, and variables cannot be keys.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ Value = TypeVar("Value")
 _ATTRIBUTE = "_matex_tags"
 
 
-def set_tag(owner: Any, concern: str, value: Any) -> None:
+def set_tag(owner: Any, name: str, value: Any) -> None:
     if not hasattr(owner, _ATTRIBUTE):
         setattr(owner, _ATTRIBUTE, {})
-    _get_tags(owner)[concern] = value
+    _get_tags(owner)[name] = value
 
 
-def get_tag(owner: Any, concern: str, default: Any = None) -> Any:
-    return _get_tags(owner).get(concern, default)
+def get_tag(owner: Any, name: str, default: Any = None) -> Any:
+    return _get_tags(owner).get(name, default)
 
 
-def get_or_make_tag(owner: Any, concern: str, make: Callable[[], Value]) -> Value:
-    """The tag of `owner`; if there is none, what `make` makes becomes it."""
-    if concern not in _get_tags(owner):
-        set_tag(owner, concern, make())
-    return _get_tags(owner)[concern]
+def get_or_make_tag(owner: Any, name: str, make: Callable[[], Value]) -> Value:
+    """The tag of `owner`; if there is none, it becomes the result of `make`."""
+    if name not in _get_tags(owner):
+        set_tag(owner, name, make())
+    return _get_tags(owner)[name]
 
 
 def _get_tags(owner: Any) -> dict[str, Any]:

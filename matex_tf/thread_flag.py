@@ -1,4 +1,4 @@
-"""A flag of each thread, which is set while the thread is within something."""
+"""A flag of each thread, which is set while the thread is in a context."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class ThreadFlag:
-    """False in each thread, but within `set`."""
+    """A flag that is False in each thread, except in the context `set`."""
 
     def __init__(self) -> None:
         self._state = threading.local()
@@ -17,14 +17,14 @@ class ThreadFlag:
         return getattr(self._state, "is_set", False)
 
     @contextlib.contextmanager
-    def set(self, to: bool = True) -> Iterator[None]:
-        """Within it the flag of this thread is `to`; after it what it was before."""
-        before, self._state.is_set = bool(self), to
+    def set(self, value: bool = True) -> Iterator[None]:
+        """Context in which the flag of this thread is `value`."""
+        outer, self._state.is_set = bool(self), value
         try:
             yield
         finally:
-            self._state.is_set = before
+            self._state.is_set = outer
 
 
 starts_own = ThreadFlag()
-"""Set while the library starts a thread of its own, which does nothing of the script's."""
+"""Set while the library starts a thread of its own, which runs no code of the script."""

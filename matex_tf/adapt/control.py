@@ -1,6 +1,8 @@
 """Computes slice ratios from the times that the ranks needed for their slices.
 
-Nothing here communicates: ranks with equal measurements choose equal ratios.
+`executor` calls `Control.choose_ratios` after each window of steps. The controller is slow on purpose: consecutive
+windows must agree, a small gain changes nothing, and a change that is soon undone makes the next one harder. Nothing
+here communicates: ranks with equal measurements choose equal ratios.
 """
 
 from __future__ import annotations
@@ -11,104 +13,112 @@ from statistics import median
 
 from matex_tf.sharding import slice_bounds
 
-GAIN = 0.05
-"""Ratios change if a step becomes shorter by this part."""
-CONFIRMED = 2
-"""This many consecutive windows must ask for the same direction: twice as many after each change
-that was soon undone.
-"""
-MOST_CONFIRMED = 16
-WINDOWS = 3
-"""The length of the median: this many windows, or as many as must ask for the change."""
-SOON = 8
-"""In windows."""
-BACK = 3.0
-"""A change back of up to this many times the last change undoes it; a larger one means that speeds have changed."""
-MOST = 2.0
-"""Times the equal slice, at most: the rank's memory was enough for the equal slice."""
-AT_ONCE = 2.0
-"""The largest factor by which a ratio changes at once, except for the return to equal ratios."""
+MIN_GAIN = 0.05
+"""Ratios change if a step becomes shorter by more than this fraction."""
+CONFIRMING_WINDOWS = 2
+"""This many consecutive windows must ask for a change in the same direction: ..."""
+MAX_CONFIRMING_WINDOWS = 16
+"""... twice as many, up to this limit, after each change that was soon undone."""
+MEDIAN_WINDOWS = 3
+"""The length of the median of times: this many windows, or the number of confirming windows if that is larger."""
+UNDOING_WINDOWS = 8
+"""A change back within this many windows undoes the last change, ..."""
+MAX_UNDOING_FACTOR = 3.0
+"""... if it is at most this many times as large; a larger one means that speeds have changed."""
+MAX_OVER_EQUAL = 2.0
+"""The largest slice over the equal slice. The memory of the rank was enough for the equal slice."""
+MAX_FACTOR = 2.0
+"""The largest factor by which a slice changes at once, except for the return to equal slices."""
 
 
 @dataclass
 class Control:
-    """The measurements since the last change.
+    """The slice ratios of one step, and the measurements since their last change.
 
     Args:
         size: the number of ranks.
-        parts: a batch is divided into so many equal units; 0: by rows.
+        units: a slice is a multiple of 1/units of a batch; 0: of a row.
     """
 
     size: int
-    parts: int = 0
+    units: int = 0
     ratios: tuple[int, ...] = ()
     """The current ratios; empty: equal ones."""
     _windows: list[list[float]] = field(default_factory=list)
+    """The seconds of each rank in each of the last windows."""
     _age: int = 0
     """Windows since the last change."""
-    _confirmed: int = CONFIRMED
-    _last: list[float] = field(default_factory=list)
-    """The growth of each rank's ratio in the last change."""
+    _confirming: int = CONFIRMING_WINDOWS
+    _last_growth: list[float] = field(default_factory=list)
+    """The rows by which the slice of each rank grew in the last change."""
 
-    def choose_shares(self, rows: int, seconds: Sequence[float]) -> tuple[int, ...] | None:
-        """The ratios for batches of `rows` rows from now on; None if they stay.
+    def choose_ratios(self, rows: int, seconds: Sequence[float]) -> tuple[int, ...] | None:
+        """Add a window. Returns the ratios from now on; None if they stay.
 
         Args:
             rows: of a batch of all ranks, divided by the current ratios.
             seconds: the time that each rank needed for its slice.
         """
-        units = self.parts or rows
+        units = self.units or rows
         if units < 2 * self.size or min(seconds) <= 0:
             return None
-        self._windows = [*self._windows, list(seconds)][-max(WINDOWS, self._confirmed) :]
+        self._windows = [*self._windows, list(seconds)][-max(MEDIAN_WINDOWS, self._confirming) :]
         self._age += 1
-        now = slice_bounds.count_dealt_rows(rows, self.ratios or (1,) * self.size)
-        ways = [_compute_change(now, one) for one in self._windows[-self._confirmed :]]
-        if len(ways) < self._confirmed or not all(ways) or any(_compute_dot(ways[-1], way) <= 0 for way in ways):
+        equal = (1,) * self.size
+        slices = slice_bounds.count_dealt_rows(rows, self.ratios or equal)
+        if not self._is_confirmed(slices):
             return None
         typical = [median(of_rank) for of_rank in zip(*self._windows)]
-        way = _compute_change(now, typical)
-        if not way:
+        growth = _compute_growth(slices, typical)
+        if not growth:
             return None
-        last = self._last or [0.0] * self.size
-        back = -_compute_dot(way, last)
-        is_undone = self._age <= max(SOON, self._confirmed) and back > 0
-        if is_undone and back <= BACK * _compute_dot(last, last):
-            way = [step / 2 for step in way]  # one of the two changes was wrong
-        ratios = _round_to_units([part + step for part, step in zip(now, way)], units)
-        after = slice_bounds.count_dealt_rows(rows, ratios)
-        if after == slice_bounds.count_dealt_rows(rows, (1,) * self.size):
-            ratios = (1,) * self.size
-        if after == now:
+        last = self._last_growth or [0.0] * self.size
+        back = -_compute_dot(growth, last)
+        is_undoing = self._age <= max(UNDOING_WINDOWS, self._confirming) and back > 0
+        if is_undoing and back <= MAX_UNDOING_FACTOR * _compute_dot(last, last):
+            growth = [of_rank / 2 for of_rank in growth]  # one of the two changes was wrong
+        ratios = _round_to_units([old + more for old, more in zip(slices, growth)], units)
+        new_slices = slice_bounds.count_dealt_rows(rows, ratios)
+        if new_slices == slices:
             return None
-        self._last = [new - old for new, old in zip(after, now)]
-        if is_undone:
-            self._confirmed = min(2 * self._confirmed, MOST_CONFIRMED)
-        elif self._age > MOST_CONFIRMED:
-            self._confirmed = CONFIRMED
+        if new_slices == slice_bounds.count_dealt_rows(rows, equal):
+            ratios = equal
+        self._last_growth = [new - old for new, old in zip(new_slices, slices)]
+        if is_undoing:
+            self._confirming = min(2 * self._confirming, MAX_CONFIRMING_WINDOWS)
+        elif self._age > MAX_CONFIRMING_WINDOWS:
+            self._confirming = CONFIRMING_WINDOWS
         self.ratios, self._windows, self._age = ratios, [], 0
         return ratios
 
+    def _is_confirmed(self, slices: Sequence[int]) -> bool:
+        """Whether the last windows all ask for a change of `slices`, in the same direction."""
+        growths = [_compute_growth(slices, seconds) for seconds in self._windows[-self._confirming :]]
+        if len(growths) < self._confirming or not all(growths):
+            return False
+        return all(_compute_dot(growths[-1], growth) > 0 for growth in growths)
 
-def _compute_change(now: Sequence[int], seconds: Sequence[float]) -> list[float]:
+
+def _compute_growth(slices: Sequence[int], seconds: Sequence[float]) -> list[float]:
     """The number of rows by which each rank's slice should grow; empty if that gains too little.
 
-    A rank that needed `seconds` for its rows computes rows / seconds a second; slices in that proportion make all ranks
-    need the same time. If a step also has work that does not depend on rows, the change is too small, and never too
-    large.
+    A rank that needed `seconds` for its slice computes slice / seconds rows a second. Slices in that proportion make
+    all ranks need the same time. If a step also has work that does not depend on rows, the change is too small, and
+    never too large.
     """
-    had = [max(rows, 1) for rows in now]  # a rank without rows computes one row
-    speeds = [rows / took for rows, took in zip(had, seconds)]
-    even = sum(now) / len(now)
-    least = [max(1.0, rows / AT_ONCE) for rows in had]
-    most = [max(min(MOST * even, rows * AT_ONCE), even, low) for rows, low in zip(had, least)]
-    wanted = divide_within_bounds(sum(now), speeds, least, most)
-    takes = max(rows / speed for rows, speed in zip(wanted, speeds))
-    if max(seconds) - takes <= GAIN * max(seconds):
+    computed = [max(rows, 1) for rows in slices]  # a rank without rows computes one row
+    speeds = [rows / of_rank for rows, of_rank in zip(computed, seconds)]
+    equal = sum(slices) / len(slices)
+    least = [max(1.0, rows / MAX_FACTOR) for rows in computed]
+    most = [max(min(MAX_OVER_EQUAL * equal, rows * MAX_FACTOR), equal, low) for rows, low in zip(computed, least)]
+    wanted = divide_within_bounds(sum(slices), speeds, least, most)
+    new_seconds = max(rows / speed for rows, speed in zip(wanted, speeds))
+    if max(seconds) - new_seconds <= MIN_GAIN * max(seconds):
         return []
-    if even / min(speeds) <= takes * (1 + GAIN / 2) and all(a <= even <= b for a, b in zip(least, most)):
-        wanted = [even] * len(now)  # nearly as good, and without chance
-    return [new - old for new, old in zip(wanted, now)]
+    is_equal_as_good = equal / min(speeds) <= new_seconds * (1 + MIN_GAIN / 2)
+    if is_equal_as_good and all(low <= equal <= high for low, high in zip(least, most)):
+        wanted = [equal] * len(slices)  # does not depend on measurements
+    return [new - old for new, old in zip(wanted, slices)]
 
 
 def _compute_dot(a: Sequence[float], b: Sequence[float]) -> float:
@@ -122,26 +132,26 @@ def divide_within_bounds(
 
     If all bounds are too narrow for `total`, all parts are at the nearer end of theirs.
     """
-    # The sum of the parts after a time grows with it: faster once a rank leaves its minimum, slower once it has its
-    # maximum.
+    # Each part is time * speed within its bounds. The sum of the parts is piecewise linear in the time: its slope grows
+    # by `speed` when a rank leaves its minimum, and falls by `speed` when it reaches its maximum. Find the time at
+    # which the sum is `total`.
     corners = sorted(
         [(low / speed, speed) for speed, low in zip(speeds, least)]
         + [(high / speed, -speed) for speed, high in zip(speeds, most)]
     )
-    time, have, growth = 0.0, sum(least), 0.0
+    time, reached, slope = 0.0, sum(least), 0.0
     for corner, change in corners:
-        grown = have + growth * (corner - time)
-        if grown >= total:
+        reached_at_corner = reached + slope * (corner - time)
+        if reached_at_corner >= total:
             break
-        time, have, growth = corner, grown, growth + change
-    if growth > 0:
-        time += (total - have) / growth
+        time, reached, slope = corner, reached_at_corner, slope + change
+    if slope > 0:
+        time += (total - reached) / slope
     return [min(max(time * speed, low), high) for speed, low, high in zip(speeds, least, most)]
 
 
 def _round_to_units(wanted: Sequence[float], units: int) -> tuple[int, ...]:
     """Integer parts of `units` in proportion to the wanted ones, each at least one."""
-    above = [max(part / sum(wanted) * units - 1, 0.0) for part in wanted]
-    return tuple(
-        1 + more for more in slice_bounds.count_dealt_rows(units - len(above), [round(1e6 * one) for one in above])
-    )
+    above_one = [max(part / sum(wanted) * units - 1, 0.0) for part in wanted]
+    weights = [round(1e6 * part) for part in above_one]
+    return tuple(1 + more for more in slice_bounds.count_dealt_rows(units - len(wanted), weights))

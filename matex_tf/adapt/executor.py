@@ -1,8 +1,13 @@
-"""Measures the ranks' times for their slices, and changes the slice ratios if that makes steps shorter.
+"""Measures how long each rank computes its slice, and changes slice ratios if that makes steps shorter (`--adapt`).
 
-A window of steps is measured without collectives, in which ranks wait, and without the time between steps. Each step
-has ratios of its own, which change between its calls. A step that does not train uses the ratios that were agreed on
-last.
+`start_adapting` listens to the events of steps. Each training step has an `Adapting`, which measures windows of steps:
+without the time blocked in collectives, in which ranks wait for others, and without the time between steps. At the end
+of a window ranks exchange their measurements, so all of them decide alike (`control`). A step that does not train uses
+the ratios last agreed on.
+
+With `--adapt=ranks` the end of a window in `fit` may also end the run: if `matex run` has offered other hosts, or if
+other ranks or another strategy gain enough (`changes`), ranks leave, and `matex run` restarts them (`leaving`,
+`offers`).
 """
 
 from __future__ import annotations
@@ -26,32 +31,35 @@ from matex_tf.world import world
 
 STEPS = 10
 SECONDS = 0.25
-MOST = 1000
-"""A window has this many steps, or more if they take less than `SECONDS`, but no more than `MOST`."""
-PARTS = 16
+MAX_STEPS = 1000
+"""A window has `STEPS` steps, or more if they take less than `SECONDS`, but no more than `MAX_STEPS`."""
+COMPILED_UNITS = 16
 """The number of units of a batch if XLA compiles each number of rows separately; more for many ranks."""
-NAMED = 4
+MAX_NAMED_RANKS = 4
+"""A message about new ratios names no more ranks."""
 _ADAPTING = "how slice ratios of a step follow the speed of ranks"
+"""The tag under which a plan has its `Adapting`."""
+_UNMEASURED = "only steps that are a tf.function are measured, such as those of fit"
 
 
 @dataclass(frozen=True)
 class Window:
-    """The measurement of one rank in a window of steps: typical times of a step, and the numbers of rows."""
+    """What a rank sends to the others at the end of a window. The last three fields are for `--adapt=ranks`."""
 
-    seconds: float
-    whole: float
-    rows: int
-    """Of the largest batch; the last batch of an epoch may be smaller."""
+    own_seconds: float
+    """Median time of a step without the time blocked in collectives."""
+    step_seconds: float
+    """Median time of a step."""
     offer: Offer | None = None
-    """The start that `matex run` offers, on ranks that read offers."""
-    left: int = 0
-    """The number of steps to go."""
-    sizes: tuple[int, int] = (0, 0)
+    """The offer of `matex run`, from the rank of each host that reads offers."""
+    steps_left: int = 0
+    """The number of steps to go in this call of `fit`."""
+    piece_bytes: tuple[int, int] = (0, 0)
     """See `leaving.count_bytes`."""
 
 
 Ratios = tuple[int, ...]
-"""Ratios: the part of their sum that each training rank has (`slice_bounds.deal_block`)."""
+"""Slice ratios: each training rank has its ratio over their sum of a batch (`slice_bounds.deal_block`)."""
 Choose = Callable[[int, Sequence[float]], "Ratios | None"]
 _choose: Choose | None = None
 _steps = 0
@@ -61,7 +69,7 @@ _agreed: Ratios = ()
 
 def override_choice(choose: Choose | None, steps: int = STEPS) -> None:
     """For tests: begin with equal ratios; after each `steps` steps `choose`, with the arguments of
-    `Control.choose_shares`, returns the next ones.
+    `Control.choose_ratios`, returns the next ones.
     """
     global _choose, _steps, _agreed
     _choose, _steps, _agreed = choose, steps, ()
@@ -72,18 +80,15 @@ def start_adapting() -> None:
     if settings.get_settings().adapt == "off" or not world.is_active():
         return
     if why := _find_obstacle():
-        _say_even("every step", why)
+        _report_equal_slices("every step", why)
         return
     slices.let_ratios_change()
     events.step_begins.add_listener(_begin_step)
     events.step_ended.add_listener(_end_step)
-    events.unmeasured.add_listener(lambda place: _say_even(place, MEASURED))
+    events.unmeasured.add_listener(lambda place: _report_equal_slices(place, _UNMEASURED))
 
 
-MEASURED = "only steps that are a tf.function are measured, such as those of fit"
-
-
-def _say_even(place: str, why: str) -> None:
+def _report_equal_slices(place: str, why: str) -> None:
     notes.print_note(f"--adapt: {place} keeps equal slices: {why}")
 
 
@@ -96,7 +101,7 @@ def _find_obstacle() -> str:
     return ""
 
 
-def _find_obstacle_of(plan: StepPlan) -> str:
+def _find_step_obstacle(plan: StepPlan) -> str:
     """The reason why the slices of a training step stay equal."""
     from tensorflow.python.framework import config
 
@@ -115,10 +120,10 @@ def _is_compiled(plan: StepPlan) -> bool:
 
 
 def _make_adapting(plan: StepPlan) -> Adapting | None:
-    if plan.trained and (why := _find_obstacle_of(plan)):
-        _say_even(plan.place, why)
+    if plan.trained and (why := _find_step_obstacle(plan)):
+        _report_equal_slices(plan.place, why)
         return None
-    assert plan.parts is not None  # as it was planned after `start_adapting`
+    assert plan.parts is not None  # the step was planned after `start_adapting`
     return Adapting(plan.parts, _is_compiled(plan), bool(plan.trained))
 
 
@@ -135,120 +140,146 @@ def _end_step(plan: StepPlan) -> None:
 
 
 class Adapting:
-    """The calls of one step.
+    """Adapts the slice ratios of one step.
 
     Args:
-        parts: the slice ratios of the step.
+        slice_ratios: the `SliceRatios` of the step.
         is_compiled: XLA compiles each number of rows separately, so there should be few.
-        trains: the step is measured; otherwise it uses the ratios that were agreed on last.
+        trains: whether the step is measured; otherwise it uses the ratios last agreed on.
     """
 
-    def __init__(self, parts: Any, is_compiled: bool = False, trains: bool = True):
-        self.trains, self._parts = trains, parts
+    def __init__(self, slice_ratios: Any, is_compiled: bool = False, trains: bool = True):
+        self.trains, self._slice_ratios = trains, slice_ratios
         self._trainers = world.get_world().trainers
-        units = max(PARTS, 2 * self._trainers) if is_compiled else 0
+        units = max(COMPILED_UNITS, 2 * self._trainers) if is_compiled else 0
         self._control = Control(self._trainers, units, _agreed)
-        self._put: Ratios = ()
-        self._steps: list[tuple[float, float]] = []
-        self._window = _steps or STEPS
+        self._assigned: Ratios = ()  # the ratios that `_slice_ratios` has now
+        self._steps: list[tuple[float, float]] = []  # (own seconds, seconds) of each step of this window
+        self._window_steps = _steps or STEPS
         self._is_warm = _choose is not None
-        self._begun = self._outside = 0.0
-        self._slow = changes.Streak()
+        self._start = self._blocked_at_start = 0.0
+        self._slow_streak = changes.Streak()
         self._fit: Any = None
-        self._took: list[float] = []  # by the steps of the last windows
+        self._step_seconds: list[float] = []  # of each of the last windows, on its slowest rank
         self._is_judged = True
-        """Whether the change that led to this start is not compared with the time before it."""
+        """False until the change that led to this start of the run has been compared with the time before it."""
 
     def begin_step(self) -> None:
-        """Record the beginning of a step."""
+        """Record the beginning of a step, after new ratios are assigned."""
         if not self.trains:
             self._control.ratios = _agreed
-        if self._put != self._control.ratios:
-            self._put = self._control.ratios
-            self._parts.ratios.assign(self._put or (1,) * self._trainers)
-        self._outside = ops.get_blocked_seconds()
-        self._begun = time.perf_counter()
+        if self._assigned != self._control.ratios:
+            self._assigned = self._control.ratios
+            self._slice_ratios.ratios.assign(self._assigned or (1,) * self._trainers)
+        self._blocked_at_start = ops.get_blocked_seconds()
+        self._start = time.perf_counter()
 
     def end_step(self) -> None:
         """Record the end of a step. Collective at the end of a window."""
-        took = time.perf_counter() - self._begun
-        mine = took - (ops.get_blocked_seconds() - self._outside)
-        self._steps.append((mine, took))
-        if len(self._steps) >= self._window:
-            self._decide_shares(int(self._parts.rows.numpy()))
-            self._parts.rows.assign(0)
+        seconds = time.perf_counter() - self._start
+        blocked = ops.get_blocked_seconds() - self._blocked_at_start
+        self._steps.append((seconds - blocked, seconds))
+        if len(self._steps) >= self._window_steps:
+            self._end_window(int(self._slice_ratios.rows.numpy()))
+            self._slice_ratios.rows.assign(0)
             self._steps = []
 
-    def _look_for_fit(self) -> None:
-        """In each call of fit that ranks may leave, steps are judged from the beginning."""
+    def _end_window(self, rows: int) -> None:
+        """Leave the run, or choose new ratios, by the measurements of all ranks. Collective.
+
+        Measurements are gathered, and all other conditions are equal on all ranks. So ranks return at the same line.
+
+        Args:
+            rows: of the largest batch in this window, as the last batch of an epoch may be smaller; 0: there was none.
+        """
+        self._follow_fit()
+        windows = objects.allgather(self._measure_window(), "measured times of the ranks' slices")
+        longest = max(one.step_seconds for one in windows)
+        if _steps == 0:
+            self._window_steps = min(max(STEPS, round(SECONDS / longest)), MAX_STEPS)
+        if not self._is_warm:
+            self._is_warm = True
+            return  # this first window includes tracing and memory allocation
+        offer = None if self._fit is None else next((one.offer for one in windows if one.offer is not None), None)
+        if offer is not None and leaving.leave_hosts(self._fit, offer):
+            return
+        self._step_seconds = [*self._step_seconds, longest][-changes.JUDGED_WINDOWS :]
+        if offer is not None and self._leave_if_slower(offer, windows):
+            return
+        if not rows:
+            return
+        seconds = [one.own_seconds for one in windows[: self._trainers]]
+        slices = slice_bounds.count_dealt_rows(rows, self._control.ratios or (1,) * self._trainers)
+        if offer is not None and self._leave_if_better(offer, windows, slices, seconds):
+            return
+        self._choose_ratios(slices, seconds)
+
+    def _follow_fit(self) -> None:
+        """In each call of `fit` that ranks may leave, begin the measurements for `changes` again."""
         fit = leaving.find_fit()
         if fit is not self._fit:
-            self._fit, self._took, self._slow = fit, [], changes.Streak()
+            self._fit, self._step_seconds, self._slow_streak = fit, [], changes.Streak()
             self._is_judged = fit is None or not fit.is_resumed
 
-    def _decide_shares(self, rows: int) -> None:
-        self._look_for_fit()
-        mine = Window(
-            median(seconds for seconds, _ in self._steps),
-            median(took for _, took in self._steps),
-            rows,
-            None if self._fit is None else leaving.read_offer(),
-            0 if self._fit is None else self._fit.count_left(),
-            (0, 0) if self._fit is None else leaving.count_bytes(self._fit),
-        )
-        everyone = objects.allgather(mine, "what their parts of steps take the ranks")
-        if _steps == 0:
-            longest = max(one.whole for one in everyone)
-            self._window = min(max(STEPS, round(SECONDS / longest)), MOST)
-        if not self._is_warm:
-            # The first window includes tracing and memory allocation.
-            self._is_warm = True
-            return
-        offer = next((one.offer for one in everyone if one.offer is not None), None)
-        if offer is not None and self._fit is not None and leaving.leave_hosts(self._fit, offer):
-            return
-        self._took = [*self._took, max(one.whole for one in everyone)][-changes.JUDGED_WINDOWS :]
-        step = median(self._took[-changes.SLOW_WINDOWS :])
-        if offer is not None and self._fit is not None and self._is_to_judge(offer):
-            self._is_judged = True
-            undoing = changes.propose_undoing(offer, len(everyone), step)
-            if leaving.leave_if_worth(self._fit, offer, undoing, everyone[0].left, step):
-                return
-        if not rows:
-            return  # the rank had no batch
-        seconds = [one.seconds for one in everyone[: self._trainers]]
-        before = slice_bounds.count_dealt_rows(rows, self._control.ratios or (1,) * self._trainers)
-        if offer is not None and self._fit is not None:
-            least = max(rows // (self._control.parts or rows), 1)
-            slow = self._slow.confirm(changes.find_slow(before, seconds, least))
-            is_free = self._is_judged or not offer.took
-            if is_free and len(self._took) >= changes.SLOW_WINDOWS:  # the time of a step is known well enough
-                found = leaving.find_change(offer, everyone[0].sizes, before, seconds, slow)
-                if leaving.leave_if_worth(self._fit, offer, found, everyone[0].left, step):
-                    return
+    def _measure_window(self) -> Window:
+        own, whole = (median(seconds) for seconds in zip(*self._steps))
+        if self._fit is None:
+            return Window(own, whole)
+        return Window(own, whole, leaving.read_offer(), self._fit.count_left(), leaving.count_bytes(self._fit))
+
+    def _leave_if_slower(self, offer: Offer, windows: Sequence[Window]) -> bool:
+        """Judge the last change, once. Returns whether the ranks leave to undo it."""
+        is_due = offer.step_seconds_before > 0 and len(self._step_seconds) == changes.JUDGED_WINDOWS
+        if self._is_judged or not is_due:
+            return False
+        self._is_judged = True
+        seconds = self._compute_recent_seconds()
+        undoing = changes.propose_undoing(offer, len(windows), seconds)
+        return leaving.leave_if_worth(self._fit, offer, undoing, windows[0].steps_left, seconds)
+
+    def _leave_if_better(
+        self, offer: Offer, windows: Sequence[Window], slices: Sequence[int], seconds: Sequence[float]
+    ) -> bool:
+        """Returns whether the ranks leave for other ranks or another strategy. The last change is judged first.
+
+        Args:
+            slices, seconds: the rows of each training rank, and the time that it needed for them.
+        """
+        rows = sum(slices)
+        smallest = max(rows // (self._control.units or rows), 1)
+        slow = self._slow_streak.confirm(changes.find_slow(slices, seconds, smallest))
+        if not self._is_judged and offer.step_seconds_before:
+            return False
+        if len(self._step_seconds) < changes.SLOW_WINDOWS:
+            return False  # too few measurements
+        found = leaving.find_change(offer, windows[0].piece_bytes, slices, seconds, slow)
+        return leaving.leave_if_worth(self._fit, offer, found, windows[0].steps_left, self._compute_recent_seconds())
+
+    def _compute_recent_seconds(self) -> float:
+        """The typical time of a step in the last windows."""
+        return median(self._step_seconds[-changes.SLOW_WINDOWS :])
+
+    def _choose_ratios(self, slices: Sequence[int], seconds: Sequence[float]) -> None:
         global _agreed
-        chosen = self._control.choose_shares(rows, seconds) if _choose is None else _choose(rows, seconds)
+        rows = sum(slices)
+        chosen = self._control.choose_ratios(rows, seconds) if _choose is None else _choose(rows, seconds)
         if chosen is None:
             return
         self._control.ratios = _agreed = chosen
-        self._slow = changes.Streak()
-        _say_change(slice_bounds.count_dealt_rows(rows, chosen), before, seconds)
-
-    def _is_to_judge(self, offer: Offer) -> bool:
-        """Whether it is time to compare the time of steps with that before the last change."""
-        return not self._is_judged and offer.took > 0 and len(self._took) == changes.JUDGED_WINDOWS
+        self._slow_streak = changes.Streak()
+        _report_change(slice_bounds.count_dealt_rows(rows, chosen), slices, seconds)
 
 
-def _say_change(rows: Sequence[int], before: Sequence[int], seconds: Sequence[float]) -> None:
+def _report_change(rows: Sequence[int], rows_before: Sequence[int], seconds: Sequence[float]) -> None:
     """Print one line about a change, and mark it in the records."""
     hosts = world.get_world().hosts
-    most_changed = sorted(range(len(rows)), key=lambda rank: -abs(rows[rank] - before[rank]))
-    named = sorted(most_changed[:NAMED])
+    by_change = sorted(range(len(rows)), key=lambda rank: -abs(rows[rank] - rows_before[rank]))
     words = [
-        f"rank {rank} ({hosts[rank]}) {rows[rank]} in place of {before[rank]}, which took {seconds[rank] * 1e3:.1f} ms"
-        for rank in named
+        f"rank {rank} ({hosts[rank]}) {rows[rank]} in place of {rows_before[rank]}, "
+        f"which took {seconds[rank] * 1e3:.1f} ms"
+        for rank in sorted(by_change[:MAX_NAMED_RANKS])
     ]
-    more = f", and so on for {len(rows) - NAMED} more ranks" if len(rows) > NAMED else ""
+    more = f", and so on for {len(rows) - MAX_NAMED_RANKS} more ranks" if len(rows) > MAX_NAMED_RANKS else ""
     text = f"--adapt: of each {sum(rows)} rows compute {', '.join(words)}{more}"
     notes.print_note(text)
     sampler.note_event(text)

@@ -1,4 +1,8 @@
-"""Ranks that leave a call of `fit`, for `matex run` to start them again with a change: offers and requests."""
+"""Lets ranks leave a call of `fit`, so that `matex run` restarts them with a change (`--adapt=ranks`).
+
+`executor` calls these functions at the end of a window of steps. A rank that leaves saves its state, writes the change
+(`offers`), and exits at the next step at which that is possible (`Fit.ask_change`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,8 @@ from matex_tf.runtime import notes
 from matex_tf.servers.pieces import owners, update_costs
 from matex_tf.world import world
 
-_said: set[str] = set()
+_reported: set[str] = set()
+"""Changes that a message has called not worth it."""
 
 
 def find_fit() -> Fit | None:
@@ -26,7 +31,7 @@ def find_fit() -> Fit | None:
 
 
 def read_offer() -> Offer | None:
-    """The offer of `matex run`, on the rank of its host that reads offers."""
+    """The offer of `matex run`; None on all ranks of a host but the first, which reads it."""
     return offers.read_offer() if world.get_world().local_rank == 0 else None
 
 
@@ -36,12 +41,12 @@ def count_bytes(fit: Fit) -> tuple[int, int]:
 
 
 def leave_hosts(fit: Fit, offer: Offer) -> bool:
-    """Whether the ranks must leave. Collective in effect: call it on all ranks, with the same offer."""
+    """Leave if the ranks must; returns whether they do. Call it on all ranks with the same offer."""
     size = world.get_world().size
-    if not offer.must or not fit.may_change():
+    if not offer.reason_to_leave or not fit.may_change():
         return False
     what = offers.describe_ranks(offer.ranks, size) if offer.ranks != size else f"{size} ranks on other hosts"
-    _ask_change(fit, Change(offer.ranks, what, offer.must, must=True))
+    _ask_change(fit, Change(offer.ranks, what, offer.reason_to_leave, is_forced=True))
     return True
 
 
@@ -54,34 +59,35 @@ def find_change(
         sizes: the result of `count_bytes` of one rank.
         rows, seconds, slow: see `changes.propose_change`.
     """
-    other = owners.compare_strategies(*sizes) if offer.may_choose else ("", 0.0)
+    strategy = owners.compare_strategies(*sizes) if offer.may_choose else ("", 0.0)
     here = world.get_world()
-    return changes.propose_change(offer, here.hosts, rows, seconds, slow, other, here.servers)
+    return changes.propose_change(offer, here.hosts, rows, seconds, slow, strategy, here.servers)
 
 
-def leave_if_worth(fit: Fit, offer: Offer, found: Proposal | None, left: int, took: float) -> bool:
-    """Whether the ranks leave because a change pays. Call it on all ranks with equal arguments.
+def leave_if_worth(fit: Fit, offer: Offer, proposal: Proposal | None, steps_left: int, step_seconds: float) -> bool:
+    """Leave if a change gains enough; returns whether the ranks leave. Call it on all ranks with equal arguments.
 
     Args:
-        left: the number of steps to go.
-        took: the time of a step, in seconds.
+        steps_left: the number of steps to go.
+        step_seconds: the time of a step now.
     """
-    if found is None or not fit.may_change():
+    if proposal is None or not fit.may_change():
         return False
-    if found.is_worth(left, offer.seconds):
-        _ask_change(fit, replace(found.change, took=took))
+    change = proposal.change
+    if proposal.is_worth(steps_left, offer.restart_seconds):
+        _ask_change(fit, replace(change, step_seconds_before=step_seconds))
         return True
-    if found.change.strategy is None and found.change.what not in _said:
-        _said.add(found.change.what)
+    if change.strategy is None and change.what not in _reported:
+        _reported.add(change.what)
         notes.print_note(
-            f"--adapt: {found.change.what} could be had, which would take {offer.seconds:.1f} s; {left} steps are "
-            f"left, and {found.change.why}: it is not worth it"
+            f"--adapt: {change.what} could be had, which would take {offer.restart_seconds:.1f} s; {steps_left} steps "
+            f"are left, and {change.why}: it is not worth it"
         )
     return False
 
 
 def _ask_change(fit: Fit, change: Change) -> None:
-    fit.ask_change(
-        f"{change.what}: {change.why}",
-        lambda where, since: offers.mark_change(replace(change, where=where, seconds=time.monotonic() - since)),
-    )
+    def mark_change(saved_at: str, start: float) -> None:
+        offers.mark_change(replace(change, saved_at=saved_at, saving_seconds=time.monotonic() - start))
+
+    fit.ask_change(f"{change.what}: {change.why}", mark_change)

@@ -1,6 +1,8 @@
-"""What `matex run` and the ranks tell each other of changes (`--adapt=ranks`), by files in the run's private folder.
+"""Two JSON files in the private folder of a run, by which `matex run --adapt=ranks` and its ranks agree on a restart.
 
-`matex run` offers what the run could go on with. Ranks that have kept their state for a change say which, and end.
+`matex run` writes an `Offer`: how many ranks the run could have now, and how long a restart takes. Ranks that accept
+(`leaving`) save the state of the run, write a `Change`, and exit. `matex run` then starts the ranks of that change,
+which continue from the saved state.
 """
 
 from __future__ import annotations
@@ -21,71 +23,72 @@ _OFFER, _CHANGE = "offer", "change"
 
 @dataclass(frozen=True)
 class Offer:
-    """What the run could be started with, from its kept state."""
+    """A possible restart of the run."""
 
     ranks: int
-    seconds: float
-    """What that takes until the first step."""
-    must: str = ""
-    """Why the run is to leave where it is, whatever that costs; empty where it may stay."""
+    restart_seconds: float
+    """Expected duration: from saving the state to the first step after the restart."""
+    reason_to_leave: str = ""
+    """Why ranks must leave their hosts even if that gains nothing; empty if they may stay."""
     may_choose: bool = False
-    """Whether the strategy is the ranks' to choose."""
-    took: float = 0.0
-    """What a step took before the last change, in seconds; 0 where none is to be undone."""
-    undone: str = ""
-    """What there would be if it were."""
-    keep: Sequence[str] = field(default_factory=list)
-    """The hosts on which there is not to be a rank less."""
+    """Whether the ranks may choose another strategy."""
+    step_seconds_before: float = 0.0
+    """Duration of a step before the last change, if the ranks may undo that change; otherwise 0."""
+    undo_text: str = ""
+    """The result of undoing the last change, for messages, such as "2 ranks in place of 3 again"."""
+    kept_hosts: Sequence[str] = field(default_factory=list)
+    """Hosts that must not lose a rank, because such a change has been undone."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What the run is to go on with."""
+    """The restart that the ranks ask for."""
 
     ranks: int
     what: str
+    """The new ranks or strategy, for messages, such as "3 ranks in place of 2"."""
     why: str
+    """The reason for the change, for messages."""
     strategy: str | None = None
-    """None: the one that it has."""
-    without: str = ""
-    """The host on which there is to be a rank less."""
-    where: str = ""
-    """The place in the script whose state was kept."""
-    seconds: float = 0.0
-    """What keeping it took."""
-    must: bool = False
-    """Whether the ranks had to leave."""
-    took: float = 0.0
-    """What a step took before, in seconds."""
+    """The new strategy; None: the strategy stays."""
+    dropped_host: str = ""
+    """The host that loses a rank; empty if none does."""
+    saved_at: str = ""
+    """The place in the script at which the state was saved, for messages, such as "epoch 2"."""
+    saving_seconds: float = 0.0
+    is_forced: bool = False
+    """Whether the ranks had to leave (`Offer.reason_to_leave`)."""
+    step_seconds_before: float = 0.0
+    """Duration of a step before the change."""
     undoes: bool = False
-    """Whether it only takes back the last one."""
+    """Whether the change undoes the last one."""
 
 
-def describe_ranks(ranks: int, before: int) -> str:
-    return f"{ranks} rank{'' if ranks == 1 else 's'} in place of {before}"
+def describe_ranks(ranks: int, ranks_before: int) -> str:
+    return f"{ranks} rank{'' if ranks == 1 else 's'} in place of {ranks_before}"
 
 
 def write_offer(offer: Offer, folder: str | os.PathLike[str]) -> None:
-    """For `matex run`."""
+    """Called by `matex run`."""
     rank_records.leave_file(_OFFER, json.dumps(asdict(offer)), folder)
 
 
 def read_offer() -> Offer | None:
-    """For ranks; None where `matex run` offers nothing, or its folder is not seen here."""
+    """Called by ranks. None if `matex run` offers nothing, or if this rank's host does not see its folder."""
     folder = settings.get_settings().proof
     with real_files.use_real_files():
-        found = _read_file(folder, _OFFER) if folder else None
-    return None if found is None else Offer(**found)
+        fields = _read_file(folder, _OFFER) if folder else None
+    return None if fields is None else Offer(**fields)
 
 
 def mark_change(change: Change) -> None:
-    """For ranks: the state is kept, from which the run is to go on so."""
+    """Called by ranks that have saved the state: ask `matex run` for a restart with `change`."""
     if world.get_world().local_rank == 0:
         rank_records.leave_file(_CHANGE, json.dumps(asdict(change)))
 
 
 def has_trained(folder: str | os.PathLike[str]) -> bool:
-    """Whether the ranks have made a step of training since the start."""
+    """Whether the ranks have computed a training step since their start."""
     return Path(folder, rank_records.TRAINING).exists()
 
 
@@ -94,12 +97,13 @@ def has_change(folder: str | os.PathLike[str]) -> bool:
 
 
 def read_change(folder: str | os.PathLike[str]) -> Change | None:
-    found = _read_file(folder, _CHANGE)
-    return None if found is None else Change(**found)
+    fields = _read_file(folder, _CHANGE)
+    return None if fields is None else Change(**fields)
 
 
 def _read_file(folder: str | os.PathLike[str], name: str) -> dict[str, Any] | None:
+    """The fields in a file; None if it does not exist, or if NFS shows a part of it while it is replaced."""
     try:
         return dict(json.loads(Path(folder, name).read_text()))
-    except (OSError, ValueError):  # it is not there, or NFS has it stale as it is being replaced: it is read again
+    except (OSError, ValueError):
         return None

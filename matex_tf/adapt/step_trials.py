@@ -1,11 +1,13 @@
 """Times the first calls of a training step to choose the fastest way to run it, where settings are `auto`.
 
 MATEX_OVERLAP=auto chooses between overlapped and immediate updates, MATEX_STRATEGY=auto between an optimizer's
-variables in pieces (`sharded`) and whole ones (`allreduce`). All ways give the same bits.
+variables in pieces (`sharded`) and whole ones (`allreduce`). All ways give the same bits. Each training step has a
+`Trial`, which listens to the events of its calls.
 
 The usual way is timed first: on one host immediate updates, on several hosts overlapped ones, with variables in pieces
-if the step has such variables. If sums take at least LEAST_SHARE of a call, copies of the step for the other ways are
-made and timed, too. Then the ranks agree on the fastest way.
+if the step has such variables. If sums take at least LEAST_SHARE of a call, copies of the step for other ways are made
+and timed, one after the other: first whole variables, then the other kind of updates. Times are those of the slowest
+rank, so all ranks choose the same way.
 """
 
 from __future__ import annotations
@@ -33,23 +35,23 @@ overlapped way chooses its buckets after the 13th update."""
 LEAST_BYTES = 1 << 20
 """There is no trial of smaller updates."""
 LEAST_SHARE = 0.1
-"""There is no trial if sums that nothing hides take a smaller part of a call."""
+"""There is no trial if sums that no computation hides take a smaller fraction of a call."""
 GAIN = 0.95
-"""Another way replaces the best one only if its call takes less than this part of the best time."""
+"""Another way replaces the best one only if its call takes less than this fraction of the best time."""
 
 _CORES = os.cpu_count() or 1
 
-_is_reported = False
+_is_reported = False  # the choice of the strategy, which is reported for the first step only
 
 TRIAL = "trial of ways"
 """The tag under which a plan has its `Trial`."""
 
 
 class Way(NamedTuple):
-    """in_pieces: whether an optimizer's variables are in pieces. is_overlapped: whether updates overlap computation."""
+    """A way to run a step."""
 
-    in_pieces: bool
-    is_overlapped: bool
+    in_pieces: bool  # the optimizer's variables are in pieces
+    is_overlapped: bool  # updates overlap computation
 
 
 def start_trials() -> None:
@@ -60,7 +62,7 @@ def start_trials() -> None:
 
 
 def may_overlap(in_pieces: bool = False) -> bool:
-    """Whether it is open, and possible, that updates are overlapped."""
+    """Whether trials may choose overlapped updates: the setting is `auto`, and they can be faster."""
     if settings.get_settings().overlap != "auto" or not world.is_active():
         return False
     here = world.get_world()
@@ -82,14 +84,17 @@ def _end_call(plan: Any) -> None:
 
 
 class Trial:
-    """The trial of one step. way: that of the next call. kinds: those of the step's copies, by `is_overlapped`."""
+    """The trial of one step.
+
+    way: the way of the next call. kinds: the kinds of the step's copies, by `is_overlapped`.
+    """
 
     def __init__(self, plan: Any) -> None:
         self._variables = plan.pieces.list_variables()
         self.way = self._best = Way(bool(self._variables), overlap.is_usual())
-        self._seconds: dict[Way, float] = {}
-        self._why_not = ""
-        self._holdings = {self.way.in_pieces: plan.pieces}
+        self._seconds: dict[Way, float] = {}  # of a call, by timed way
+        self._why_not = ""  # the reason why no other way is tried
+        self._holdings = {self.way.in_pieces: plan.pieces}  # how the step holds its variables, by `in_pieces`
         other = functools.partial(overlap.trace_as, not self.way.is_overlapped)
         self.kinds = {
             self.way.is_overlapped: plan.copy_kind,
@@ -104,9 +109,12 @@ class Trial:
         return pieces.is_left_open and any(not one.is_refused and not one.is_settled for one in self._variables)
 
     def _begin_timing(self) -> None:
-        self._calls, self._took, self._sums = 0, list[float](), list[float]()
+        """Begin to time the current way: forget the calls of the last one."""
+        self._calls = 0
+        self._call_seconds, self._sum_seconds = list[float](), list[float]()
 
     def _read_clocks(self) -> tuple[float, float, int]:
+        """The time, the seconds of all sums of gradients so far, and their number."""
         count = ops.count_completed(KIND_GRADIENTS)
         return time.perf_counter(), ops.get_collective_seconds(KIND_GRADIENTS), count
 
@@ -122,41 +130,49 @@ class Trial:
             return
         self._calls += 1
         if self._calls > IGNORED[self.way.is_overlapped]:
-            self._took.append(now - self._begin[0])
-            self._sums.append(sums - self._begin[1])
-        if len(self._took) == TIMED:
+            self._call_seconds.append(now - self._begin[0])
+            self._sum_seconds.append(sums - self._begin[1])
+        if len(self._call_seconds) == TIMED:
             self._judge(plan)
 
     def _judge(self, plan: Any) -> None:
         """Record the time of the current way, then begin the next one or end the trial. Collective."""
-        everyone = objects.allgather((median(self._took), median(self._sums)), "how long steps take")
-        took = self._seconds[self.way] = max(took for took, _ in everyone)
-        if took < GAIN * self._seconds[self._best]:
+        own = median(self._call_seconds), median(self._sum_seconds)
+        gathered = objects.allgather(own, "how long steps take")
+        seconds = self._seconds[self.way] = max(call for call, _ in gathered)
+        if seconds < GAIN * self._seconds[self._best]:
             self._best = self.way
         if not self._is_left_open() and any(not one.is_refused for one in self._variables):
             self._best = self._best._replace(in_pieces=True)  # the trial of another step has chosen pieces
         if len(self._seconds) == 1:
-            self._why_not = self._find_reason(plan, took, [sums for _, sums in everyone])
+            self._why_not = self._find_reason(plan, seconds, [sums for _, sums in gathered])
+        # First choose between variables in pieces and whole ones, ...
         whole = self._best._replace(in_pieces=False)
         if self._is_left_open():
             if not self._why_not and whole not in self._seconds and self._fit_whole():
-                self._go_on_with(plan, whole)
+                self._switch_to(plan, whole)
                 return
-            self._settle()
+            self._fix_strategy()
+        # ... then between immediate and overlapped updates.
         other = self._best._replace(is_overlapped=not self._best.is_overlapped)
-        is_open = not self._why_not and other not in self._seconds and may_overlap(self._best.in_pieces)
-        if is_open and not self._are_alike(plan, other):
-            self._go_on_with(plan, other)
+        is_untried = not self._why_not and other not in self._seconds and may_overlap(self._best.in_pieces)
+        if is_untried and not self._are_alike(plan, other):
+            self._switch_to(plan, other)
             return
         self.is_over = True
         if self.way != self._best:
-            self._go_on_with(plan, self._best)
+            self._switch_to(plan, self._best)
 
-    def _find_reason(self, plan: Any, took: float, sums: list[float]) -> str:
-        """Why no other way is to be tried; empty if there is no reason."""
-        # The shortest time of the sums is that of the last rank, which waits for nobody.
-        if min(sums) < LEAST_SHARE * took:
-            return f"sums take {min(sums) / took:.0%} of a step, so that no other way is tried"
+    def _find_reason(self, plan: Any, seconds: float, sums: list[float]) -> str:
+        """Why no other way is tried; empty if there is no reason.
+
+        Args:
+            seconds: the time of a call.
+            sums: the time of the sums of a call, on each rank.
+        """
+        # The last rank that comes to a sum waits for no other rank, so its time is the shortest.
+        if min(sums) < LEAST_SHARE * seconds:
+            return f"sums take {min(sums) / seconds:.0%} of a step, so that no other way is tried"
         if has_sequence(plan.traced.graph):
             return "another copy of the step would begin its random numbers anew, so that no other way is tried"
         return ""
@@ -167,19 +183,19 @@ class Trial:
         free = memory.measure_free(world.get_world().local_size)
         return min(objects.allgather(free, "memory for an optimizer's variables")) > memory.MARGIN * needed
 
-    def _settle(self) -> None:
+    def _fix_strategy(self) -> None:
         """Fix the strategy of the best way for all variables, and report it. Collective if variables become whole."""
-        stays = self._best.in_pieces
+        in_pieces = self._best.in_pieces
         for one in self._variables:
             one.is_settled = True
-            if not stays:
+            if not in_pieces:
                 one.make_whole()
                 one.is_refused = True
-        took = {("sharded" if way.in_pieces else "allreduce"): 1e3 * one for way, one in self._seconds.items()}
-        name, other = ("sharded", "allreduce") if stays else ("allreduce", "sharded")
+        times = {("sharded" if way.in_pieces else "allreduce"): 1e3 * one for way, one in self._seconds.items()}
+        name, other = ("sharded", "allreduce") if in_pieces else ("allreduce", "sharded")
         why = self._why_not or "the whole variables of the optimizer do not fit in every rank's memory"
-        if other in took:
-            why = f"a step takes {took[name]:.1f} ms, and with {other} {took[other]:.1f} ms"
+        if other in times:
+            why = f"a step takes {times[name]:.1f} ms, and with {other} {times[other]:.1f} ms"
         global _is_reported
         if not _is_reported or settings.get_settings().explain:
             _is_reported = True
@@ -193,7 +209,7 @@ class Trial:
             copies.append(plan.find_copy())
         return not any(map(_has_overlapped, copies))
 
-    def _go_on_with(self, plan: Any, way: Way) -> None:
+    def _switch_to(self, plan: Any, way: Way) -> None:
         self._use(plan, way)
         self._begin_timing()
 

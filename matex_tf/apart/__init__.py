@@ -1,3 +1,1 @@
-"""The strategies in which each rank trains by itself, `local:H` and `async`, as listeners of steps
-and of Keras' `fit`.
-"""
+"""Strategies in which each rank trains by itself (`local:H`, `async`), as listeners of steps and of Keras' `fit`."""

@@ -1,6 +1,8 @@
 """Rewrites the graph of a step so that it changes variables by atomic additions in memory that the ranks share.
 
-`Additions` makes the copy; `find_obstacle` reports steps for which that is impossible.
+`shared_step` makes the copy with `Additions`: each assignment to a shared variable is expressed as `keep` times its old
+value plus `more` (`servers.affine`), and becomes an op that adds or moves in place. `find_obstacle` then checks the
+copy for uses of variables with which that would be wrong.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ _CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter",
 _SIGNS = {"AssignAddVariableOp": 1, "AssignSubVariableOp": -1, "ResourceScatterAdd": 1, "ResourceScatterSub": -1}
 
 
-class _Flat(Reader):
-    """Reads a graph without rewriting it, with the ops of called functions inlined."""
+class _FlatReader(Reader):
+    """Reads a graph without placements, with the ops of called functions inlined."""
 
     def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
         return op.type in CALLS
@@ -39,66 +41,72 @@ class _Flat(Reader):
 
 def read_step(graph: Any) -> Program:
     """The ops of a step's graph, including the ops of functions that it calls."""
-    return _Flat(takes_batches=False).read(graph, [WHOLE] * len(graph.inputs))
+    return _FlatReader(takes_batches=False).read(graph, [WHOLE] * len(graph.inputs))
 
 
 class Additions:
     """A copy of a step in the graph being built, in which assignments to some variables are additions.
 
-    Ranks read and write without synchronization, so a step sees some concurrent changes of others; its own changes come
-    after all of its reads of a variable. Updates that an optimizer adds to a weight are added. A moving average, `keep
-    * v + more`, starts from the value at that moment.
+    Ranks read and write without synchronization, so a step sees some concurrent changes of other ranks. It changes a
+    variable after all of its own reads. An update that an optimizer adds to a weight is added. A moving average,
+    `keep * v + more`, uses the value of v at that moment.
 
     Args:
         variables: TensorFlow variables that ranks share.
-        states: those of them that no optimizer changes.
+        states: the variables among them that no optimizer changes, such as moving averages.
     """
 
     def __init__(self, variables: Sequence[Any], states: Iterable[Any]):
         self.variables = list(variables)
         self.parts: list[int] = []  # for each addition, the index of its variable
-        self.why_not = ""
+        self.why_not = ""  # the reason why the copy is wrong; "" if it is right
         self._states = set(map(id, states))
-        self._places: dict[str, int] = {}  # the index of a variable, by the name of its handle in the copy
+        self._indices: dict[str, int] = {}  # the index of a variable, by the name of its handle in the copy
 
     def copy_step(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
         """Add a copy of `program` with these inputs to the current graph. Returns its outputs."""
         import tensorflow as tf
 
-        here = tf.compat.v1.get_default_graph()
-        self._places = {here.capture(one.handle).name: place for place, one in enumerate(self.variables)}
+        graph = tf.compat.v1.get_default_graph()
+        self._indices = {graph.capture(one.handle).name: index for index, one in enumerate(self.variables)}
         tensors = dict(zip(map(id, program.inputs), inputs, strict=True))
-        copy, made = Copy(slices.make_empty_slice(), own_rows.OwnExchanger("")), dict[int, list[Any]]()
+        copy = Copy(slices.make_empty_slice(), own_rows.OwnExchanger(""))
+        last_ops: dict[int, list[Any]] = {}  # of each node's copy, for control dependencies
         for node in program.nodes:
-            taken = [tensors[id(value)] for value in node.inputs]
-            with tf.control_dependencies([op for one in node.controls for op in made.get(id(one), ())]):
-                if not self._add(node.type, taken):
-                    tensors.update(zip(map(id, node.outputs), copy.create_op(node, taken)))
-            made[id(node)] = [here.get_operations()[-1]]
+            node_inputs = [tensors[id(value)] for value in node.inputs]
+            with tf.control_dependencies([op for control in node.controls for op in last_ops.get(id(control), ())]):
+                if not self._replace_change(node.type, node_inputs):
+                    tensors.update(zip(map(id, node.outputs), copy.create_op(node, node_inputs)))
+            last_ops[id(node)] = [graph.get_operations()[-1]]
         return [tensors[id(value)] for value in program.outputs]
 
-    def _add(self, kind: str, given: Sequence[Any]) -> bool:
-        """Replace an op of this type by an addition. Returns False if it does not change a shared variable."""
-        if not given or given[0].name not in self._places:
+    def _replace_change(self, kind: str, inputs: Sequence[Any]) -> bool:
+        """Replace an op of type `kind` by an addition. Returns False if it does not change a shared variable."""
+        if not inputs or inputs[0].name not in self._indices:
             return False
-        handle, *values = given
-        variable = self.variables[self._places[handle.name]]
+        handle, *values = inputs
+        variable = self.variables[self._indices[handle.name]]
         if kind == "AssignVariableOp":
-            self._become_sum(variable, handle, affine.find_sum(values[0], handle), values[0])
+            self._assign_sum(variable, handle, affine.find_sum(values[0], handle), values[0])
         elif kind in ("AssignAddVariableOp", "AssignSubVariableOp"):
             found = affine.find_sum(values[0], handle)
-            if found.more is values[0]:
-                self._become_sum(variable, handle, affine.Sum(1, values[0]), None, _SIGNS[kind])
+            if found.more is values[0]:  # the added value does not contain the variable as a term
+                self._assign_sum(variable, handle, affine.Sum(1, values[0]), None, _SIGNS[kind])
             else:
-                self._become_sum(variable, handle, affine.Sum(1, None).add_sum(found, _SIGNS[kind]), None)
+                self._assign_sum(variable, handle, affine.Sum(1, None).add_sum(found, _SIGNS[kind]), None)
         elif kind in _SIGNS:
-            self._make("matex_add_rows", handle, indices=values[0], values=values[1], sign=_SIGNS[kind])
+            self._create_addition("matex_add_rows", handle, indices=values[0], values=values[1], sign=_SIGNS[kind])
         else:
             return False
         return True
 
-    def _become_sum(self, variable: Any, handle: Any, new: affine.Sum, value: Any, sign: int = 1) -> None:
-        """Assign `new` to a variable; `value`: the same as a tensor, if there is one; `sign`: 1 adds, -1 subtracts."""
+    def _assign_sum(self, variable: Any, handle: Any, new: affine.Sum, value: Any, sign: int = 1) -> None:
+        """Assign `new` to a variable.
+
+        Args:
+            value: `new` as a tensor; None if the graph has no such tensor.
+            sign: 1 adds `new.more`, -1 subtracts it.
+        """
         import tensorflow as tf
 
         dtype, shape = variable.dtype, variable.shape
@@ -107,25 +115,27 @@ class Additions:
             more = tf.broadcast_to(more, shape)
         is_added = isinstance(new.keep, int) and new.keep == 1
         is_set = isinstance(new.keep, int) and new.keep == 0
-        of_itself = any(affine.is_dependent(one, handle) for one in (new.keep, more))
-        if (of_itself or is_set) and id(variable) in self._states:
+        is_dependent = any(affine.is_dependent(one, handle) for one in (new.keep, more))
+        if (is_dependent or is_set) and id(variable) in self._states:
             name = find_name(variable).partition(":")[0]
             self.why_not = self.why_not or f"each batch assigns a new value to '{name}'"
         if not is_added and (dtype.is_integer or (is_set and bool(variable.trainable))):
-            before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-            is_added, more = True, (new.evaluate_at(before) if value is None else value) - before
+            # Add the difference to the present value: `matex_move` has no integers, and an optimizer's new value of a
+            # weight must not overwrite the concurrent updates of other ranks.
+            present = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            is_added, more = True, (new.evaluate_at(present) if value is None else value) - present
         if is_added:
-            self._make("matex_add", handle, values=more, sign=sign)
+            self._create_addition("matex_add", handle, values=more, sign=sign)
         else:
-            self._make("matex_move", handle, keep=tf.cast(new.keep, dtype), more=more)
+            self._create_addition("matex_move", handle, keep=tf.cast(new.keep, dtype), more=more)
 
-    def _make(self, kind: str, handle: Any, **given: Any) -> None:
+    def _create_addition(self, op_name: str, handle: Any, **inputs: Any) -> None:
         import tensorflow as tf
 
         part = len(self.parts)
-        self.parts.append(self._places[handle.name])
+        self.parts.append(self._indices[handle.name])
         with tf.control_dependencies(variable_uses.list_users(handle)):
-            getattr(ops.get_library().ops, kind)(variable=handle, part=part, **given)
+            getattr(ops.get_library().ops, op_name)(variable=handle, part=part, **inputs)
 
 
 def list_written(graph: Any, variables: Sequence[Any]) -> list[Any]:
@@ -135,8 +145,8 @@ def list_written(graph: Any, variables: Sequence[Any]) -> list[Any]:
 
 
 def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The `variables` that each step changes by a constant amount, such as states of random
-    numbers, with that amount.
+    """(variable, amount) of each of `variables` that a step changes by a constant amount, such as the state of a random
+    generator.
     """
     import tensorflow as tf
 
@@ -166,7 +176,7 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
     Args:
         graph: the graph of a copy (`Additions`).
         variables: TensorFlow variables that may be shared.
-        sums: variables that each rank has for itself, whose sum over the ranks is that of all batches.
+        sums: variables that each rank has for itself; over the ranks they add up to the sum of all batches.
         own: other variables that each rank has for itself, which the step may change in any way.
     """
     shared = {id(one.handle): find_name(one) for one in variables}
@@ -188,14 +198,14 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
                 return f"it changes '{name}' in some steps only"
             if name is not None and kind not in (*_READS, *variable_uses.ADDS):
                 return f"it changes '{name}' other than by addition ({kind})"
-        late = variable_uses.find_stale_use(within_graph[handle]) if name is not None else ""
-        if late:
-            return f"it uses the old value of '{name}' after a change ({late})"
+        stale_op = variable_uses.find_stale_use(within_graph[handle]) if name is not None else ""
+        if stale_op:
+            return f"it uses the old value of '{name}' after a change ({stale_op})"
     return ""
 
 
 def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
-    """Returns whether a step changes a variable only by adding values that do not depend on it."""
+    """Whether a step changes a variable only by adding values that do not depend on it."""
     if any(use.kind.startswith(_CHANGES) for use in uses if use.within):
         return False
     for op in handle.consumers():

@@ -1,4 +1,4 @@
-"""Metrics of an epoch in which ranks trained by themselves: combined over all ranks after they have synchronized."""
+"""Metrics of an epoch in which ranks trained by themselves, combined over all ranks for the logs of callbacks."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ class Figures:
     """The metrics of the current epoch."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
+        self._metrics: dict[str, Any] = {}
 
     def read_metrics(self, model: Any) -> None:
-        """Read the model's metrics, which now include the rows of all ranks."""
+        """Read the model's metrics. Call this after ranks have synchronized, when metrics include the rows of all."""
         import tensorflow as tf
 
-        self._known = {}
+        self._metrics = {}
         results = model.get_metrics_result() if hasattr(model, "get_metrics_result") else {}
         for one in () if results else model.metrics:  # Keras 2
             result = one.result()
             results.update(result if isinstance(result, dict) else {one.name: result})
         for name, value in results.items():
             value = tf.convert_to_tensor(value).numpy()
-            self._known[name] = float(value) if not value.shape else value
+            self._metrics[name] = float(value) if not value.shape else value
 
-    def tell(self, logs: dict[str, Any], choose: Callable[[list[Any]], Any], order: int = 0) -> None:
-        """Put the values of all ranks into `logs`.
+    def update_logs(self, logs: dict[str, Any], combine: Callable[[list[Any]], Any], order: int = 0) -> None:
+        """Replace this rank's values in `logs` by values of all ranks. Collective if a name is not a metric.
+
+        Values of validation (`val_*`) stay: all ranks have computed them together.
 
         Args:
-            choose: combines the ranks' values of a name that is not a metric.
-            order: sort key of this rank's values in the list for `choose`.
-
-        Collective, if there are such names. Values of validation are already those of all ranks.
+            combine: computes a value that is not a metric from the values of all ranks.
+            order: sort key of this rank's values in the list for `combine`.
         """
         names = [name for name in logs if not name.startswith("val_")]
-        if set(names) == set(self._known):  # Keras prefers the metrics, too
-            logs.update(self._known)
+        if set(names) == set(self._metrics):  # Keras prefers the metrics, too
+            logs.update(self._metrics)
             return
-        mine = {name: logs[name].numpy() if hasattr(logs[name], "numpy") else logs[name] for name in names}
-        everyone = objects.allgather((order, mine), "the metrics of an epoch of ranks that trained by themselves")
-        ordered = [one for _, one in sorted(everyone, key=lambda one: one[0])]
-        logs.update({name: choose([one[name] for one in ordered]) for name in names})
+        own_logs = {name: logs[name].numpy() if hasattr(logs[name], "numpy") else logs[name] for name in names}
+        gathered = objects.allgather((order, own_logs), "the metrics of an epoch of ranks that trained by themselves")
+        ordered = [rank_logs for _, rank_logs in sorted(gathered, key=lambda one: one[0])]
+        logs.update({name: combine([rank_logs[name] for rank_logs in ordered]) for name in names})

@@ -1,4 +1,8 @@
-"""Keras' `fit` with asynchronous training, in which ranks take turns at batches (`turns`): obstacles, epochs, logs."""
+"""Keras' `fit` with `MATEX_STRATEGY=async`, in which ranks take turns at batches (`turns`).
+
+`keras_fit` makes a `Fit` for each call of `fit`. At its first epoch the ranks decide whether they can take turns, and
+report an obstacle otherwise. Within an epoch a rank computes by itself; at its end ranks meet and combine their logs.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,8 @@ class _StepFoundError(Exception):
 class Fit:
     """A call of `fit`. Its steps come from `source`, the first data source that it creates.
 
-    why_not: a known reason why ranks cannot take turns; "" if there is none.
+    Args:
+        why_not: a known reason why ranks cannot take turns; "" if there is none.
     """
 
     def __init__(self, model: Any, why_not: str):
@@ -46,13 +51,14 @@ class Fit:
         self._why_not = why_not
         self.turns: Turns | None = None
         self._callbacks: Any = ()
-        self._has_begun = self._is_decided = False
+        self._has_begun = False  # an epoch has begun
+        self._is_decided = False  # whether ranks take turns
         self._step: SharedStep | None = None
-        self._function: Any = None
-        self._kept: Any = None  # saves the state of the run within this call
+        self._function: Any = None  # the train function of Keras whose copy is `_step`
+        self._fit_state: Any = None  # saves the state of the run within this call; None if it is not saved
         self._figures = Figures()
         self._meetings = 0  # number of processed meetings
-        self._alone = contextlib.ExitStack()
+        self._alone = contextlib.ExitStack()  # entered while this thread computes for its own rank only
 
     def begin(self, callbacks: Any) -> None:
         """Called when callbacks are told that training begins."""
@@ -65,7 +71,7 @@ class Fit:
         self._has_begun = True
 
     def iterate_epoch(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """The steps of an epoch that this rank computes, from `steps`, all its steps."""
+        """The steps that this rank computes, among `steps`, all steps of an epoch."""
         first = list(itertools.islice(steps, 1)) if self._has_begun else []
         steps = itertools.chain(first, steps)
         if first and not self._is_decided:
@@ -75,12 +81,12 @@ class Fit:
             yield from steps
             return
         source: Any = self.source
-        begins = first[0][0]  # greater than 0 in a restarted run
-        remaining = [source.steps_per_epoch and source.steps_per_epoch - begins]
+        first_step = first[0][0]  # greater than 0 in a restarted run
+        remaining = [source.steps_per_epoch and source.steps_per_epoch - first_step]
         remaining.append(source._num_batches and source._num_batches - source._steps_seen + 1)
         try:
             for step in self.turns.iterate_epoch(steps, min(filter(None, remaining))):
-                self._leave_others()
+                self._compute_alone()
                 yield step
         finally:
             self._note_meeting()
@@ -94,32 +100,32 @@ class Fit:
         if why:
             report_fallback(f"fit on '{self.model.name}'", why)
 
-    def _open_turns(self, most: int, iterator: Any) -> str:
+    def _open_turns(self, max_batches: int, iterator: Any) -> str:
         """Begin to take turns. Returns the reason if ranks cannot. Collective."""
         import tensorflow as tf
 
-        # Eager training code gets no batch, so that it trains nothing here.
+        # Call Keras' train function only to find its step (`_find_step`). Without batches, eager code trains nothing.
         empty = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=iterator.element_spec)
         ends = (_StepFoundError, StopIteration, tf.errors.OutOfRangeError)
         with function_calls.take_calls(self._find_step), contextlib.suppress(*ends):
             self.model.train_function(iter(empty))
         step = self._step
-        own_answer = "its step cannot be traced by itself" if step is None else step.why_not
+        own_obstacle = "its step cannot be traced by itself" if step is None else step.why_not
         parts = [] if step is None else step.parts
-        answers = objects.allgather((own_answer, parts), "whether ranks can take turns at batches")
-        why = next((why for why, _ in answers if why), "")
+        answers = objects.allgather((own_obstacle, parts), "whether ranks can take turns at batches")
+        why = next((obstacle for obstacle, _ in answers if obstacle), "")
         if not why and any(parts != answers[0][1] for _, parts in answers):
             why = "its step changes variables in another order on each rank"
         if why or step is None:
             return why
         run = run_state.get_current()
-        self._kept = run.within if run is not None else None
-        turns = Turns(step, most, self if self._kept is not None else None)
+        self._fit_state = run.within if run is not None else None
+        turns = Turns(step, max_batches, self if self._fit_state is not None else None)
         if not turns.open_turns():
             return "the ranks have no memory in common, or too little of it is left"
         self.turns = turns
-        if self._kept is not None:
-            self._kept.takes_turns = True
+        if self._fit_state is not None:
+            self._fit_state.takes_turns = True
         _report_turns()
         return ""
 
@@ -129,7 +135,7 @@ class Fit:
             self._function, self._step = function, SharedStep(plan, self.model)
         raise _StepFoundError
 
-    def _leave_others(self) -> None:
+    def _compute_alone(self) -> None:
         """From now until the ranks meet, this thread computes for its own rank only."""
         if not own_data.is_alone():
             self._alone.enter_context(own_data.compute_alone())
@@ -172,19 +178,19 @@ class Fit:
 
     def is_due(self) -> bool:
         """Whether this rank wants to save the state of the run."""
-        return bool(self._kept.is_due())
+        return bool(self._fit_state.is_due())
 
     def keep_within(self, step: int) -> None:
         """Save the state of the run before `step` of the epoch, where the ranks have met. Collective."""
         self._note_meeting()
-        self._kept.keep_within(step)
+        self._fit_state.keep_within(step)
 
-    def tell_figures(self, logs: dict[str, Any]) -> None:
+    def update_logs(self, logs: dict[str, Any]) -> None:
         """Combine the ranks' logs into those of an epoch; a value that is no metric is taken from the last batch.
         Collective.
         """
         if self.turns is not None:
-            self._figures.tell(logs, lambda given: given[-1], order=self.turns.newest)
+            self._figures.update_logs(logs, lambda values: values[-1], order=self.turns.newest)
 
     def end(self) -> None:
         """Called after training has ended normally. Collective."""
@@ -222,9 +228,7 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
 
 
 def _report_turns() -> None:
-    how = (
-        f"at most {read_bound()} ahead of the oldest under way; results are statistical, not those of the script alone"
-        if read_bound()
-        else "one at a time; the result is that of the script alone, but for draws of tf.random"
-    )
+    how = "one at a time; the result is that of the script alone, but for draws of tf.random"
+    if bound := read_bound():
+        how = f"at most {bound} ahead of the oldest under way; results are statistical, not those of the script alone"
     notes.print_note(f"asynchronous: {world.get_world().size} ranks, whole batches in turn, {how} (docs/strategies.md)")

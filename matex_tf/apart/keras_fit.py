@@ -1,4 +1,8 @@
-"""Hooks on Keras for ranks that train apart: `fit` and its data source."""
+"""Hooks on Keras for ranks that train by themselves: on `fit` and its data source.
+
+The hooks make a `fit.Fit` for each call of `fit`, and pass the events of its training on to it. `local` uses
+`is_within`.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +70,8 @@ def _wrap_source(original: Any) -> Any:
 @HOOKS.replace_in(_IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator._enumerate_iterator", optional=True)
 def _wrap_enumerate(original: Any) -> Any:
     def _enumerate_iterator(self: Any) -> Any:
-        found = next((one for one in _fits if one.source is self), None)
-        return original(self) if found is None else found.iterate_epoch(original(self))
+        call = next((one for one in _fits if one.source is self), None)
+        return original(self) if call is None else call.iterate_epoch(original(self))
 
     return _enumerate_iterator
 
@@ -78,7 +82,7 @@ def start_listening() -> None:
     events.epoch_begins.add_listener(_begin_epoch)
     events.step_trained.add_listener(_note_trained)
     events.ranks_meet.add_listener(_meet)
-    events.figures_told.add_listener(_tell_figures)
+    events.figures_told.add_listener(_update_logs)
 
 
 def _begin_training(model: Any, callbacks: Any) -> None:
@@ -106,6 +110,6 @@ def _meet(doing: str) -> None:
         one.meet(doing)
 
 
-def _tell_figures(model: Any, logs: dict[str, Any]) -> None:
+def _update_logs(model: Any, logs: dict[str, Any]) -> None:
     if _fits and _fits[-1].model is model:
-        _fits[-1].tell_figures(logs)
+        _fits[-1].update_logs(logs)

@@ -1,7 +1,8 @@
 """`MATEX_STRATEGY=local:H`: in `fit` each rank trains H steps by itself, then all ranks average their weights.
 
-A rank's step uses only its own rows (`own_rows`). Weights are averaged whenever the model is used by all ranks: at the
-end of an epoch, for validation, or to save it.
+`LocalSteps` listens to the events of steps and of `fit`. It replaces the copy of a training step by one that uses only
+the rank's own rows (`own_rows`). Weights are also averaged before all ranks use the model together: at the end of an
+epoch, for validation, or to save it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from matex_tf.steps.plan import CopyKind
 from matex_tf.steps.variables import find_birth, find_differing, find_name, find_tf_variable
 from matex_tf.world import world
 
-_AT_ONCE = 1 << 22  # bytes of variables that are averaged together, if several fit
+_MAX_GROUP_BYTES = 1 << 22  # of variables that are averaged in one collective; a larger variable is a group of its own
 
 
 def is_chosen() -> bool:
-    """Returns whether ranks train by themselves where possible."""
+    """Whether ranks train by themselves where possible."""
     name = settings.get_strategy_name(settings.get_settings().strategy)
     return name == "local" and world.is_active() and not world.get_world().is_phantom
 
@@ -49,11 +50,12 @@ class LocalSteps:
     def __init__(self) -> None:
         self._model: Any = None  # the model that the last call of `fit` trains locally
         self._plans: weakref.WeakSet[Any] = weakref.WeakSet()  # plans whose calls run locally
-        self._obstacles: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._trained: dict[int, Any] = {}
-        self._others: dict[int, Any] = {}
-        self._steps = 0  # since the last average
-        self._are_apart = False
+        self._obstacles: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by plan
+        # The variables of local steps since the last meeting, by id:
+        self._trained: dict[int, Any] = {}  # the trained weights
+        self._used: dict[int, Any] = {}  # all variables
+        self._steps = 0  # since the last average of weights
+        self._are_apart = False  # ranks may have different values
         self._figures = figures.Figures()
 
     def start_listening(self) -> None:
@@ -62,7 +64,7 @@ class LocalSteps:
         events.step_ended.add_listener(self._end_step)
         events.step_trained.add_listener(self._note_trained)
         events.ranks_meet.add_listener(self._meet)
-        events.figures_told.add_listener(self._tell_figures)
+        events.figures_told.add_listener(self._update_logs)
 
     def _begin_training(self, model: Any, callbacks: Any) -> None:
         why = _find_obstacle(model)
@@ -80,7 +82,7 @@ class LocalSteps:
             if is_apart:
                 plan.use_copy(CopyKind(own_rows.OwnCopy, own_rows.OwnExchanger))
                 self._plans.add(plan)
-                _say_averaging()
+                _report_averaging()
             else:
                 plan.use_copy(CopyKind())
                 self._plans.remove(plan)
@@ -96,7 +98,7 @@ class LocalSteps:
             report_fallback(plan.place, plan.why_whole)
 
     def _can_run_apart(self, plan: Any) -> bool:
-        """Returns whether a rank can run the calls of a plan by itself."""
+        """Whether a rank can run the calls of a plan by itself."""
         if plan not in self._obstacles:
             self._obstacles[plan] = why = own_rows.find_obstacle(plan.program)
             if why:
@@ -106,7 +108,7 @@ class LocalSteps:
     def _end_step(self, plan: Any) -> None:
         """Collective once in every period of steps."""
         if plan in self._plans:
-            self._others.update((id(one), one) for one in map(find_tf_variable, plan.traced.graph.variables))
+            self._used.update((id(one), one) for one in map(find_tf_variable, plan.traced.graph.variables))
             self._trained.update((id(one), one) for one in map(find_tf_variable, plan.trained))
             self._steps += 1
             if self._steps == read_period():
@@ -119,24 +121,24 @@ class LocalSteps:
         self._are_apart = False
         if self._steps:
             self._average_trained()
-        others = [one for key, one in self._others.items() if key not in self._trained and one.dtype.name != "string"]
-        chosen = sorted(others, key=find_birth)
-        values = [np.asarray(one.numpy()) for one in chosen]
-        names = list(map(find_name, chosen))
+        others = [one for key, one in self._used.items() if key not in self._trained and one.dtype.name != "string"]
+        others.sort(key=find_birth)
+        values = [np.asarray(one.numpy()) for one in others]
+        names = list(map(find_name, others))
         differing = find_differing(names, values, "the variables of ranks that trained by themselves")
-        _take_average([chosen[index] for index in differing])
-        self._trained, self._others = {}, {}
+        _average([others[index] for index in differing])
+        self._trained, self._used = {}, {}
         agreement.set_apart(False)
         if self._model is not None:
             self._figures.read_metrics(self._model)
 
-    def _tell_figures(self, model: Any, logs: dict[str, Any]) -> None:
+    def _update_logs(self, model: Any, logs: dict[str, Any]) -> None:
         if model is self._model:
-            self._figures.tell(logs, lambda given: sum(given) / len(given))
+            self._figures.update_logs(logs, lambda values: sum(values) / len(values))
 
     def _average_trained(self) -> None:
         self._steps = 0
-        _take_average(sorted(self._trained.values(), key=find_birth))
+        _average(sorted(self._trained.values(), key=find_birth))
 
 
 def start_listening() -> None:
@@ -165,7 +167,7 @@ def _find_obstacle(model: Any) -> str:
     return ""
 
 
-def _say_averaging() -> None:
+def _report_averaging() -> None:
     steps = "each step" if read_period() == 1 else f"{read_period()} steps"
     notes.print_note(
         f"local: {world.get_world().size} ranks, each on its slices of batches by itself; after {steps} the "
@@ -173,33 +175,33 @@ def _say_averaging() -> None:
     )
 
 
-def _take_average(chosen: Sequence[Any]) -> None:
+def _average(variables: Sequence[Any]) -> None:
     """Set TensorFlow variables to their averages over the ranks. Collective."""
     import tensorflow as tf
 
-    for group in _group_variables(chosen):
+    for group in _group_variables(variables):
         flat = [tf.reshape(one.read_value(), [-1]) for one in group]
         name = f"the average of '{find_name(group[0])}' and {len(group) - 1} more"
-        whole = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+        concatenated = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
         if group[0].dtype.is_floating:
-            average = ops.allreduce(whole, "mean", name)
+            average = ops.allreduce(concatenated, "mean", name)
         else:
-            total = ops.allreduce(tf.cast(whole, tf.int64), "sum", name)
+            total = ops.allreduce(tf.cast(concatenated, tf.int64), "sum", name)
             average = tf.cast(total // world.get_world().size, group[0].dtype)
         for one, value in zip(group, tf.split(average, [part.shape.num_elements() for part in flat])):
             one.assign(tf.reshape(value, one.shape))
 
 
-def _group_variables(chosen: Sequence[Any]) -> Iterator[list[Any]]:
+def _group_variables(variables: Sequence[Any]) -> Iterator[list[Any]]:
     """Group consecutive variables of equal dtype, up to the limit of bytes."""
     group: list[Any] = []
-    size = 0
-    for one in chosen:
-        more = one.shape.num_elements() * one.dtype.size
-        if group and (one.dtype != group[0].dtype or size + more > _AT_ONCE):
+    group_bytes = 0
+    for one in variables:
+        size = one.shape.num_elements() * one.dtype.size
+        if group and (one.dtype != group[0].dtype or group_bytes + size > _MAX_GROUP_BYTES):
             yield group
-            group, size = [], 0
+            group, group_bytes = [], 0
         group.append(one)
-        size += more
+        group_bytes += size
     if group:
         yield group

@@ -1,6 +1,8 @@
-"""Copies of a step for this rank alone: computes as if every other rank had the rows of this rank.
+"""The copy of a step that a rank computes without the other ranks, for `local:H`.
 
-A sum over the ranks is this rank's term times the number of ranks. A rank without rows contributes nothing.
+It computes as if every other rank had the rows of this rank: a sum over the ranks is this rank's term times the number
+of ranks. A rank without rows contributes nothing. `local` makes the copy with `OwnCopy` and `OwnExchanger` in place of
+the classes that exchange data.
 """
 
 from __future__ import annotations
@@ -51,17 +53,18 @@ class OwnExchanger:
         import tensorflow as tf
 
         contributes = batch_slice.contributes
-        times = world.get_world().trainers
+        ranks = world.get_world().trainers
 
         def estimate(kind: str, tensor: Any) -> Any:
             if kind == "gather":
                 rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
                 rows.set_shape([None, *tensor.shape[1:]])
-                return tf.concat([rows] * times, 0)
-            many = tf.logical_and(tensor, contributes) if tensor.dtype.is_bool else tensor * times
-            return many if tensor.dtype.is_bool else tf.where(contributes, many, tf.zeros_like(many))
+                return tf.concat([rows] * ranks, 0)
+            if tensor.dtype.is_bool:
+                return tf.logical_and(tensor, contributes)
+            return tf.where(contributes, tensor * ranks, tf.zeros_like(tensor))
 
-        return [estimate(one.kind, one.tensor) for one in requests]
+        return [estimate(request.kind, request.tensor) for request in requests]
 
 
 def find_obstacle(program: Program) -> str:
@@ -69,7 +72,7 @@ def find_obstacle(program: Program) -> str:
 
     A step must not slice gathered rows, nor use a maximum or minimum over all rows.
     """
-    gathered: set[int] = set()
+    gathered: set[int] = set()  # ids of values that depend on gathered rows
     for node in program.nodes:
         if has_collective(node) and not is_batch(node):
             return MIXES
@@ -90,7 +93,7 @@ def find_obstacle(program: Program) -> str:
 
 
 def _has_gathered(program: Program) -> bool:
-    """Returns whether a branch or a loop gathers rows."""
+    """Whether a branch or a loop gathers rows."""
     return any(
         need is not None and need.kind == REPLICATED and value.placement.is_sharded
         for node in program.nodes

@@ -1,4 +1,7 @@
-"""The batches of the iterators of `fit`, by number: every rank iterates over all of them."""
+"""The batches of the iterators of `fit` by number, for ranks that take turns at batches (`turns`).
+
+Every rank iterates over all batches, so that all ranks number them alike.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ class Pipeline:
     """The batches of an iterator, numbered from 0 in each epoch.
 
     Args:
-        take: returns the next batch of an iterator, None at its end.
-        most: number of batches that are kept, so that they can be trained for a lost rank.
+        take_batch: returns the next batch of an iterator, None at its end.
+        max_kept: number of newest batches that are kept, so that this rank can train the batch of a lost rank.
     """
 
-    def __init__(self, take: Callable[[Any], list[Any] | None], most: int):
-        self._take = take
-        self._kept: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=most)
+    def __init__(self, take_batch: Callable[[Any], list[Any] | None], max_kept: int):
+        self._take_batch = take_batch
+        self._kept: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=max_kept)
         self._iterator: Any = None
-        self._next = 0  # number of the next batch
-        self._first = 0  # number of the first batch of the epoch
+        self._next = 0  # the next batch of the iterator, counted from the iterator's first
+        self._first = 0  # the first batch of the epoch, counted likewise
         self.digest: tuple[int, int] | None = None  # number of rows and hash of the epoch's first batch
 
     def begin_epoch(self, iterator: Any) -> None:
@@ -38,16 +41,16 @@ class Pipeline:
         Raises:
             LookupError: the batch was passed and is no longer kept.
         """
-        place = self._first + number
-        while self._next <= place:
-            batch = self._take(self._iterator)
+        wanted = self._first + number
+        while self._next <= wanted:
+            batch = self._take_batch(self._iterator)
             if batch is None:
                 return None
             if self._next == self._first:
                 self.digest = len(batch[0]), _digest(batch)
             self._kept.append((self._next, batch))
             self._next += 1
-        return next(batch for at, batch in self._kept if at == place)
+        return next(batch for position, batch in self._kept if position == wanted)
 
 
 def _digest(batch: Sequence[Any]) -> int:

@@ -1,6 +1,8 @@
 """Lets asynchronous ranks continue after the loss of a rank (`turns`, with MATEX_ELASTIC).
 
-Another rank trains the batch that the lost rank had begun: the store knows its progress, and has its metrics.
+Another rank trains the batch that the lost rank had begun; the store knows which additions were made. For the metrics,
+each rank has two slots in the store, which it writes alternately after a batch. So one slot always has the metrics of
+its last completed batch, even if the rank is lost while it writes the other slot.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ class Rescue:
     def __init__(self, sums: values.Sums):
         self._sums = sums
         self._turns: Any = None
-        self._place = 0
-        self._version = 1
+        self._offset = 0  # of the first slot in the store, in bytes
+        self._version = 1  # the slot that this rank has written last, 0 or 1
         self._ranks: list[int] = []  # the remaining ranks, by their numbers in the store
         self._lost: set[int] = set()
         self._added: set[int] = set()  # lost ranks whose metrics this rank has added
@@ -42,60 +44,61 @@ class Rescue:
         """Bytes that this object needs in the store."""
         return 2 * world.get_world().size * self._sums.size
 
-    def begin_turns(self, place: int) -> None:
-        """Begin a training; this object's bytes in the store begin at `place`."""
-        self._place, self._version = place, 1
+    def begin_turns(self, offset: int) -> None:
+        """Begin an epoch; this object's bytes in the store begin at `offset`."""
+        self._offset, self._version = offset, 1
         me = world.get_world()
-        parts = self._sums.read()
+        added = self._sums.compute_added()
         for version in (0, 1):
-            self._write_counts(me.rank, version, parts)
+            self._write_slot(me.rank, version, added)
         self._ranks = list(range(me.size))
         self._lost, self._added = set(), set()
 
-    def keep_counts(self) -> int:
+    def keep_sums(self) -> int:
         """Store this rank's metrics after a batch. Returns their version (`store.end_batch`)."""
         self._version = 1 - self._version
-        self._write_counts(world.get_world().rank, self._version, self._sums.read())
+        self._write_slot(world.get_world().rank, self._version, self._sums.compute_added())
         return self._version
 
     def find_losses(self) -> None:
-        """Check whether ranks are lost for which others wait."""
+        """Tell the store of newly lost ranks, so that others do not wait for them; the first to know reports it."""
         me = world.get_world()
         for rank in world.list_lost():
-            if not store.is_lost(rank):
-                is_first, batch = store.note_loss(rank)
-                if is_first:
-                    left = me.size - sum(map(store.is_lost, range(me.size)))
-                    had = "it had no batch" if batch is None else f"another rank trains its batch, {batch} of the epoch"
-                    elastic.report_loss(
-                        {rank: me.hosts[rank]}, left, f"within an epoch of asynchronous training; {had}"
-                    )
+            if store.is_lost(rank):
+                continue
+            is_first, batch = store.note_loss(rank)
+            if is_first:
+                remaining = me.size - sum(map(store.is_lost, range(me.size)))
+                text = "it had no batch" if batch is None else f"another rank trains its batch, {batch} of the epoch"
+                where = f"within an epoch of asynchronous training; {text}"
+                elastic.report_loss({rank: me.hosts[rank]}, remaining, where)
 
     def _handle_loss(self, became_first: bool) -> None:
         assert self._turns is not None
         self._turns.is_outdated = True
-        self._lost.update(rank for place, rank in enumerate(self._ranks) if place not in membership.survivors)
-        elastic.reported.update(place for place, rank in enumerate(self._ranks) if store.is_lost(rank))
-        self._ranks = [self._ranks[place] for place in membership.survivors]
+        # Ranks were renumbered: `membership.survivors` has the former numbers, which are indices of `self._ranks`.
+        self._lost.update(rank for index, rank in enumerate(self._ranks) if index not in membership.survivors)
+        elastic.reported.update(index for index, rank in enumerate(self._ranks) if store.is_lost(rank))
+        self._ranks = [self._ranks[index] for index in membership.survivors]
         if not self.is_meeting or world.get_world().rank > 0:
             return
         for rank in self._lost - self._added:
             self._added.add(rank)
             self._sums.add(self._read_slot(rank, store.read_version(rank)))
 
-    def _find_slot(self, rank: int, version: int) -> np.ndarray:
+    def _map_slot(self, rank: int, version: int) -> np.ndarray:
         size = self._sums.size
-        first = self._place + (2 * rank + version) * size
-        found: np.ndarray = store.map_bytes(first + size)[first:]
-        return found
+        start = self._offset + (2 * rank + version) * size
+        slot: np.ndarray = store.map_bytes(start + size)[start:]
+        return slot
 
-    def _write_counts(self, rank: int, version: int, parts: list[np.ndarray]) -> None:
-        data = np.frombuffer(b"".join(value.tobytes() for value in parts), np.uint8)
-        self._find_slot(rank, version)[: data.size] = data
+    def _write_slot(self, rank: int, version: int, amounts: list[np.ndarray]) -> None:
+        data = np.frombuffer(b"".join(amount.tobytes() for amount in amounts), np.uint8)
+        self._map_slot(rank, version)[: data.size] = data
 
     def _read_slot(self, rank: int, version: int) -> list[np.ndarray]:
-        data, found, first = self._find_slot(rank, version).tobytes(), [], 0
-        for like in self._sums.read():
-            found.append(np.frombuffer(data[first : first + like.nbytes], like.dtype).reshape(like.shape))
-            first += like.nbytes
-        return found
+        data, amounts, offset = self._map_slot(rank, version).tobytes(), [], 0
+        for like in self._sums.compute_added():
+            amounts.append(np.frombuffer(data[offset : offset + like.nbytes], like.dtype).reshape(like.shape))
+            offset += like.nbytes
+        return amounts

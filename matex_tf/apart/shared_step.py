@@ -1,4 +1,7 @@
-"""The training step of a model, rewritten to add to variables that the ranks share."""
+"""The training step of a model for `async`, rewritten to add to variables that the ranks share (`additive`).
+
+`fit` makes a `SharedStep` of the plan of Keras' train function; `turns` calls it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.variables import find_name, find_tf_variable
 
 _TYPES = ("float32", "float64", "int32", "int64")
+"""Dtypes of variables that the ops for shared memory can change."""
 
 
 class SharedStep:
@@ -17,67 +21,72 @@ class SharedStep:
 
     shared: the TensorFlow variables to which it adds.
     sums: variables of metrics; each rank counts its own changes.
-    counters: variables that each step changes by a constant amount, with that amount, such as states of random numbers.
-    told: other variables that each rank has for itself: those that the step changes, and scalars such as the learning
-    rate.
-    parts: for each addition, the index of its variable, by which losses of ranks are repaired.
-    why_not: the reason why ranks cannot share it; "" if they can.
+    counters: (variable, amount) pairs: each step changes the variable by this constant amount. For instance states of
+    random numbers.
+    own: the other variables that the step changes, and scalars of the optimizer such as the learning rate. Each rank
+        has
+    its own values of them.
+    parts: for each addition, the index of its variable. With it the store repairs the step of a lost rank.
+    why_not: the reason why ranks cannot share the step; "" if they can.
     """
 
     def __init__(self, plan: StepPlan, model: Any):
         self.plan = plan
         self.shared: list[Any] = []
         self.counters: list[tuple[Any, Any]] = []
-        self.told: list[Any] = []
+        self.own: list[Any] = []
         self.parts: list[int] = []
-        self._run: Any = None
+        self._function: Any = None
         self.sums = _find_inner(model.metrics_variables)
-        counted = set(map(id, self.sums))
-        weights = [one for one in _find_inner(model.weights) if id(one) not in counted]
+        sum_ids = set(map(id, self.sums))
+        weights = [one for one in _find_inner(model.weights) if id(one) not in sum_ids]
         trained = set(map(id, _find_inner(model.trainable_variables)))
         optimizer = _find_inner(model.optimizer.variables)
-        known = list({id(one): one for one in [*weights, *optimizer]}.values())
-        private = [one for one in _find_inner(model.variables) if all(one is not other for other in known)]
+        sharable = list({id(one): one for one in [*weights, *optimizer]}.values())
+        private = [one for one in _find_inner(model.variables) if all(one is not other for other in sharable)]
         states = [one for one in weights if id(one) not in trained]
         try:
-            self.why_not = self._copy(additive.Additions(known, states), known, private)
+            self.why_not = self._copy(additive.Additions(sharable, states), sharable, private)
         except Exception as error:  # of any op; the ranks then use allreduce
             self.why_not = f"its copy cannot be made ({type(error).__name__}: {error})"
         self.sums, changed = self._list_changed(self.sums), self._list_changed(private)
-        if self._run is not None:
-            self.counters = additive.find_amounts(self._run.graph, changed)
-        apart = {id(one) for one in (*weights, *self.shared, *self.sums, *(one for one, _ in self.counters))}
+        if self._function is not None:
+            self.counters = additive.find_amounts(self._function.graph, changed)
+        not_own = {id(one) for one in (*weights, *self.shared, *self.sums, *(one for one, _ in self.counters))}
         scalars = [one for one in optimizer if one.shape.rank == 0]
-        self.told = [one for one in [*scalars, *changed] if id(one) not in apart]
+        self.own = [one for one in [*scalars, *changed] if id(one) not in not_own]
 
-    def _copy(self, additions: additive.Additions, known: Sequence[Any], private: Sequence[Any]) -> str:
+    def _copy(self, additions: additive.Additions, sharable: Sequence[Any], private: Sequence[Any]) -> str:
+        """Trace the copy. Returns the reason why ranks cannot share it; "" if they can."""
         import tensorflow as tf
 
-        plan, why = self.plan, [""]
+        plan, why_not = self.plan, ""
         if plan.source is None or plan.given != 1:
             return "it does not take its batch as the steps of Keras do"
         program = additive.read_step(plan.graph)
+        # The inputs of the plan's graph are, in this order: the arguments, the captured tensors, and the batch.
         outer = [one for one, _ in plan.traced.graph.captures]
-        taken = [*plan.graph.inputs[: plan.given], *plan.graph.inputs[plan.given + len(outer) :]]
+        not_captured = [*plan.graph.inputs[: plan.given], *plan.graph.inputs[plan.given + len(outer) :]]
 
-        def step(*given: Any) -> list[Any]:
-            here = tf.compat.v1.get_default_graph()
-            inputs = [*given[: plan.given], *map(here.capture, outer), *given[plan.given :]]
+        def step(*args: Any) -> list[Any]:
+            nonlocal why_not
+            graph = tf.compat.v1.get_default_graph()
+            inputs = [*args[: plan.given], *map(graph.capture, outer), *args[plan.given :]]
             outputs = additions.copy_step(program, inputs)
-            why[0] = additions.why_not or additive.find_obstacle(here, known, self.sums, private)
-            self.shared = additive.list_written(here, known)
+            why_not = additions.why_not or additive.find_obstacle(graph, sharable, self.sums, private)
+            self.shared = additive.list_written(graph, sharable)
             return outputs
 
-        specs = [tf.TensorSpec(one.shape, one.dtype) for one in taken]
-        self._run = tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
+        specs = [tf.TensorSpec(one.shape, one.dtype) for one in not_captured]
+        self._function = tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
         self.parts = additions.parts
         other = next((one for one in self.shared if one.dtype.name not in _TYPES), None)
         if other is not None:
             return f"'{find_name(other)}' has dtype {other.dtype.name}"
-        return why[0]
+        return why_not
 
     def _list_changed(self, variables: Sequence[Any]) -> list[Any]:
-        return additive.list_written(self._run.graph, variables) if self._run is not None else []
+        return additive.list_written(self._function.graph, variables) if self._function is not None else []
 
     def take_batch(self, iterator: Any) -> list[Any] | None:
         """The next batch of an iterator; None at its end."""
@@ -86,7 +95,7 @@ class SharedStep:
 
     def call(self, iterator: Any, batch: Sequence[Any]) -> Any:
         """Run the step on a batch and return its results; its changes are additions."""
-        return self.plan.traced.function_type.pack_output(self._run(iterator._iterator_resource, *batch))
+        return self.plan.traced.function_type.pack_output(self._function(iterator._iterator_resource, *batch))
 
 
 def _find_inner(variables: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,12 @@
-"""`MATEX_STRATEGY=async`: each rank trains whole batches in turn, and adds its updates to weights in shared memory.
+"""`MATEX_STRATEGY=async`: each rank trains whole batches, and adds its updates to weights in shared memory.
+
+A rank takes turns: it takes the batch with the next number that no rank has, trains it, and takes another one. So ranks
+train several batches at the same time; the bound of `async:BOUND` limits the distance between the oldest and the newest
+of them. Every rank iterates over the complete dataset, and skips the batches of other ranks (`pipeline`).
 
 Within an epoch there are no collectives: the weights and the optimizer's variables are in shared memory (`store`).
-    Between epochs, each rank has its own equal copies, and a model behaves as usual.
+Between epochs each rank has its own equal copies, and a model behaves as usual. `fit.Fit` creates a `Turns` for a call
+of `fit` whose step allows it.
 """
 
 from __future__ import annotations
@@ -37,14 +42,17 @@ def read_bound() -> int:
     return settings.get_strategy_number(settings.get_settings().strategy, max(4, 2 * (world.get_world().size - 1)))
 
 
-class _End(NamedTuple):
-    """A rank's contribution to the meeting at the end of an epoch."""
+class _EpochEnd(NamedTuple):
+    """What a rank sends to the others at the end of an epoch."""
 
-    early: str | None
-    first: tuple[int, int] | None
-    taken: int
-    told: values.Told
-    counted: list[np.ndarray]
+    reason: str | None
+    """Why the epoch ends before its last batch; None if this rank knows no reason."""
+    digest: tuple[int, int] | None
+    """Number of rows and hash of the first batch, to compare the order of data."""
+    newest_taken: int
+    own_values: values.BatchValues
+    added: list[np.ndarray]
+    """What this rank added to the sums of metrics."""
 
 
 class State(Protocol):
@@ -62,29 +70,32 @@ class Turns:
 
     Args:
         step: the step of the model.
-        most: the maximum number of batches in an epoch.
+        max_batches: the maximum number of batches in an epoch.
         state: saves the state of the run; None if it is not saved.
     """
 
-    def __init__(self, step: SharedStep, most: int, state: State | None):
-        self._step, self._most, self._state = step, most, state
-        self._shared = values.SharedValues(step.shared)
-        self._own = values.OwnValues(step.told)
+    def __init__(self, step: SharedStep, max_batches: int, state: State | None):
+        self._step, self._max_batches, self._state = step, max_batches, state
+        self._shared_values = values.SharedValues(step.shared)
+        self._own_values = values.OwnValues(step.own)
         self._sums = values.Sums(step.sums)
         self._counters = values.Counters(step.counters)
-        self._behind = read_bound()
+        self._bound = read_bound()
         self._rescue = Rescue(self._sums) if elastic.is_on() else None
-        self._pipeline = Pipeline(step.take_batch, self._behind + 1)
+        self._pipeline = Pipeline(step.take_batch, self._bound + 1)
         self.is_within = False  # the epoch is running, and ranks are at different batches
-        self.is_outdated = True  # the store must be created before it has a place for each rank
-        self.meetings = 0  # number of meetings of the ranks
+        self.is_outdated = True  # the store does not exist, or has no place for each rank
+        self.meetings = 0  # how often the ranks have met at the end of an epoch, or of a part of one
         self.is_stopped = False  # a callback of some rank has stopped the epoch
-        self.newest = -1  # the last batch of the epoch that this rank has trained
+        self.newest = -1  # the newest batch of the epoch that this rank has trained
         self._is_open = False
-        self._early: str | None = None  # why the epoch ends before its last batch; this rank knows first
-        self._batch = self._taken = -1  # the present batch of this rank, and the newest that it took in this epoch
-        self._done = self._count = 0  # trained batches of the epoch, and all batches
-        self._waited, self._made = 0.0, 0  # seconds, and updates of all ranks
+        self._reason: str | None = None  # why this rank ends the epoch before its last batch
+        self._batch = -1  # the present batch of this rank
+        self._newest_taken = -1  # the newest batch that this rank has taken in this epoch
+        self._trained = 0  # the number of batches of the epoch that all ranks have trained
+        self._batches = 0  # the number of batches of the epoch
+        self._updates = 0  # the number of updates of all ranks in all epochs
+        self._waited_seconds = 0.0
         self._staleness_counts: Counter[int] = Counter()
 
     def open_turns(self) -> bool:
@@ -96,67 +107,74 @@ class Turns:
 
     def _make_store(self) -> bool:
         """Create the shared memory. Returns whether the ranks have it. Collective."""
-        size = self._shared.size + (self._rescue.count_bytes() if self._rescue is not None else 0)
-        self.is_outdated = not store.make_store(size, self._most, len(self._step.parts))
+        size = self._shared_values.size + (self._rescue.count_bytes() if self._rescue is not None else 0)
+        self.is_outdated = not store.make_store(size, self._max_batches, len(self._step.parts))
         return not self.is_outdated
 
     def iterate_epoch(self, steps: Iterable[tuple[int, int, Any]], count: int) -> Iterator[Any]:
         """The steps of this rank, among the `count` steps of an epoch. Collective at the beginning and the end.
 
         Args:
-            steps: the number of each step, twice, and the iterator of the pipeline.
+            steps: all steps of the epoch: the number of each step, twice, and the iterator of the pipeline. A restarted
+                run begins with a number greater than 0; batches are counted from there.
         """
-        self._taken = self.newest = -1
-        self._own.forget_batches()
+        self._newest_taken = self.newest = -1
+        self._own_values.forget_batches()
         self._enter_epoch(0, count)
-        batch, began = self._begin_batch(), False
-        for number, (first, _, iterator) in enumerate(steps):
-            if not began:
+        batch = self._begin_batch()
+        for number, (step, _, iterator) in enumerate(steps):
+            first_step = step - number
+            if number == 0:
                 self._pipeline.begin_epoch(iterator)
-                began = True
-            while self.is_within if batch is None else batch <= number:
-                if batch is None:
-                    # If the epoch is cut short, Keras must not yet create the next epoch's iterator, because that draws
-                    # a seed.
-                    early = self.end_epoch()
-                    if early == _STOPPED:
-                        return
-                    if early == _OUT_OF_DATA:
-                        raise _make_end()
-                    if early == _PAUSED and self._state is not None:
-                        self._state.keep_within(first - number + self._done)
-                        self._enter_epoch(self._done, count)
-                        batch = self._begin_batch()
+            while True:
+                if batch is not None and batch > number:
+                    break  # `steps` comes to this batch later
+                if batch is not None:
+                    self._take_batch(batch)
+                    yield first_step + batch, first_step + batch, iterator
+                    batch = self._begin_batch()
                     continue
-                self._take_batch(batch)
-                yield first - number + batch, first - number + batch, iterator
-                batch = self._begin_batch()
+                if not self.is_within:
+                    break  # the epoch has ended; consume the other steps
+                # No batch is left for this rank. After an early end `steps` is not consumed: at its end Keras would
+                # create the iterator of the next epoch, which draws a seed.
+                reason = self.end_epoch()
+                if reason == _STOPPED:
+                    return
+                if reason == _OUT_OF_DATA:
+                    raise _make_end()
+                if reason == _PAUSED and self._state is not None:
+                    self._state.keep_within(first_step + self._trained)
+                    self._enter_epoch(self._trained, count)
+                    batch = self._begin_batch()
         self.end_epoch()
 
     def run_step(self, iterator: Any) -> Any:
-        """Compute the step on this rank's batch. Raises the end of the data if there is no batch;
-        that is collective.
+        """Compute the step on this rank's batch.
+
+        Raises:
+            OutOfRangeError: the data end before this batch. Collective then.
         """
         batch = self._pipeline.fetch_batch(self._batch)
         if batch is None:
-            self._early = _OUT_OF_DATA
+            self._reason = _OUT_OF_DATA
             store.leave_batches()
             store.stop_batches()
             self.end_epoch()
             raise _make_end()
         self._counters.move_to(self._batch)
         result = self._step.call(iterator, batch)
-        self._staleness_counts[store.end_batch(self._rescue.keep_counts() if self._rescue is not None else 0)] += 1
+        self._staleness_counts[store.end_batch(self._rescue.keep_sums() if self._rescue is not None else 0)] += 1
         self.newest = max(self._batch, self.newest)
         if self._state is not None and self._state.is_due():
-            self._early = self._early or _PAUSED
+            self._reason = self._reason or _PAUSED
             store.stop_batches()
         return result
 
     def stop_epoch(self) -> None:
         """Stop the epoch on behalf of a callback of this rank."""
         if self.is_within:
-            self._early = _STOPPED
+            self._reason = _STOPPED
             store.stop_batches()
 
     def end_epoch(self) -> str | None:
@@ -166,45 +184,51 @@ class Turns:
         if not self.is_within:
             return None
         self._leave_epoch()
-        ends = self._meet_ranks()
-        before, self._done = self._done, store.count_trained()
-        self._made += self._done - before
-        self._shared.take_out()
-        self._sums.assign_sum([end.counted for end in ends])
-        if len({end.first for end in ends if end.first}) > 1:
+        ends = self._gather_ends()
+        trained_before, self._trained = self._trained, store.count_trained()
+        self._updates += self._trained - trained_before
+        self._shared_values.copy_out()
+        self._sums.assign_sum([end.added for end in ends])
+        if len({end.digest for end in ends if end.digest}) > 1:
             notes.print_note(OTHER_ORDER)
-        # The last step of the script alone: if the data end, that is a step without a batch.
-        last = max(ends, key=lambda end: end.told.batch)
-        without = [end for end in ends if end.early == _OUT_OF_DATA]
-        if without:
-            last = min(without, key=lambda end: end.taken)
+        out_of_data = [end for end in ends if end.reason == _OUT_OF_DATA]
+        if not out_of_data:
+            # All pipelines advance to the same batch, so that their next random draws are equal. The newest batch may
+            # be one that no rank in `ends` has taken, if the rank with that batch was lost.
+            self._pipeline.fetch_batch(max(self._trained - 1, *(end.newest_taken for end in ends)))
+        # The script alone would now have the values of its last step. If the data have ended, that step has no batch.
+        if out_of_data:
+            last = min(out_of_data, key=lambda end: end.newest_taken)
         else:
-            # The pipelines' next random draws are then the same on all ranks; the rank with the last batch may be lost.
-            self._pipeline.fetch_batch(max(self._done - 1, *(end.taken for end in ends)))
-        self._own.assign_values(last.told)
-        self._counters.move_to(self._done)
-        reasons = [end.early for end in ends if end.early]
-        if self._done != self._count and not reasons:
-            raise errors.RankError(f"{self._done} of the {self._count} batches of an epoch were trained")
+            last = max(ends, key=lambda end: end.own_values.batch)
+        self._own_values.assign_values(last.own_values)
+        self._counters.move_to(self._trained)
+        reasons = [end.reason for end in ends if end.reason]
+        if self._trained != self._batches and not reasons:
+            raise errors.RankError(f"{self._trained} of the {self._batches} batches of an epoch were trained")
         self.meetings += 1
         self.is_stopped = _STOPPED in reasons
-        early = min(reasons, key=[_OUT_OF_DATA, _STOPPED, _PAUSED].index, default=None)
-        return None if early == _PAUSED and self._done == self._count else early
+        reason = min(reasons, key=[_OUT_OF_DATA, _STOPPED, _PAUSED].index, default=None)
+        if reason == _PAUSED and self._trained == self._batches:
+            return None  # the pause was asked for in the last batch
+        return reason
 
-    def _meet_ranks(self) -> list[_End]:
-        """Gather the ranks' contributions, including the counts of lost ranks. Collective."""
+    def _gather_ends(self) -> list[_EpochEnd]:
+        """The ends of all ranks, which include the sums of lost ranks. Collective."""
         what = "the end of an epoch of asynchronous training"
 
-        def tell() -> list[_End]:
-            told = self._own.keep_values(self.newest)
-            own_end = _End(self._early, self._pipeline.digest, self._taken, told, self._sums.read())
-            return objects.allgather(own_end, what)
+        def gather() -> list[_EpochEnd]:
+            own_values = self._own_values.keep_values(self.newest)
+            end = _EpochEnd(
+                self._reason, self._pipeline.digest, self._newest_taken, own_values, self._sums.compute_added()
+            )
+            return objects.allgather(end, what)
 
         if self._rescue is None:
-            return tell()
+            return gather()
         self._rescue.is_meeting = True
         try:
-            ends: list[_End] = membership.attempt_collectives(what, tell)
+            ends: list[_EpochEnd] = membership.attempt_collectives(what, gather)
         finally:
             self._rescue.is_meeting = False
         return ends
@@ -213,7 +237,7 @@ class Turns:
         """Release all resources, also within an epoch. Not collective."""
         if self.is_within:
             self._leave_epoch()
-            self._shared.take_out()
+            self._shared_values.copy_out()
         if self._rescue is not None:
             self._rescue.close_turns()
         if self._is_open:
@@ -222,11 +246,11 @@ class Turns:
 
     def report_turns(self) -> None:
         """Report statistics of the turns. Collective."""
-        ends = objects.allgather((self._staleness_counts, self._waited), "how asynchronous training went")
-        others: Counter[int] = sum((one for one, _ in ends), Counter())
-        if others:
-            waited = sum(seconds for _, seconds in ends)
-            notes.print_note(staleness.describe_turns(others, waited, self._made - sum(others.values())))
+        statistics = objects.allgather((self._staleness_counts, self._waited_seconds), "how asynchronous training went")
+        counts: Counter[int] = sum((of_rank for of_rank, _ in statistics), Counter())
+        if counts:
+            waited = sum(seconds for _, seconds in statistics)
+            notes.print_note(staleness.describe_turns(counts, waited, self._updates - sum(counts.values())))
 
     def _enter_epoch(self, first: int, count: int) -> None:
         """Let ranks take the batches of an epoch from number `first` on. Collective."""
@@ -238,28 +262,31 @@ class Turns:
         counts = objects.allgather((first, count), "the batches of an epoch of asynchronous training")
         if len(set(counts)) > 1:
             raise errors.MismatchError(f"the ranks have other batches in the same epoch, by first and number: {counts}")
-        if count > self._most:
-            raise errors.RankError(f"an epoch of asynchronous training has {count} batches, after {self._most} at most")
+        if count > self._max_batches:
+            raise errors.RankError(
+                f"an epoch of asynchronous training has {count} batches, after {self._max_batches} at most"
+            )
         if self.is_outdated and not self._make_store():
             raise membership.make_loss_error("they have no memory in common in which to train")
-        self._done, self._count, self._early, self.is_stopped = first, count, None, False
+        self._trained, self._batches, self._reason, self.is_stopped = first, count, None, False
         self._sums.begin()
         self._counters.begin(first)
-        is_first = world.get_world().rank == 0
-        if is_first:
-            self._shared.view_store(writes=True)
+        # Rank 0 writes the weights to the store; after the barrier the other ranks read them there.
+        is_writer = world.get_world().rank == 0
+        if is_writer:
+            self._shared_values.view_store(writes=True)
             store.deal_batches(first, count)
         if self._rescue is not None:
-            self._rescue.begin_turns(self._shared.size)
+            self._rescue.begin_turns(self._shared_values.size)
         objects.barrier("the weights are where all ranks train them")
-        if not is_first:
-            self._shared.view_store(writes=False)
+        if not is_writer:
+            self._shared_values.view_store(writes=False)
 
     def _take_batch(self, batch: int) -> None:
         """Set the next batch of this rank, which may be an older batch of a lost rank."""
         if batch < self.newest:
-            self._own.keep_values(self.newest)  # the values of its newest batch
-        self._batch, self._taken = batch, max(batch, self._taken)
+            self._own_values.keep_values(self.newest)  # before callbacks set the values of the older batch
+        self._batch, self._newest_taken = batch, max(batch, self._newest_taken)
 
     def _leave_epoch(self) -> None:
         self.is_within = False
@@ -267,17 +294,17 @@ class Turns:
 
     def _begin_batch(self) -> int | None:
         """The next batch of this rank, after a wait until it may be trained; None if there is none."""
-        turn = store.begin_batch(self._behind, 0)
-        if turn.begun == store.Begun.NOT_YET:
+        turn = store.begin_batch(self._bound, 0)
+        if turn.status == store.TurnStatus.NOT_YET:
             start = time.perf_counter()
-            whom = f"rank {turn.behind}" if turn.behind >= 0 else "another rank"
-            with ops.announce_exchange(f"a batch, or an epoch's end, that comes when {whom} has trained an older one"):
-                while turn.begun == store.Begun.NOT_YET:
+            other = f"rank {turn.oldest_rank}" if turn.oldest_rank >= 0 else "another rank"
+            with ops.announce_exchange(f"a batch, or an epoch's end, that comes when {other} has trained an older one"):
+                while turn.status == store.TurnStatus.NOT_YET:
                     if self._rescue is not None:
                         self._rescue.find_losses()
-                    turn = store.begin_batch(self._behind, _WAIT_SECONDS)
-            self._waited += time.perf_counter() - start
-        return turn.batch if turn.begun == store.Begun.TAKEN else None
+                    turn = store.begin_batch(self._bound, _WAIT_SECONDS)
+            self._waited_seconds += time.perf_counter() - start
+        return turn.batch if turn.status == store.TurnStatus.TAKEN else None
 
 
 def _make_end() -> Exception:

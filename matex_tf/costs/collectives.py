@@ -1,7 +1,9 @@
 """Closed-form costs of collectives, by algorithm.
 
 Costs are counted as in Thakur, Rabenseifner and Gropp (Optimization of collective communication operations in MPICH,
-2005, section 4.5). Sizes are in bytes, results in seconds, and 0 for one rank.
+2005, section 4.5). Sizes are in bytes, results in seconds, and 0 for one rank. In all functions `per_host` is the
+number of ranks on a host, `network` the link between hosts, and `memory` the link within a host. The planner, `auto`
+strategies and `servers:auto` use these costs.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class AnyLink(Protocol):
 
 
 class Link(NamedTuple):
-    """A link with a constant start-up time of a message, and constant seconds for each byte."""
+    """A link with constant seconds for each message (`start_up`), and constant seconds for each `byte`."""
 
     start_up: float
     byte: float
@@ -119,8 +121,8 @@ def estimate_shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
     """
     if ranks == 1:
         return 0.0
-    moved = 3 * size if ranks == 2 else (3 + 1 / ranks) * size
-    return estimate_meetings_in_memory(ranks, memory) + memory.estimate_message(moved) + size * ADDITION
+    moved_bytes = 3 * size if ranks == 2 else (3 + 1 / ranks) * size
+    return estimate_meetings_in_memory(ranks, memory) + memory.estimate_message(moved_bytes) + size * ADDITION
 
 
 def estimate_meetings_in_memory(ranks: int, memory: AnyLink) -> float:
@@ -173,9 +175,7 @@ def estimate_16_bits(ranks: int, per_host: int, size: float, network: AnyLink, m
 def estimate_topk(
     ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None, share: float = 0.01
 ) -> float:
-    """Two levels; between hosts, indices and values of the fraction `share` of the entries are
-    gathered on every host.
-    """
+    """Two levels; every host gathers the indices and values of the fraction `share` of the entries of each host."""
     within = min(per_host, ranks)
     hosts = ceil(ranks / within)
     inside = estimate_halving(within, size, memory or MEMORY)
@@ -199,9 +199,7 @@ def estimate_sum_of_mpi(
 def estimate_allgather(
     ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
 ) -> float:
-    """Gather `size` bytes of each rank on every rank. A host's adapter receives the data of all
-    ranks on other hosts.
-    """
+    """Gather `size` bytes of each rank on every rank: in a ring, or for few bytes by recursive doubling."""
     memory = memory or MEMORY
     within = min(per_host, ranks)
     hosts = ceil(ranks / within)
@@ -258,5 +256,5 @@ def estimate_sum(
 ) -> float:
     """Seconds to sum gradients of `size` bytes in chunks, including the rendezvous before it."""
     chunks = max(1, ceil(size / CHUNK))
-    took = ALGORITHMS[algorithm](ranks, per_host, size / chunks, network, memory)
-    return estimate_meeting(ranks, per_host, network, memory) + chunks * took
+    chunk_seconds = ALGORITHMS[algorithm](ranks, per_host, size / chunks, network, memory)
+    return estimate_meeting(ranks, per_host, network, memory) + chunks * chunk_seconds

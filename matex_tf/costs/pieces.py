@@ -1,6 +1,8 @@
-"""Closed-form costs of an update in pieces (`MATEX_STRATEGY=sharded` and `servers:S`), as in `collectives`.
+"""Closed-form costs of an update in pieces (`MATEX_STRATEGY=sharded` and `servers:S`), in the units of `collectives`.
 
-`owners` of the ranks own a piece of the weights each. The other ranks wait until the owners have updated them.
+In all functions `owners` is the number of ranks that own a piece of the weights; the other ranks wait until the owners
+have updated them. `size` is the bytes of all weights or of their gradients. `servers.pieces` chooses the number of
+owners by `Hosts.estimate_step`; the planner uses the functions.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ UPDATED = "the end of an optimizer's update"
 ASSUMED = "ethernet25"
 """The assumed network between hosts if none was measured, a name of `collectives.NETWORKS`."""
 SHORT = 1 << 20
-"""Bytes of each rank in a message of overlapped new weights, as in ops/src/tensorflow/weights/pieces.cc."""
+"""Bytes that each rank sends in a message of overlapped new weights, as in ops/src/tensorflow/weights/pieces.cc."""
 
 
 def estimate_gradient_pieces(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
@@ -27,42 +29,41 @@ def estimate_gradient_pieces(ranks: int, owners: int, size: float, memory: AnyLi
     if ranks == 1:
         return 0.0
     piece = size / owners
-    added = (ranks - 1) * piece * ADDITION
-    return (
-        collectives.estimate_meetings_in_memory(ranks, memory) + memory.estimate_message(size + ranks * piece) + added
-    )
+    moved = memory.estimate_message(size + ranks * piece)  # written by this rank, and read by an owner
+    return collectives.estimate_meetings_in_memory(ranks, memory) + moved + (ranks - 1) * piece * ADDITION
 
 
 def estimate_publishing_in_memory(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
     """Within a host: each rank copies the new weights of other owners from shared memory."""
     if ranks == 1:
         return 0.0
-    others = size - size / owners if owners == ranks else size
-    return collectives.estimate_meetings_in_memory(ranks, memory) + memory.estimate_message(others)
+    copied = size - size / owners if owners == ranks else size  # a rank that owns nothing copies all
+    return collectives.estimate_meetings_in_memory(ranks, memory) + memory.estimate_message(copied)
 
 
 def estimate_pieces_by_messages(
     ranks: int, per_host: int, owners: int, size: float, network: AnyLink, memory: AnyLink,
-    most: int = collectives.CHUNK,
+    max_bytes: int = collectives.CHUNK,
 ) -> float:  # fmt: skip
-    """Between hosts: gradients to their owners, or new weights from them; half a ring over all ranks for each message.
+    """Between hosts: gradients to their owners, or new weights from them. Each is half of a ring.
 
-    A message has at most `most` bytes.
+    The data are divided into chunks of at most `max_bytes`. A chunk takes half a ring over all ranks, or half a ring on
+    each of two levels.
     """
     if ranks == 1:
         return 0.0
-    piece, rounds = size / owners, max(1, ceil(size / most))
+    piece, chunks = size / owners, max(1, ceil(size / max_bytes))
     hosts = ceil(ranks / per_host)
     links = (network, memory) if hosts > 1 else (memory,)
-    flat = (ranks - 1) * max(link.estimate_message(piece / rounds) for link in links)
+    one_level = (ranks - 1) * max(link.estimate_message(piece / chunks) for link in links)
     if hosts == 1 or per_host == 1:
-        return rounds * flat
+        return chunks * one_level
     if ranks % per_host:  # hosts of different sizes: their ranks have different slices
-        return rounds * flat
+        return chunks * one_level
     # Two levels: within each host, then between ranks with the same slice; the largest message determines the time.
-    within = (per_host - 1) * memory.estimate_message(size / per_host / rounds)
-    between = (hosts - 1) * network.estimate_message(ceil(owners / hosts) * piece / rounds)
-    return rounds * min(flat, within + between)
+    within = (per_host - 1) * memory.estimate_message(size / per_host / chunks)
+    between = (hosts - 1) * network.estimate_message(ceil(owners / hosts) * piece / chunks)
+    return chunks * min(one_level, within + between)
 
 
 def estimate_update(owners: int, weights: float, slots: float, memory: AnyLink) -> float:
@@ -75,10 +76,12 @@ def estimate_update(owners: int, weights: float, slots: float, memory: AnyLink) 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Properties of the hosts: the node of each rank, the free bytes of each node, and the links."""
+    """Properties of the hosts of a run."""
 
     nodes: Sequence[int]
+    """The node of each rank."""
     free: dict[int, float]
+    """The free bytes of memory, by node."""
     measured: Link | None = None
     """The link between hosts, if it was measured."""
     memory: Link = collectives.MEMORY
@@ -100,9 +103,7 @@ class Hosts:
         return max(Counter(self.nodes).values())
 
     def estimate_step(self, owners: int, weights: float, slots: float) -> float:
-        """Seconds of the parts of a step that depend on the number of owners: sums of gradients,
-        update, new weights.
-        """
+        """Seconds of a step for sums of gradients, update and new weights, which depend on the number of owners."""
         ranks = len(self.nodes)
         update = estimate_update(owners, weights, slots, self.memory)
         if len(set(self.nodes)) == 1:
@@ -112,7 +113,7 @@ class Hosts:
         return half + update + half
 
     def estimate_whole_step(self, weights: float, slots: float) -> float:
-        """Seconds of the same parts of a step in which every rank updates all weights."""
+        """Seconds of a step for sums of gradients and update, if every rank updates all weights."""
         ranks = len(self.nodes)
         update = estimate_update(1, weights, slots, self.memory)
         if len(set(self.nodes)) == 1:
@@ -121,7 +122,7 @@ class Hosts:
         sums = (collectives.estimate_sum(name, ranks, self.per_host, weights, *links) for name in collectives.EXACT)
         return min(sums) + update
 
-    def find_overfull(self, chosen: Sequence[int], slots: float) -> int | None:
-        """A node with too little memory for the slots of the ranks `chosen` as owners; None if all have enough."""
-        mine = Counter(self.nodes[rank] for rank in chosen)
-        return next((node for node, free in self.free.items() if mine[node] * slots / len(chosen) > free), None)
+    def find_overfull(self, owners: Sequence[int], slots: float) -> int | None:
+        """A node with too little memory for the slots of its ranks that are `owners`; None if all have enough."""
+        counts = Counter(self.nodes[rank] for rank in owners)
+        return next((node for node, free in self.free.items() if counts[node] * slots / len(owners) > free), None)

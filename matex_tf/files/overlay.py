@@ -76,7 +76,7 @@ def find_private_use() -> str:
             for words in (line.rstrip("\n").split(None, 5) for line in file):
                 if len(words) == 6 and "w" in words[1] and "s" in words[1] and words[5].startswith(root):
                     return f"{words[5][len(root) - 1 :]} is mapped into memory"
-        text = {(state.st_dev, state.st_ino) for state in terminal.list_kept_files()}
+        text = {(state.st_dev, state.st_ino) for state in terminal.list_stored_files()}
         for process in filter(str.isdigit, os.listdir("/proc")):
             if int(process) != os.getpid() and any(
                 path.startswith(root) or file in text for path, file in _list_used(process)

@@ -1,4 +1,8 @@
-"""Applies MATEX_MICROBATCH to steps, and reports the steps, or ops of them, that do not run in parts."""
+"""Applies MATEX_MICROBATCH to steps, and reports the steps, or ops of them, that do not run in parts.
+
+`start_parts` listens to the building of copies of steps. `cutting` then replaces ops of the copy by regions, which
+compute a part of the rows at a time.
+"""
 
 from __future__ import annotations
 
@@ -35,29 +39,29 @@ def start_parts() -> None:
     if not settings.get_settings().microbatch:
         return
     events.copy_begins.add_listener(_cut_copy)
-    events.step_planned.add_listener(_say_left)
-    events.computed_whole.add_listener(_say)
-    events.trained_eagerly.add_listener(functools.partial(_say, "a training step in eager code", EAGER))
+    events.step_planned.add_listener(_report_plan)
+    events.computed_whole.add_listener(_report_whole)
+    events.trained_eagerly.add_listener(functools.partial(_report_whole, "a training step in eager code", EAGER))
 
 
 def _cut_copy(plan: Any, copy: Any) -> None:
     if not copy.is_ordered:
         if plan.changed:
-            _say("a training step", SESSION)
+            _report_whole("a training step", SESSION)
         return
     rows = settings.get_settings().microbatch
-    _cut[id(plan)] = found = _Cut([], [])
-    together: list[sizes.Fitting] = []
+    _cut[id(plan)] = plan_cut = _Cut([], [])
+    sizes_of_step: list[sizes.Fitting] = []
     obstacle = sizes.find_obstacle(plan.traced.variables) if rows == settings.AUTO else ""
     if obstacle:
-        _say(plan.place, obstacle)
+        _report_whole(plan.place, obstacle)
         return
     sizes.return_freed()
 
     def make_sizes() -> Any:
-        return sizes.Fitting(plan.place, together) if rows == settings.AUTO else sizes.Fixed(rows)
+        return sizes.Fitting(plan.place, sizes_of_step) if rows == settings.AUTO else sizes.Fixed(rows)
 
-    copy.transform = functools.partial(cut_program, make_sizes, *found)
+    copy.transform = functools.partial(cut_program, make_sizes, *plan_cut)
 
 
 def cut_program(
@@ -74,14 +78,15 @@ def cut_program(
     return cut(program, gives, make, left)
 
 
-def _say_left(plan: Any) -> None:
-    found = _cut.pop(id(plan), None)
-    if found is None or plan.why_whole or not plan.trained:
+def _report_plan(plan: Any) -> None:
+    """Report the first op of a training step that does not run in parts, and rows that stay in memory for all parts."""
+    plan_cut = _cut.pop(id(plan), None)
+    if plan_cut is None or plan.why_whole or not plan.trained:
         return
-    if found.left:
-        op = found.left[0].node.op
-        _say(plan.place, f"{op.type} ({report.find_line(op)}): {found.left[0].why}")
-    kept = list_kept(found.regions)
+    if plan_cut.left:
+        op = plan_cut.left[0].node.op
+        _report_whole(plan.place, f"{op.type} ({report.find_line(op)}): {plan_cut.left[0].why}")
+    kept = list_kept(plan_cut.regions)
     sizes_of_rows = [report.count_bytes(value, value.placement.axis) for value in kept]
     if kept:
         size = "rows" if None in sizes_of_rows else f"{sum(filter(None, sizes_of_rows))} bytes of each row"
@@ -92,5 +97,5 @@ def _say_left(plan: Any) -> None:
         )
 
 
-def _say(step: str, why: str) -> None:
+def _report_whole(step: str, why: str) -> None:
     notes.print_note(f"MATEX_MICROBATCH: {step} is not computed in parts, or not all of it: {why}")

@@ -1,7 +1,12 @@
-"""Selects the ops of a program that run part by part: regions, each between two waves of collectives.
+"""Selects the ops of a program that run part by part, and replaces them by nodes, the regions.
 
-The inputs of a region that have rows are sliced; its partial sums are added up, and its rows are concatenated. An op
-that may run only once, because it has effects or collectives, is outside of all regions.
+A part is a number of rows of this rank's slice. A region is a set of ops between two waves of collectives, which a loop
+computes for one part after the other (`region`). The inputs of a region that have rows are sliced; its partial sums are
+added up, and its rows are concatenated. An op that may run only once, because it has effects or collectives, is outside
+of all regions.
+
+The position of an op is its level, the number of waves before it, and its stage within the level. An op moves to the
+next stage if it is outside of the region and needs a result of it. The ops on rows of one stage are a region.
 """
 
 from __future__ import annotations
@@ -27,15 +32,16 @@ EFFECT = "it has effects or a state, so that it runs once for all rows"
 COLLECTIVE = "collectives are within it"
 COMPILED = "XLA compiles it"
 LISTED = "rows that a list holds, or that a mask chose, go from before a collective to after it"
+"""The reasons why an op on rows is outside of all regions."""
 _HANDLES = ("resource", "variant")
 
 
 class Region(NamedTuple):
     """Ops that run once for each part.
 
-    takes: values from outside, each with the placement in which the region takes it; None: unchanged.
+    takes: values from outside, each with the placement in which the region takes it; None: its own placement.
     gives: values that ops outside use.
-    awaited: nodes that ops outside wait for.
+    awaited: nodes that ops outside wait for, by control edges.
     """
 
     nodes: list[Node]
@@ -45,9 +51,9 @@ class Region(NamedTuple):
 
 
 def list_kept(regions: Sequence[Region]) -> list[Value]:
-    """Rows that one region computes and another takes, which stay in memory for all parts."""
-    taken = {id(value) for region in regions for value, need in region.takes if need is None}
-    return [value for region in regions for value in region.gives if id(value) in taken and _has_rows(value.placement)]
+    """Values with rows that one region computes and another takes. The rows of all parts stay in memory."""
+    inputs = {id(value) for region in regions for value, need in region.takes if need is None}
+    return [value for region in regions for value in region.gives if id(value) in inputs and _has_rows(value.placement)]
 
 
 class Left(NamedTuple):
@@ -70,18 +76,18 @@ def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Regio
     nodes = sorted(program.nodes, key=lambda node: node.level)
     program = Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
     outside = {id(node): why for node in nodes if (why := _find_obstacle(node))}
-    while True:
-        places = _find_places(nodes, outside)
-        refused = _find_refused(program, gives, places)
+    while True:  # an op that is refused moves other ops to other positions
+        positions = _find_positions(nodes, outside)
+        refused = _find_refused(program, gives, positions)
         if not refused:
             break
         outside.update(refused)
     left += [Left(node, outside[id(node)]) for node in nodes if id(node) in outside and _has_rows_of_rank(node)]
-    return _Rebuilt(program, gives, places, make_emit).program
+    return _Rebuilt(program, gives, positions, make_emit).program
 
 
 def _is_end_of_rows(node: Node) -> bool:
-    """Whether it takes rows and returns none: it runs early, so that the rows need not stay in memory."""
+    """Whether an op takes rows and returns none. Such an op runs early, so that the rows need not stay in memory."""
     return _has_rows_of_rank(node) and all(one.kind in (PARTIAL, REPLICATED, SIZES) for one in node.decision.gives)
 
 
@@ -129,66 +135,85 @@ def _list_used(node: Node) -> Iterator[tuple[Value, Placement | None]]:
             yield value, need
 
 
-_Place = tuple[int, int, bool]
-"""A position: the level, the stage within it, and whether the op is in the region of the stage or before it."""
+class _Position(NamedTuple):
+    """The position of an op. Within a stage, the ops outside of the region come before it."""
+
+    level: int
+    stage: int
+    is_in_region: bool
 
 
-def _find_places(nodes: Sequence[Node], outside: Any) -> dict[int, _Place]:
-    before = {id(node): list(_list_before(node)) for node in nodes}
-    core = {id(node) for node in nodes if id(node) not in outside and _is_on_rows(node)}
-    feeds = set(core)  # ops that ops on rows need, in their own level
+def _find_positions(nodes: Sequence[Node], outside: Any) -> dict[int, _Position]:
+    """The position of each node, by its id.
+
+    A region has the ops on rows, and the ops between them, which need an op on rows and are needed by one.
+
+    Args:
+        nodes: in the order of levels; a node comes after its inputs.
+        outside: ids of ops that are in no region.
+    """
+    needed = {id(node): list(_list_needed(node)) for node in nodes}
+    on_rows = {id(node) for node in nodes if id(node) not in outside and _is_on_rows(node)}
+    before_rows = set(on_rows)  # ops that ops on rows need, in their own level
     for node in reversed(nodes):
-        if id(node) in feeds:
-            feeds.update(map(id, before[id(node)]))
-    follows: set[int] = set()  # ops that need rows
-    places: dict[int, _Place] = {}
+        if id(node) in before_rows:
+            before_rows.update(map(id, needed[id(node)]))
+    after_rows: set[int] = set()  # ops that need ops on rows
+    positions: dict[int, _Position] = {}
     for node in nodes:
-        number, stage = id(node), 0
-        if any(id(one) in core or id(one) in follows for one in before[number]):
-            follows.add(number)
-        is_in = number in core or (number in follows and number in feeds and number not in outside)
-        is_in = is_in and not paths.is_constant(node)
-        for one in before[number]:
-            _, other, is_other_in = places[id(one)]
-            stage = max(stage, other + (is_other_in and not is_in))
-        places[number] = node.level, stage, is_in
-    return places
+        number = id(node)
+        if any(id(one) in on_rows or id(one) in after_rows for one in needed[number]):
+            after_rows.add(number)
+        is_between = number in after_rows and number in before_rows and number not in outside
+        is_in = (number in on_rows or is_between) and not paths.is_constant(node)
+        stage = 0
+        for one in needed[number]:
+            other = positions[id(one)]
+            must_follow_region = other.is_in_region and not is_in
+            stage = max(stage, other.stage + must_follow_region)
+        positions[number] = _Position(node.level, stage, is_in)
+    return positions
 
 
-def _list_before(node: Node) -> Iterator[Node]:
+def _list_needed(node: Node) -> Iterator[Node]:
     """The nodes of the same level that an op needs."""
     for value, need in _list_used(node):
-        one = value.node
-        if one is not None and one.level == node.level and not needs_exchange(value.placement, need):
-            yield one
+        source = value.node
+        if source is not None and source.level == node.level and not needs_exchange(value.placement, need):
+            yield source
     yield from (one for one in node.controls if one.level == node.level)
 
 
-def _find_refused(program: Program, gives: Sequence[Placement], places: dict[int, _Place]) -> dict[int, str]:
-    """Ops of regions whose inputs cannot be sliced, or whose results cannot be combined."""
+def _find_refused(program: Program, gives: Sequence[Placement], positions: dict[int, _Position]) -> dict[int, str]:
+    """The ids of ops in regions whose inputs cannot be sliced, or whose results cannot be combined, with the reason."""
     refused: dict[int, str] = {}
 
-    def check(value: Value, need: Placement | None, at: _Place | None, user: Node | None) -> None:
-        made = None if value.node is None else places.get(id(value.node))
-        if made is not None and made == at:
+    def check(value: Value, need: Placement | None, user: Node | None) -> None:
+        """Check a value that `user` uses; None: it is an output of the program."""
+        source = value.node
+        source_position = None if source is None else positions.get(id(source))
+        user_position = None if user is None else positions[id(user)]
+        if source_position is not None and source_position == user_position:
             return
-        if made is not None and made[2] and value.node is not None and not _can_leave(value):
-            refused[id(value.node)] = LISTED
-        if at is not None and at[2] and user is not None:
-            is_whole = value.placement.is_replicated or needs_exchange(value.placement, need)
-            if not is_whole and not _can_enter(value.placement):
-                refused[id(user)] = LISTED
+        is_result = source_position is not None and source_position.is_in_region
+        if source is not None and is_result and not _can_leave(value):
+            refused[id(source)] = LISTED
+        is_whole = value.placement.is_replicated or needs_exchange(value.placement, need)
+        is_sliced = user_position is not None and user_position.is_in_region and not is_whole
+        if user is not None and is_sliced and not _can_enter(value.placement):
+            refused[id(user)] = LISTED
 
     for node in program.nodes:
         for value, need in _list_used(node):
-            check(value, need, places[id(node)], node)
+            check(value, need, node)
     for value, need in zip(program.outputs, gives):
         if paths.uses_tensor(value, need):
-            check(value, need, None, None)
+            check(value, need, None)
     return refused
 
 
 def _can_enter(placement: Placement) -> bool:
+    """Whether a region can slice a value with this placement."""
     if placement.kind == LIST:
         return not _has_rows(placement)
     if placement.kind == SIZES:
@@ -197,6 +222,7 @@ def _can_enter(placement: Placement) -> bool:
 
 
 def _can_leave(value: Value) -> bool:
+    """Whether the results of parts can be combined to this value."""
     placement = value.placement
     if value.dtype.name in _HANDLES:
         return False
@@ -211,22 +237,31 @@ class _Rebuilt:
     """The program with regions as nodes. Its nodes and values are copies."""
 
     def __init__(
-        self, program: Program, gives: Sequence[Placement], places: dict[int, _Place], make_emit: Callable[..., Any]
+        self,
+        program: Program,
+        gives: Sequence[Placement],
+        positions: dict[int, _Position],
+        make_emit: Callable[..., Any],
     ):
-        self._places, self._make_emit = places, make_emit
-        self._values: dict[int, Value] = {}
-        self._nodes: dict[int, Node] = {}
-        used = _list_used_elsewhere(program, gives, places)
-        awaited = {id(one) for node in program.nodes for one in node.controls if places[id(one)] != places[id(node)]}
+        self._make_emit = make_emit
+        self._values: dict[int, Value] = {}  # the new value, by the id of the original
+        self._nodes: dict[int, Node] = {}  # the new node, or the region, by the id of the original
+        used = _list_used_elsewhere(program, gives, positions)
+        awaited = {
+            id(one) for node in program.nodes for one in node.controls if positions[id(one)] != positions[id(node)]
+        }
         awaited |= set(map(id, program.effects))
-        made: list[Node] = []
-        ordered = sorted(program.nodes, key=lambda node: places[id(node)])
-        for (_, _, is_in), group in itertools.groupby(ordered, key=lambda node: places[id(node)]):
+        new_nodes: list[Node] = []
+        ordered = sorted(program.nodes, key=lambda node: positions[id(node)])
+        for position, group in itertools.groupby(ordered, key=lambda node: positions[id(node)]):
             nodes = list(group)
-            made += [self._make_region(nodes, used, awaited)] if is_in else map(self._copy, nodes)
+            if position.is_in_region:
+                new_nodes.append(self._make_region(nodes, used, awaited))
+            else:
+                new_nodes += map(self._copy, nodes)
         outputs = [self._values.get(id(value), value) for value in program.outputs]
         effects = list(dict.fromkeys(self._nodes[id(node)] for node in program.effects))
-        self.program = Program(made, program.inputs, outputs, effects, program.takes_batch)
+        self.program = Program(new_nodes, program.inputs, outputs, effects, program.takes_batch)
 
     def _copy(self, node: Node) -> Node:
         new = copies.copy(node)
@@ -242,12 +277,15 @@ class _Rebuilt:
         return new
 
     def _find_controls(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes outside that the given nodes wait for."""
+        """The new nodes for those outside of `nodes` that `nodes` wait for."""
         own = set(map(id, nodes))
-        waited = {id(one): one for node in nodes for one in node.controls if id(one) not in own}
-        return list(dict.fromkeys(self._nodes.get(number, one) for number, one in waited.items()))
+        controls = {id(one): one for node in nodes for one in node.controls if id(one) not in own}
+        return list(dict.fromkeys(self._nodes.get(number, one) for number, one in controls.items()))
 
     def _make_region(self, nodes: list[Node], used: set[int], awaited: set[int]) -> Node:
+        """The node of a region, of whose ops `used` are values and `awaited` are nodes that ops outside use. A region
+        has its own copies of constants.
+        """
         own = set(map(id, nodes))
         constants: dict[int, Node] = {}
         takes: dict[tuple[int, Placement | None], tuple[Value, Placement | None]] = {}
@@ -256,11 +294,11 @@ class _Rebuilt:
                 if value.node is not None and paths.is_constant(value.node):
                     constants[id(value.node)] = value.node
                 elif id(value.node) not in own:
-                    taken = _find_taken(value, need)
-                    takes[id(value), taken] = value, taken
+                    placement = _find_input_placement(value, need)
+                    takes[id(value), placement] = value, placement
         gives = [value for node in nodes for value in node.outputs if id(value) in used]
-        waited = [node for node in nodes if id(node) in awaited]
-        region = Region([*constants.values(), *nodes], list(takes.values()), gives, waited)
+        awaited_nodes = [node for node in nodes if id(node) in awaited]
+        region = Region([*constants.values(), *nodes], list(takes.values()), gives, awaited_nodes)
         inputs = [self._values.get(id(value), value) for value, _ in region.takes]
         new = Node(StandIn("Parts", []), ("parts", *nodes[0].key), inputs, self._find_controls(nodes))
         new.decision = Decision(
@@ -273,18 +311,19 @@ class _Rebuilt:
         return new
 
 
-def _find_taken(value: Value, need: Placement | None) -> Placement | None:
-    """The placement in which a region takes a value: a value that an op outside makes whole is whole."""
+def _find_input_placement(value: Value, need: Placement | None) -> Placement | None:
+    """The placement in which a region takes a value (`Region.takes`): whole, if it is made whole before."""
     if value.placement.is_replicated:
         return None
     is_whole = needs_exchange(value.placement, need) or paths.find_path(value, need) == paths.CONVERTED
     return WHOLE if is_whole else None
 
 
-def _list_used_elsewhere(program: Program, gives: Sequence[Placement], places: dict[int, _Place]) -> set[int]:
-    found = {id(value) for value, need in zip(program.outputs, gives) if paths.uses_tensor(value, need)}
+def _list_used_elsewhere(program: Program, gives: Sequence[Placement], positions: dict[int, _Position]) -> set[int]:
+    """The ids of values that ops in other positions use, or that are outputs."""
+    used = {id(value) for value, need in zip(program.outputs, gives) if paths.uses_tensor(value, need)}
     for node in program.nodes:
         for value, _ in _list_used(node):
-            if value.node is not None and places.get(id(value.node)) != places[id(node)]:
-                found.add(id(value))
-    return found
+            if value.node is not None and positions.get(id(value.node)) != positions[id(node)]:
+                used.add(id(value))
+    return used

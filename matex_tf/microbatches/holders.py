@@ -1,4 +1,8 @@
-"""Accumulators: they combine the results of a region's parts, turn by turn of the loop over the parts."""
+"""Accumulators: they combine the results of a region's parts, one part after the other (`region`).
+
+An accumulator of a value has some tensors, which the loop over the parts passes from part to part: `begin` returns the
+first ones, `add` those after a part, and `finish` computes the value from the last ones.
+"""
 
 from __future__ import annotations
 
@@ -11,40 +15,46 @@ from matex_tf.rewrite.placement import HALF, PARTIAL, SHARDED, SIZES
 
 
 class _Last:
-    """Keeps a value that is equal in each part."""
+    """The accumulator of a value that is equal in each part; the base class of the others."""
 
     def __init__(self, value: Value):
         self.value = value
 
     def begin(self) -> tuple[list[Any], list[Any]]:
-        """The tensors before the first part, and the shapes that they keep."""
+        """The tensors before the first part, and their shapes in all parts."""
         import tensorflow as tf
 
         return [tf.zeros([], self.value.dtype)], [tf.TensorShape(None)]
 
-    def add(self, rows: Any, held: Sequence[Any], made: Any) -> list[Any]:
-        """The tensors after a part. rows: a copy whose slice is that of the part. made: the result of the part."""
-        return [made]
+    def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
+        """The tensors after a part.
 
-    def finish(self, held: Sequence[Any]) -> Any:
-        return held[0]
+        Args:
+            part_copy: a `Copy` whose slice are the rows of the part.
+            tensors: those before the part.
+            result: the value of the part.
+        """
+        return [result]
+
+    def finish(self, tensors: Sequence[Any]) -> Any:
+        return tensors[0]
 
 
 class _Sizes(_Last):
     """Adds up numbers of rows that masks selected; other numbers of rows are known for the whole slice."""
 
-    def add(self, rows: Any, held: Sequence[Any], made: Any) -> list[Any]:
+    def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
         import tensorflow as tf
 
         sizes = self.value.placement.sizes
-        chosen = [one.rows is not None and one.rows.chosen is not None for one in sizes]
-        whole = rows.make_sizes_whole(made, self.value.placement)
-        return [tf.where(chosen[0] if made.shape.rank == 0 else chosen, held[0] + made, whole)]
+        is_selected = [one.rows is not None and one.rows.chosen is not None for one in sizes]
+        whole = part_copy.make_sizes_whole(result, self.value.placement)
+        return [tf.where(is_selected[0] if result.shape.rank == 0 else is_selected, tensors[0] + result, whole)]
 
 
 class _Sum(_Last):
-    """Adds up partial sums, in float32 if they are of half precision, so that they are rounded once; and combines
-    extremes.
+    """Combines partial sums, maxima and minima. Sums of half precision are added in float32, so that they are rounded
+    once.
     """
 
     def begin(self) -> tuple[list[Any], list[Any]]:
@@ -54,24 +64,25 @@ class _Sum(_Last):
         shape = self.value.shape
         is_known = shape is not None and None not in shape
         neutral = tf.constant(_find_neutral(self.value.placement.by, dtype), dtype)
-        begun = tf.fill(shape, neutral) if is_known else neutral
-        return [begun], [tf.TensorShape(shape if is_known else None)]
+        start = tf.fill(shape, neutral) if is_known else neutral
+        return [start], [tf.TensorShape(shape if is_known else None)]
 
-    def add(self, rows: Any, held: Sequence[Any], made: Any) -> list[Any]:
+    def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
         import tensorflow as tf
 
-        by = self.value.placement.by
+        by, total = self.value.placement.by, tensors[0]
         if self.value.dtype.is_bool:
-            return [(tf.logical_or if by == "max" else tf.logical_and)(held[0], made)]
-        return [{"sum": tf.add, "max": tf.maximum, "min": tf.minimum}[by](held[0], tf.cast(made, held[0].dtype))]
+            return [(tf.logical_or if by == "max" else tf.logical_and)(total, result)]
+        return [{"sum": tf.add, "max": tf.maximum, "min": tf.minimum}[by](total, tf.cast(result, total.dtype))]
 
-    def finish(self, held: Sequence[Any]) -> Any:
+    def finish(self, tensors: Sequence[Any]) -> Any:
         import tensorflow as tf
 
-        return tf.cast(held[0], self.value.dtype)
+        return tf.cast(tensors[0], self.value.dtype)
 
 
 def _find_neutral(by: str, dtype: Any) -> Any:
+    """The neutral element of "sum", "max" or "min"."""
     if by == "sum":
         return 0
     if dtype.is_bool:
@@ -82,7 +93,7 @@ def _find_neutral(by: str, dtype: Any) -> Any:
 
 
 class _Rows(_Last):
-    """Concatenates rows, block by block."""
+    """Concatenates rows, block by block, in one list of tensors for each block of the value's rows."""
 
     def begin(self) -> tuple[list[Any], list[Any]]:
         import tensorflow as tf
@@ -94,36 +105,39 @@ class _Rows(_Last):
         ]
         return lists, [tf.TensorShape([])] * len(lists)
 
-    def add(self, rows: Any, held: Sequence[Any], made: Any) -> list[Any]:
+    def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
         import tensorflow as tf
 
         placement = self.value.placement
-        turned, blocks = swap_axes(made, placement.axis), placement.rows.blocks
-        pieces = [turned]
+        rows_first, blocks = swap_axes(result, placement.axis), placement.rows.blocks
+        parts_of_blocks = [rows_first]
         if len(blocks) > 1:
-            pieces = tf.split(turned, [block * rows.batch_slice.count for block in blocks], num=len(blocks))
-        return [tf.raw_ops.TensorListPushBack(input_handle=one, tensor=piece) for one, piece in zip(held, pieces)]
+            sizes = [block * part_copy.batch_slice.count for block in blocks]
+            parts_of_blocks = tf.split(rows_first, sizes, num=len(blocks))
+        return [
+            tf.raw_ops.TensorListPushBack(input_handle=one, tensor=part) for one, part in zip(tensors, parts_of_blocks)
+        ]
 
-    def finish(self, held: Sequence[Any]) -> Any:
+    def finish(self, tensors: Sequence[Any]) -> Any:
         import tensorflow as tf
 
         placement, shape = self.value.placement, self.value.shape
-        sizes: Any = -1
+        element_shape: Any = -1
         if shape is not None:
-            turned = [None if at == placement.axis else size for at, size in enumerate(shape)]
-            turned[0], turned[placement.axis] = turned[placement.axis], turned[0]
-            sizes = [-1 if size is None else size for size in turned]
-        found = [
+            rows_first = [None if axis == placement.axis else size for axis, size in enumerate(shape)]
+            rows_first[0], rows_first[placement.axis] = rows_first[placement.axis], rows_first[0]
+            element_shape = [-1 if size is None else size for size in rows_first]
+        blocks = [
             tf.raw_ops.TensorListConcatV2(
                 input_handle=one,
-                element_shape=tf.constant(sizes, tf.int64),
+                element_shape=tf.constant(element_shape, tf.int64),
                 leading_dims=tf.constant([], tf.int64),
                 element_dtype=self.value.dtype,
             )[0]
-            for one in held
+            for one in tensors
         ]
-        return swap_axes(found[0] if len(found) == 1 else tf.concat(found, 0), placement.axis)
+        return swap_axes(blocks[0] if len(blocks) == 1 else tf.concat(blocks, 0), placement.axis)
 
 
-def make_holder(value: Value) -> _Last:
+def make_accumulator(value: Value) -> _Last:
     return {SHARDED: _Rows, PARTIAL: _Sum, SIZES: _Sizes}.get(value.placement.kind, _Last)(value)

@@ -1,13 +1,17 @@
-"""A region in the copy: a loop over the parts of this rank's slice. One part's tensors are in memory at a time."""
+"""A region in the copy of a step: a loop over the parts of this rank's slice (`cutting`).
+
+The tensors of one part are in memory at a time. Accumulators (`holders`) combine the results of the parts.
+"""
 
 from __future__ import annotations
 
 import copy as copies
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from matex_tf.microbatches.cutting import Region
-from matex_tf.microbatches.holders import make_holder
+from matex_tf.microbatches.holders import make_accumulator
 from matex_tf.rewrite.bodies import Body
 from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement
@@ -19,65 +23,78 @@ class Sizes(Protocol):
     """The number of rows of each part of a region; int64 scalars in the graph."""
 
     def begin(self, count: Any, rows: Sequence[Any]) -> Any:
-        """The first part. count: the rows of the rank. rows: the other sizes of tensors with rows."""
+        """The size of the first part.
+
+        Args:
+            count: the number of rows of the rank.
+            rows: the sizes of the other dimensions of each input with rows.
+        """
 
     def go_on(self, size: Any, count: Any, part: Any, sums: Sequence[Any], rows: Sequence[Any]) -> Any:
-        """The part after one of `part` rows, with its results. size: the value that `begin` or
-        `go_on` returned for it.
+        """The size of the next part.
+
+        Args:
+            size: the value that `begin` or `go_on` returned for the last part.
+            part: the number of rows of the last part, at most `size`.
+            sums: the accumulated sums.
+            rows: the rows that the last part computed.
         """
 
 
 def make_emit(region: Region, sizes: Sizes) -> Callable[..., list[Any]]:
     """Returns the function that computes the outputs of a region's node in a copy."""
 
-    def emit(copy: Any, *tensors: Any) -> list[Any]:
-        return _run(copy, region, sizes, tensors)
+    def emit(copy: Any, *inputs: Any) -> list[Any]:
+        return _compute_parts(copy, region, sizes, inputs)
 
     return emit
 
 
-def _run(copy: Any, region: Region, sizes: Sizes, tensors: Sequence[Any]) -> list[Any]:
+def _compute_parts(copy: Any, region: Region, sizes: Sizes, inputs: Sequence[Any]) -> list[Any]:
+    """The loop over the parts. Its variables: the first row of the part, its size, and the accumulators' tensors."""
     import tensorflow as tf
 
     count = copy.batch_slice.count
     shapes = [
         _drop_axis(tf.shape(tensor, tf.int64), value.placement.axis)
-        for (value, need), tensor in zip(region.takes, tensors)
+        for (value, need), tensor in zip(region.takes, inputs)
         if need is None and value.placement.is_sharded
     ]
-    holders = [make_holder(value) for value in region.gives]
-    begun = [holder.begin() for holder in holders]
-    lengths = [len(one) for one, _ in begun]
+    accumulators = [make_accumulator(value) for value in region.gives]
+    starts = [accumulator.begin() for accumulator in accumulators]
+    lengths = [len(tensors) for tensors, _ in starts]
 
-    def turn(start: Any, size: Any, *held: Any) -> list[Any]:
+    def compute_part(start: Any, size: Any, *accumulated: Any) -> list[Any]:
         part = tf.minimum(size, count - start)
-        rows = copies.copy(copy)
-        rows.batch_slice = Slice(start, part, count, copy.batch_slice.contributes, copy.batch_slice.keeps)
-        made = _make_part(copy, region, rows, tensors)
+        part_copy = copies.copy(copy)
+        part_copy.batch_slice = Slice(start, part, count, copy.batch_slice.contributes, copy.batch_slice.keeps)
+        results = _copy_region(copy, region, part_copy, inputs)
         after: list[Any] = []
-        at = 0
-        for holder, length, one in zip(holders, lengths, made):
-            after += holder.add(rows, held[at : at + length], one)
-            at += length
-        following = sizes.go_on(size, count, part, *_sort_results(region, made, after, lengths))
-        return [start + part, following, *after]
+        for accumulator, tensors, result in zip(accumulators, _split(accumulated, lengths), results):
+            after += accumulator.add(part_copy, tensors, result)
+        next_size = sizes.go_on(size, count, part, *_sort_results(region, results, after, lengths))
+        return [start + part, next_size, *after]
 
     zero = tf.zeros([], tf.int64)
-    found = tf.while_loop(
+    _, _, *accumulated = tf.while_loop(
         lambda start, *_: start < count,
-        turn,
-        [zero, sizes.begin(count, shapes), *(tensor for one, _ in begun for tensor in one)],
-        shape_invariants=[tf.TensorShape([]), tf.TensorShape([]), *(shape for _, some in begun for shape in some)],
+        compute_part,
+        [zero, sizes.begin(count, shapes), *(tensor for tensors, _ in starts for tensor in tensors)],
+        shape_invariants=[tf.TensorShape([]), tf.TensorShape([]), *(shape for _, kept in starts for shape in kept)],
         parallel_iterations=1,
-    )[2:]
-    results = []
-    for holder, length, value in zip(holders, lengths, region.gives):
-        taken, found = found[:length], found[length:]
-        whole = holder.finish(taken)
+    )
+    outputs = []
+    for accumulator, tensors, value in zip(accumulators, _split(accumulated, lengths), region.gives):
+        output = accumulator.finish(tensors)
         if value.shape is not None:
-            whole.set_shape(value.shape)
-        results.append(tf.identity(whole, value.tensor.op.name.rsplit("/", 1)[-1].lstrip("_")))
-    return results
+            output.set_shape(value.shape)
+        outputs.append(tf.identity(output, value.tensor.op.name.rsplit("/", 1)[-1].lstrip("_")))
+    return outputs
+
+
+def _split(tensors: Sequence[Any], lengths: Sequence[int]) -> list[Sequence[Any]]:
+    ends = list(itertools.accumulate(lengths))
+    return [tensors[end - length : end] for end, length in zip(ends, lengths)]
 
 
 def _drop_axis(shape: Any, axis: int) -> Any:
@@ -87,28 +104,32 @@ def _drop_axis(shape: Any, axis: int) -> Any:
 
 
 def _sort_results(
-    region: Region, made: Sequence[Any], after: Sequence[Any], lengths: Sequence[int]
+    region: Region, results: Sequence[Any], after: Sequence[Any], lengths: Sequence[int]
 ) -> tuple[list[Any], list[Any]]:
-    """The sums after a part, and the rows that it computed."""
-    sums, rows, at = [], [], 0
-    for value, one, length in zip(region.gives, made, lengths):
+    """The accumulated sums after a part, and the rows that the part computed."""
+    sums, rows = [], []
+    for value, result, tensors in zip(region.gives, results, _split(after, lengths)):
         if value.placement.is_sharded:
-            rows.append(one)
+            rows.append(result)
         else:
-            sums.append(after[at])
-        at += length
+            sums.append(tensors[0])
     return sums, rows
 
 
-def _make_part(copy: Any, region: Region, rows: Any, tensors: Sequence[Any]) -> list[Any]:
-    """The results of a region for a part. rows: a copy whose slice is that of the part."""
+def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The results of a region for a part: a copy of its ops.
+
+    Args:
+        copy: the copy of the step, whose slice are the rank's rows of the batch.
+        part_copy: a `Copy` whose slice are the part's rows of the rank's rows.
+    """
     import tensorflow as tf
 
-    start, count, batch_slice = rows.batch_slice.first, rows.batch_slice.count, copy.batch_slice
+    start, count, batch_slice = part_copy.batch_slice.first, part_copy.batch_slice.count, copy.batch_slice
     is_first = tf.equal(start, 0)
-    here = copies.copy(copy)
-    here.transform = None
-    here.batch_slice = Slice(
+    body_copy = copies.copy(copy)  # its slice are the part's rows of the batch
+    body_copy.transform = None
+    body_copy.batch_slice = Slice(
         batch_slice.first + start,
         count,
         batch_slice.total,
@@ -116,18 +137,18 @@ def _make_part(copy: Any, region: Region, rows: Any, tensors: Sequence[Any]) -> 
         tf.logical_and(batch_slice.keeps, is_first),
     )
     gives = [value.placement for value in region.gives]
-    body = Body(here, Program(region.nodes, [], region.gives, region.awaited), gives)
+    body = Body(body_copy, Program(region.nodes, [], region.gives, region.awaited), gives)
     for node in body.program.nodes:
         node.level = 0
-    for (value, need), tensor in zip(region.takes, tensors):
-        _give(body, rows, value, need, tensor, is_first)
-    made = body.build_levels([])
+    for (value, need), tensor in zip(region.takes, inputs):
+        _pass_input(body, part_copy, value, need, tensor, is_first)
+    results = body.build_levels([])
     with tf.control_dependencies(body.after):
-        return [tf.identity(one) for one in made] if body.after else made
+        return [tf.identity(result) for result in results] if body.after else results
 
 
-def _give(body: Body, rows: Any, value: Value, need: Placement | None, tensor: Any, is_first: Any) -> None:
-    """Pass a value from outside to the copy of a part."""
+def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None, tensor: Any, is_first: Any) -> None:
+    """Pass an input of the region to the copy of its ops: rows of the part, and partial sums to the first part only."""
     import tensorflow as tf
 
     placement = value.placement
@@ -138,11 +159,13 @@ def _give(body: Body, rows: Any, value: Value, need: Placement | None, tensor: A
             body.whole[id(value)] = tensor
         return
     if placement.is_sharded:
-        tensor = rows.slice_rows(tensor, placement)
+        tensor = part_copy.slice_rows(tensor, placement)
     elif placement.kind == PARTIAL and placement.by == "sum":
         tensor = tf.where(is_first, tensor, tf.zeros_like(tensor))
     elif placement.kind == SIZES:
-        whole = copies.copy(rows)
-        whole.batch_slice = Slice(rows.batch_slice.first, rows.batch_slice.total, rows.batch_slice.count, True, True)
-        tensor = whole.make_sizes_whole(tensor, placement)
+        # `make_sizes_whole` computes sizes for `total` rows from those for `count` rows: here from the rank's to the
+        # part.
+        inverse, part = copies.copy(part_copy), part_copy.batch_slice
+        inverse.batch_slice = Slice(part.first, part.total, part.count, True, True)
+        tensor = inverse.make_sizes_whole(tensor, placement)
     body.tensors[id(value)] = tensor

@@ -1,8 +1,8 @@
 """The number of rows of a part: fixed, or as many as fit in memory (MATEX_MICROBATCH=auto).
 
-With auto the first part of a region has one row, and each further one up to four times as many, until no rows are left
-or the next part would not fit. No row is computed only for the measurement, and no size is trusted that is far above
-the measured ones.
+With auto the first part of a region has one row, and each further part up to four times as many rows, until no rows are
+left or the next part would not fit. So no row is computed only for the measurement, and no size is used that is far
+above the measured ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from matex_tf.runtime import notes
 from matex_tf.world import world
 
 GROWTH = 4
+"""The largest factor between the sizes of two parts, while sizes are measured."""
 SUMS = 2
 """Copies of sums, such as gradients: those of a part, those over the parts, and those over the ranks."""
 OUTPUTS = 3
@@ -30,7 +31,9 @@ ON_GPU = "auto measures the host's memory, and its weights are in that of a GPU:
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 SMALL, LARGE = 1 << 23, 1 << 25
-"""Bytes. Larger pieces that malloc keeps avoid page faults, which double the time of a step; glibc's own maximum."""
+"""Values of `return_freed`, in bytes. While sizes are measured, blocks from SMALL on return to the system. LARGE is
+glibc's own maximum: blocks that malloc keeps avoid page faults, which double the time of a step.
+"""
 
 
 class Fixed:
@@ -50,34 +53,39 @@ class Fixed:
 
 @dataclass
 class Size:
-    """The measurement for rows of one shape: `fit` rows fit, and no more if `is_most`; `sure` rows fit for certain."""
+    """The measurement for rows of one shape."""
 
-    tried: int = 0
-    fit: int = 0
-    sure: int = 1
-    is_most: bool = False
-    most: float = 0.0
+    measured_rows: int = 0
+    """The rows of the largest measured part."""
+    fitting_rows: int = 0
+    """The rows that fit according to that part."""
+    safe_rows: int = 1
+    """The rows that may be computed next: no more than fit, and not far above the measured ones."""
+    is_limited: bool = False
+    """Whether the rows of a batch do not fit, so that parts have `fitting_rows` from now on."""
+    max_bytes: float = 0.0
     """The memory limit of the process."""
-    begun: int = 0
-    """Resident bytes before the first part. The process may keep memory that a part has freed, so later values tell
-    less.
-    """
+    start_bytes: int = 0
+    """Resident bytes before the first part. Later values are too high, as a process may keep freed memory."""
 
 
 class Fitting:
-    """The number of rows that fit, for one region of a step. place: names the step. together: the
-    regions of the step.
+    """The number of rows that fit, for one region of a step.
+
+    Args:
+        place: names the step.
+        of_step: the `Fitting` of each region of the step; this one is added.
     """
 
-    def __init__(self, place: str, together: list[Fitting]):
-        self._place, self._together = place, together
-        self._sizes: dict[tuple[int, ...], Size] = {}
-        self._measured: Size | None = None
-        together.append(self)
+    def __init__(self, place: str, of_step: list[Fitting]):
+        self._place, self._of_step = place, of_step
+        self._sizes: dict[tuple[int, ...], Size] = {}  # by the other sizes of tensors with rows
+        self._measured: Size | None = None  # the size that the present execution measures
+        of_step.append(self)
 
     @property
-    def is_most(self) -> bool:
-        return any(one.is_most for one in self._sizes.values())
+    def is_limited(self) -> bool:
+        return any(size.is_limited for size in self._sizes.values())
 
     def begin(self, count: Any, rows: Sequence[Any]) -> Any:
         import tensorflow as tf
@@ -98,78 +106,84 @@ class Fitting:
         """The number of rows of the first part, of `count` rows; row: the other sizes of tensors with rows."""
         size = self._sizes.setdefault(tuple(row.tolist()), Size())
         self._measured = None
-        if not size.is_most and count > size.sure:
+        if not size.is_limited and count > size.safe_rows:
             self._measured = size
             return_freed()
-            size.begun = read_resident_bytes("VmRSS")
+            size.start_bytes = read_resident_bytes("VmRSS")
             limit = settings.get_settings().memory
-            free = limit - size.begun if limit else memory.measure_free(world.get_world().local_size)
-            size.most = (size.begun + free) / memory.MARGIN
-            _forget_peak()
-        return np.int64(size.fit if size.is_most else size.sure)
+            free = limit - size.start_bytes if limit else memory.measure_free(world.get_world().local_size)
+            size.max_bytes = (size.start_bytes + free) / memory.MARGIN
+            _reset_peak()
+        return np.int64(size.fitting_rows if size.is_limited else size.safe_rows)
 
-    def note_part(self, asked: Any, count: Any, part: Any, sums: Any, rows: Any, *_: Any) -> np.int64:
-        """The number of rows of the next part, of `count` rows, after a part of `part` rows.
+    def note_part(self, part_size: Any, count: Any, part: Any, sums: Any, rows: Any, *_: Any) -> np.int64:
+        """The number of rows of the next part, after a part.
 
-        sums, rows: bytes that are kept: of sums, and of the part's rows.
+        Args:
+            part_size: the result of `start` or `note_part` for the part.
+            count: the rows of the rank.
+            part: the rows of the part.
+            sums, rows: the bytes of accumulated sums, and of the part's rows that are kept.
         """
         size = self._measured
-        if size is None or part < size.tried:
-            return np.int64(asked)
-        took = max(1, read_resident_bytes("VmHWM") - size.begun)
-        beside = SUMS * sums + OUTPUTS * count * rows / part
-        size.tried, size.fit = int(part), max(0, int(part * (size.most - size.begun - beside) / took))
+        if size is None or part < size.measured_rows:
+            return np.int64(part_size)
+        part_bytes = max(1, read_resident_bytes("VmHWM") - size.start_bytes)
+        kept_bytes = SUMS * sums + OUTPUTS * count * rows / part
+        size.measured_rows = int(part)
+        size.fitting_rows = max(0, int(part * (size.max_bytes - size.start_bytes - kept_bytes) / part_bytes))
         # A few rows may fit in memory that was free within the process, so they do not predict many more rows.
-        size.sure = max(1, min(size.fit, GROWTH * size.tried))
-        if count <= size.sure or size.sure >= 2 * size.tried:
-            if count <= size.sure:
-                self._measured = None
-                if not any(one.is_most for one in self._together):
-                    return_freed(LARGE)
-            return np.int64(size.sure)
+        size.safe_rows = max(1, min(size.fitting_rows, GROWTH * size.measured_rows))
+        is_step_limited = any(one.is_limited for one in self._of_step)
+        if count <= size.safe_rows:  # all rows fit
+            self._measured = None
+            if not is_step_limited:
+                return_freed(LARGE)
+            return np.int64(size.safe_rows)
+        if size.safe_rows >= 2 * size.measured_rows:  # measure a larger part
+            return np.int64(size.safe_rows)
         self._measured = None
-        is_first = not any(one.is_most for one in self._together)
-        size.is_most, size.fit = True, max(1, size.fit)
-        if is_first:
-            whole = size.begun + beside + took * count / part
+        size.is_limited, size.fitting_rows = True, max(1, size.fitting_rows)
+        if not is_step_limited:
+            whole_bytes = size.start_bytes + kept_bytes + part_bytes * count / part
             notes.print_note(
-                f"MATEX_MICROBATCH=auto: {count} rows of {self._place} are computed in parts of {size.fit}: at once "
-                f"this process would take about {whole / 2**20:.0f} MiB, and it may take {size.most / 2**20:.0f} "
-                f"({memory.MARGIN - 1:.0%} are kept free)"
+                f"MATEX_MICROBATCH=auto: {count} rows of {self._place} are computed in parts of {size.fitting_rows}: "
+                f"at once this process would take about {whole_bytes / 2**20:.0f} MiB, and it may take "
+                f"{size.max_bytes / 2**20:.0f} ({memory.MARGIN - 1:.0%} are kept free)"
             )
-        return np.int64(size.fit)
+        return np.int64(size.fitting_rows)
 
 
-def _call_python(function: Any, *given: Any) -> Any:
+def _call_python(function: Any, *args: Any) -> Any:
     """A number that `function` returns on this rank; no other rank needs it."""
     import tensorflow as tf
 
-    made = tf.numpy_function(function, given, tf.int64, stateful=False)
-    made.set_shape([])
-    return made
+    number = tf.numpy_function(function, args, tf.int64, stateful=False)
+    number.set_shape([])
+    return number
 
 
 def find_obstacle(variables: Sequence[Any]) -> str:
-    """The reason why the fitting number of rows of a step with these variables is not searched; empty if it is."""
+    """The reason why auto cannot measure a step with these variables; empty if it can."""
     if not Path("/proc/self/clear_refs").exists():
         return NO_PROC
     return ON_GPU if any("GPU" in variable.device for variable in variables) else ""
 
 
-def return_freed(larger: int = SMALL) -> None:
-    """From now on blocks that are freed return to the system if they are `larger`, so resident memory is memory in use.
+def return_freed(min_bytes: int = SMALL) -> None:
+    """From now on, freed blocks of `min_bytes` or more return to the system, so that resident memory is memory in use.
 
-    glibc keeps blocks below a size that rises to 32 MiB, in several heaps: parts would take three times the used
-        memory.
+    By default glibc keeps blocks below a size that rises to 32 MiB, in several heaps: parts would take three times the
+    used memory.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
-        library.mallopt(_M_MMAP_THRESHOLD, larger)
-        library.mallopt(_M_TRIM_THRESHOLD, 2 * larger)
+        library.mallopt(_M_MMAP_THRESHOLD, min_bytes)
+        library.mallopt(_M_TRIM_THRESHOLD, 2 * min_bytes)
         library.malloc_trim(0)
 
 
-def _forget_peak() -> None:
+def _reset_peak() -> None:
     """Reset VmHWM. If that is refused, the value is too high, and fewer rows are computed at a time."""
     try:
         Path("/proc/self/clear_refs").write_text("5")

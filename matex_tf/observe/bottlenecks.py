@@ -1,6 +1,6 @@
-"""Measures the share of training time spent on sums and on the input, and prints a note if the share is large.
+"""Measures the fraction of training time that ranks spend on sums and on the input, and prints a note if it is large.
 
-The functions listen to events of training.
+`monitor.listeners` registers these functions for events of training. `get_waited_seconds` also serves the records.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from matex_tf.runtime import notes
 from matex_tf.world import world
 
 _THRESHOLD = 0.5
+"""A note is printed for a larger fraction, ..."""
 _MIN_STEPS, _MIN_SECONDS = 20, 2.0
+"""... measured over this many steps and seconds."""
 
 _printed: set[str] = set()
-_waited = _wanted = 0.0
-_waited_in_functions: Any = None  # a float64 variable
-_told_in_functions = 0.0  # its value at the end of the last step
+_waited_seconds = 0.0  # for batches, outside of functions
+_wanted_at = 0.0  # when eager code began to take its last batch
+_waited_in_functions: Any = None  # a float64 variable: seconds
+_known_in_functions = 0.0  # its value at the end of the last step
 _pace: Pace | None = None
 
 
@@ -49,29 +52,29 @@ def time_pull(pull: Callable[[], list[Any]]) -> list[Any]:
 
 def want_batch(iterator: Any) -> None:
     """Called when eager code begins to take a batch."""
-    global _wanted
-    _wanted = time.perf_counter()
+    global _wanted_at
+    _wanted_at = time.perf_counter()
 
 
 def give_batch(iterator: Any, is_over: bool) -> None:
     """Called when eager code has the batch. The end of the data ends an epoch of a loop."""
-    global _waited
-    _waited += time.perf_counter() - _wanted
+    global _waited_seconds
+    _waited_seconds += time.perf_counter() - _wanted_at
     if is_over:
         end_epoch()
 
 
 def take_batch(plan: Any, seconds: float, take: Any) -> None:
     """Called when the batch of a step was taken before the step's call."""
-    global _waited
-    _waited += seconds
+    global _waited_seconds
+    _waited_seconds += seconds
 
 
 def end_step(plan: Any) -> None:
     """Called when a call of a step has ended."""
-    global _pace, _told_in_functions
+    global _pace, _known_in_functions
     if records.is_on() and _waited_in_functions is not None:
-        _told_in_functions = float(_waited_in_functions.numpy())
+        _known_in_functions = float(_waited_in_functions.numpy())
     if plan.trained:
         _pace = _pace or Pace()
         _pace.count_step()
@@ -86,12 +89,12 @@ def end_epoch(*_: Any) -> None:
 
 def get_waited_seconds() -> float:
     """Seconds spent waiting for batches."""
-    return _waited + (0.0 if _waited_in_functions is None else float(_waited_in_functions.numpy()))
+    return _waited_seconds + (0.0 if _waited_in_functions is None else float(_waited_in_functions.numpy()))
 
 
 def read_waited_seconds() -> float:
     """`get_waited_seconds` for other threads, as of the last step. Includes functions only while recording is on."""
-    return _waited + _told_in_functions
+    return _waited_seconds + _known_in_functions
 
 
 class Pace:
@@ -99,15 +102,16 @@ class Pace:
 
     def __init__(self) -> None:
         self.steps = -1
-        self._begin = self._end = (0.0, 0.0)
-        self._waited, self._rows = 0.0, 0
+        self._begin = self._end = (0.0, 0.0)  # time, and seconds blocked in collectives by then
+        self._waited_before, self._rows_before = 0.0, 0
 
     def count_step(self) -> None:
         """Count a step at its end."""
         self.steps += 1
         self._end = time.perf_counter(), ops.get_blocked_seconds()
         if self.steps == 0:
-            self._begin, self._waited, self._rows = self._end, get_waited_seconds(), ops.count_global_rows()
+            self._begin = self._end
+            self._waited_before, self._rows_before = get_waited_seconds(), ops.count_global_rows()
 
     def judge_steps(self) -> None:
         """Called at the end of the steps: report, once in a run, that most of their time was not computation."""
@@ -115,8 +119,8 @@ class Pace:
         if self.steps < _MIN_STEPS or elapsed < _MIN_SECONDS:
             return
         share_of_sums = (self._end[1] - self._begin[1]) / elapsed
-        share_of_input = (get_waited_seconds() - self._waited) / elapsed
-        rows = (ops.count_global_rows() - self._rows) // self.steps
+        share_of_input = (get_waited_seconds() - self._waited_before) / elapsed
+        rows = (ops.count_global_rows() - self._rows_before) // self.steps
         if share_of_sums > _THRESHOLD:
             of_rows = f", with some {max(rows // world.get_world().trainers, 1)} rows of each batch on each rank"
             _report_once(

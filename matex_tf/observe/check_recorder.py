@@ -1,6 +1,8 @@
-"""Records the first training steps of a script for `matex run --check`.
+"""Records the first training steps of a script for `matex run --check`, which compares runs on 1 and N ranks.
 
-After the requested number of steps, it stores the weights and the scalars that the steps returned, and ends the script.
+Hooks on variables, functions, optimizers and sessions recognize a step by a change of the trainable variables. After
+the requested number of steps, the recorder stores the weights and the scalars that the steps returned, and ends the
+script.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ _IF_HOOK_MISSING = "`matex run --check` sees no steps"
 
 
 def start_recorder() -> None:
-    """Start, if `matex run --check` started this process (setting `check`: "STEPS:FOLDER")."""
+    """Start to record, if `matex run --check` started this process (setting `check`: "STEPS:FOLDER")."""
     global _recorder
-    asked = settings.get_settings().check
-    if not asked or _recorder is not None:
+    request = settings.get_settings().check
+    if not request or _recorder is not None:
         return
-    steps, _, folder = asked.partition(":")
+    steps, _, folder = request.partition(":")
     _recorder = Recorder(int(steps), folder)
     atexit.register(_recorder.store_steps)
     HOOKS.install()
@@ -46,16 +48,18 @@ class Recorder:
     """
 
     def __init__(self, steps: int, folder: str):
-        self.wanted = steps
+        self.max_steps = steps
         self.folder = folder
-        self.steps: list[list[float]] = []
-        self.variables: list[weakref.ref[Any]] = []
-        self.weights: list[np.ndarray] = []
-        self.target: Any = None
-        self.inside = False
-        self.stored = False
+        self.steps: list[list[float]] = []  # the scalars of each step
+        self.variables: list[weakref.ref[Any]] = []  # the trainable ones
+        self.weights: list[np.ndarray] = []  # after the last step
+        self.target: Any = None  # the loss of the last call of `GradientTape.gradient`
+        self.is_inside = False  # a call is watched, or weights are read
+        self.is_stored = False
 
     def wrap_init(self, original: Any) -> Any:
+        """Replaces `__init__` of variables: lists the trainable ones."""
+
         def init(variable: Any, *args: Any, **kwargs: Any) -> None:
             original(variable, *args, **kwargs)
             if variable.trainable and all(known() is not variable for known in self.variables):
@@ -67,7 +71,7 @@ class Recorder:
         def method(*args: Any, **kwargs: Any) -> Any:
             import tensorflow as tf
 
-            if self.inside or not tf.executing_eagerly():
+            if self.is_inside or not tf.executing_eagerly():
                 return original(*args, **kwargs)
             return self._watch_step(lambda: original(*args, **kwargs), self._read_eager_weights)
 
@@ -82,7 +86,7 @@ class Recorder:
 
     def wrap_run(self, original: Any) -> Any:
         def run(session: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.inside:
+            if self.is_inside:
                 return original(session, *args, **kwargs)
             return self._watch_step(
                 lambda: original(session, *args, **kwargs), lambda: self._read_session_weights(session, original)
@@ -103,28 +107,29 @@ class Recorder:
         except tf.errors.FailedPreconditionError:
             return []  # the initializer has not run yet
 
-    def _watch_step(self, act: Any, weights: Any) -> Any:
-        self.inside = True
+    def _watch_step(self, call: Any, read_weights: Any) -> Any:
+        """Returns the result of `call`, which is recorded as a step if it changes the weights."""
+        self.is_inside = True
         try:
-            before = weights()
-            result = act()
-            after = weights()
+            old_weights = read_weights()
+            result = call()
+            weights = read_weights()
         finally:
-            self.inside = False
-        if any(old.tobytes() != new.tobytes() for old, new in zip(before, after)):
+            self.is_inside = False
+        if any(old.tobytes() != new.tobytes() for old, new in zip(old_weights, weights)):
             self.steps.append(_list_scalars(result) or _list_scalars(self.target))
             self.target = None
-            self.weights = after
-            if len(self.steps) >= self.wanted:
+            self.weights = weights
+            if len(self.steps) >= self.max_steps:
                 self.store_steps()
                 raise SystemExit(0)
         return result
 
     def store_steps(self) -> None:
         """Write the records to `folder`/rank-R.npz, once."""
-        if self.stored or os.getpid() != world.get_world().process:
+        if self.is_stored or os.getpid() != world.get_world().process:
             return
-        self.stored = True
+        self.is_stored = True
         figures = json.dumps(self.steps)
         arrays: dict[str, Any] = {f"weight{index}": value for index, value in enumerate(self.weights)}
         with real_files.use_real_files():
@@ -137,16 +142,16 @@ def _list_scalars(result: Any) -> list[float]:
 
     if isinstance(result, tf.experimental.Optional):
         result = result.get_value() if result.has_value() else None
-    found = []
+    scalars = []
     for leaf in tf.nest.flatten(result):
         value = leaf.numpy() if hasattr(leaf, "numpy") else leaf
         if np.ndim(value) == 0 and isinstance(value, (float, np.floating)):
-            found.append(float(value))
-    return found
+            scalars.append(float(value))
+    return scalars
 
 
 def _record(name: str) -> Make:
-    """Wraps by `Recorder.NAME` of the global recorder."""
+    """The `make` of a hook: calls the method `name` of the global recorder."""
     return lambda original: getattr(_recorder, name)(original)
 
 

@@ -1,4 +1,4 @@
-"""Synchronizes the clocks of all hosts with rank 0's, by sending the time back and forth."""
+"""Measures the offsets of hosts' clocks from rank 0's clock, for the timeline, by sending the time back and forth."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ _TAG = 7
 
 @dataclass(frozen=True)
 class Offset:
-    """At time `at` of rank 0's clock, this host's clock was `ahead` of it, with an uncertainty of
-    `error`; nanoseconds.
-    """
+    """At time `at` of rank 0's clock, this host's clock was `ahead` of it, give or take `error`; nanoseconds."""
 
     at: int = 0
     ahead: int = 0
@@ -50,24 +48,24 @@ class Clocks:
     """The clocks of all ranks. The constructor is collective."""
 
     def __init__(self) -> None:
-        known = objects.allgather(_read_clock_id(), "whose clocks are the same")
-        first = {clock: rank for rank, clock in reversed(list(enumerate(known)))}
-        self._leader_of = [first[clock] for clock in known]
+        clock_ids = objects.allgather(_read_clock_id(), "whose clocks are the same")
+        first_ranks = {clock: rank for rank, clock in reversed(list(enumerate(clock_ids)))}
+        self._leader_of = [first_ranks[clock] for clock in clock_ids]  # the first rank with the same clock
         self._leaders = sorted(set(self._leader_of) - {0})
 
     def measure_offsets(self) -> list[Offset]:
         """The present offset of each rank's clock. Collective; outside of the sequence, as at the end of the script."""
         me = world.get_world().rank
         if world.get_world().has_lost:
-            # ranks that were measured at the start have new numbers, or are lost
+            # Ranks that were measured at the start have new numbers, or are lost.
             return [Offset()] * world.get_world().size
         communicator = world.get_communicator("control")
         with ops.announce_exchange("comparing clocks"):
-            found = {leader: _measure_offset(communicator, leader) for leader in self._leaders} if me == 0 else {}
+            offsets = {leader: _measure_offset(communicator, leader) for leader in self._leaders} if me == 0 else {}
             if me in self._leaders:
                 _answer_rank_0(communicator)
-            found = communicator.bcast(found)
-        return [found.get(leader, Offset()) for leader in self._leader_of]
+            offsets = communicator.bcast(offsets)
+        return [offsets.get(leader, Offset()) for leader in self._leader_of]
 
 
 def _read_clock_id() -> str:
@@ -80,18 +78,19 @@ def _read_clock_id() -> str:
 
 
 def _measure_offset(communicator: Any, rank: int) -> Offset:
-    rounds, theirs = [], np.zeros(1, np.int64)
+    """On rank 0: the offset of the clock of `rank`, which calls `_answer_rank_0`."""
+    rounds, answer = [], np.zeros(1, np.int64)
     for _ in range(_ROUNDS):
         sent = records.read_clock()
-        communicator.Send(theirs, rank, _TAG)
-        communicator.Recv(theirs, rank, _TAG)
-        rounds.append((sent, int(theirs[0]), records.read_clock()))
+        communicator.Send(answer, rank, _TAG)
+        communicator.Recv(answer, rank, _TAG)
+        rounds.append((sent, int(answer[0]), records.read_clock()))
     return estimate_offset(rounds)
 
 
 def _answer_rank_0(communicator: Any) -> None:
-    mine = np.zeros(1, np.int64)
+    own_time = np.zeros(1, np.int64)
     for _ in range(_ROUNDS):
-        communicator.Recv(mine, 0, _TAG)
-        mine[0] = records.read_clock()
-        communicator.Send(mine, 0, _TAG)
+        communicator.Recv(own_time, 0, _TAG)
+        own_time[0] = records.read_clock()
+        communicator.Send(own_time, 0, _TAG)

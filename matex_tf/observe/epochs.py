@@ -1,6 +1,7 @@
-"""Counts the updates of an epoch of the script alone, for `matex plan`: of `fit`, or of a loop over a dataset.
+"""Counts batches and updates of an epoch of the script alone, for `matex plan`: of `fit`, or of a loop over a dataset.
 
-The functions listen to events of training.
+`monitor.listeners` registers these functions for events of training. A pass is an iteration over a source of batches; a
+pass that trains is an epoch.
 """
 
 from __future__ import annotations
@@ -22,35 +23,36 @@ _loops: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
 
 
 class Source:
-    """A source of batches, iterated several times. An iteration that trains is an epoch.
+    """A source of batches, with several passes over it.
 
-    batches: number of batches of an iteration, by its length; 0 if unknown. scale: number of batches of the script
-    alone that each batch stands for. given: number of batches in this iteration so far.
+    Args:
+        batches: the number of batches of a pass, from its length; 0 if unknown.
+        scale: the number of batches of the script alone that each batch stands for.
     """
 
     def __init__(self, name: str, batches: int = 0, scale: int = 1):
         self.name, self.batches, self.scale = name, batches, scale
-        self._before = self.given = self._ended = 0
-        self._first = self._last = ops.count_completed(_GRADIENTS)
+        self.given = 0  # batches in this pass so far
+        self._given_before = self._given_in_last_pass = 0  # batches in all earlier passes, and in the last one
+        self._first_update = self._last_update = ops.count_completed(_GRADIENTS)
         self.trained = (0, 0)
         """The number of batches at the last update, and the number of updates by then."""
 
     def end_batches(self, count: int) -> None:
-        """`count` batches of this iteration are done."""
+        """`count` batches of this pass have been processed."""
         global _trained
         self.given = count
-        done = ops.count_completed(_GRADIENTS)
-        if done > self._last:
-            _trained, self._last = self, done
-            self.trained = self._before + count, done - self._first
+        updates = ops.count_completed(_GRADIENTS)
+        if updates > self._last_update:
+            _trained, self._last_update = self, updates
+            self.trained = self._given_before + count, updates - self._first_update
 
     def end_pass(self) -> None:
-        """This iteration has no more batches."""
-        self._ended, self._before, self.given = self.given, self._before + self.given, 0
+        self._given_in_last_pass, self._given_before, self.given = self.given, self._given_before + self.given, 0
 
     def describe_epoch(self) -> dict[str, Any]:
-        """Batches of an epoch, or 0 and the reason why they are unknown; batches given, and updates that they made."""
-        batches = (self.batches or self._ended) * self.scale
+        """Batches of an epoch, or 0 and the reason why they are unknown; batches given, and their updates."""
+        batches = (self.batches or self._given_in_last_pass) * self.scale
         given, updates = self.trained
         why = "" if batches else f"the number of batches of {self.name} is unknown, and no epoch was completed"
         return {"batches": batches, "given": given, "updates": updates, "why_not": why}
@@ -95,7 +97,7 @@ def begin_pass(dataset: Any, iterator: Any) -> None:
 
 
 def want_batch(iterator: Any) -> None:
-    """All batches given before are done."""
+    """Called when eager code begins to take a batch: all batches given before have been processed."""
     source = _loops.get(iterator)
     if source is not None:
         source.end_batches(source.given)

@@ -1,4 +1,7 @@
-"""Stores the last measured cost of transfers between hosts, next to the compiled ops, for `matex info`."""
+"""Stores the measured cost of transfers between hosts, for each group of hosts, in the cache folder.
+
+The engine measures it in a run. `matex info` prints it, and later runs and `matex plan` estimate with it.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,19 @@ from matex_tf.runtime import notes, real_files, shutdown
 from matex_tf.world import world
 
 SHOWN = 5
+"""The number of links that `matex info` prints."""
 PROBED = (1 << 10, 1 << 20)
 """Bytes of the sums that measure a link (ops/src/engine/update/link_probe.cc)."""
 
 
 @dataclass
 class Link:
-    """Measured costs between ranks on `hosts` (number of ranks by host): seconds to start a transfer, and for each
-    byte.
-    """
+    """The measured cost of a transfer between the ranks on some hosts."""
 
-    hosts: dict[str, int]
-    start_up: float
-    byte: float
-    disturbed: bool
+    hosts: dict[str, int]  # the number of ranks, by host
+    start_up: float  # seconds to start a transfer
+    byte: float  # seconds for each byte
+    disturbed: bool  # by other work on the cores or the network
     when: float  # seconds since 1970
 
     def __str__(self) -> str:
@@ -48,14 +50,14 @@ class Link:
 def start_links() -> None:
     """Store the engine's measurement at the end of this run."""
     if world.get_world().rank == 0:
-        shutdown.at_end.append(_keep_measurement)
+        shutdown.at_end.append(_store_measurement)
 
 
-def _keep_measurement() -> None:
-    found = records.get_last_measurement()
-    if found is None:
+def _store_measurement() -> None:
+    measurement = records.get_last_measurement()
+    if measurement is None:
         return
-    link = Link(dict(Counter(world.get_world().hosts)), *found, time.time())
+    link = Link(dict(Counter(world.get_world().hosts)), *measurement, time.time())
     try:
         with real_files.use_real_files():
             folder = _get_folder()
@@ -69,8 +71,8 @@ def _keep_measurement() -> None:
 
 def list_links() -> list[Link]:
     """The stored links, newest first."""
-    found = [Link(**json.loads(path.read_text())) for path in _get_folder().glob("*.json")]
-    return sorted(found, key=lambda link: -link.when)
+    links = [Link(**json.loads(path.read_text())) for path in _get_folder().glob("*.json")]
+    return sorted(links, key=lambda link: -link.when)
 
 
 def find_link(hosts: Sequence[str]) -> Link | None:

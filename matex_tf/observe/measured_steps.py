@@ -1,6 +1,7 @@
 """Measures the first training steps of this process for `matex plan`, then ends the process.
 
-Updates of the engine delimit steps, so every kind of script is measured alike.
+The engine records events (`records`). A thread counts the updates of gradients, which delimit steps in every kind of
+script; after enough of them, the events and some further measurements are stored in a file, and the process ends.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ INPUT_SECONDS = 10
 """Limit of the wait for the next step, after which the input is measured."""
 LIMIT = 300
 """Seconds after which a process is ended in any case, including imports and tracing."""
-_EVENTS = 1 << 18
-_TOLD = 0.2  # seconds
-_GRADIENTS = 1  # see `ops.count`
+_MAX_EVENTS = 1 << 18
+_MIN_SECONDS = 0.2  # of the measurement of cores
+_GRADIENTS = 1  # see `ops.count_completed`
 
 
-def start_measuring(asked: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]) -> Measured:
-    """Start the measurement that `matex plan` requested by the setting `plan`, `asked`.
+def start_measuring(phantom: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]) -> Measured:
+    """Start the measurement that `matex plan` requested.
 
     Args:
+        phantom: the value of the setting `plan`.
         describe_updates: returns which parts of the optimizers' updates could be sharded.
     """
-    records.set_recording(records.GRADIENTS, _EVENTS)
-    measured = Measured(asked, describe_updates)
+    records.set_recording(records.GRADIENTS, _MAX_EVENTS)
+    measured = Measured(phantom, describe_updates)
     atexit.register(measured.store_steps)
     threading.Thread(target=measured.watch_updates, name="matex plan", daemon=True).start()
     return measured
@@ -63,25 +65,28 @@ def read_resident_bytes(name: str) -> int:
 class Measured:
     """The measurements of this process."""
 
-    def __init__(self, asked: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]):
-        self.asked, self._describe_updates = asked, describe_updates
-        self.base = 0
-        self._began: tuple[float, float] | None = None
+    def __init__(self, phantom: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]):
+        self.phantom, self._describe_updates = phantom, describe_updates
+        self.base_bytes = 0
+        """Resident memory before the first update."""
+        self._start: tuple[float, float] | None = None
         """Wall-clock time and CPU time at the end of the first update."""
         self._is_late = False
-        self._called: list[int] = []
+        """Whether the process is ended for its time limit."""
+        self._step_ends: list[int] = []
         """The end of each step that changed weights, including replicated steps."""
         self._take_next: Callable[[], bool] | None = None
         """Takes the next batch of the last source of training; returns False at the end."""
-        self._are_enough = threading.Event()
+        self._has_enough = threading.Event()
+        """Enough updates are recorded: the training thread should measure the input."""
         self.input: InputCost | None = None
         self._lock = threading.Lock()
-        self._stored = False
+        self._is_stored = False
 
     def note_step(self, plan: Any) -> None:
         """A step has changed weights. After enough steps the input is measured, and the process ends."""
-        self._called.append(records.read_clock())
-        if self._take_next is not None and self._are_enough.is_set():
+        self._step_ends.append(records.read_clock())
+        if self._take_next is not None and self._has_enough.is_set():
             self.input = measure_input(self._take_next)
             self.store_steps()
             os._exit(0)
@@ -96,55 +101,55 @@ class Measured:
 
     def watch_updates(self) -> None:
         """Wait for enough updates, then end the process."""
-        seconds, started = SECONDS if self.asked.ranks else SECONDS_OF_RANKS, time.monotonic()
+        max_seconds, start = SECONDS if self.phantom.ranks else SECONDS_OF_RANKS, time.monotonic()
         with real_files.use_real_files():
             while True:
                 time.sleep(0.02)
                 updates = ops.count_completed(_GRADIENTS)
                 if updates == 0:
-                    self.base = read_resident_bytes("VmRSS")
-                elif self._began is None:
-                    self._began = time.monotonic(), time.process_time()
-                late = self._began is not None and time.monotonic() - self._began[0] > seconds
-                self._is_late = time.monotonic() - started > LIMIT
-                is_whole = not updates and len(self._called) >= self.asked.steps
-                are_enough = updates >= self.asked.steps or (late and updates >= LEAST)
-                if self._is_late or is_whole or are_enough:
+                    self.base_bytes = read_resident_bytes("VmRSS")
+                elif self._start is None:
+                    self._start = time.monotonic(), time.process_time()
+                is_over_time = self._start is not None and time.monotonic() - self._start[0] > max_seconds
+                self._is_late = time.monotonic() - start > LIMIT
+                is_replicated = not updates and len(self._step_ends) >= self.phantom.steps
+                has_enough = updates >= self.phantom.steps or (is_over_time and updates >= LEAST)
+                if self._is_late or is_replicated or has_enough:
                     break
-            if are_enough and self.asked.ranks and self._take_next is not None:
-                self._are_enough.set()
-                time.sleep(INPUT_SECONDS)  # the training thread ends the process
+            if has_enough and self.phantom.ranks and self._take_next is not None:
+                self._has_enough.set()
+                time.sleep(INPUT_SECONDS)  # the training thread measures the input and ends the process
         self.store_steps()
         os._exit(0)
 
     def store_steps(self) -> None:
         """Write the measurements to the folder, once."""
         with self._lock:
-            if self._stored or os.getpid() != world.get_world().process:
+            if self._is_stored or os.getpid() != world.get_world().process:
                 return
-            self._stored = True
+            self._is_stored = True
             me = world.get_world()
-            name = f"copy-{self.asked.copy if me.is_phantom else me.rank}.npz"
+            name = f"copy-{self.phantom.copy if me.is_phantom else me.rank}.npz"
             events, _ = records.read_events()
             with real_files.use_real_files():
-                file = Path(self.asked.folder, name)
+                file = Path(self.phantom.folder, name)
                 np.savez(
                     file.with_suffix(".part.npz"), events=events, labels=np.array(records.read_event_labels(),
                     dtype=str),
-                    base=self.base, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
+                    base=self.base_bytes, peak=read_resident_bytes("VmHWM"), updates=ops.count_completed(_GRADIENTS),
                     has_tensorflow="tensorflow" in sys.modules, overlaps=bool(np.any(events["activity"] == _READY)),
                     update=json.dumps(self._describe_updates()), cores=self._count_cores(),
                     epoch=json.dumps(epochs.describe_epoch()), is_late=self._is_late,
-                    called=np.array(self._called, np.int64),
+                    called=np.array(self._step_ends, np.int64),
                     input=json.dumps(None if self.input is None else asdict(self.input)),
                 )  # fmt: skip
                 os.replace(file.with_suffix(".part.npz"), file)
 
     def _count_cores(self) -> float:
         """The number of cores that this process has kept busy since its first update; NaN if the time is too short."""
-        began, computed = self._began or (time.monotonic(), 0.0)
-        took = time.monotonic() - began
-        return (time.process_time() - computed) / took if took > _TOLD else math.nan
+        start, cpu_before = self._start or (time.monotonic(), 0.0)
+        seconds = time.monotonic() - start
+        return (time.process_time() - cpu_before) / seconds if seconds > _MIN_SECONDS else math.nan
 
 
 _READY = records.ACTIVITIES.index("ready")

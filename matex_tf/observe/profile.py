@@ -1,6 +1,8 @@
 """The table of `matex run --profile`: how the time of training steps was spent.
 
-At the end of the script, rank 0 gathers the engine's totals of all ranks.
+At the end of the script, rank 0 gathers the engine's totals of all ranks. The columns, in milliseconds a step:
+step, the sum of the next four; compute; waiting for other ranks; exposed, transfers that no computation hides; other
+collectives; and hidden, transfers during computation.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from matex_tf.ops import overlap, records
 from matex_tf.runtime import shutdown
 from matex_tf.world import terminal, world
 
-_NAMED = 8  # of hundreds of ranks, only the slowest are listed
-_EVEN = 0.01  # share of a step below which ranks count as balanced
+_MAX_LISTED_RANKS = 8  # the slowest ones
+_BALANCED = 0.01  # ranks are balanced if others wait a smaller fraction of a step for the slowest
 
 _COLUMNS = ("step", "compute", "waiting", "exposed", "other", "hidden")
 
@@ -31,9 +33,9 @@ def start_profile() -> None:
 
     def finish_profile() -> None:
         with ops.announce_exchange("putting the profile together"):
-            everyone = world.get_communicator("control").gather(records.read_totals())
-        if everyone is not None:
-            terminal.write_text(format_table(everyone, world.get_world().hosts, link, disturbed))
+            totals_of_ranks = world.get_communicator("control").gather(records.read_totals())
+        if totals_of_ranks is not None:
+            terminal.write_text(format_table(totals_of_ranks, world.get_world().hosts, link, disturbed))
 
     shutdown.at_end.append(finish_profile)
 
@@ -54,14 +56,14 @@ def format_table(
     """
     places = list(dict.fromkeys(one.place for totals in ranks for one in totals))
     by_place = {place: [one for totals in ranks for one in totals if one.place == place] for place in places}
-    counted = {
+    shown = {
         place: totals
         for place, totals in by_place.items()
         if len(totals) == len(ranks) and all(one.updates and one.steps for one in totals)
     }
-    if not counted:
+    if not shown:
         return "matex_tf: no profile: too few training steps (the first ones of each update do not count)\n"
-    width = max(len("update"), *map(len, counted))
+    width = max(len("update"), *map(len, shown))
     names = "".join(f"{name:>9}" for name in _COLUMNS) + "      MiB     GB/s" + ("  of link" if link else "")
     lines = [
         (
@@ -70,15 +72,15 @@ def format_table(
         ),
         f"{'update':{width}}{'steps':>8}{names}",
     ]
-    for place, totals in counted.items():
-        means = [sum(of) / len(of) for of in zip(*map(_compute_columns, totals))]
+    for place, totals in shown.items():
+        means = [sum(column) / len(column) for column in zip(*map(_compute_columns, totals))]
         lines.append(
             f"{place:{width}}{totals[0].steps:8}"
             + "".join(f"{value:9.2f}" for value in means)
             + _format_speed(totals, link)
         )
     lines += _describe_pulls(ranks)
-    lines += _describe_imbalance(ranks, set(counted), hosts)
+    lines += _describe_imbalance(ranks, set(shown), hosts)
     if link is None:
         return "\n".join(lines) + "\n"
     start_up, byte = link
@@ -104,13 +106,13 @@ def _compute_waiting(one: records.Totals) -> float:
 
 def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | None) -> str:
     """MiB of an update, GB/s of its sum, and that speed relative to the link's, if the link was measured."""
-    sent, took = sum(one.bytes for one in totals), sum(one.transfer for one in totals) / 1e9
+    sent, seconds = sum(one.bytes for one in totals), sum(one.transfer for one in totals) / 1e9
     updates = sum(one.updates for one in totals)
-    speed = f"{sent / updates / 2**20:9.2f}{_format_rate(sent, took):>9}"
+    speed = f"{sent / updates / 2**20:9.2f}{_format_rate(sent, seconds):>9}"
     if link is None:
         return speed
-    least = sum(one.transfers for one in totals) * link[0] + sent * link[1]
-    return f"{speed}{least / took if took else 0.0:9.0%}"
+    link_seconds = sum(one.transfers for one in totals) * link[0] + sent * link[1]
+    return f"{speed}{link_seconds / seconds if seconds else 0.0:9.0%}"
 
 
 def _describe_pulls(ranks: Sequence[Sequence[records.Totals]]) -> list[str]:
@@ -118,10 +120,10 @@ def _describe_pulls(ranks: Sequence[Sequence[records.Totals]]) -> list[str]:
     rows = [one for totals in ranks for one in totals if one.pulled]
     if not rows:
         return []
-    pulled, took, updates = (sum(getattr(one, name) for one in rows) for name in ("pulled", "pull", "updates"))
-    size, speed = pulled / updates / 2**20, _format_rate(pulled, took / 1e9)
-    took /= updates * 1e6
-    return [f"new weights: {size:.2f} MiB in {took:.2f} ms ({speed} GB/s), while the next step computes"]
+    sent, nanoseconds, updates = (sum(getattr(one, name) for one in rows) for name in ("pulled", "pull", "updates"))
+    size, speed = sent / updates / 2**20, _format_rate(sent, nanoseconds / 1e9)
+    milliseconds = nanoseconds / updates / 1e6
+    return [f"new weights: {size:.2f} MiB in {milliseconds:.2f} ms ({speed} GB/s), while the next step computes"]
 
 
 def _format_rate(sent: float, seconds: float) -> str:
@@ -129,24 +131,24 @@ def _format_rate(sent: float, seconds: float) -> str:
 
 
 def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[str], hosts: Sequence[str]) -> list[str]:
-    """Finds the slowest rank: the rank that waits least is the one for which the others wait."""
-    rows = []
+    """Lines about the slowest rank: the rank that waits least is the one for which the others wait."""
+    rows = []  # (waiting, compute, step, rank), in milliseconds
     for rank, totals in enumerate(ranks):
-        mine = [one for one in totals if one.place in places]
-        columns = [sum(of) for of in zip(*map(_compute_columns, mine))]
-        rows.append((columns[2], columns[1], columns[0], rank))
+        shown = [one for one in totals if one.place in places]
+        step, compute, waiting, *_ = (sum(column) for column in zip(*map(_compute_columns, shown)))
+        rows.append((waiting, compute, step, rank))
     rows.sort()
     if len(rows) == 1:
         return []
     waiting, _, step, slowest = rows[0]
-    others = [row[0] - waiting for row in rows[1:]]
-    behind = sum(others) / len(others)
-    if behind < _EVEN * step:
+    differences = [row[0] - waiting for row in rows[1:]]
+    delay = sum(differences) / len(differences)
+    if delay < _BALANCED * step:
         return ["the ranks are balanced: none delays the others by more than 1% of a step"]
-    waited = f"the others wait {behind:.2f} ms more in each step than it does, {behind / step:.0%} of the step"
-    lines = [f"rank {slowest} ({hosts[slowest]}) is waited for: {waited}"]
-    for waits, computes, _, rank in rows[:_NAMED]:
+    text = f"the others wait {delay:.2f} ms more in each step than it does, {delay / step:.0%} of the step"
+    lines = [f"rank {slowest} ({hosts[slowest]}) is waited for: {text}"]
+    for waits, computes, _, rank in rows[:_MAX_LISTED_RANKS]:
         lines.append(f"  rank {rank} ({hosts[rank]}): compute {computes:.2f} ms, waiting {waits:.2f} ms")
-    if len(rows) > _NAMED:
-        lines.append(f"  and {len(rows) - _NAMED} more, which wait longer")
+    if len(rows) > _MAX_LISTED_RANKS:
+        lines.append(f"  and {len(rows) - _MAX_LISTED_RANKS} more, which wait longer")
     return lines

@@ -1,7 +1,7 @@
-"""A timeline of all ranks for Perfetto or chrome://tracing: computation, waiting, copies and transfers, with their
-times.
+"""A timeline of all ranks for Perfetto or chrome://tracing: computation, waits, copies and transfers, with their times.
 
-Rank 0 gathers the ranks' parts into one file. If an error ends the job, each rank writes its part into a separate file.
+The engine records events in lanes (threads of a rank). At the end rank 0 gathers the parts of all ranks into one file;
+if an error ends the job, each rank writes its part into a separate file. Times are those of rank 0's clock (`clocks`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from matex_tf.world import terminal, world
 CAPACITY = 1 << 17
 """The number of events kept for each rank; older events are dropped."""
 
+# The bar of an event: a fixed name with a category, or a label of the event after a prefix.
 _NAMES = {
     "meet": ("wait for other ranks", "wait"),
     "copy in": ("copy in", "copy"),
@@ -31,16 +32,8 @@ _NAMES = {
     "own gradients": ("gradients are still computed", "wait"),
     "choice": ("choose buckets", "transfer"),
 }
-_LABELLED = {
-    "update": "",
-    "collective": "",
-    "allgather": "",
-    "broadcast": "",
-    "message": "",
-    "bucket": "bucket: ",
-    "announcement": "announce ",
-    "pull": "pull: ",
-}
+_LABELLED = dict.fromkeys(("update", "collective", "allgather", "broadcast", "message"), "")
+_LABELLED |= {"bucket": "bucket: ", "announcement": "announce ", "pull": "pull: "}
 
 _timeline: Timeline | None = None
 
@@ -83,12 +76,12 @@ class Timeline:
         self.path = path
         self.clocks = clocks.Clocks()
         self.offsets = self.clocks.measure_offsets()
-        self.zero = world.get_communicator("control").bcast(records.read_clock())
-        self.over = False
+        self.zero = world.get_communicator("control").bcast(records.read_clock())  # rank 0's time at the start
+        self.is_over = False
 
     def finish_timeline(self) -> None:
         """Write the file at the end of the script. Collective."""
-        self.over = True
+        self.is_over = True
         me, communicator = world.get_world(), world.get_communicator("control")
         ends = self.clocks.measure_offsets()
         events, dropped = records.read_events()
@@ -107,20 +100,18 @@ class Timeline:
                 pass
             terminal.write_text(f"matex_tf: the timeline could not be written to {self.path}: {error.strerror}\n")
             return
-        lost = (
-            f"; of {sum(map(bool, dropped_by_rank))} ranks only the last {CAPACITY} events"
-            if any(dropped_by_rank)
-            else ""
-        )
+        limit = ""
+        if any(dropped_by_rank):
+            limit = f"; of {sum(map(bool, dropped_by_rank))} ranks only the last {CAPACITY} events"
         notes.print_note(
-            f"the timeline is in {self.path}{lost}: open it at https://ui.perfetto.dev or chrome://tracing"
+            f"the timeline is in {self.path}{limit}: open it at https://ui.perfetto.dev or chrome://tracing"
         )
 
     def write_part(self) -> None:
         """Write this rank's part into a separate file, because the job ends now without further communication."""
-        if self.over:
+        if self.is_over:
             return
-        self.over = True
+        self.is_over = True
         me = world.get_world()
         stem, extension = os.path.splitext(self.path)
         path = f"{stem}.rank-{me.rank}{extension}"
@@ -169,17 +160,14 @@ def format_part(events: np.ndarray, labels: Sequence[str], rank: int, host: str,
     for lane, name in enumerate(records.LANES):
         rows.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": lane, "args": {"name": name}})
     texts = [json.dumps(row) for row in rows]
-    head = {}
-    for lane, name, kind, begin, end, size in sorted(
-        list_slices(events, labels, times), key=lambda one: (one[3], -one[4])
-    ):
-        if (name, kind, lane) not in head:
-            named = json.dumps({"name": name, "cat": kind, "ph": "X", "pid": rank, "tid": lane})
-            head[name, kind, lane] = named[:-1]
+    prefixes: dict[tuple[str, str, int], str] = {}  # the text of a bar before its times, which many bars share
+    bars = sorted(list_slices(events, labels, times), key=lambda bar: (bar[3], -bar[4]))
+    for lane, name, kind, begin, end, size in bars:
+        key = name, kind, lane
+        if key not in prefixes:
+            prefixes[key] = json.dumps({"name": name, "cat": kind, "ph": "X", "pid": rank, "tid": lane})[:-1]
         arguments = f', "args": {{"bytes": {size}}}' if size else ""
-        texts.append(
-            f'{head[name, kind, lane]}, "ts": {begin / 1e3:.3f}, "dur": {(end - begin) / 1e3:.3f}{arguments}}}'
-        )
+        texts.append(f'{prefixes[key]}, "ts": {begin / 1e3:.3f}, "dur": {(end - begin) / 1e3:.3f}{arguments}}}')
     return ",\n".join(texts)
 
 
@@ -218,19 +206,24 @@ def list_slices(
 def _list_gaps(
     gaps: Sequence[tuple[int, int]], name: str, exposed: list[tuple[int, int]]
 ) -> Iterator[tuple[int, str, str, int, int, int]]:
-    """Gaps on the script's lane, divided where the script waits for sums. Consumes the `exposed` intervals before their
-    end.
+    """Bars for the gaps between collectives on the script's lane, divided where the script waits for sums.
+
+    Args:
+        name: of the bars, "compute" or "between steps".
+        exposed: the intervals in which the script waits for sums, ascending. Intervals that end in the gaps are
+            removed.
     """
+    category = "compute" if name == "compute" else "other"
     for begin, end in gaps:
         while exposed and exposed[0][0] < end:
             wait_begin, wait_end = max(exposed[0][0], begin), min(exposed[0][1], end)
             if wait_end > wait_begin:
                 if wait_begin > begin:
-                    yield 0, name, "compute" if name == "compute" else "other", begin, wait_begin, 0
+                    yield 0, name, category, begin, wait_begin, 0
                 yield 0, "wait for sums", "wait", wait_begin, wait_end, 0
                 begin = wait_end
             if exposed[0][1] > end:
                 break
             exposed.pop(0)
         if end > begin:
-            yield 0, name, "compute" if name == "compute" else "other", begin, end, 0
+            yield 0, name, category, begin, end, 0

@@ -15,8 +15,8 @@ from matex_tf import ops
 from matex_tf.resilience import serialization
 
 _LARGE_BYTES = 1 << 20
-# The other attributes of these callbacks belong to files and windows that are opened again.
 _ONLY = {"CSVLogger": ("keys",), "ProgbarLogger": (), "TensorBoard": ("_global_train_batch", "_global_test_batch")}
+"""The only saved attributes of these callbacks. Their other ones belong to files and windows that are opened again."""
 _EXCLUDED = ("model", "_model", "params", "_params", "validation_data")
 _LIBRARIES = ("keras.", "tf_keras.")
 
@@ -42,17 +42,17 @@ def copy_states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tup
 
     Large arrays that equal `unchanged`, the result of `find_large` at the start of training, are omitted.
     """
-    found = []
+    states = []
     for index, callback in enumerate(callbacks):
         state = {}
         for name, value in _list_attributes(callback):
-            known = unchanged.get((index, name))
-            if known is not None and known == (id(value), ops.hash_content(value)):
+            at_start = unchanged.get((index, name))
+            if at_start is not None and at_start == (id(value), ops.hash_content(value)):
                 continue
             if serialization.is_plain(value):
                 state[name] = value
-        found.append((type(callback).__name__, state))
-    return found
+        states.append((type(callback).__name__, state))
+    return states
 
 
 def _list_attributes(callback: Any) -> list[tuple[str, Any]]:
@@ -64,9 +64,9 @@ def _list_attributes(callback: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def restore_states(callbacks: Sequence[Any], kept: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """Restore the saved attributes of each callback, by position. A callback of another class is left as it is."""
-    for callback, (kind, state) in zip(callbacks, kept):
+def restore_states(callbacks: Sequence[Any], saved: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """Restore the saved attributes of each callback, by position. A callback of another class stays unchanged."""
+    for callback, (kind, state) in zip(callbacks, saved):
         if type(callback).__name__ == kind:
             for name, value in state.items():
                 vars(callback)[name] = serialization.restore_value(vars(callback).get(name), value)
@@ -74,11 +74,11 @@ def restore_states(callbacks: Sequence[Any], kept: Sequence[tuple[str, dict[str,
 
 def list_unsaved_attributes(callbacks: Sequence[Any]) -> list[str]:
     """Attributes of the script's own callbacks that cannot be saved, as text for a message."""
-    found = []
+    texts = []
     for callback in callbacks:
         kind = type(callback)
         if kind.__name__ == "LambdaCallback":
-            found.append("the state in the functions of a LambdaCallback")
+            texts.append("the state in the functions of a LambdaCallback")
         if kind.__module__.startswith(_LIBRARIES):
             continue
         names = [
@@ -87,5 +87,5 @@ def list_unsaved_attributes(callbacks: Sequence[Any]) -> list[str]:
             if not callable(value) and not serialization.is_plain(value)
         ]
         if names:
-            found.append(f"{', '.join(names)} of {kind.__name__}")
-    return found
+            texts.append(f"{', '.join(names)} of {kind.__name__}")
+    return texts

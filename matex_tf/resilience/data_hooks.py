@@ -1,4 +1,8 @@
-"""Hooks on Keras' data source. In a restarted run, `fit` continues with the batch after the last saved step."""
+"""Hooks on Keras' data source. In a restarted run, `fit` continues with the batch after the last saved step.
+
+Epochs and steps before it are skipped: their batches are taken where the position of the data depends on that, and not
+trained. Keras 3 and Keras 2 have different data sources; the hooks for both use the same functions.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +51,20 @@ def _skip_epoch(fit: Fit, steps: Iterator[tuple[Any, int]]) -> None:
 
     Batches are taken only if the position of the data depends on them, or if a training step must create variables.
     """
-    takes = source_data.has_position(fit.source, fit.calls_python)
+    takes_batches = source_data.has_position(fit.source, fit.calls_python)
     with fit.source.catch_stop_iteration(), fit.skip_data():
         for iterator, count in steps:
-            _skip_step(fit, iterator, count, takes)
+            _skip_step(fit, iterator, count, takes_batches)
 
 
-def _skip_step(fit: Fit, iterator: Any, count: int, takes: bool = True) -> None:
-    if fit.missing and not fit.has_created_variables:  # Keras creates variables in its first step
+def _skip_step(fit: Fit, iterator: Any, count: int, takes_batches: bool = True) -> None:
+    """Skip a step of `count` batches."""
+    if fit.lacks_variables and not fit.has_created_variables:  # Keras creates variables in its first step
         fit.has_created_variables = True
         batches = source_data.take_batches(iterator, count)
         fit.model.train_function(source_data.make_iterator(batches, iterator.element_spec))
         fit.restore()
-    elif takes:
+    elif takes_batches:
         source_data.take_batches(iterator, count)
 
 
@@ -75,28 +80,32 @@ def skip_epochs(fit: Fit) -> None:
 def _find_step(fit: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[int, Any, int]]) -> Iterator[Any]:
     """The remaining steps of the interrupted epoch.
 
+    The saved step may have been the last of its epoch, if the length of the epoch was unknown when it was saved. Then
+    that step is repeated (`_repeat_last_step`).
+
     Args:
         steps: all steps of the epoch.
         describe: returns a step's position, its iterator, and its number of batches.
     """
-    fit.seeks_step, last = False, None
+    fit.seeks_step, last_skipped = False, None
     for step in steps:
-        begin, iterator, count = describe(step)
-        if begin < fit.step:
+        position, iterator, count = describe(step)
+        if position < fit.step:
             with fit.skip_data():
                 _skip_step(fit, iterator, count)
-            last = step
+            last_skipped = step
             continue
-        if fit.is_before_saved_step and last is not None and not source_data.has_length(fit.source):
+        if fit.is_before_saved_step and last_skipped is not None and not source_data.has_length(fit.source):
+            # Only taking the batches shows whether there is a further step. It is trained with these batches.
             next_batches = _take_next_batches(iterator, count)
             if next_batches is None:
-                yield _replay_step(fit, last)
+                yield _repeat_last_step(fit, last_skipped)
             else:
                 _replace_next_step(fit.model, functools.partial(_call_with, next_batches))
         fit.reach_step()
         yield step
-    if fit.is_before_saved_step and last is not None:
-        yield _replay_step(fit, last)
+    if fit.is_before_saved_step and last_skipped is not None:
+        yield _repeat_last_step(fit, last_skipped)
 
 
 def _take_next_batches(iterator: Any, count: int) -> Any:
@@ -110,27 +119,25 @@ def _take_next_batches(iterator: Any, count: int) -> Any:
     return source_data.make_iterator(batches, iterator.element_spec)
 
 
-def _replay_step(fit: Fit, last: Any) -> Any:
-    """The saved step was the last of its epoch, which was unknown when it was saved. Yield it again with its saved
-    logs, because Keras makes the epoch's logs from the last step.
-
-    The saved values are restored after this step.
+def _repeat_last_step(fit: Fit, last_skipped: Any) -> Any:
+    """Returns the last step of an epoch for Keras, which trains nothing and returns its saved logs: Keras makes the
+    logs of an epoch from its last step. The saved values are restored after this step.
     """
     _replace_next_step(fit.model, lambda _: fit.saved["logs"])
-    return last
+    return last_skipped
 
 
 def _call_with(iterator: Any, function: Any) -> Any:
     return function(iterator)
 
 
-def _replace_next_step(model: Any, answer: Callable[[Any], Any]) -> None:
-    """Replace train_function for one call: it returns answer(train_function)."""
+def _replace_next_step(model: Any, replacement: Callable[[Any], Any]) -> None:
+    """Replace train_function for one call, which returns replacement(train_function)."""
     function = model.train_function
 
     def call(_: Any) -> Any:
         model.train_function = function
-        return answer(function)
+        return replacement(function)
 
     model.train_function = call
 

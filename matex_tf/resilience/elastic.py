@@ -1,7 +1,9 @@
-"""Elastic runs: after a rank is lost, the other ranks undo their current attempt and repeat it without restarting.
+"""Elastic runs (`--elastic`): after a rank is lost, the other ranks continue without a restart.
 
-`attempt_work` is one attempt. If a rank is lost outside an attempt, for example in the script's own loop, the run ends,
-and `matex run` restarts it from its saved state.
+The work of ranks consists of attempts: calls of steps, and collectives outside of steps. `attempt_work` makes an
+attempt; after a loss it shrinks the world to the surviving ranks, undoes the attempt, and repeats it. If a rank is lost
+outside an attempt, for example in the script's own loop, the run ends, and `matex run` restarts it from its saved
+state.
 """
 
 from __future__ import annotations
@@ -64,10 +66,10 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
         if ops.has_mpi_failed(failure := ops.read_failure()):
             raise membership.make_loss_error(f"an operation of the script itself has failed: {failure}")
         while True:
-            is_done, result, failed = _attempt_once(work)
+            is_done, result, error = _attempt_once(work)
             if is_done:
                 return result
-            _shrink_world(what, failed)
+            _shrink_world(what, error)
             _undo_attempt(undo)
     except errors.LostRankError as error:
         excepthook.end_for_loss(error)
@@ -77,12 +79,13 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
 def _attempt_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
     """Call `work`. Returns whether all ranks have completed it, and its result or error on this rank. Collective.
 
-    A rank votes after it has flushed its output. After the agreement, a lost rank therefore leaves no output to repeat,
-    except for later output and the output of threads, which are not in step with other ranks.
+    Ranks other than rank 0 store their output, to print it if they become rank 0. A rank agrees after it has flushed
+    its output. So stored output from before an agreement is not needed: rank 0 has printed it. That holds only if no
+    thread of the script prints meanwhile, as threads are not in step with other ranks.
     """
     global _in_attempt
     result, failed = None, None
-    is_alone = not script_frames.find_thread_at_work()
+    has_no_thread = not script_frames.find_thread_at_work()
     printed = terminal.measure_text()
     _in_attempt = True
     try:
@@ -94,13 +97,13 @@ def _attempt_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]
         world.revoke_communicators()
     finally:
         _in_attempt = False
-    is_first_alone = world.get_world().rank > 0 or not script_frames.find_thread_at_work()
+    has_first_no_thread = world.get_world().rank > 0 or not script_frames.find_thread_at_work()
     terminal.flush_text()
-    is_done, is_first_alone = _is_done_by_all(failed is None, is_first_alone)
-    if is_done and is_first_alone:
+    is_done, has_first_no_thread = _is_done_by_all(failed is None, has_first_no_thread)
+    if is_done and has_first_no_thread:
         terminal.forget_text()
-    elif not is_done and is_alone:
-        terminal.forget_after(printed)
+    elif not is_done and has_no_thread:
+        terminal.forget_after(printed)  # the repeated attempt prints it again
     return is_done, result, failed
 
 
@@ -109,21 +112,19 @@ def _undo_attempt(undo: Callable[[], None] | None) -> None:
     while True:
         if undo is not None:
             undo()
-        is_done, settle, failed = _attempt_once(piece_copies.restore_lost)
+        is_done, assign_values, error = _attempt_once(piece_copies.restore_lost)
         if is_done:
-            settle()
+            assign_values()
             return
-        _shrink_world("restoring the pieces of lost ranks", failed)
+        _shrink_world("restoring the pieces of lost ranks", error)
 
 
-def _is_done_by_all(done: bool, alone: bool) -> tuple[bool, bool]:
-    """Whether all ranks have completed their attempt, and whether all are `alone`. All survivors
-    get the same answer.
-    """
-    # The watchdog stopped when the communicators were revoked.
+def _is_done_by_all(is_done: bool, has_first_no_thread: bool) -> tuple[bool, bool]:
+    """Whether both hold on all ranks. All survivors get the same answer. Collective."""
     me, what = world.get_world(), "knows of a lost rank, and waits for the other ranks' agreement to continue"
-    with contextlib.nullcontext() if done else time_limit.limit_wait(me.rank, me.size, what, end=_end_job):
-        return world.agree_on_success(done, alone)
+    # The watchdog stopped when this rank revoked the communicators, so the wait has a limit of its own.
+    with contextlib.nullcontext() if is_done else time_limit.limit_wait(me.rank, me.size, what, end=_end_job):
+        return world.agree_on_success(is_done, has_first_no_thread)
 
 
 def _end_job() -> None:
@@ -131,8 +132,11 @@ def _end_job() -> None:
 
 
 def _shrink_world(what: str, failed: Exception | None) -> None:
-    """Shrink the world to the surviving ranks, and update all objects that depend on the world.
-    Collective among them.
+    """Shrink the world to the surviving ranks, and update all objects that depend on it. Collective among them.
+
+    Args:
+        what: the work that a loss interrupted, for messages.
+        failed: its error on this rank.
     """
     me = world.get_world()
     old_rank, hosts = me.rank, me.hosts
@@ -165,10 +169,10 @@ def _shrink_world(what: str, failed: Exception | None) -> None:
 
 
 def _find_obstacle() -> str:
-    """Why this rank cannot take over rank 0's output and files, or hand over its own; "" if it can.
+    """Why this rank cannot take over rank 0's output and files; "" if it can.
 
     The ranks agreed on their previous attempt, and none is past the current one. This rank has therefore done all that
-    rank 0 has done, provided that the script does the same on all ranks.
+    rank 0 has done, if the script does the same on all ranks.
     """
     if settings.get_settings().output == "all":
         return ""  # each rank has its own output and files

@@ -1,8 +1,8 @@
-"""In elastic runs, each call of a step is an attempt (see `elastic`): after a loss, the survivors restore the step's
-variables and repeat the call.
+"""Makes each call of a step an attempt in elastic runs (`elastic`).
 
-Between steps, every rank holds all variables. The batch is taken before the call, and every rank holds all of it. A
-lost rank therefore takes no data of a call with it.
+After a loss, the survivors restore the values that the step's variables had before the call (`Undo`), return iterators
+to their position (`replay`), and repeat the call. That needs no data of the lost rank: before a call, every rank has
+all variables (pieces have copies on other ranks), and the complete batch.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ def _meet_ranks(step: plan.StepPlan) -> None:
     ops.allreduce(tf.zeros([]), "sum", f"the end of {step.place}")
 
 
-def _attempt_step(step: plan.StepPlan, compute: plan.Compute, given: Sequence[Any]) -> Any:
+def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequence[Any]) -> Any:
+    """Call `compute` in an attempt; `arguments` are the iterators and datasets of the call (`plan.execute_by`)."""
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
-    iterators = [each for one in filter(_is_iterator, given) for each in _list_taken(one)] if undo.takes else []
+    iterators = []
+    if undo.takes:
+        iterators = [each for one in filter(_is_iterator, arguments) for each in _list_iterators(one)]
     replays = list(map(replay.find_replay, iterators))
     for one in replays:
         one.keep()
-    step.pieces.prepare()  # the saved variables are then the pieces
+    step.pieces.prepare()  # after this, variables in pieces are saved as pieces
     undo.save()
 
     def go_back() -> None:
@@ -56,9 +59,9 @@ def _is_iterator(source: Any) -> bool:
     return hasattr(source, "_iterator_resource")
 
 
-def _list_taken(iterator: Any) -> list[Any]:
-    """The iterators from which a step with this argument takes elements: the argument itself, and the iterator of its
-    shares.
+def _list_iterators(iterator: Any) -> list[Any]:
+    """The iterators from which a step with this argument takes elements: the argument, and the iterator over this
+    rank's rows if its batches are shared.
     """
     shared = batches.find_shared_batches(iterator)
     return [iterator, *([shared.iterator] if hasattr(shared, "iterator") else [])]
@@ -67,27 +70,28 @@ def _list_taken(iterator: Any) -> list[Any]:
 class Undo:
     """The values of a step's variables before a call.
 
-    Saving them copies nothing, because TensorFlow writes changed values to new memory. takes: the step takes batches
-    inside its function, for example in a loop.
+    Saving them copies nothing, because TensorFlow writes changed values to new memory.
+
+    takes: whether the step takes batches inside its function, for example in a loop.
     """
 
     def __init__(self, step: plan.StepPlan):
         graph = step.traced.graph
-        others = [op for op in graph.get_operations() if op is not step.source]
-        self.takes = _have_op(others, (*sources.SOURCES, "IteratorGetNextAsOptional"))
-        self._place, self._why_not = step.place, _find_obstacle(step, others)
+        inner_ops = [op for op in graph.get_operations() if op is not step.source]
+        self.takes = _have_op(inner_ops, (*sources.SOURCES, "IteratorGetNextAsOptional"))
+        self._place, self._why_not = step.place, _find_obstacle(step, inner_ops)
         self._changed = whole_code.list_changed(step.traced)
         self._variables: list[Any] = []
         self._values: list[Any] = []
-        self._read: Any = list
+        self._read: Any = list  # returns the values of `_variables`
 
     def save(self) -> None:
         import tensorflow as tf
 
-        found = pieces.list_kept(self._changed)
-        if list(map(id, found)) != list(map(id, self._variables)):
-            self._variables = found
-            read = tf.function(lambda: [one.read_value() for one in found], autograph=False)
+        variables = pieces.list_kept(self._changed)
+        if list(map(id, variables)) != list(map(id, self._variables)):
+            self._variables = variables
+            read = tf.function(lambda: [one.read_value() for one in variables], autograph=False)
             self._read = read.get_concrete_function()
         self._values = self._read()
 
@@ -107,24 +111,30 @@ def _have_op(operations: Sequence[Any], types: Sequence[str]) -> bool:
     return any(graph_ops.has_op(op, types) for op in operations)
 
 
-def _find_obstacle(step: plan.StepPlan, others: Sequence[Any]) -> str:
+def _find_obstacle(step: plan.StepPlan, inner_ops: Sequence[Any]) -> str:
     """Why a call cannot be undone; "" if it can.
 
-    others: the ops of the graph, except for the source op, whose batch is taken before the call.
+    Args:
+        inner_ops: the ops of the graph, except for the source op, whose batch is taken before the call.
     """
     from tensorflow.python.ops import handle_data_util
 
     graph = step.traced.graph
-    if _have_op(others, ("MakeIterator", "ReduceDataset", "DatasetToSingleElement")):
+    if _have_op(inner_ops, ("MakeIterator", "ReduceDataset", "DatasetToSingleElement")):
         return "iterates over a dataset inside its function, whose batches cannot be replayed"
-    inside = {id(outer): id(inner) for outer, inner in graph.captures}
-    known = {inside.get(id(one.handle)) for one in graph.variables}
-    written = whole_code.list_written(graph)
-    handles = graph.inputs[: step.given]  # iterators, which are replayed; the handle of a variable has shape data
-    known.update(id(one) for one in handles if not handle_data_util.get_resource_handle_data(one).is_set)
-    if step.source is not None and not any(step.source.inputs[0] is one for op in others for one in op.inputs):
-        known.add(id(step.source.inputs[0]))
-    if any(id(one) not in known for one in written):
+    inner_handles = {id(outer): id(inner) for outer, inner in graph.captures}
+    # Resources that can be restored: the variables that the function refers to, ...
+    restorable = {inner_handles.get(id(one.handle)) for one in graph.variables}
+    # ... iterators that are arguments, which are replayed (only handles of variables have shape data), ...
+    for handle in graph.inputs[: step.given]:
+        if not handle_data_util.get_resource_handle_data(handle).is_set:
+            restorable.add(id(handle))
+    # ... and the iterator of the source op, if no other op uses it.
+    if step.source is not None:
+        source = step.source.inputs[0]
+        if not any(source is tensor for op in inner_ops for tensor in op.inputs):
+            restorable.add(id(source))
+    if any(id(handle) not in restorable for handle in whole_code.list_written(graph)):
         return (
             "changes state that cannot be restored: a variable passed as an argument, an iterator not passed as one, "
             "a table, or a file of summaries"

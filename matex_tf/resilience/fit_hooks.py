@@ -1,4 +1,7 @@
-"""Hooks on Keras' `fit` in a run with saved state: calls that had ended are skipped, an interrupted call resumes."""
+"""Hooks on Keras' `fit` in a run with saved state: calls that had ended are skipped, an interrupted call resumes.
+
+Each call has a `fit_state.Fit`, to which the events of training are passed on.
+"""
 
 from __future__ import annotations
 
@@ -115,9 +118,10 @@ def _begin_training(model: Any, callbacks: Any) -> None:
     if current is None or current.model is not model:
         return
     current.begin_training(_flatten_callbacks(callbacks), callbacks.params)
-    for callback in current.callbacks if current.is_resumed else ():
-        if type(callback).__name__ == "CSVLogger":
-            _continue_log(callback, current.epoch)
+    if current.is_resumed:
+        for callback in current.callbacks:
+            if type(callback).__name__ == "CSVLogger":
+                _continue_log(callback, current.epoch)
 
 
 def _continue_log(callback: Any, epoch: int) -> None:
@@ -142,5 +146,6 @@ def _resume_training(model: Any) -> None:
     if _is_keras3(model):
         model._initial_epoch = None  # `BackupAndRestore` may have changed it
         data_hooks.skip_epochs(current)
-    for what in callback_state.list_unsaved_attributes(current.callbacks) if current.is_resumed else ():
-        notes.print_note(f"callbacks of fit: {what} cannot be saved and starts over")
+    if current.is_resumed:
+        for what in callback_state.list_unsaved_attributes(current.callbacks):
+            notes.print_note(f"callbacks of fit: {what} cannot be saved and starts over")

@@ -1,4 +1,8 @@
-"""The state of one call of `fit`: when it is saved, and how a restarted run restores it."""
+"""The state of one call of `fit`: when it is saved, and how a restarted run restores it.
+
+`fit_hooks` makes a `Fit` for each call, and tells it of epochs and steps. A restarted run skips calls that had ended
+and epochs that had ended; in the interrupted epoch it skips the data of the steps before the saved one (`data_hooks`).
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ class Fit:
         self.step: int = 0 if self.saved is None else self.saved["step"]
         if self.saved is not None:
             run.epochs = self.saved["epochs"]
-        self.missing = False  # a saved variable does not exist yet
+        self.lacks_variables = False  # a saved variable does not exist yet
         self.has_created_variables = False  # an extra training step was run to create such variables
         self.first_epoch = 0  # the script's `initial_epoch`
         self.source: Any = None  # Keras' data source for training
@@ -58,17 +62,15 @@ class Fit:
         self.callbacks: Sequence[Any] = ()
         self.params: dict[str, Any] = {}
         self.takes_turns = False  # ranks take turns at batches, and do not meet between them
-        self._change: Callable[[str, float], None] | None = None
+        self._mark_change: Callable[[str, float], None] | None = None  # see `ask_change`
         self._change_text = ""
-        self._epoch: int | None = None
-        self._steps_of_epoch = self._steps_since_start = self._steps_of_longest_epoch = (
-            0  # steps: of this epoch, since the start, of a complete epoch
-        )
+        self._epoch: int | None = None  # the running epoch; None before the first
+        self._steps_of_epoch = self._steps_since_start = self._steps_of_longest_epoch = 0
         self._logs: Any = None  # of the last step
         self._has_warned = False
-        self._large_arrays: dict[Any, Any] = {}
-        self._steps_until_check = 1
-        self._last_check: tuple[float, int] = (time.monotonic(), 0)
+        self._large_arrays: dict[Any, Any] = {}  # of callbacks, when training began
+        self._steps_until_check = 1  # until ranks agree again whether to save
+        self._last_check: tuple[float, int] = (time.monotonic(), 0)  # its time, and the step of the epoch
         self._may_save = run.may_save(self.number)
         self._may_change = True
         if self.is_over:
@@ -90,11 +92,11 @@ class Fit:
 
     def restore(self) -> None:
         """Restore those variables of the model that already exist, and the state of the callbacks."""
-        present = state.load_values(self.model, self.source, self.saved["variables"])
-        kept = self.saved["variables"]
+        saved = self.saved["variables"]
+        counts = state.load_values(self.model, self.source, saved)
         if self.step == 0 and not self.is_over:  # an epoch begins with empty metrics
-            kept = {group: values for group, values in kept.items() if group != state.METRICS}
-        self.missing = not state.is_complete(present, kept)
+            saved = {group: values for group, values in saved.items() if group != state.METRICS}
+        self.lacks_variables = not state.is_complete(counts, saved)
         callback_state.restore_states(self.callbacks, self.saved["callbacks"])
 
     def return_to_epoch(self) -> None:
@@ -111,11 +113,11 @@ class Fit:
     @contextlib.contextmanager
     def skip_data(self) -> Iterator[None]:
         """Context in which batches are skipped: notes which random generators their code uses."""
-        before = random_state.copy_states() if self.calls_python else {}
+        old_states = random_state.copy_states() if self.calls_python else {}
         try:
             yield
         finally:  # the data may end here
-            self.drawn |= random_state.find_drawn(before) if before else set()
+            self.drawn |= random_state.find_drawn(old_states) if old_states else set()
 
     def begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
@@ -134,7 +136,7 @@ class Fit:
         if self.step > 0:  # undo the callbacks' repeated on_epoch_begin
             self.restore()
             self.restore_random()
-        if self.missing:
+        if self.lacks_variables:
             raise state.describe_difference("fewer variables", "more")
         if self.step > 0 and self.are_rows_already_sharded and self.saved["ranks"] != world.get_world().trainers:
             notes.print_note(
@@ -150,7 +152,7 @@ class Fit:
         self.callbacks = callbacks
         self.restore()
         self.restore_random()
-        if self.missing:
+        if self.lacks_variables:
             notes.print_note("variables that only a training step creates cannot be restored for a skipped call of fit")
         history = next((one for one in callbacks if isinstance(one, type(history))), history)
         callback_state.restore_states([history], [saved["history"]])
@@ -169,8 +171,10 @@ class Fit:
             self.run.has_trained = True
             if world.get_world().local_rank == 0:
                 rank_records.leave_file(rank_records.TRAINING)
-        tells, self._has_warned = self.is_resumed and not self._has_warned, True
-        if tells and plan is not None and random_state.can_draw(plan.traced.graph):
+        if not self.is_resumed or self._has_warned:
+            return
+        self._has_warned = True
+        if plan is not None and random_state.can_draw(plan.traced.graph):
             notes.print_note(
                 "the training step uses TensorFlow's random ops, whose state cannot be saved: from here on, its "
                 "random numbers differ from those of an uninterrupted run"
@@ -185,18 +189,16 @@ class Fit:
         if self.takes_turns:
             return
         self._steps_until_check -= 1
-        if (
-            self._steps_until_check > 0
-            or not self._may_save
-            or done >= (self.params.get("steps") or self._steps_of_longest_epoch or float("inf"))
-        ):
-            return  # the end of the epoch is the better moment to save its last step
+        if self._steps_until_check > 0 or not self._may_save:
+            return
+        if done >= (self.params.get("steps") or self._steps_of_longest_epoch or float("inf")):
+            return  # `end_epoch` saves after the last step
         assert self._epoch is not None  # an epoch is running
         now = time.monotonic()
-        seconds = (now - self._last_check[0]) / max(1, done - self._last_check[1])
+        step_seconds = (now - self._last_check[0]) / max(1, done - self._last_check[1])
         check_seconds = min(_CHECK_SECONDS, settings.get_settings().save_seconds / 4 or _CHECK_SECONDS)
-        stride = min(max(int(check_seconds / max(seconds, 1e-6)), 1), _MAX_STEPS_BETWEEN_CHECKS)
-        self._steps_until_check = self._save_if_due(self._epoch, done, stride)
+        steps = min(max(int(check_seconds / max(step_seconds, 1e-6)), 1), _MAX_STEPS_BETWEEN_CHECKS)
+        self._steps_until_check = self._save_if_due(self._epoch, done, steps)
         self._last_check = (now, done)
 
     def ask_change(self, text: str, mark: Callable[[str, float], None]) -> None:
@@ -206,11 +208,11 @@ class Fit:
             text: the change and its reason.
             mark: reports the change to `matex run`, given the saved position and the time at which saving began.
         """
-        self._change, self._change_text = mark, text
+        self._mark_change, self._change_text = mark, text
 
     def may_change(self) -> bool:
         """Whether the ranks may leave for a change, and no change is pending."""
-        return self._may_change and self._may_save and not self.is_over and self._change is None
+        return self._may_change and self._may_save and not self.is_over and self._mark_change is None
 
     def count_left(self) -> int:
         """The remaining steps of this call; if unknown, the number of steps since its start."""
@@ -221,8 +223,8 @@ class Fit:
 
     def is_due(self) -> bool:
         """Whether this rank wants to save or to end the run, if ranks take turns at batches."""
-        is_asked = bool(self.run.asked) and not self.model.stop_training
-        return self._may_save and not self.is_over and (is_asked or self.run.is_due())
+        is_to_end = bool(self.run.end_request) and not self.model.stop_training
+        return self._may_save and not self.is_over and (is_to_end or self.run.is_due())
 
     def keep_within(self, step: int) -> None:
         """Save if due, before `step` of the epoch, where ranks that take turns have met. Collective."""
@@ -235,48 +237,52 @@ class Fit:
         run, pause = self.run, settings.get_settings().pause
         run.epochs += 1
         if 0 < pause <= run.epochs and self._may_save:
-            run.asked = run.asked or f"the rung of {pause} epochs"
+            run.end_request = run.end_request or f"the rung of {pause} epochs"
         if self._may_save and epoch + 1 != self.params.get("epochs"):
             self._save_if_due(epoch + 1, 0, 1)
 
     def end_fit(self, history: Any) -> None:
         """Called after the call of `fit` has ended. Collective."""
         self._save_state("end", 0 if self._epoch is None else self._epoch + 1, 0, ended=True, history=history)
-        asked = self._find_request()
-        if asked:
-            self.run.leave_run(asked, f"the end of call {self.number + 1} of fit")
+        requests = objects.allgather(self.run.end_request, "whether the run is to end")
+        request = next((request for request in requests if request), None)
+        if request:
+            self.run.leave_run(request, f"the end of call {self.number + 1} of fit")
 
-    def _find_request(self) -> str | None:
-        votes = objects.allgather(self.run.asked, "whether the run is to end")
-        return next((asked for asked in votes if asked), None)
+    def _save_if_due(self, epoch: int, step: int, steps_until_check: int) -> int:
+        """Save if a state is due; leave the run if that is asked for or a change is pending. Collective.
 
-    def _save_if_due(self, epoch: int, step: int, stride: int) -> int:
-        """Save if a state is due or the run is to end. Returns the number of steps until the next check. Collective."""
-        first = world.get_world().rank == 0
+        Returns:
+            `steps_until_check` of rank 0.
+        """
+        is_first = world.get_world().rank == 0
         stops = bool(self.model.stop_training)
-        vote = (self.run.asked, first and not stops and self.run.is_due(), stops, stride)
+        vote = (self.run.end_request, is_first and not stops and self.run.is_due(), stops, steps_until_check)
         votes = objects.allgather(vote, "whether to save the state of the run")
-        asked = next((asked for asked, *_ in votes if asked), None)
-        _, due, stops, stride = votes[0]
+        request = next((request for request, *_ in votes if request), None)
+        _, is_due, stops, steps_until_check = votes[0]
         # If training stops, the call ends soon, and its end is saved.
-        leaves = (asked or self._change) and not stops
-        since = time.monotonic()
-        if leaves or due:
+        leaves = (request or self._mark_change) and not stops
+        start = time.monotonic()
+        if leaves or is_due:
             self._save_state("state", epoch, step)
         if leaves:
             where = f"epoch {epoch + 1}, step {step}" if step else f"the end of epoch {epoch}"
             where += f" of call {self.number + 1} of fit"
-            change = None if asked or self._change is None else functools.partial(self._change, where, since)
-            self.run.leave_run(asked, where, change, self._change_text)
-            self._may_change, self._change = False, None  # leave_run returned: the state could not be saved
-        return stride
+            mark = None
+            if not request and self._mark_change is not None:
+                mark = functools.partial(self._mark_change, where, start)
+            self.run.leave_run(request, where, mark, self._change_text)
+            self._may_change, self._mark_change = False, None  # leave_run returned: the state could not be saved
+        return steps_until_check
 
     def _save_state(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
+        """Save the state before `step` of `epoch` (kind "state"), or after the call (kind "end"). Collective."""
         membership.attempt_collectives(
-            "saving the state of the run", lambda: self._keep_state(kind, epoch, step, ended, history)
+            "saving the state of the run", lambda: self._try_saving(kind, epoch, step, ended, history)
         )
 
-    def _keep_state(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
+    def _try_saving(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
         run = self.run
         events.ranks_meet("saving the state of the run")
         variables = state.read_values(self.model, self.source)
@@ -295,6 +301,6 @@ class Fit:
                 "history": None if history is None else callback_state.copy_states([history], {})[0],
                 "random": random_state.copy_states(),
             }
-            run.number += kind == "state"
-            run.write_state(kind, run.number if kind == "state" else self.number, content)
+            run.state_number += kind == "state"
+            run.write_state(kind, run.state_number if kind == "state" else self.number, content)
         run.saved_at = time.monotonic()

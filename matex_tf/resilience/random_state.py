@@ -32,10 +32,10 @@ def copy_states() -> dict[str, Any]:
     }
 
 
-def find_drawn(before: dict[str, Any]) -> set[str]:
-    """The generators that were used since `copy_states` returned `before`."""
-    now = copy_states()
-    return {name for name in now if _make_comparable(now[name]) != _make_comparable(before[name])}
+def find_drawn(old_states: dict[str, Any]) -> set[str]:
+    """The generators that were used since `copy_states` returned `old_states`."""
+    states = copy_states()
+    return {name for name in states if _make_comparable(states[name]) != _make_comparable(old_states[name])}
 
 
 def _make_comparable(state: Any) -> Any:
@@ -49,16 +49,16 @@ def can_draw(graph: Any) -> bool:
     return any(node.op in _STATEFUL for node in iterate_nodes(graph))
 
 
-def restore_states(kept: dict[str, Any], without: Collection[str] = ()) -> None:
-    """Restore the states in `kept`, except for the generators `without`."""
+def restore_states(saved: dict[str, Any], without: Collection[str] = ()) -> None:
+    """Restore the `saved` states, except for the generators `without`."""
     if "python" not in without:
-        random.setstate(kept["python"])
+        random.setstate(saved["python"])
     if "numpy" not in without:
-        np.random.set_state(kept["numpy"])
-    if kept["seed"] is not None and kept["tensorflow"] is not None and "tensorflow" not in without:
+        np.random.set_state(saved["numpy"])
+    if saved["seed"] is not None and saved["tensorflow"] is not None and "tensorflow" not in without:
         from tensorflow.python.eager import context
 
         inner = context.context()
-        if inner._seed != kept["seed"]:
-            context.set_global_seed(kept["seed"])
-        inner._rng.setstate(kept["tensorflow"])
+        if inner._seed != saved["seed"]:
+            context.set_global_seed(saved["seed"])
+        inner._rng.setstate(saved["tensorflow"])

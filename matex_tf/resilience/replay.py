@@ -1,5 +1,7 @@
-"""Replay for iterators from which a step takes batches inside its function: after an undone step, the iterator gives
-the same batches again.
+"""Iterators that can return to an earlier position, for steps that take batches inside their function (`elastic_step`).
+
+In an elastic run such a step gets a `Replay` in place of its iterator. It records the elements that the step takes, and
+gives the same elements again if the step is undone.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import numpy as np
 
 from matex_tf import tags
 
-_REPLAY = "its batches are given again"
+_REPLAY = "its batches are given again"  # the tag under which an iterator has its `Replay`
 
 
 def find_replay(iterator: Any) -> Replay:
@@ -32,22 +34,22 @@ class Replay:
         self.source = iterator._iterator_resource
         self._dtypes = structure.get_flat_tensor_types(spec)
         self._shapes = structure.get_flat_tensor_shapes(spec)
-        self._taken: list[list[Any]] = []
-        self._at = 0
+        self._elements: list[list[Any]] = []  # the recorded elements, as flat tensors
+        self._next = 0  # the index of the next element among them
 
         def take(_: Any) -> Any:
-            is_there, *parts = tf.py_function(self._take_next, [], [tf.bool, *self._dtypes])
-            return tf.ensure_shape(is_there, []), tuple(parts)
+            exists, *parts = tf.py_function(self._take_next, [], [tf.bool, *self._dtypes])
+            return tf.ensure_shape(exists, []), tuple(parts)
 
-        def shape(_: Any, parts: Any) -> Any:
+        def set_shapes(_: Any, parts: Any) -> Any:
             return tuple(map(tf.ensure_shape, parts, self._shapes))
 
         options = tf.data.Options()  # no element may be taken in advance
         options.autotune.enabled = False
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_optimization.inject_prefetch = False
-        elements = tf.data.Dataset.range(np.iinfo(np.int64).max).map(take).take_while(lambda is_there, _: is_there)
-        self._dataset = elements.map(shape).with_options(options)
+        elements = tf.data.Dataset.range(np.iinfo(np.int64).max).map(take).take_while(lambda exists, _: exists)
+        self._dataset = elements.map(set_shapes).with_options(options)
         self._iterator = iter(self._dataset)
 
     @property
@@ -56,28 +58,29 @@ class Replay:
         return self._iterator._iterator_resource
 
     def keep(self) -> None:
-        """Forget the elements given so far: `go_back` returns to this position."""
-        self._taken, self._at = self._taken[self._at :], 0
+        """Forget the elements taken so far: `go_back` returns to this position."""
+        self._elements, self._next = self._elements[self._next :], 0
 
     def go_back(self) -> None:
-        self._at, self._iterator = 0, iter(self._dataset)
+        self._next, self._iterator = 0, iter(self._dataset)
 
     def _take_next(self) -> list[Any]:
+        """Whether there is a next element, and its flat tensors."""
         import tensorflow as tf
 
-        if self._at == len(self._taken):
+        if self._next == len(self._elements):
             try:
                 parts = tf.raw_ops.IteratorGetNext(
                     iterator=self.source, output_types=self._dtypes, output_shapes=self._shapes
                 )
             except tf.errors.OutOfRangeError:
-                return [tf.constant(False), *(_make_any(dtype) for dtype in self._dtypes)]
-            self._taken.append(list(parts))
-        self._at += 1
-        return [tf.constant(True), *self._taken[self._at - 1]]
+                return [tf.constant(False), *map(_make_unused, self._dtypes)]
+            self._elements.append(list(parts))
+        self._next += 1
+        return [tf.constant(True), *self._elements[self._next - 1]]
 
 
-def _make_any(dtype: Any) -> Any:
+def _make_unused(dtype: Any) -> Any:
     """A placeholder tensor of this dtype; its value is not used."""
     import tensorflow as tf
 

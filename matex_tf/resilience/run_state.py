@@ -1,7 +1,9 @@
 """Saves the state of a run, and resumes from it when the run is restarted; the script stays unchanged.
 
-"Restarts" in docs/reliability.md describes the saved state. It is restored at calls of `fit`, which are numbered. Rank
-0 saves the state, because all ranks hold the same; it does not depend on the number of ranks.
+"Restarts" in docs/reliability.md describes the saved state. A restarted script runs from its beginning; the state is
+restored at calls of `fit`, which are numbered (`fit_state`). Rank 0 saves the state, because all ranks have the same;
+it does not depend on the number of ranks. `Run` also ends the run on request: after a signal, at a rung of `matex
+tune`, or for a change by `--adapt=ranks`.
 """
 
 from __future__ import annotations
@@ -54,34 +56,37 @@ def get_current() -> Run | None:
 
 
 @dataclass
-class _Found:
-    """A rank's findings in the folder: the newest state inside a call of fit, and the calls that have ended."""
+class _FolderContent:
+    """The saved state that a rank finds in the folder."""
 
-    number: int
-    fit: int
-    ends: list[int]
-    begin: dict[str, Any]
+    number: int  # of the newest state inside a call of `fit`; -1 if there is none
+    fit: int  # the number of that call
+    ended_fits: list[int]  # the numbers of calls whose end is saved
+    begin: dict[str, Any]  # the beginning of the run: script, entropy, random states
 
 
 class Run:
-    """The saved state of this run, on all ranks."""
+    """The saved state of this run, on all ranks.
+
+    Before a call of `fit`, `load_state` returns its saved state. Calls have the numbers 0, 1, and so on.
+    """
 
     entropy: int | None
-    source: int | None  # the rank that has the state to restore
-    fit: int
-    ends: set[int]
-    number: int
-    saved: Any
+    source: int | None  # the rank that has the state to restore; None if the run does not resume
+    saved_fit: int  # the number of the call that the newest state is inside of; -1 if there is none
+    ended_fits: set[int]  # the numbers of the calls whose end is saved
+    state_number: int  # of the newest state inside a call
+    saved: Any  # the content of that state, on the source rank, until its call has begun
 
     def __init__(self, path: str):
         self.path = path
         self.script = script_file.digest_script()
         self.fits = self.epochs = 0  # calls begun and epochs ended since the first start of the run
         self.within: Any = None  # the running call, a `fit_state.Fit`
-        self.asked: str | None = None
+        self.end_request: str | None = None  # why the run is to end soon, such as a signal
         self.has_trained = False
         self.saved_at = time.monotonic()
-        self.writer: async_writer.Writer | None = None
+        self.writer: async_writer.Writer | None = None  # on rank 0
         with real_files.use_real_files():
             self.folder = self._open_folder()
             self._resume_newest()
@@ -97,7 +102,7 @@ class Run:
             if me.rank == 0:
                 folder = state_files.Folder(self.path)
                 self.writer = async_writer.Writer(folder)
-                if not self._hold_folder(folder):
+                if not self._lock_folder(folder):
                     error = "another run is using the folder"
             elif os.path.isdir(self.path):
                 folder = state_files.Folder(self.path)
@@ -111,60 +116,64 @@ class Run:
                 )
         return folder
 
-    def _hold_folder(self, folder: state_files.Folder) -> bool:
+    def _lock_folder(self, folder: state_files.Folder) -> bool:
         """Lock the folder; False if another run holds it. A process that was just killed may hold it for a moment."""
-        follows = "A second run in the same folder is not detected: give each run its own MATEX_STATE"
+        consequence = "A second run in the same folder is not detected: give each run its own MATEX_STATE"
 
-        def tell(error: OSError) -> None:
-            notes.print_note(file_locks.describe_lack(self.path, error, follows))
+        def report_lack(error: OSError) -> None:
+            notes.print_note(file_locks.describe_lack(self.path, error, consequence))
 
         for _ in range(20):
-            self._lock = folder.hold_lock(tell)
+            self._lock = folder.hold_lock(report_lack)
             if self._lock is not None:
                 return True
             time.sleep(0.5)
         return False
 
     def _handle_loss(self, became_first: bool) -> None:
-        # The ranks have new numbers: find the rank that has the state to restore.
-        left = membership.survivors
-        source_is_lost = self.source is not None and self.source not in left
+        """Update the source rank, as ranks have new numbers. The new rank 0 takes over the folder."""
+        survivors = membership.survivors
+        source_is_lost = self.source is not None and self.source not in survivors
         if self.source is not None:
-            self.source = 0 if source_is_lost else left.index(self.source)
+            self.source = 0 if source_is_lost else survivors.index(self.source)
         if not became_first:
             return
         with real_files.use_real_files():
             self.folder = state_files.Folder(self.path)
             self.writer = async_writer.Writer(self.folder)
-            if not self._hold_folder(self.folder):
+            if not self._lock_folder(self.folder):
                 notes.print_note(f"{self.path}, the folder of the run's state, is still locked by the lost rank")
-            self.number = max([self.number, *self.folder.list_numbers("state")])
-            if source_is_lost and self.fits <= self.fit:
+            self.state_number = max([self.state_number, *self.folder.list_numbers("state")])
+            if source_is_lost and self.fits <= self.saved_fit:
                 _, self.saved = self.folder.find_newest()
 
     def _resume_newest(self) -> None:
-        """Find the newest state of all ranks, and restore the random generators to the beginning of the run."""
+        """Find the newest state of all ranks, and restore the random generators to the beginning of the run.
+
+        Hosts need not share the folder. The rank with the newest state is the one that has seen most calls end, then
+        the one with the largest number of a state, then the first.
+        """
         me = world.get_world()
         self.saved = None
-        own = self._find_own() if me.local_rank == 0 else None
-        kept = None if own is None else (len(own.ends), own.number, -me.rank)
-        found_by_ranks = objects.allgather(kept, "looking for the state of the run")
-        newest = max((one for one in found_by_ranks if one is not None), default=None)
+        own = self._read_folder() if me.local_rank == 0 else None
+        key = None if own is None else (len(own.ended_fits), own.number, -me.rank)
+        keys = objects.allgather(key, "looking for the state of the run")
+        newest = max((one for one in keys if one is not None), default=None)
         self.source = None if newest is None else -newest[2]
         if self.source is None:
-            self.entropy, self.ends, self.fit, self.number = None, set(), -1, -1
+            self.entropy, self.ended_fits, self.saved_fit, self.state_number = None, set(), -1, -1
             if self.writer is not None:
                 self.writer.folder.clear_files()
             return
         if me.rank != self.source:
             own, self.saved = None, None
-        found = objects.broadcast(own, "the saved state of the run", root=self.source)
-        self.entropy, self.ends, self.fit, self.number = (
-            found.begin["entropy"], set(found.ends), found.fit, found.number
-        )  # fmt: skip
-        random_state.restore_states(found.begin["random"])
+        content = objects.broadcast(own, "the saved state of the run", root=self.source)
+        self.entropy, self.ended_fits = content.begin["entropy"], set(content.ended_fits)
+        self.saved_fit, self.state_number = content.fit, content.number
+        random_state.restore_states(content.begin["random"])
 
-    def _find_own(self) -> _Found | None:
+    def _read_folder(self) -> _FolderContent | None:
+        """The state in the folder that this rank sees; None if it has none of this script. Sets `saved`."""
         if self.folder is None or os.path.exists(self.folder.locate_file(state_files.ENDED)):
             return None
         if (begin := self.folder.read_file(state_files.BEGIN)) is None:
@@ -174,7 +183,7 @@ class Run:
             return None
         number, self.saved = self.folder.find_newest()
         fit = -1 if self.saved is None else self.saved["fit"]
-        return _Found(number, fit, self.folder.list_numbers("end"), begin)
+        return _FolderContent(number, fit, self.folder.list_numbers("end"), begin)
 
     def keep_entropy(self, entropy: int) -> None:
         """Save the beginning of a run that does not resume: script, entropy and random states."""
@@ -190,15 +199,15 @@ class Run:
 
     def load_state(self, fit: int) -> Any:
         """The saved state of the call `fit`: its end, or a state inside it; None if there is none. Collective."""
-        found = None
-        if fit in self.ends:
+        loaded = None
+        if fit in self.ended_fits:
             with real_files.use_real_files():
-                found = self._send_state(lambda: self._read_end(fit))
-        if found is None and fit == self.fit:
-            found = self._send_state(lambda: self.saved)
-        if fit >= self.fit:
+                loaded = self._send_state(lambda: self._read_end(fit))
+        if loaded is None and fit == self.saved_fit:
+            loaded = self._send_state(lambda: self.saved)
+        if fit >= self.saved_fit:
             self.saved = None
-        return found
+        return loaded
 
     def _read_end(self, fit: int) -> Any:
         assert self.folder is not None  # the rank that has the state found it there
@@ -224,7 +233,7 @@ class Run:
         """Whether a state of this call would be the newest. It would not if the call runs again because its file is
         damaged.
         """
-        return fit >= max([self.fit, *(end + 1 for end in self.ends)])
+        return fit >= max([self.saved_fit, *(ended + 1 for ended in self.ended_fits)])
 
     def write_state(self, kind: str, number: int, content: Any) -> None:
         assert self.writer is not None  # called on rank 0 only
@@ -239,9 +248,10 @@ class Run:
     # The end of the run
 
     def _handle_request(self, name: str) -> None:
-        self.asked = name
-        # Rank 0 ends the other ranks after its writes are complete. If rank 0 got no signal, the next call of fit ends
-        # all ranks.
+        """Called for a signal that asks the process to end."""
+        self.end_request = name
+        # Outside of `fit`, rank 0 ends the other ranks after its writes are complete. If rank 0 got no signal, the next
+        # call of `fit` ends all ranks.
         if self.within is None and self.writer is not None:
             self._leave_at_once()
 
@@ -253,16 +263,19 @@ class Run:
         """End the run outside `fit`, where the last saved state is complete."""
         self._finish_writing()
         next_run = self._explain_restart(is_sure=rank_records.note(asks_again=True))
-        terminal.write_text(f"matex_tf: {self.asked}: ended between calls of fit; {next_run}\n")
+        terminal.write_text(f"matex_tf: {self.end_request}: ended between calls of fit; {next_run}\n")
         shutdown.abort_all_ranks(exit_codes.EXIT_REQUEUE)
 
     def leave_run(
-        self, asked: str | None, where: str, mark: Callable[[], None] | None = None, change: str = ""
+        self, request: str | None, where: str, mark: Callable[[], None] | None = None, change: str = ""
     ) -> None:
         """End all ranks together, after the state is on disk. Collective.
 
-        `mark`: reports to `matex run` that it should restart the ranks at once for a `change`. In that case the ranks
-            end only if the state could be saved; otherwise a line reports that there is no change.
+        Args:
+            request: why the run is to end; None if it is to be changed.
+            where: the saved position, for a message.
+            mark: asks `matex run` to restart the ranks at once with a `change`. The ranks then end only if the state
+                could be saved; otherwise a line reports that there is no change.
         """
         failed = None
         if self.writer is not None:
@@ -281,7 +294,7 @@ class Run:
         is_known = mark is not None or rank_records.note(asks_again=True)
         if mark is None and world.get_world().rank == 0:
             saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
-            terminal.write_text(f"matex_tf: {asked}: {saved}; {self._explain_restart(is_sure=True)}\n")
+            terminal.write_text(f"matex_tf: {request}: {saved}; {self._explain_restart(is_sure=True)}\n")
         if any(objects.allgather(is_known, "whether `matex run` knows why the ranks leave")):
             rank_records.note_leaving()
             self.writer = None  # the saved state remains

@@ -1,4 +1,4 @@
-"""The script of this run: its file and its digest."""
+"""The file of the script that this process runs, and its digest. A saved state belongs to a script with one digest."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def digest_script() -> str:
 
 def find_script(words: Sequence[str]) -> str | None:
     """The file of the script that Python runs, given Python's command line `words`. Imports no module."""
-    for at, word in enumerate(words[1:], 1):
-        if word == "matex_tf" and words[at - 1] == "-m":
-            words = words[at + 1 :]
+    for index, word in enumerate(words[1:], 1):
+        if word == "matex_tf" and words[index - 1] == "-m":
+            words = words[index + 1 :]
             break
     else:
         return getattr(sys.modules["__main__"], "__file__", None)
@@ -37,12 +37,12 @@ def find_script(words: Sequence[str]) -> str | None:
 
 
 def _find_module_file(name: str) -> str | None:
-    places: Any = None
-    for end in range(1, name.count(".") + 2):
-        spec = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[:end]), places)
+    folders: Any = None  # the folders to search; None: sys.path
+    for depth in range(1, name.count(".") + 2):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[:depth]), folders)
         if spec is None:
             return None
-        places = spec.submodule_search_locations
-    if places is not None:
-        spec = importlib.machinery.PathFinder.find_spec(f"{name}.__main__", places)
+        folders = spec.submodule_search_locations
+    if folders is not None:  # a package
+        spec = importlib.machinery.PathFinder.find_spec(f"{name}.__main__", folders)
     return None if spec is None else spec.origin

@@ -63,8 +63,8 @@ def unpack_value(packed: Any, arrays: list[np.ndarray]) -> Any:
     if kind == "dict":
         return {unpack_value(key, arrays): unpack_value(part, arrays) for key, part in content}
     if kind in ("tuple", "set", "frozenset"):
-        made = {"tuple": tuple, "set": set, "frozenset": frozenset}[kind]
-        return made(unpack_value(part, arrays) for part in content)
+        container = {"tuple": tuple, "set": set, "frozenset": frozenset}[kind]
+        return container(unpack_value(part, arrays) for part in content)
     if kind == "array":
         return arrays[content].copy()
     if kind == "number":
@@ -78,16 +78,16 @@ def unpack_value(packed: Any, arrays: list[np.ndarray]) -> Any:
     raise NotPlain(f"there is no kind {kind!r}")
 
 
-def restore_value(now: Any, value: Any) -> Any:
-    """The value that replaces `now`. A list or dict is updated in place, because other objects may refer to it."""
-    if type(now) is type(value) is list:
-        now[:] = value
-        return now
-    if isinstance(now, dict) and isinstance(value, dict):
-        now.clear()
-        now.update(value)
-        return now
-    return value
+def restore_value(present: Any, saved: Any) -> Any:
+    """The value that replaces `present`. A list or dict is updated in place, because other objects may refer to it."""
+    if type(present) is type(saved) is list:
+        present[:] = saved
+        return present
+    if isinstance(present, dict) and isinstance(saved, dict):
+        present.clear()
+        present.update(saved)
+        return present
+    return saved
 
 
 def name_dtype(dtype: np.dtype) -> str:

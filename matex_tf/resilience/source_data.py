@@ -66,19 +66,17 @@ def take_batches(iterator: Any, count: int) -> list[Any]:
 
 
 def make_iterator(batches: Iterable[Any], spec: Any) -> Any:
-    """An iterator over `batches` with the static shapes of `spec`: a function traced for it also accepts other row
-    counts.
-    """
+    """An iterator over `batches` with the static shapes of `spec`, so that a function traced for `spec` accepts it."""
     import tensorflow as tf
 
-    def as_open_as_before(*parts: Any) -> Any:
+    def widen_shapes(*parts: Any) -> Any:
         open_parts = [
             tf.compat.v1.placeholder_with_default(part, kind.shape) if isinstance(part, tf.Tensor) else part
             for part, kind in zip(tf.nest.flatten(parts), tf.nest.flatten(spec))
         ]
         return tf.nest.pack_sequence_as(spec, open_parts)
 
-    first, *more = (tf.data.Dataset.from_tensors(batch).map(as_open_as_before) for batch in batches)
-    for one in more:
-        first = first.concatenate(one)
-    return iter(first)
+    dataset, *others = (tf.data.Dataset.from_tensors(batch).map(widen_shapes) for batch in batches)
+    for other in others:
+        dataset = dataset.concatenate(other)
+    return iter(dataset)

@@ -14,33 +14,37 @@ from matex_tf import errors
 from matex_tf.steps.variables import find_name, find_tf_variable
 
 METRICS = "metrics"
-Kept = dict[str, list[tuple[str, np.ndarray]]]
+Values = dict[str, list[tuple[str, np.ndarray]]]
+"""The names and values of variables, by group."""
 
 
 def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
     """The variables of a Keras model, by group: weights, optimizers, metrics, and states of random generators.
 
-    source: Keras' data source. Its variables are excluded: they hold its position in the epoch (in Keras 2 the number
-        of batches in the current step), and it sets them when data are skipped.
+    A variable is in one group only.
+
+    Args:
+        source: Keras' data source. Its variables are excluded: they hold its position in the epoch (in Keras 2 the
+            number of batches in the current step), and it sets them when data are skipped.
     """
     layers = [layer for layer in _list_layers(model) if layer is not model]
     seen: set[int] = set()
     _select_new([] if source is None else _list_attributes(source), seen)
-    counted = _select_new(_list_counted(model, layers), seen)
-    found = {
+    metrics = _select_new(_list_metric_variables(model, layers), seen)
+    groups = {
         "weights": _select_new(_list_weights(model), seen),
         "random": _select_new(_list_random_variables([model, *layers]), seen),
         "random of TensorFlow": _select_new(_list_global_generator(), seen),
         "random of Keras": _select_new(_list_keras_seed(), seen),
     }
     for index, optimizer in enumerate(_list_optimizers([model, *layers])):
-        owned = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-        found[f"optimizer {index}"] = _select_new(owned, seen)
+        variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+        groups[f"optimizer {index}"] = _select_new(variables, seen)
         # In Keras 2, the learning rate is not among the optimizer's variables.
-        found[f"optimizer {index}, own"] = _select_new(_list_attributes(optimizer), seen)
-    found["own"] = _select_new(_list_attributes(model), seen)
-    found[METRICS] = counted
-    return found
+        groups[f"optimizer {index}, own"] = _select_new(_list_attributes(optimizer), seen)
+    groups["own"] = _select_new(_list_attributes(model), seen)
+    groups[METRICS] = metrics
+    return groups
 
 
 def _list_layers(model: Any) -> list[Any]:
@@ -48,14 +52,14 @@ def _list_layers(model: Any) -> list[Any]:
     return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
 
 
-def _list_counted(model: Any, layers: list[Any]) -> list[Any]:
+def _list_metric_variables(model: Any, layers: list[Any]) -> list[Any]:
     """The variables of all metrics. Keras 2 lists some of them among the weights."""
-    found = list(getattr(model, "metrics", []))
+    metrics = list(getattr(model, "metrics", []))
     # An adapting layer also has `update_state`, but no `result`.
-    found += [layer for layer in layers if hasattr(layer, "update_state") and hasattr(layer, "result")]
+    metrics += [layer for layer in layers if hasattr(layer, "update_state") and hasattr(layer, "result")]
     for layer in [model, *layers]:
-        found += getattr(layer, "_metrics", None) or []
-    return [variable for metric in found for variable in metric.variables]
+        metrics += getattr(layer, "_metrics", None) or []
+    return [variable for metric in metrics for variable in metric.variables]
 
 
 def _list_weights(model: Any) -> list[Any]:
@@ -66,6 +70,7 @@ def _list_weights(model: Any) -> list[Any]:
 
 
 def _select_new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
+    """The variables whose ids are not in `seen`; adds them to it."""
     chosen = []
     for variable in variables:
         inner = find_tf_variable(variable)
@@ -98,15 +103,15 @@ def _list_optimizers(holders: list[Any]) -> list[Any]:
 
 def _list_random_variables(holders: list[Any]) -> list[Any]:
     """States of random generators that are in no list of weights."""
-    found = []
+    states = []
     for holder in holders:
         for value in vars(holder).values():
             inner = getattr(value, "_generator", None)
             for generator in (value, inner):
                 state = getattr(generator, "state", None)
                 if state is not None and hasattr(state, "assign"):
-                    found.append(state)
-    return found
+                    states.append(state)
+    return states
 
 
 def _list_global_generator() -> list[Any]:
@@ -126,35 +131,33 @@ def _list_keras_seed() -> list[Any]:
     return [] if generator is None else [generator.state]
 
 
-def read_values(model: Any, source: Any) -> Kept:
-    """The values of `group_variables`. Call this on all ranks: reading a variable that is held in
-    pieces is collective.
-    """
+def read_values(model: Any, source: Any) -> Values:
+    """The values of `group_variables`. Call this on all ranks: reading a variable in pieces is collective."""
     return {
         group: [(find_name(one), np.asarray(find_tf_variable(one).numpy())) for one in variables]
         for group, variables in group_variables(model, source).items()
     }
 
 
-def load_values(model: Any, source: Any, kept: Kept) -> dict[str, int]:
-    """Assign the values `kept` to the variables that exist. Returns the number of assigned variables of each group.
+def load_values(model: Any, source: Any, saved: Values) -> dict[str, int]:
+    """Assign the `saved` values to the variables that exist. Returns the number of assigned variables of each group.
 
     Raises:
         SetupError: the values belong to another model.
     """
-    present = {}
+    counts = {}
     for group, variables in group_variables(model, source).items():
-        values = kept.get(group, [])
+        values = saved.get(group, [])
         if len(variables) > len(values):
             raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
         if len(variables) < len(values) and not all(map(_is_assignable, variables, (value for _, value in values))):
             # Example: in Keras 3, a model's Dropout seeds come last once its weights exist.
-            present[group] = 0
+            counts[group] = 0
             continue
-        present[group] = len(variables)
+        counts[group] = len(variables)
         for variable, (name, value) in zip(variables, values):
             _assign_value(variable, name, value)
-    return present
+    return counts
 
 
 def _is_assignable(variable: Any, value: np.ndarray) -> bool:
@@ -165,18 +168,18 @@ def _is_assignable(variable: Any, value: np.ndarray) -> bool:
 def _assign_value(variable: Any, name: str, value: np.ndarray) -> None:
     inner = find_tf_variable(variable)
     if not _is_assignable(variable, value):
-        here = f"'{find_name(variable)}' {inner.dtype.name}{list(inner.shape)}"
-        raise describe_difference(here, f"'{name}' {value.dtype.name}{list(value.shape)}")
+        present = f"'{find_name(variable)}' {inner.dtype.name}{list(inner.shape)}"
+        raise describe_difference(present, f"'{name}' {value.dtype.name}{list(value.shape)}")
     inner.assign(value)
 
 
-def describe_difference(here: str, there: str) -> errors.SetupError:
+def describe_difference(present: str, saved: str) -> errors.SetupError:
     return errors.SetupError(
-        f"the saved state of this run belongs to another model: the script has {here} where {there} was saved. Has "
+        f"the saved state of this run belongs to another model: the script has {present} where {saved} was saved. Has "
         "the script, or its input, changed since? Remove the folder of the state (MATEX_STATE) to start over."
     )
 
 
-def is_complete(present: dict[str, int], kept: Kept) -> bool:
-    """Whether all saved values have been assigned."""
-    return all(present.get(group, 0) == len(values) for group, values in kept.items())
+def is_complete(counts: dict[str, int], saved: Values) -> bool:
+    """Whether all `saved` values have been assigned. `counts`: the result of `load_values`."""
+    return all(counts.get(group, 0) == len(values) for group, values in saved.items())

@@ -24,7 +24,8 @@ from matex_tf.runtime import atomic, temp_folders
 GENERATIONS = 2
 BEGIN, ENDED, LOCK = "begin", "ended", "lock"
 _MAGIC = b"matex_tf run state 1\n"
-_PIECE = 16 << 20
+_WRITE_BYTES = 16 << 20
+"""Bytes that are hashed and written at a time."""
 
 
 class Damaged(ValueError):
@@ -53,8 +54,8 @@ def write_state(path: str, packed: Any, arrays: Sequence[np.ndarray]) -> None:
             put(header)
             for array in arrays:
                 content = memoryview(array.reshape(-1).view(np.uint8)) if array.nbytes else b""
-                for start in range(0, len(content), _PIECE):
-                    put(content[start : start + _PIECE])
+                for start in range(0, len(content), _WRITE_BYTES):
+                    put(content[start : start + _WRITE_BYTES])
             file.write(checksum.digest())
     atomic.sync_to_disk(os.path.dirname(path))
 
@@ -71,12 +72,12 @@ def read_state(path: str) -> Any:
         raise Damaged(f"{path} is damaged: its checksum does not match")
     (length,) = struct.unpack("<Q", data[len(_MAGIC) : start])
     packed, shapes = json.loads(bytes(content[start : start + length]))
-    arrays, at = [], start + length
+    arrays, offset = [], start + length
     for name, shape in shapes:
         dtype = serialization.find_dtype(name)
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        arrays.append(np.frombuffer(content[at : at + size], dtype).reshape(shape).copy())
-        at += size
+        arrays.append(np.frombuffer(content[offset : offset + size], dtype).reshape(shape).copy())
+        offset += size
     return serialization.unpack_value(packed, arrays)
 
 

@@ -19,23 +19,29 @@ from typing import Any
 from matex_tf.runtime import temp_folders
 
 _PREFIX = ".matex_tf-saving-"
-# Without these files, other files of a save are not recognized. A state file refers to files that must exist before it.
-_HEADS = ("saved_model.pb", "saved_model.pbtxt", "config.json")
-_HEAD_ENDINGS = (".index", ".weights.json")
-_STATE_FILE = "checkpoint"
-# Errors for which no folder can be created, although the file itself may be writable; and errors for which a file
-# cannot be moved, although it can be copied. A full disk is not among them: the old file would be lost for nothing.
+# The index files of a save: without them, its other files are not recognized.
+_INDEX_NAMES = ("saved_model.pb", "saved_model.pbtxt", "config.json")
+_INDEX_ENDINGS = (".index", ".weights.json")
+_STATE_FILE = "checkpoint"  # names the newest save of a folder, which must exist before
 _NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
+"""Errors for which no folder can be created, although the file itself may be writable."""
 _NO_MOVE = {errno.EXDEV, errno.EBUSY, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+"""Errors for which a file cannot be moved, although it can be copied. A full disk is not among them: a copy would fail
+after the old file is lost.
+"""
 
 
 @contextlib.contextmanager
 def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
-    """Yield the path at which to write `path`, which is a file, a folder or the common prefix of several files.
+    """Yield a temporary path at which to write what `path` is to be: a file, a folder, or several files with this
+    prefix.
 
-    Everything written there is moved to `path` at the end; after an error, nothing is. `make_folder`: whether the
-    writer creates the folder of `path`. Yields `path` itself if it must be written in place: a pipe, a device, a
-    read-only file, or a file in a folder in which no other folder can be created.
+    At the end everything written there is moved to `path`; after an error, nothing is. Yields `path` itself if it must
+    be written in place: a pipe, a device, a read-only file, or a file in a folder in which no other folder can be
+    created.
+
+    Args:
+        make_folder: whether the writer would create the folder of `path`.
     """
     target = os.path.realpath(path)
     try:
@@ -45,33 +51,36 @@ def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
     if made is None:
         yield path
         return
-    folder, held = made
+    folder, lock = made
     name = os.path.basename(path.rstrip(os.sep))
     name = os.path.basename(target) if name in (os.curdir, os.pardir) else name
-    place = os.path.join(folder, name) + (os.sep if path.endswith(os.sep) else "")
+    temporary = os.path.join(folder, name) + (os.sep if path.endswith(os.sep) else "")
     try:
-        with _rename_in_logs(place, path):
-            yield place
+        with _rename_in_logs(temporary, path):
+            yield temporary
         _move_all(folder, name, target)
     except Exception as error:
-        _rename_in_error(error, place, path)
+        _rename_in_error(error, temporary, path)
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
+        os.close(lock)
 
 
 def _make_folder_beside(target: str, make_folder: bool) -> tuple[str, int] | None:
-    above, name = os.path.split(target)
+    """A locked temporary folder on the file system of `target`, and its lock; None if `target` must be written in
+    place.
+    """
+    parent, name = os.path.split(target)
     if not name or not _may_be_replaced(target):
         return None
     try:
         if make_folder:
-            os.makedirs(above, exist_ok=True)
+            os.makedirs(parent, exist_ok=True)
         # If a file system is mounted at the folder itself, files next to the folder cannot be moved into it.
-        above = target if os.path.ismount(target) else above
-        remove_unfinished(above)
-        return temp_folders.make_folder(_make_prefix(), above)
+        parent = target if os.path.ismount(target) else parent
+        remove_unfinished(parent)
+        return temp_folders.make_folder(_make_prefix(), parent)
     except OSError as error:
         if error.errno in _NO_FOLDER:
             return None  # writing in place raises the writer's own error, if any
@@ -80,7 +89,7 @@ def _make_folder_beside(target: str, make_folder: bool) -> tuple[str, int] | Non
 
 def remove_unfinished(folder: str) -> None:
     """Remove from `folder` the unfinished files of killed processes of this host."""
-    temp_folders.sweep_folders(_make_prefix(), folder, least=0)
+    temp_folders.sweep_folders(_make_prefix(), folder, min_seconds=0)
 
 
 def _make_prefix() -> str:
@@ -96,53 +105,58 @@ def _may_be_replaced(target: str) -> bool:
 
 
 def _move_all(folder: str, name: str, target: str) -> None:
-    above, final = os.path.split(target)
+    """Move the entries of `folder` next to `target`; the prefix `name` becomes the name of the target."""
+    parent, target_name = os.path.split(target)
     moves = []
     for entry in os.listdir(folder):
-        place = os.path.join(above, final + entry[len(name) :] if entry.startswith(name) else entry)
-        moves += list(_list_moves(os.path.join(folder, entry), place))
+        new_name = target_name + entry[len(name) :] if entry.startswith(name) else entry
+        moves += list(_list_moves(os.path.join(folder, entry), os.path.join(parent, new_name)))
     moves.sort(key=lambda move: _get_move_order(move[0]))
     if len(moves) > 1:
-        for source, place in moves:
-            if _get_move_order(source) == 1 and os.path.isfile(place):
-                os.unlink(place)
-    for source, place in moves:
+        # Remove the old index files first, so that no old index refers to new files.
+        for source, destination in moves:
+            if _get_move_order(source) == 1 and os.path.isfile(destination):
+                os.unlink(destination)
+    for source, destination in moves:
         if os.path.isfile(source):
             sync_to_disk(source)
-            if os.path.isfile(place):
-                shutil.copymode(place, source)
+            if os.path.isfile(destination):
+                shutil.copymode(destination, source)
         try:
-            os.replace(source, place)
+            os.replace(source, destination)
         except OSError as error:
             if error.errno not in _NO_MOVE:
                 raise
-            _copy_to_place(source, place)
+            _copy(source, destination)
 
 
-def _list_moves(source: str, place: str) -> Iterator[tuple[str, str]]:
-    """The moves that bring `source` to `place`: one, unless both are folders, which are merged."""
-    if os.path.isdir(source) and os.path.isdir(place):
+def _list_moves(source: str, destination: str) -> Iterator[tuple[str, str]]:
+    """The moves that bring `source` to `destination`: one, unless both are folders, which are merged."""
+    if os.path.isdir(source) and os.path.isdir(destination):
         for name in os.listdir(source):
-            yield from _list_moves(os.path.join(source, name), os.path.join(place, name))
+            yield from _list_moves(os.path.join(source, name), os.path.join(destination, name))
         return
     if os.path.isdir(source):
-        for inside, _, names in os.walk(source):
+        for parent, _, names in os.walk(source):
             for name in names:
-                sync_to_disk(os.path.join(inside, name))
-    yield source, place
+                sync_to_disk(os.path.join(parent, name))
+    yield source, destination
 
 
-def _copy_to_place(source: str, place: str) -> None:
+def _copy(source: str, destination: str) -> None:
     """For a target to which files cannot be moved: a mounted file, a link to another disk, a store without renaming."""
     if os.path.isdir(source):
-        shutil.copytree(source, place, dirs_exist_ok=True)
+        shutil.copytree(source, destination, dirs_exist_ok=True)
     else:
-        shutil.copyfile(source, place)
+        shutil.copyfile(source, destination)
 
 
 def _get_move_order(source: str) -> int:
+    """0 for data, which moves first; 1 for an index file; 2 for the state file."""
     name = os.path.basename(source)
-    return 2 if name == _STATE_FILE else int(name in _HEADS or name.endswith(_HEAD_ENDINGS))
+    if name == _STATE_FILE:
+        return 2
+    return int(name in _INDEX_NAMES or name.endswith(_INDEX_ENDINGS))
 
 
 def sync_to_disk(path: str) -> None:
@@ -155,11 +169,11 @@ def sync_to_disk(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _rename_in_logs(place: str, path: str) -> Iterator[None]:
-    """A context in which TensorFlow's log messages show `path` instead of `place`."""
+def _rename_in_logs(temporary: str, path: str) -> Iterator[None]:
+    """A context in which TensorFlow's log messages show `path` instead of `temporary`."""
 
     def correct_record(record: logging.LogRecord) -> bool:
-        record.msg, record.args = record.getMessage().replace(place, path), ()
+        record.msg, record.args = record.getMessage().replace(temporary, path), ()
         return True
 
     logger = logging.getLogger("tensorflow")
@@ -170,13 +184,13 @@ def _rename_in_logs(place: str, path: str) -> Iterator[None]:
         logger.removeFilter(correct_record)
 
 
-def _rename_in_error(error: Any, place: str, path: str) -> None:
-    """Replace `place` by `path` in the texts of `error`."""
+def _rename_in_error(error: Any, temporary: str, path: str) -> None:
+    """Replace `temporary` by `path` in the texts of `error`."""
 
     def correct_value(value: Any) -> Any:
         if isinstance(value, bytes):
-            return value.replace(os.fsencode(place), os.fsencode(path))
-        return value.replace(place, path) if isinstance(value, str) else value
+            return value.replace(os.fsencode(temporary), os.fsencode(path))
+        return value.replace(temporary, path) if isinstance(value, str) else value
 
     error.args = tuple(map(correct_value, error.args))
     for name in ("strerror", "filename", "filename2", "_message", "message"):

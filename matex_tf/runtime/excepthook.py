@@ -1,4 +1,9 @@
-"""Output and errors of a run: only rank 0 prints, and an error of any rank is shown once, with its rank and host."""
+"""Output and errors of a run: only rank 0 prints, and an error of any rank is shown once, with its rank and host.
+
+`attach_hooks` replaces `sys.excepthook`, `sys.exit` and `os._exit`, and redirects the output of other ranks than 0. An
+uncaught error on a rank ends all ranks. It is shown without the frames of this library. An error of this rank may be
+the consequence of another rank's error, which then is the one to show.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ def attach_hooks() -> None:
     """Silence all ranks except the first, and install the handlers of errors and exits."""
     me = world.get_world()
     shutdown.script_ended.append(report_unreported)
-    faulthandler.enable(file=terminal.keep_streams())
+    faulthandler.enable(file=terminal.duplicate_streams())
     sys.excepthook = _report_error
     if me.rank > 0 and (settings.get_settings().output == "first" or settings.get_settings().log_dir):
         _redirect_output(me.rank)
@@ -50,7 +55,7 @@ def _remove_hooks() -> None:
 
 
 def _match_launcher_terminal() -> None:
-    """Make standard output a non-terminal if mpirun's is none.
+    """Make standard output a non-terminal if mpirun's output is none.
 
     Open MPI gives each rank a pseudo-terminal. Colours and progress bars would otherwise end up in log files.
     """
@@ -58,10 +63,10 @@ def _match_launcher_terminal() -> None:
         launcher = f"/proc/{os.getppid()}"
         with open(f"{launcher}/comm") as file:
             is_launcher = file.read().strip() in ("prterun", "mpirun", "mpiexec", "orterun")
-        goes_to = os.readlink(f"{launcher}/fd/1")
+        output = os.readlink(f"{launcher}/fd/1")
     except OSError:
         return
-    if is_launcher and not goes_to.startswith(("/dev/pts/", "/dev/tty")):
+    if is_launcher and not output.startswith(("/dev/pts/", "/dev/tty")):
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
 
 
@@ -76,7 +81,7 @@ def _redirect_output(rank: int) -> None:
             log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
             raise errors.SetupError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
-    terminal.redirect_output(log, keeps=settings.get_settings().elastic)
+    terminal.redirect_output(log, stores=settings.get_settings().elastic)
     if log is not None:
         os.close(log)
 
@@ -85,6 +90,7 @@ _plain_exit: Callable[..., Any] = sys.exit
 
 
 def _exit(code: object = None) -> None:
+    """Replaces `sys.exit`, `exit` and `quit`: records the exit code."""
     if threading.current_thread() is threading.main_thread():  # in another thread, it ends only that thread
         exit_codes.note_exit(code)
     _plain_exit(code)
@@ -94,14 +100,14 @@ _plain_exit_at_once: Callable[..., NoReturn] = os._exit
 
 
 def _exit_at_once(code: int) -> None:
-    """Replaces `os._exit`. Exit code 0 is a success only if all ranks reach their ends. Forked children are not
-    affected.
+    """Replaces `os._exit`. With exit code 0 the rank ends with all others, as at the end of the script. Otherwise, or
+    in another thread, or within a step, it ends all ranks. Forked children just exit.
     """
     if not world.is_active():
         _plain_exit_at_once(code)
     stack = traceback.extract_stack()[:-1]
-    is_in_a_step = any(frame.filename.endswith("script_ops.py") for frame in stack)  # a Python function of a graph
-    if code == 0 and threading.current_thread() is threading.main_thread() and not is_in_a_step:
+    is_in_step = any(frame.filename.endswith("script_ops.py") for frame in stack)  # a Python function of a graph
+    if code == 0 and threading.current_thread() is threading.main_thread() and not is_in_step:
         shutdown.end_rank()
         shutdown.run_after_end()
         _exit_after_others(code)
@@ -137,15 +143,15 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     if settings.get_settings().traceback == "script":
         text = _OP_FRAMES.sub(_drop_library_frames, text)
     if isinstance(error, KeyError):
-        missing = launcher_variables.taken.intersection(map(str, error.args))
+        missing = launcher_variables.removed.intersection(map(str, error.args))
         text += "".join(f"{launcher_variables.explain_missing(name)}.\n" for name in missing)
     return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_format_script_line(error)}{hint}:\n{text}"
 
 
-def _drop_library_frames(found: re.Match[str]) -> str:
+def _drop_library_frames(match: re.Match[str]) -> str:
     """The script's lines of an op's creation stack, in the format of a traceback."""
-    frames = (frame for frame in _FRAME.finditer(found[2]) if not script_frames.is_library(frame[1]))
-    return found[1] + "".join(frame[0].rstrip("\n") + "\n" for frame in frames if not frame[1].startswith("<"))
+    frames = (frame for frame in _FRAME.finditer(match[2]) if not script_frames.is_library(frame[1]))
+    return match[1] + "".join(frame[0].rstrip("\n") + "\n" for frame in frames if not frame[1].startswith("<"))
 
 
 def _format_script_line(error: BaseException) -> str:
@@ -155,46 +161,50 @@ def _format_script_line(error: BaseException) -> str:
 
 
 def _drop_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """`trace` without our frames and those of `runpy`, which starts scripts; unchanged if no frames, or only these,
-    would remain.
+    """`trace` without the frames of this library and of `runpy`, which starts scripts; unchanged if that would remove
+    all frames or none.
     """
     entries: list[TracebackType] = []
-    kept: TracebackType | None = None
-    while (entry := entries[-1].tb_next if entries else trace) is not None:
+    entry = trace
+    while entry is not None:
         entries.append(entry)
-    scripts = [entry for entry in entries if script_frames.find_package(entry.tb_frame) not in ("matex_tf", "runpy")]
-    for entry in reversed(scripts):
-        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return kept if 0 < len(scripts) < len(entries) else trace
+        entry = entry.tb_next
+    shown = [one for one in entries if script_frames.find_package(one.tb_frame) not in ("matex_tf", "runpy")]
+    if len(shown) in (0, len(entries)):
+        return trace
+    shortened: TracebackType | None = None
+    for one in reversed(shown):
+        shortened = TracebackType(shortened, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return shortened
 
 
 def _list_shown_errors(error: BaseException) -> list[BaseException]:
     """`error` and the errors that Python shows with it: causes, contexts, and members of a group."""
-    found = [error]
-    for one in found:
-        others = [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
-        found += [other for other in others if other is not None and all(other is not known for known in found)]
-    return found
+    shown = [error]
+    for one in shown:  # grows meanwhile
+        related = [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        shown += [other for other in related if other is not None and all(other is not known for known in shown)]
+    return shown
 
 
 def _report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Replaces `sys.excepthook`: ends all ranks. Does not return, except in a forked child."""
     me = world.get_world()
     if os.getpid() != me.process or not world.is_active():
         sys.__excepthook__(kind, error, trace)
         return
     collectives_text = _read_collectives_text(error)
     code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(collectives_text)
-    follows = any(sign in collectives_text for sign in (membership.TOLD_ELSEWHERE, membership.LEFT_WITH))
-    if follows:
+    # The text says that another rank raises its own error, or has ended its script: that rank should end the job.
+    is_consequence = membership.RAISED_ELSEWHERE in collectives_text or membership.ENDED_WITH_CODE in collectives_text
+    if is_consequence:
         shutdown.await_cause()
-    follows = follows or losses.is_loss_of_another(error)
-    shutdown.abort_with_error(describe_error(error, trace), code, follows, losses.is_loss(error))
+    is_consequence = is_consequence or losses.is_loss_of_another(error)
+    shutdown.abort_with_error(describe_error(error, trace), code, is_consequence, losses.is_loss(error))
 
 
 def end_for_loss(error: errors.LostRankError) -> None:
-    """End all ranks after a loss, however the script would handle the error: it must not continue as if nothing were
-    lost.
-    """
+    """End all ranks after a loss, whether or not the script would catch the error."""
     _report_error(type(error), error, error.__traceback__)
 
 
@@ -216,16 +226,16 @@ def _read_collectives_text(error: BaseException) -> str:
 
     TensorFlow raises a collective's error as one of its own, with the header of a `RankError` in its text.
     """
-    head = str(errors.RankError(""))
-    return "\n".join(
-        str(one)
-        for one in _list_shown_errors(error)
-        if isinstance(one, errors.MismatchError)
-        or (head in str(one) and any(base.__name__ == "OpError" for base in type(one).__mro__))
-    )
+    header = str(errors.RankError(""))
+
+    def is_of_collective(one: BaseException) -> bool:
+        is_of_op = any(base.__name__ == "OpError" for base in type(one).__mro__)
+        return isinstance(one, errors.MismatchError) or (is_of_op and header in str(one))
+
+    return "\n".join(str(one) for one in _list_shown_errors(error) if is_of_collective(one))
 
 
 def _parse_exit_code(message: str) -> int:
-    """The exit code of the rank that left the others, if the message contains it; else 1."""
-    found = re.search(membership.LEFT_WITH + r" (\d+)", message)
-    return int(found.group(1)) if found else 1
+    """The exit code of the rank that has ended its script before others, if the message contains it; otherwise 1."""
+    match = re.search(membership.ENDED_WITH_CODE + r" (\d+)", message)
+    return int(match.group(1)) if match else 1

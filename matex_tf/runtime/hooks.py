@@ -1,6 +1,7 @@
 """Hooks: functions of other libraries that matex_tf replaces. Each hook is checked when its module is imported.
 
-If a name is missing or has other parameters, all ranks raise an error; for an optional hook, a note is printed.
+A file with hooks has a `Table`; `Table.replace` decorates a function `make(original)` that returns the replacement. If
+the original is missing or has other parameters, all ranks raise an error; for an optional hook, a note is printed.
 """
 
 from __future__ import annotations
@@ -38,13 +39,12 @@ def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
 
     was_imported = module in sys.modules
 
-    def run(found: Any) -> None:
+    def run(imported: Any) -> None:
         try:
-            act(found)
+            act(imported)
         except errors.SetupError:
-            if (
-                not was_imported
-            ):  # a script that handles the error as a missing library gets it again at the next import
+            if not was_imported:
+                # A script that handles the error as a missing library gets it again at the next import.
                 sys.modules.pop(module, None)
                 wrapt.register_post_import_hook(run, module)
             raise
@@ -54,17 +54,21 @@ def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
 
 def put_function(owner: Any, name: str, make: Make) -> None:
     """Replace `owner.name` by `make(original)`, which keeps the original's name, docstring and signature."""
-    found = vars(owner)[name] if isinstance(owner, type) and name in vars(owner) else getattr(owner, name)
-    is_wrapped = isinstance(found, (property, staticmethod))
-    original: Any = getattr(found, "fget" if isinstance(found, property) else "__func__") if is_wrapped else found
-    made = make(original)
-    if made is original:
+    attribute = vars(owner)[name] if isinstance(owner, type) and name in vars(owner) else getattr(owner, name)
+    original: Any = attribute
+    if isinstance(attribute, property):
+        original = attribute.fget
+    elif isinstance(attribute, staticmethod):
+        original = attribute.__func__
+    replacement = make(original)
+    if replacement is original:
         return
-    if isinstance(made, type):
-        made.__module__, made.__qualname__, made.__doc__ = original.__module__, original.__qualname__, original.__doc__
-    elif callable(original) and callable(made):
-        made = functools.wraps(original)(made)
-    setattr(owner, name, type(found)(made) if is_wrapped else made)
+    if isinstance(replacement, type):
+        for field_name in ("__module__", "__qualname__", "__doc__"):
+            setattr(replacement, field_name, getattr(original, field_name))
+    elif callable(original) and callable(replacement):
+        replacement = functools.wraps(original)(replacement)
+    setattr(owner, name, replacement if attribute is original else type(attribute)(replacement))
 
 
 @dataclass(eq=False)
@@ -77,7 +81,7 @@ class Hook:
     make: Make
     if_missing: str
     """The consequence if the hook is missing, for messages."""
-    made: list[Any] = field(default_factory=list, repr=False)
+    replacements: list[Any] = field(default_factory=list, repr=False)
     """The replacements made by the hooks of one declaration; two of its modules may be the same module."""
     takes: str = ""
     """Parameters of the original that `make` requires, in addition to those that the replacement names."""
@@ -147,17 +151,18 @@ class Hook:
         self.placed_in = module
 
     def _make_checked(self, original: Any) -> Any:
-        if any(original is made for made in self.made):
+        """The replacement; the original itself if it is a replacement already, or has other parameters."""
+        if any(original is replacement for replacement in self.replacements):
             return original
-        made = self.make(original)
-        if made is original:
+        replacement = self.make(original)
+        if replacement is original:
             return original
-        lacking = find_lacking(original, made, self.takes.split(), "." in self.name)
-        if lacking:
-            self._report(f"has `{self.name}` in {self.module} {lacking}")
+        difference = find_lacking(original, replacement, self.takes.split(), "." in self.name)
+        if difference:
+            self._report(f"has `{self.name}` in {self.module} {difference}")
             return original
-        self.made.append(made)
-        return made
+        self.replacements.append(replacement)
+        return replacement
 
     def check_module(self) -> None:
         """Check the hook after the import of its library. Raises SetupError, like `put_in_place`."""
@@ -203,7 +208,7 @@ class Table:
         """
 
         def declare(make: Make) -> Make:
-            shared = {**self.options, **options, "made": []}
+            shared = {**self.options, **options, "replacements": []}
             places = [(module, name) for module in modules.split() for name in names.split()]
             self.hooks += [Hook(module, name, make, if_missing, **shared) for module, name in places]
             return make
@@ -222,33 +227,34 @@ def has_name(owner: Any, name: str) -> bool:
     return hasattr(owner, name)
 
 
-def find_lacking(original: Any, made: Any, takes: Sequence[str] = (), is_method: bool = False) -> str:
-    """How the parameters of `original` differ from those that its replacement `made` requires; "" if they fit.
+def find_lacking(original: Any, replacement: Any, takes: Sequence[str] = (), is_method: bool = False) -> str:
+    """How the parameters of `original` differ from the parameters that its `replacement` requires; "" if they fit.
 
     The replacement names the first parameters in order, and all of them if it takes no others.
     """
-    if isinstance(original, type) or isinstance(made, type):
+    if isinstance(original, type) or isinstance(replacement, type):
         return ""
     try:
         original_parameters, replacement_parameters = (
-            list(inspect.signature(one).parameters.values())[is_method:] for one in (original, made)
+            list(inspect.signature(one).parameters.values())[is_method:] for one in (original, replacement)
         )
     except (TypeError, ValueError):
         return ""  # C code, or not a function
     names = [one.name for one in original_parameters if one.kind not in _VARIADIC]
     wanted = [one.name for one in replacement_parameters if one.kind not in _VARIADIC]
-    takes_any, is_open = len(names) < len(original_parameters), len(wanted) < len(replacement_parameters)
-    first = names[: len(wanted)] if is_open else names
-    if takes_any:
-        first, wanted, takes = first[: len(wanted)], wanted[: len(first)], ()
-    if first != wanted:
-        return f"with the parameters {first} in place of {wanted}"
+    is_original_variadic = len(names) < len(original_parameters)
+    is_replacement_variadic = len(wanted) < len(replacement_parameters)
+    compared = names[: len(wanted)] if is_replacement_variadic else names
+    if is_original_variadic:  # it accepts further parameters: compare only the parameters that both name
+        compared, wanted, takes = compared[: len(wanted)], wanted[: len(compared)], ()
+    if compared != wanted:
+        return f"with the parameters {compared} in place of {wanted}"
     missing = [name for name in takes if name not in names]
     return f"without the parameter {missing[0]}" if missing else ""
 
 
 def is_there(module: str) -> bool:
-    """Whether `module` can be imported. Imports nothing."""
+    """Whether `module` can be imported, without importing it."""
     return module in sys.modules or _find_spec(module) is not None
 
 

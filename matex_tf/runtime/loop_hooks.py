@@ -1,4 +1,4 @@
-"""Replaces AutoGraph's loop functions."""
+"""Replaces AutoGraph's loop functions, for hooks (`Hook.put`)."""
 
 from __future__ import annotations
 

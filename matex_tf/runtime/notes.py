@@ -18,7 +18,7 @@ def print_note(text: str) -> None:
     if _are_dropped or text in _printed:
         return
     _printed.add(text)
-    if (world.get_world().rank == 0 or terminal.keeps_text()) and not settings.get_settings().quiet:
+    if (world.get_world().rank == 0 or terminal.stores_text()) and not settings.get_settings().quiet:
         sys.stdout.flush()
         print(f"matex_tf: {text}", file=sys.stderr, flush=True)
 
@@ -27,8 +27,8 @@ def print_note(text: str) -> None:
 def hold_notes() -> Iterator[None]:
     """A context in which notes are dropped; the same notes may be printed later."""
     global _are_dropped
-    before, _are_dropped = _are_dropped, True
+    outer, _are_dropped = _are_dropped, True
     try:
         yield
     finally:
-        _are_dropped = before
+        _are_dropped = outer

@@ -1,7 +1,7 @@
 """Collectives of Python objects, for communication outside a step's tensors.
 
-Each has a number in the sequence of collectives, and a description `what` of its purpose, the same on all ranks. With
-MATEX_ELASTIC, a collective that lost a rank is repeated by the others.
+Each has a number in the sequence of collectives, and a description `what` of its purpose, the same on all ranks: ranks
+compare it before they exchange data. With MATEX_ELASTIC, the remaining ranks repeat a collective in which one was lost.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _KIND = 6  # see `ops.rendezvous`
 _MAX_COMPARED_BYTES = 1 << 16
 """Bytes. For larger values, a digest takes more time than it saves."""
 
-# Held from the rendezvous to the end of the exchange: otherwise two threads could exchange in another order than they
-# met.
-_one_at_a_time = threading.RLock()
+# Locked from the rendezvous to the end of the exchange. Otherwise the exchanges of two threads could have another order
+# than their rendezvous.
+_exchange_lock = threading.RLock()
 
 
 def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
     """The values of all ranks, by rank, on every rank. They are copies; equal values may be one object.
 
-    rows: the rows of the batch that the values concern; 0 if there is none.
+    Args:
+        rows: the number of rows of the batch that the values concern, for records; 0 if there is none.
     """
     if not world.is_active():
         return [value]
@@ -60,10 +61,11 @@ def _are_same(packed: bytes) -> bool:
 
     digest = hashlib.blake2b(packed, digest_size=8).digest()
     number = int.from_bytes(digest, "little") >> 1
-    # The maxima of both numbers belong together only if all ranks have the same number.
-    found = np.array([number, -number] if len(packed) <= _MAX_COMPARED_BYTES else [1, 1])
-    world.get_communicator("control").Allreduce(MPI.IN_PLACE, found, MPI.MAX)
-    return bool(found[0] == -found[1])
+    # max(number) == -max(-number) == min(number) only if all ranks have the same number. A rank with a large value
+    # sends two ones, for which that is never true.
+    maxima = np.array([number, -number] if len(packed) <= _MAX_COMPARED_BYTES else [1, 1])
+    world.get_communicator("control").Allreduce(MPI.IN_PLACE, maxima, MPI.MAX)
+    return bool(maxima[0] == -maxima[1])
 
 
 def broadcast(value: Any, what: str, root: int = 0) -> Any:
@@ -96,7 +98,7 @@ def start_exchange(what: str, operation: str = "exchange", size: int = 0, rows: 
         size: the bytes that this rank contributes.
         rows: see `allgather`.
     """
-    with _one_at_a_time:
+    with _exchange_lock:
         _meet_ranks(operation, what, size, rows)
         with ops.announce_exchange(what):
             yield

@@ -29,20 +29,21 @@ from matex_tf.world import task_environment, terminal, world
 BEGUN, SEPARATE, LEFT, ENDED = "begun", "separate", "left", "ended"
 """States: attached to the run; a process without other ranks; ended with all ranks, to be started again; ended well."""
 TRAINING = "training"
-"""The name of a file: the ranks have made a step of training since the start."""
+"""The name of a file which exists once the ranks have computed a training step since their start."""
 _NAME, _WRITING, _REQUEST = "rank-", ".writing", "request"
 _CLAIM = "matex_tf-error-"
-_RECENT = 60.0  # seconds after which a claim is that of an earlier run
+_RECENT_SECONDS = 60.0  # an older claim of the terminal belongs to an earlier run
 
-_folder = _job = ""
-_leaves = False
-_writing: tuple[int, str] | None = None
-_held: list[int] = []
+_folder = ""  # the private folder of `matex run`; "" without it
+_job = ""  # a name that the ranks of one run have in common
+_leaves = False  # see `note_leaving`
+_writing: tuple[int, str] | None = None  # see `note_writing`: the process, and the file that exists until its end
+_held: list[int] = []  # descriptors whose locks this process keeps
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one process of a run has said of itself."""
+    """What one process of a run reports of itself."""
 
     rank: int = 0
     size: int = 1
@@ -50,7 +51,7 @@ class Record:
     host: str = ""
     process: int = 0
     namespace: str = ""
-    """Processes of one namespace see one another by their numbers."""
+    """See `read_namespace`."""
     mpi: str = ""
     """The vendor of the MPI, by mpi4py's name."""
     state: str = ""
@@ -58,17 +59,17 @@ class Record:
     codes: tuple[int, ...] = ()
     """At the end of the script, the exit codes of all ranks other than 0."""
     asks_again: bool = False
-    """Whether the run was asked to end, has kept its state, and is to be started again later."""
+    """Whether the run was asked to end, has saved its state, and is to be started again later."""
     aborts: int = 0
     """The exit code with which the rank ends all ranks; 0 if it does not."""
     text: str = ""
-    """The error by which the rank ends all ranks, for people: rank, host, the script's line, traceback."""
+    """The message of the error for which the rank ends all ranks: rank, host, the script's line, traceback."""
     number: int = 0
-    """How many collectives the rank had completed at its error."""
+    """The number of collectives that the rank had completed at its error."""
     follows: bool = False
-    """Whether the rank knows of an earlier error of another rank."""
+    """Whether the error is the consequence of another rank's error."""
     is_loss: bool = False
-    """Whether the host or another rank failed rather than the script: the script may succeed at its next start."""
+    """Whether the host or another rank failed, and not the script: the script may succeed at its next start."""
     time: float = 0.0
     """Seconds since the epoch at the abort, by the clock of the host."""
     folders: tuple[str, ...] = ()
@@ -92,17 +93,17 @@ def note_launcher(environment: Mapping[str, str]) -> None:
     _folder, _job = environment.get("MATEX_PROOF", ""), task_environment.make_job_name(environment)
 
 
-def append(folder: str | os.PathLike[str], **said: Any) -> None:
-    """Append the fields `said` to the record of this process in `folder`."""
+def append(folder: str | os.PathLike[str], **fields: Any) -> None:
+    """Append `fields` to the record of this process in `folder`."""
     with open(_locate_record(folder), "a") as file:
-        file.write(f"\n{json.dumps(said)}")
+        file.write(f"\n{json.dumps(fields)}")
 
 
-def note(**said: Any) -> bool:
-    """Append the fields `said` to the record of this process. Returns whether this host sees the folder of the run."""
+def note(**fields: Any) -> bool:
+    """Append `fields` to the record of this process. Returns whether this host sees the folder of the run."""
     with real_files.use_real_files():
         if sees_folder := bool(_folder) and os.path.isdir(_folder):
-            append(_folder, **said)
+            append(_folder, **fields)
     return sees_folder
 
 
@@ -112,17 +113,17 @@ def read_records(folder: str | os.PathLike[str]) -> list[Record]:
 
 
 def are_files_written(folder: str | os.PathLike[str]) -> bool:
-    """Whether each process that has written the files of the script has ended by itself."""
+    """Whether each process that wrote files of the script has ended by itself (`note_writing`)."""
     return not any(Path(folder).glob(f"{_NAME}*{_WRITING}"))
 
 
 def read_namespace() -> str:
-    """The boot of this host and its namespace of process numbers; equal for processes that see one another."""
+    """The boot of this host and its namespace of process numbers: processes with equal ones see one another."""
     return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
 
 
 def begin_record() -> None:
-    """Say that this rank has begun. Collective; nothing without `matex run`.
+    """Record that this rank has begun. Collective; does nothing without `matex run`.
 
     Raises:
         SetupError: on all ranks, if none sees the folder of `matex run`.
@@ -144,13 +145,15 @@ def begin_record() -> None:
 
 
 def note_separate() -> None:
-    """Say that this process has no other ranks, and an exit code of its own."""
+    """Record that this process has no other ranks, and an exit code of its own."""
     note(state=SEPARATE)
     os.environ.pop("MATEX_PROOF", None)  # not for other runs, which the script may start
 
 
 def note_writing() -> None:
-    """Say that this process may write files of the script until it has ended by itself, as Python does at its end."""
+    """Record that this process may write files of the script until it has ended by itself: Python flushes files at its
+    end.
+    """
     global _writing
     if not note():
         return
@@ -168,7 +171,7 @@ def note_writing() -> None:
 
 
 def confirm_end() -> None:
-    """Say that the files are written, where this process is about to end without the C library's functions."""
+    """Record that the files are written. Called before an exit for which the C library calls no functions."""
     if _writing is not None and _writing[0] == os.getpid():
         with real_files.use_real_files(), contextlib.suppress(FileNotFoundError):
             os.unlink(_writing[1])
@@ -181,24 +184,24 @@ def note_leaving() -> None:
 
 
 def note_end(codes: set[int]) -> None:
-    """Say that all ranks have ended with these exit codes, or have left. The ranks have just agreed on it."""
+    """Record that all ranks have ended with these exit codes, or have left. The ranks have just agreed on that."""
     note(state=LEFT if _leaves else ENDED, codes=sorted(codes - {0}))
 
 
 def report_error(
-    text: str, rank: int, shared: str | os.PathLike[str] | None = None, waits: bool = True, **said: Any
+    text: str, rank: int, shared: str | os.PathLike[str] | None = None, waits: bool = True, **fields: Any
 ) -> None:
-    """Have `matex run` show the error `text` of `rank`, or show it, unless another rank has shown its own.
+    """Record the error `text` of `rank` for `matex run`. Without it, show the error, if no other rank has shown one.
 
-    The other ranks wait in this function until that rank has ended: their own end would cut off its report.
+    A rank that is not the first waits here until the first has ended: its own end would cut off that report.
 
     Args:
-        shared: a folder that all ranks see; None where they are on one host.
-        waits: whether the others wait; not where they meet that rank before they end.
-        said: other fields of the record.
+        shared: a folder that all ranks see; None if they are on one host.
+        waits: whether other ranks wait; False if they meet the first rank before they end.
+        fields: other fields of the record.
     """
     with contextlib.suppress(OSError):  # the disk is full
-        if note(text=text, rank=rank, time=time.time(), **said):
+        if note(text=text, rank=rank, time=time.time(), **fields):
             return
     with _claim_terminal(shared or tempfile.gettempdir(), rank, waits) as is_first:
         if is_first:
@@ -206,7 +209,7 @@ def report_error(
 
 
 def leave_file(name: str, text: str = "", folder: str | os.PathLike[str] = "") -> None:
-    """Write a file for `matex run` or for the ranks, which never read a part of it. Nothing without the folder."""
+    """Write a file atomically, for `matex run` or for ranks. Does nothing if this host does not see the folder."""
     with real_files.use_real_files():
         if not os.path.isdir(folder := folder or _folder or os.devnull):
             return
@@ -216,12 +219,12 @@ def leave_file(name: str, text: str = "", folder: str | os.PathLike[str] = "") -
 
 
 def note_request(folder: str | os.PathLike[str], name: str) -> None:
-    """Keep the name of the signal that asks `matex run` to end; the ranks may get another signal for it."""
+    """Store the name of the signal that asks `matex run` to end, for ranks, which may get another signal."""
     leave_file(_REQUEST, name, folder)
 
 
 def read_request() -> str | None:
-    """The name of the signal that has asked `matex run` to end; None where this host does not see it."""
+    """The name of the signal that has asked `matex run` to end; None if this host does not see it."""
     with real_files.use_real_files(), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return Path(_folder or os.devnull, _REQUEST).read_text()
     return None
@@ -232,13 +235,13 @@ def _locate_record(folder: str | os.PathLike[str]) -> str:
 
 
 def _parse_record(text: str) -> Record:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for line in text.splitlines():
         with contextlib.suppress(ValueError):  # an incomplete line
             for name, value in json.loads(line).items():
-                if name in Record.__dataclass_fields__:  # another version may have others
-                    found[name] = tuple(value) if isinstance(value, list) else value
-    return Record(**found)
+                if name in Record.__dataclass_fields__:  # another version may have other fields
+                    fields[name] = tuple(value) if isinstance(value, list) else value
+    return Record(**fields)
 
 
 @contextlib.contextmanager
@@ -261,7 +264,7 @@ def _claim_terminal(folder: str | os.PathLike[str], rank: int, waits: bool) -> I
         return
     state = os.fstat(claim)
     me = f"rank {rank}".encode()
-    is_first = os.pread(claim, 64, 0) in (b"", me) or abs(time.time() - state.st_mtime) > _RECENT
+    is_first = os.pread(claim, 64, 0) in (b"", me) or abs(time.time() - state.st_mtime) > _RECENT_SECONDS
     yield is_first
     if is_first:
         os.ftruncate(claim, 0)

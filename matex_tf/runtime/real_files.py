@@ -1,4 +1,7 @@
-"""A context in which file functions act on the real files, on every rank."""
+"""A context in which file functions act on the real files, on every rank.
+
+Outside of it, the hooks of `files` give each rank other than 0 a private folder for the files that the script writes.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Finds the owner of the code in a stack frame by its module; the path is not reliable, because scripts lie anywhere.
+"""Finds whether a stack frame runs code of the script, of a library, or of this package.
 
-Stacks that are shown to people use paths.
+Decisions use the module of the frame, because a script may lie anywhere. Messages to people, and the search for threads
+at work, use the path of the file (`is_library`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_SHOWN = 16  # frames of a stack
+_MAX_SHOWN = 16  # frames of a stack
 _WAITING = (threading.Condition.wait.__code__, concurrent.futures.thread._worker.__code__)
 """The innermost frame of a thread that waits for work."""
 
@@ -63,12 +64,12 @@ def find_thread_at_work() -> str:
         if thread is threading.main_thread():
             continue
         frames = [inner for inner, _ in traceback.walk_stack(frame)]
-        own = next((inner for inner in frames if not is_library(inner.f_code.co_filename)), None)
-        is_pending = isinstance(thread, threading.Timer) and find_function_package(thread.function) != "matex_tf"
-        beyond = (find_package(inner) for inner in reversed(frames))
-        serves_us = next((name for name in beyond if name != "threading"), "") == "matex_tf"
-        if own or is_pending or not (serves_us or frame.f_code in _WAITING):
-            return f"thread {thread.name if thread else number}, in {(own or frame).f_code.co_name}"
+        of_script = next((inner for inner in frames if not is_library(inner.f_code.co_filename)), None)
+        is_timer = isinstance(thread, threading.Timer) and find_function_package(thread.function) != "matex_tf"
+        packages = (find_package(inner) for inner in reversed(frames))
+        is_started_here = next((name for name in packages if name != "threading"), "") == "matex_tf"
+        if of_script or is_timer or not (is_started_here or frame.f_code in _WAITING):
+            return f"thread {thread.name if thread else number}, in {(of_script or frame).f_code.co_name}"
     return ""
 
 
@@ -76,15 +77,17 @@ def describe_place(stack: list[traceback.FrameSummary]) -> str:
     """The position of the script: the innermost of its own lines, and the innermost line if that is a library's."""
     if not stack:
         return "its end"
-    own = [one for one in stack if not is_library(one.filename)]
-    place = _format_frame(own[-1]) if own else "no line of its own"
-    return place if own and own[-1] is stack[-1] else f"{place}, within {_format_frame(stack[-1])}"
+    of_script = [one for one in stack if not is_library(one.filename)]
+    if of_script and of_script[-1] is stack[-1]:
+        return _format_frame(of_script[-1])
+    place = _format_frame(of_script[-1]) if of_script else "no line of its own"
+    return f"{place}, within {_format_frame(stack[-1])}"
 
 
 def format_stack(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
     """The innermost frames of `stack`, for messages, without the frames that started the script."""
     first = next((number for number, one in enumerate(stack) if not is_library(one.filename)), 0)
-    return tuple(f"    {_format_frame(one)}" for one in stack[first:][-_SHOWN:])
+    return tuple(f"    {_format_frame(one)}" for one in stack[first:][-_MAX_SHOWN:])
 
 
 def _format_frame(frame: traceback.FrameSummary) -> str:

@@ -1,6 +1,6 @@
-"""Equal random numbers on all ranks for draws that must agree: initial weights, the order of data.
+"""Equal random numbers on all ranks for scripts without seeds: for initial weights, the order of data, and other draws.
 
-Scripts that set their seeds have them already and are not changed; `agree_on_seeds` is for the others.
+`agree_on_seeds` gives all ranks the generator states of rank 0. Scripts that set their seeds have equal states already.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class _AgreedSeed(int):
 
 
 def agree_on_seeds(entropy: int | None = None) -> int:
-    """Copy rank 0's generator states to all ranks, if they differ. Returns the entropy of all other generators.
-    Collective.
+    """Copy the states of rank 0's Python and NumPy generators to all ranks, if they differ, and agree on the entropy of
+    TensorFlow's generators and of NumPy generators without a seed. Returns the entropy. Collective.
 
-    The states of Python's, NumPy's and TensorFlow's generators are as random as in the script alone.
+    Generators are as random as in the script alone.
 
-    `entropy`: the value of a run that is resumed, which repeats its draws.
+    Args:
+        entropy: the entropy of a run that is resumed, which repeats its draws; None for a new run.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()

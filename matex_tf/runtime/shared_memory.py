@@ -1,6 +1,7 @@
-"""Records the ranks' shared-memory files, and removes them. Open MPI leaves them behind if mpirun itself is killed.
+"""Removes the shared-memory files of killed ranks: Open MPI leaves them behind if mpirun itself is killed.
 
-The ranks' records list the files, so that `matex run` removes files of its own ranks only.
+Ranks list their files in their records (`note_files`), so that `matex run` removes files of its own ranks only
+(`remove_files`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> boo
     `even_used`: also remove files of processes that are about to end; these keep the unnamed memory.
     """
     paths = list(_list_noted(folder))
-    used = set() if even_used or not paths else {path for one in os.listdir("/proc") for path in _list_mapped(one)}
+    used = set()
+    if paths and not even_used:
+        used = {path for process in os.listdir("/proc") for path in _list_mapped(process)}
     for path in set(paths) - used:
         with contextlib.suppress(OSError):
             os.remove(path)
@@ -40,12 +43,12 @@ def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> boo
 
 def _list_noted(folder: str | os.PathLike[str]) -> Iterator[str]:
     """The recorded files that still exist unchanged: of this user, of this boot of the host, with the same inode."""
-    here = (one for one in rank_records.read_records(folder) if one.namespace == rank_records.read_namespace())
-    for path, device, number in (noted for one in here for noted in one.shared):
+    of_host = (one for one in rank_records.read_records(folder) if one.namespace == rank_records.read_namespace())
+    for path, device, inode in (file for record in of_host for file in record.shared):
         with contextlib.suppress(OSError):
             state = os.lstat(path)
-            same = (state.st_dev, state.st_ino, state.st_uid) == (device, number, os.getuid())
-            if same and stat.S_ISREG(state.st_mode) and os.path.basename(path).startswith(_NAMES):
+            is_unchanged = (state.st_dev, state.st_ino, state.st_uid) == (device, inode, os.getuid())
+            if is_unchanged and stat.S_ISREG(state.st_mode) and os.path.basename(path).startswith(_NAMES):
                 yield path
 
 

@@ -1,4 +1,9 @@
-"""The end of a run: all ranks reach the end of their scripts together, or one rank aborts all."""
+"""The end of a run: all ranks reach the end of their scripts together, or one rank aborts all.
+
+At the end of its script a rank calls `end_rank`, by `atexit`: ranks agree that all scripts are over, exchange exit
+codes, and finalize MPI. For an error, `abort_with_error` records it and aborts the job. `hear_requests` handles the
+signals that ask for an end.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +20,7 @@ from typing import Any
 from matex_tf import errors, ops, settings
 from matex_tf.ops import cache
 from matex_tf.runtime import losses, objects, rank_records, real_files
-from matex_tf.world import (
-    exit_codes,
-    membership,
-    mpi_calls,
-    task_environment,
-    terminal,
-    time_limit,
-    world,
-)
+from matex_tf.world import exit_codes, membership, mpi_calls, task_environment, terminal, time_limit, world
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """The signals that ask a run to end and to resume later."""
@@ -41,7 +38,7 @@ after_end: list[Callable[[], None]] = []
 before_abort: list[Callable[[], None]] = []
 """Called on a rank that is about to abort the job. These functions must not communicate."""
 
-_aborting = False
+_is_aborting = False
 _have_all_ended = False
 
 
@@ -84,7 +81,13 @@ def run_before_abort() -> None:
 
 
 def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool = False) -> None:
-    """Abort all ranks for an error of this rank. The run shows the first such error (see `rank_records`)."""
+    """Abort all ranks for an error of this rank. The run shows the first such error (see `rank_records`).
+
+    Args:
+        text: the complete message.
+        code: the exit code.
+        follows, is_loss: see `rank_records.Record`.
+    """
     run_before_abort()
     sys.stdout.flush()
     code, me = exit_codes.correct_failure_code(code), world.get_world()
@@ -107,8 +110,8 @@ def abort_all_ranks(code: int) -> None:
 
 
 def _end_all(code: int) -> None:
-    global _aborting
-    _aborting = True
+    global _is_aborting
+    _is_aborting = True
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -142,14 +145,14 @@ def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> 
     c, launchers = ops.get_library().c, list(task_environment.get_launchers())
 
     def hear(number: int, frame: Any) -> None:
-        is_launchers = bool(c.matex_came_from_launchers(number))
-        if is_launchers and number == signal.SIGTERM:
+        is_from_launcher = bool(c.matex_came_from_launchers(number))
+        if is_from_launcher and number == signal.SIGTERM:
             finish()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         else:
-            asked = rank_records.read_request() if is_launchers else None
-            handle(asked or signal.Signals(number).name)
+            request = rank_records.read_request() if is_from_launcher else None
+            handle(request or signal.Signals(number).name)
 
     for number in REQUESTS:
         signal.signal(number, hear)
@@ -180,25 +183,26 @@ def _await_others_at_end(error: errors.MismatchError) -> None:
 
 
 def end_rank() -> None:
-    """The last act of a rank: agree with the others that the script is over, then finalize MPI."""
+    """The last act of a rank: agree with the others that the script is over, then finalize MPI. Collective."""
     global _have_all_ended
     from mpi4py import MPI
 
-    if not world.is_active() or _aborting or MPI.Is_finalized():
+    if not world.is_active() or _is_aborting or MPI.Is_finalized():
         return
     for work in script_ended:
         work()
     code, text = exit_codes.exit_code, exit_codes.exit_text
-    ended = f"{membership.LEFT_WITH} {code}" if code else "the end of its script"
+    what = f"{membership.ENDED_WITH_CODE} {code}" if code else "the end of its script"
     if text:
-        ended += f" ({text})"
+        what += f" ({text})"
     try:
-        membership.attempt_collectives(ended, lambda: ops.rendezvous(_KIND, 0, ended))
+        membership.attempt_collectives(what, lambda: ops.rendezvous(_KIND, 0, what))
     except errors.MismatchError as error:
-        if code and membership.LEFT_WITH in str(error):
+        # Another rank is at another collective.
+        if code and membership.ENDED_WITH_CODE in str(error):
             text = f"{_describe_exit()}, while others go on. All ranks end where one does."
             abort_with_error(f"matex_tf: {text}\n", code)
-        # Ranks that are still at work raise this error there, and show the line of the script.
+        # The other rank raises this error, too, and shows the line of the script.
         _await_others_at_end(error)
         abort_with_error(f"matex_tf: {error}\n", code or 1, follows=True)
     _have_all_ended = True
@@ -213,7 +217,7 @@ def end_rank() -> None:
     exits = objects.allgather((code, text), "what is done after the script")
     _report_exits(exits)
     with time_limit.limit_wait(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
-        rank_records.note_end({each for each, _ in exits})
+        rank_records.note_end({of_rank for of_rank, _ in exits})
         for work in before_finalize:
             work()
         if not me.has_lost:  # MPI may otherwise wait for lost ranks

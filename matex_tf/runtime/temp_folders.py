@@ -1,5 +1,5 @@
-"""Locked temporary files and folders: a process holds a lock while it lives, so that those of killed processes can be
-found and removed.
+"""Locked temporary files and folders. A process holds a lock while it lives, so that the files and folders of killed
+processes can be found and removed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ def hold_folder(path: str) -> int | None:
 
 
 def hold_file(path: str, waits: bool = False, tell: Callable[[OSError], None] | None = None) -> int | None:
-    """Lock a file, which is created if necessary. With `waits`, wait for the lock instead of returning None.
+    """Lock a file, which is created if necessary. Returns what `hold_folder` returns.
 
-    `tell` gets the error of a file system without locks.
+    Args:
+        waits: wait for the lock instead of returning None.
+        tell: called with the error of a file system without locks.
     """
     while True:
         handle, is_free, lack = _try_lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, waits)
@@ -73,7 +75,7 @@ def remove_noted(folder: str | os.PathLike[str]) -> None:
     records = (one for one in rank_records.read_records(folder) if one.host == socket.gethostname())
     for path in (path for one in records for path in one.folders):
         while os.path.isdir(path):
-            sweep_folders(os.path.basename(path), os.path.dirname(path), least=0)
+            sweep_folders(os.path.basename(path), os.path.dirname(path), min_seconds=0)
             if time.monotonic() > until:
                 break
             time.sleep(0.02)
@@ -101,25 +103,29 @@ def _try_lock(
 def sweep_folders(
     prefix: str,
     folder: str | os.PathLike[str] | None = None,
-    least: float | None = None,
-    may_go: Callable[[str], bool] = lambda path: True,
+    min_seconds: float | None = None,
+    may_remove: Callable[[str], bool] = lambda path: True,
 ) -> None:
     """Remove this user's unlocked files and folders in `folder` with the given `prefix`.
 
-    Entries younger than `least` seconds remain. The default is a minute, because a new entry may not be locked yet. It
-    is a day in a `folder` other than that for temporary files, which may be shared by hosts without common locks, and
-    on a file system without locks. `may_go` is the last condition for each entry.
+    Args:
+        folder: by default the folder for temporary files.
+        min_seconds: younger entries remain. The default is a minute, because a new entry may not be locked yet; with
+            `folder` a day, because hosts without common locks may share it. On a file system without locks, entries
+            remain for a day in any case.
+        may_remove: the last condition for each entry.
     """
-    where, usual = (tempfile.gettempdir(), _MINUTE) if folder is None else (os.fspath(folder), _DAY)
-    least = usual if least is None else least
-    for path in glob.glob(os.path.join(glob.escape(where), glob.escape(prefix) + "*")):
+    parent, default = (tempfile.gettempdir(), _MINUTE) if folder is None else (os.fspath(folder), _DAY)
+    min_seconds = default if min_seconds is None else min_seconds
+    for path in glob.glob(os.path.join(glob.escape(parent), glob.escape(prefix) + "*")):
         try:
             state = os.lstat(path)
-            if state.st_uid != os.getuid() or stat.S_ISLNK(state.st_mode) or time.time() - state.st_mtime < least:
+            age = time.time() - state.st_mtime
+            if state.st_uid != os.getuid() or stat.S_ISLNK(state.st_mode) or age < min_seconds:
                 continue
             handle, is_free, lack = _try_lock(path)
             try:
-                if is_free and (lack is None or time.time() - state.st_mtime >= _DAY) and may_go(path):
+                if is_free and (lack is None or age >= _DAY) and may_remove(path):
                     shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)
             finally:
                 os.close(handle)

@@ -1,7 +1,8 @@
-"""The watchdog reports which ranks wait for which: a thread of each rank checks at intervals, and answers the other
-ranks.
+"""The watchdog reports which ranks wait for which, and ends the job after MATEX_ABORT_SECONDS.
 
-docs/protocol.md describes its messages. The threads use their own communicator. A rank answers whatever its script
+A thread of each rank checks how long the rank has waited at a collective. A rank that waits too long tells a reporter:
+rank 0, or the next rank that answers. The reporter asks all ranks where they are, and prints the late ones.
+docs/protocol.md describes the messages. The threads use their own communicator, so a rank answers whatever its script
 does, unless its process is stopped or its host is lost.
 """
 
@@ -40,16 +41,17 @@ _watch: _Watch | None = None
 
 
 @contextlib.contextmanager
-def excuse_wait(what: str, times: float = math.inf) -> Iterator[None]:
-    """Context in which this rank does `what`; other ranks wait for it up to `times` MATEX_ABORT_SECONDS, by default
+def excuse_wait(what: str, factor: float = math.inf) -> Iterator[None]:
+    """Context in which this rank does `what`; other ranks wait for it up to `factor` * MATEX_ABORT_SECONDS, by default
     without limit.
     """
-    one = (what, time.monotonic() + times * settings.get_settings().abort_seconds if _get_limits()[1] else math.inf)
-    _busy.append(one)
+    abort_seconds = settings.get_settings().abort_seconds
+    activity = what, time.monotonic() + factor * abort_seconds if abort_seconds else math.inf
+    _busy.append(activity)
     try:
         yield
     finally:
-        _busy.remove(one)
+        _busy.remove(activity)
 
 
 def start_watching() -> None:
@@ -86,48 +88,46 @@ def stop_watching() -> None:
 
 @dataclass(frozen=True)
 class _Answer:
-    """The position of a queried rank: the number of its next collective, the collective where it waits ("" if it does
-    not), the script's line, its long activity, whether other ranks wait for that, its updates, and its stack.
-    """
+    """The position of a queried rank."""
 
-    number: int
-    waits_at: str
-    place: str
-    doing: str
-    is_waited_for: bool
+    number: int  # of its next collective
+    waits_at: str  # the collective at which it waits; "" if it does not
+    place: str  # the line of the script
+    doing: str  # its long activities (`excuse_wait`)
+    is_waited_for: bool  # other ranks wait for these activities
     updates: int
     stack: tuple[str, ...]
 
 
 @dataclass
 class _Stall:
-    """The knowledge of the reporter, the first rank that answers, about ranks that wait at one collective."""
+    """What the reporter knows about ranks that wait at one collective. Times are those of `time.monotonic`."""
 
     number: int
     what: str
-    since: dict[int, float] = field(default_factory=dict)  # the start of the wait, for each rank that reported one
+    starts: dict[int, float] = field(default_factory=dict)  # of the wait, for each rank that reported one
     answers: dict[int, _Answer] = field(default_factory=dict)
-    asked: float | None = None
-    reported_wait: float = 0.0
+    asked_at: float | None = None  # when the reporter asked all ranks; None if no answer is awaited
+    reported_wait: float = 0.0  # the wait in the last message to the user, in seconds
 
 
 class _Watch:
     def __init__(self) -> None:
         self.me = world.get_world()
-        self.ranks = list(range(self.me.size))  # the ranks that are left
+        self.ranks = list(range(self.me.size))  # the remaining ranks
         self.communicator = world.get_communicator("watch")
-        self.limit = _get_limits()[1]
-        self.stall = min(limit for limit in _get_limits() if limit)
+        self.abort_seconds = _get_limits()[1]
+        self.stall_seconds = min(limit for limit in _get_limits() if limit)
         self.process = os.getpid()
         self.ended = threading.Event()
         self.main = threading.main_thread().ident
         self.thread = threading.Thread(target=self._watch_until_lost, name="matex_tf watchdog", daemon=True)
-        self.sent: list[Any] = []
-        self.resumed = 0.0
-        # as a waiting rank: the reporter, whether it has answered, and the time of the last message to it
-        self.reporter, self.heard, self.reported = 0, False, 0.0
-        self.number = -1
-        # as the reporter
+        self.sent: list[Any] = []  # requests of messages that may be on their way
+        self.resumed_at = 0.0  # when the process last continued after it was stopped
+        # For a waiting rank: the reporter, whether it has answered, and the time of the last message to it
+        self.reporter, self.has_answered, self.reported_at = 0, False, 0.0
+        self.number = -1  # of the collective whose wait was reported
+        # For the reporter:
         self.stalled: _Stall | None = None
 
     def _watch_until_lost(self) -> None:
@@ -155,12 +155,12 @@ class _Watch:
         self.stalled = None  # waiting ranks report again
 
     def _watch_ranks(self) -> None:
-        looked = time.monotonic()
-        while not self.ended.wait(min(1.0, self.stall / 4)):
-            before, looked = looked, time.monotonic()
-            if looked > before + _SUSPENDED_SECONDS:
+        checked_at = time.monotonic()
+        while not self.ended.wait(min(1.0, self.stall_seconds / 4)):
+            last_check, checked_at = checked_at, time.monotonic()
+            if checked_at > last_check + _SUSPENDED_SECONDS:
                 # The job was stopped and continued; the ranks that are waited for were stopped, too.
-                self.resumed, self.stalled = looked, None
+                self.resumed_at, self.stalled = checked_at, None
             while self.communicator.iprobe():
                 self._handle_message(*self.communicator.recv())
             self._report_wait()
@@ -179,72 +179,80 @@ class _Watch:
             number, seconds, what = content
             if self.stalled is None or number > self.stalled.number:
                 self.stalled = _Stall(number, what)
-            self.stalled.since[rank] = time.monotonic() - seconds
+            self.stalled.starts[rank] = time.monotonic() - seconds
             self._send_message(rank, "heard")
         elif kind == "heard":
-            self.heard = True
+            self.has_answered = True
         elif kind == "where":
-            waiting = ops.read_waiting()
-            updates, stack = ops.count_completed(_KIND_GRADIENTS), self._read_stack()
-            doing = [*_busy, *([_PROMPT] if _is_at_prompt(stack) else [])]
-            is_waited_for = any(time.monotonic() < until for _, until in doing)
-            activity = "; ".join(what for what, _ in doing)
-            mine = _Answer(
-                waiting.number,
-                waiting.what,
-                script_frames.describe_place(stack),
-                activity,
-                is_waited_for,
-                updates,
-                script_frames.format_stack(stack),
-            )
-            self._send_message(rank, "here", mine)
+            self._send_message(rank, "here", self._make_answer())
         elif kind == "here" and self.stalled is not None:
             self.stalled.answers[rank] = content[0]
+
+    def _make_answer(self) -> _Answer:
+        waiting, stack = ops.read_waiting(), self._read_stack()
+        activities = [*_busy, *([_PROMPT] if _is_at_prompt(stack) else [])]
+        return _Answer(
+            waiting.number,
+            waiting.what,
+            script_frames.describe_place(stack),
+            doing="; ".join(what for what, _ in activities),
+            is_waited_for=any(time.monotonic() < until for _, until in activities),
+            updates=ops.count_completed(_KIND_GRADIENTS),
+            stack=script_frames.format_stack(stack),
+        )
 
     def _report_wait(self) -> None:
         """Report this rank's wait to the reporter, or to the next rank if the reporter has not answered."""
         waiting, now = ops.read_waiting(), time.monotonic()
-        waited = min(waiting.seconds, now - self.resumed)
-        if waited < self.stall:
+        waited = min(waiting.seconds, now - self.resumed_at)
+        if waited < self.stall_seconds:
             return
-        if waiting.number != self.number:
-            self.number, self.reporter, self.heard, self.reported = waiting.number, 0, True, 0.0
-        if not self.heard and now > self.reported + _ANSWER_SECONDS and self.reporter < self.me.rank:
-            self.reporter, self.reported = self.reporter + 1, 0.0
+        if waiting.number != self.number:  # a new wait: report to rank 0
+            self.number, self.reporter, self.has_answered, self.reported_at = waiting.number, 0, True, 0.0
+        is_overdue = not self.has_answered and now > self.reported_at + _ANSWER_SECONDS
+        if is_overdue and self.reporter < self.me.rank:
+            self.reporter, self.reported_at = self.reporter + 1, 0.0
         while self.reporter not in self.ranks:
-            self.reporter, self.heard, self.reported = self.reporter + 1, True, 0.0
-        if self.reported == 0.0 or (self.heard and now > self.reported + self.stall / 2):
-            self.reported, self.heard = now, False
+            self.reporter, self.has_answered, self.reported_at = self.reporter + 1, True, 0.0
+        if self.reported_at == 0.0 or (self.has_answered and now > self.reported_at + self.stall_seconds / 2):
+            self.reported_at, self.has_answered = now, False
             self._send_message(self.reporter, "waits", waiting.number, waited, waiting.what)
 
     def _handle_stall(self, stalled: _Stall) -> None:
+        """As the reporter: ask all ranks where they are; once they have answered, print that, or end the job."""
         now = time.monotonic()
-        waited = now - min(stalled.since.values())
-        if stalled.asked is None:
-            if waited < stalled.reported_wait:
-                stalled.reported_wait = 0.0  # the ranks continued, and wait again
-            due = max(self.stall, 2 * stalled.reported_wait)
-            if waited < (min(due, self.limit) if stalled.reported_wait < self.limit else due):
-                return
-            stalled.asked, stalled.answers = now, {}
-            for rank in self.ranks:
-                self._send_message(rank, "where")
+        waited = now - min(stalled.starts.values())
+        if stalled.asked_at is None:
+            if self._is_report_due(stalled, waited):
+                stalled.asked_at, stalled.answers = now, {}
+                for rank in self.ranks:
+                    self._send_message(rank, "where")
             return
-        if now < stalled.asked + _ANSWER_SECONDS and not stalled.answers.keys() >= set(self.ranks):
+        if now < stalled.asked_at + _ANSWER_SECONDS and not stalled.answers.keys() >= set(self.ranks):
             return
         late = [rank for rank in self.ranks if not self._is_waiting(stalled, rank)]
-        if ops.read_waiting().number > stalled.number:
+        if ops.read_waiting().number > stalled.number:  # the collective was completed meanwhile
             self.stalled = None
             return
         text = self._describe_late(stalled, waited, late) if late else self._describe_mutual_wait(stalled, waited)
         terminal.write_text(text)
-        stalled.asked, stalled.reported_wait = None, waited
+        stalled.asked_at, stalled.reported_wait = None, waited
         is_busy = any(stalled.answers[rank].is_waited_for for rank in late if rank in stalled.answers)
-        if self.limit and waited >= self.limit and not is_busy:
-            why = f"after MATEX_ABORT_SECONDS={self.limit}"
+        if self.abort_seconds and waited >= self.abort_seconds and not is_busy:
+            why = f"after MATEX_ABORT_SECONDS={self.abort_seconds}"
             terminal.write_text(f"matex_tf: ending the job (exit code {EXIT_STALLED}) {why}\n")
             shutdown.abort_all_ranks(EXIT_STALLED)
+
+    def _is_report_due(self, stalled: _Stall, waited: float) -> bool:
+        """Whether to report a wait of so many seconds: after the limit, after twice the last report, and so on, and
+        when the job may be ended.
+        """
+        if waited < stalled.reported_wait:
+            stalled.reported_wait = 0.0  # the ranks continued, and wait again
+        due = max(self.stall_seconds, 2 * stalled.reported_wait)
+        if stalled.reported_wait < self.abort_seconds:
+            due = min(due, self.abort_seconds)
+        return waited >= due
 
     @staticmethod
     def _is_waiting(stalled: _Stall, rank: int) -> bool:

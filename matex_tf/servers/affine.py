@@ -1,10 +1,13 @@
-"""Expresses a tensor of a graph as an affine function of a variable: `keep` times the variable, plus `more`."""
+"""Expresses a tensor of a graph as an affine function of a variable: `keep` times the variable, plus `more`.
+
+`apart.additive` turns assignments of such values into additions in shared memory.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-_DEEP = 8  # limit of ops between a variable and its new value; an optimizer has three
+_MAX_DEPTH = 8  # ops between a variable and its new value; an optimizer has three
 
 
 class Sum(NamedTuple):
@@ -38,30 +41,35 @@ def _is_zero(keep: Any) -> bool:
     return isinstance(keep, int) and keep == 0
 
 
-def find_sum(tensor: Any, handle: Any, deep: int = _DEEP) -> Sum:
-    """Express `tensor` by the variable with this handle in its graph. `more` may also depend on the variable."""
+def find_sum(tensor: Any, handle: Any, max_depth: int = _MAX_DEPTH) -> Sum:
+    """Express `tensor` by the variable with this handle in its graph. `more` may also depend on the variable.
+
+    `Sum(0, tensor)` is always right, and the result if the ops do not show more.
+    """
     op = tensor.op
     found: Sum | None = None
     if op.type == "ReadVariableOp":
         return Sum(1, None) if op.inputs[0].name == handle.name else Sum(0, tensor)
-    if not deep:
+    if not max_depth:
         return Sum(0, tensor)
     if op.type == "Identity" or (op.type == "Cast" and op.inputs[0].dtype == tensor.dtype):
-        found = find_sum(op.inputs[0], handle, deep - 1)
+        found = find_sum(op.inputs[0], handle, max_depth - 1)
     elif op.type in ("AddV2", "Add", "Sub"):
-        left, right = (find_sum(one, handle, deep - 1) for one in op.inputs)
+        left, right = (find_sum(term, handle, max_depth - 1) for term in op.inputs)
         if not (_is_zero(left.keep) and _is_zero(right.keep)):
             found = left.add_sum(right, -1 if op.type == "Sub" else 1)
     elif op.type == "Mul":
-        for one, factor in (tuple(op.inputs), tuple(op.inputs)[::-1]):
-            of_one = find_sum(one, handle, deep - 1) if factor.shape.rank == 0 else Sum(0, None)
-            if not _is_zero(of_one.keep):
-                found = of_one.scale_sum(factor)
+        for term, factor in (tuple(op.inputs), tuple(op.inputs)[::-1]):
+            if factor.shape.rank != 0:
+                continue
+            of_term = find_sum(term, handle, max_depth - 1)
+            if not _is_zero(of_term.keep):
+                found = of_term.scale_sum(factor)
     return Sum(0, tensor) if found is None or (_is_zero(found.keep) and found.more is None) else found
 
 
 def is_dependent(tensor: Any, handle: Any) -> bool:
-    """Returns whether a tensor of the graph depends on the variable with this handle."""
+    """Whether a tensor of the graph depends on the variable with this handle."""
     if tensor is None or isinstance(tensor, int):
         return False
     pending, seen = [handle], set()

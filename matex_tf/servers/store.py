@@ -1,6 +1,8 @@
-"""The store of this process (ops/src/engine/store): memory in which the ranks of one host train a model together.
+"""The store (ops/src/engine/store): memory in which the ranks of one host train a model together (`apart.turns`).
 
-Batches are taken by number. A rank begins one only while the oldest under way is at most `bound` behind it.
+A process has one store at most. It holds the values of variables, and the progress of each rank: the batches of an
+epoch have numbers, and each rank takes the next number. A rank begins a batch only while the oldest batch in training
+is at most `bound` numbers behind.
 """
 
 from __future__ import annotations
@@ -16,109 +18,122 @@ from matex_tf.ops import interface
 from matex_tf.runtime import objects
 
 ALIGNED = 64
-"""Bytes. TensorFlow ends the process where it finds a tensor at another place."""
+"""Bytes. TensorFlow aborts the process if the address of a tensor is not a multiple of this."""
 
 
 def pad_bytes(size: int) -> int:
-    """So many bytes with those after them, so that what follows lies at a place for a tensor."""
+    """`size` rounded up to a multiple of `ALIGNED`, so that a tensor may follow."""
     return -(-size // ALIGNED) * ALIGNED
 
 
-class Begun(enum.IntEnum):
-    """What the attempt to begin a batch came to."""
+class TurnStatus(enum.IntEnum):
+    """The result of an attempt to begin a batch. END: no batch is left. NOT_YET: the rank has to wait."""
 
     TAKEN, END, NOT_YET = 0, 1, 2
 
 
 class Turn(NamedTuple):
-    """An attempt to begin a batch: its number, if this rank has one, and the rank that it waits for, -1 for any."""
+    """An attempt to begin a batch."""
 
-    begun: Begun
+    status: TurnStatus
     batch: int
-    behind: int
+    """The number of the batch, if it is taken."""
+    oldest_rank: int
+    """The rank that this rank waits for, which trains the oldest batch; -1 if it is unknown."""
 
 
 def make_store(size: int, batches: int, parts: int) -> bool:
-    """Make a store; whether the ranks can have one. Collective.
+    """Create the store. Returns whether the ranks have one. Collective.
 
     Args:
         size: the bytes that ranks share.
-        batches: those of an epoch, at most.
-        parts: the additions of a step.
+        batches: the maximum number of batches in an epoch.
+        parts: the number of additions in a step.
     """
-    made, c = ctypes.c_int(), ops.get_library().c
+    exists, c = ctypes.c_int(), ops.get_library().c
     with objects.start_exchange("making the memory in which ranks train together"):
-        failed = c.matex_store_make(size, batches, parts, ctypes.byref(made))
+        failed = c.matex_store_make(size, batches, parts, ctypes.byref(exists))
     if failed:
         raise errors.SetupError(interface.get_last_error(c))
-    return bool(made.value)
+    return bool(exists.value)
 
 
 def drop_store() -> None:
-    """Give the store back; its memory lives as long as a variable has its value there."""
+    """Release the store. Its memory is freed once no variable has its value there."""
     ops.get_library().c.matex_store_drop()
 
 
 def view_variable(handle: Any, offset: int, writes: bool) -> None:
-    """From now on the value of the variable with this handle lies in the store.
+    """Move the value of the variable with this handle to the store.
 
-    `writes`: what it is now is put there.
+    Args:
+        offset: in bytes.
+        writes: whether the present value is written there; otherwise the variable takes the value in the store.
     """
     ops.get_library().ops.matex_view(variable=handle, offset=offset, writes=writes)
 
 
 def deal_batches(first: int, count: int) -> None:
-    """Deal the batches from `first` to `count`, those before being trained; one rank does, while no other has one."""
+    """Begin an epoch of `count` batches, of which those before `first` are trained. One rank calls this, while no rank
+    has a batch.
+    """
     ops.get_library().c.matex_store_deal(first, count)
 
 
 def begin_batch(bound: int, seconds: float) -> Turn:
-    """Take the next batch, unless there is one already, and wait until it may be trained, for some `seconds`."""
-    ticket, behind = ctypes.c_int64(-1), ctypes.c_int(-1)
-    begun = ops.get_library().c.matex_store_begin(bound, seconds, ctypes.byref(ticket), ctypes.byref(behind))
-    return Turn(Begun(begun), ticket.value, behind.value)
+    """Take the next batch, or the batch of a lost rank, if this rank has none. Wait until it may be trained, for about
+    `seconds` at most.
+    """
+    batch, oldest_rank = ctypes.c_int64(-1), ctypes.c_int(-1)
+    status = ops.get_library().c.matex_store_begin(bound, seconds, ctypes.byref(batch), ctypes.byref(oldest_rank))
+    return Turn(TurnStatus(status), batch.value, oldest_rank.value)
 
 
 def end_batch(version: int) -> int:
-    """The batch is trained. How many others have been since it was begun.
+    """Mark the batch of this rank as trained. Returns the number of batches trained by other ranks since it began.
 
-    `version`: 0 and 1 in turn, for `read_version`.
+    Args:
+        version: alternately 0 and 1, for `read_version`.
     """
     return ops.get_library().c.matex_store_end(version)
 
 
 def leave_batches() -> None:
-    """What this rank has is not trained, and nobody waits for it any more."""
+    """Give up the batch of this rank without training it. Other ranks no longer wait for this rank."""
     ops.get_library().c.matex_store_leave()
 
 
 def stop_batches() -> None:
-    """No rank takes a batch any more."""
+    """From now on no rank takes a batch."""
     ops.get_library().c.matex_store_stop()
 
 
 def note_loss(rank: int) -> tuple[bool, int | None]:
-    """That rank is lost: others train what it had begun. Whether nobody has said so before, and that batch."""
-    ticket, c = ctypes.c_int64(-1), ops.get_library().c
-    is_news = bool(c.matex_store_lose(rank, ctypes.byref(ticket)))
-    return is_news, None if ticket.value < 0 else ticket.value
+    """Mark a rank as lost: another rank trains the batch that it had begun.
+
+    Returns:
+        Whether this call is the first for that rank, and the batch; None if it had no batch.
+    """
+    batch, c = ctypes.c_int64(-1), ops.get_library().c
+    is_first = bool(c.matex_store_lose(rank, ctypes.byref(batch)))
+    return is_first, None if batch.value < 0 else batch.value
 
 
 def is_lost(rank: int) -> bool:
-    """Whether somebody has said that this rank is lost."""
+    """Whether a rank has called `note_loss` for this rank."""
     return bool(ops.get_library().c.matex_store_lost(rank))
 
 
 def read_version(rank: int) -> int:
-    """The version that a rank gave of the last batch that is known to be trained by it; 1 if there is none."""
+    """The `version` of a rank's last call of `end_batch`; 1 if there is none."""
     return ops.get_library().c.matex_store_version(rank)
 
 
 def map_bytes(size: int) -> Any:
-    """The first `size` bytes of the store, as an array of NumPy. To be let go before the store is dropped."""
+    """The first `size` bytes of the store as an array of uint8. Delete the array before `drop_store`."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(ops.get_library().c.matex_store_data()))
 
 
 def count_trained() -> int:
-    """The batches that were trained since they were dealt, by whomever."""
+    """The number of trained batches of the epoch, which include those before the `first` of `deal_batches`."""
     return ops.get_library().c.matex_store_trained()

@@ -1,4 +1,7 @@
-"""Finds how a traced step uses variables: the ops that take their handles, including ops of called functions."""
+"""Finds how a traced step uses variables: the ops that take their handles, including ops of called functions.
+
+`apart.additive` decides with it whether a step may add to variables in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,14 @@ from matex_tf.rewrite import graph_ops
 
 ADDS = ("MatexAdd", "MatexAddRows", "MatexMove")
 """Ops that change a variable in shared memory."""
-_SAME_MEMORY = {
-    "Identity",
-    "IdentityN",
-    "Reshape",
-    "ExpandDims",
-    "Squeeze",
-    "StopGradient",
-    "PreventGradient",
-    "Bitcast",
-}
+_SAME_MEMORY = set("Identity IdentityN Reshape ExpandDims Squeeze StopGradient PreventGradient Bitcast".split())
 """Ops whose result may be a view of their input, and so of a variable."""
 _CALLS = {"StatefulPartitionedCall", "PartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 
 
 def list_users(handle: Any) -> list[Any]:
-    """The ops of the graph being built, so far, that compute with the present value of the variable."""
+    """The ops so far of the graph being built that compute with the present value of the variable."""
     return [op for _, op in _iterate_readers(handle)]
 
 
@@ -34,11 +28,10 @@ def _iterate_readers(tensor: Any) -> Iterator[tuple[Any, Any]]:
     for read in tensor.consumers():
         if read.type in ADDS:
             continue
-        pending, seen = list(read.outputs), set()
+        pending, seen = list(read.outputs), set()  # tensors that may share the memory of the variable
         yield read, read
         while pending:
-            one = pending.pop()
-            for op in one.consumers():
+            for op in pending.pop().consumers():
                 if op.name in seen:
                     continue
                 seen.add(op.name)
@@ -78,25 +71,25 @@ def list_uses(graph: Any) -> dict[int, list[Use]]:
     for outer, within in list_handles(graph):
         uses = found.setdefault(id(outer), [])
         for op in within.consumers():
-            for place, tensor in enumerate(op.inputs):
+            for index, tensor in enumerate(op.inputs):
                 if tensor.name == within.name:
-                    uses += _iterate_uses(graph, op.node_def, place, frozenset())
+                    uses += _iterate_uses(graph, op.node_def, index, frozenset())
     return found
 
 
-def _iterate_uses(graph: Any, node: Any, place: int, within: frozenset[str]) -> Iterator[Use]:
-    """The uses of input `place` of the op `node`."""
+def _iterate_uses(graph: Any, node: Any, index: int, within: frozenset[str]) -> Iterator[Use]:
+    """The uses of input `index` of the op `node`: `node` itself, or the uses in the functions that it calls."""
     if node.op not in _CALLS:
         yield Use(node.op, within, node.name)
         return
     from tensorflow.python.eager import context
 
-    argument = place - 1 if node.op in BRANCHES else place
+    argument = index - 1 if node.op in BRANCHES else index  # the first input of a branch is its condition
     for name in graph_ops.list_functions(node):
         function = graph._get_function(name)  # a copy of a graph calls the functions of the original
         definition = getattr(function, "cached_definition", None) or context.context().get_function_def(name)
-        given = definition.signature.input_arg[argument].name
+        parameter = definition.signature.input_arg[argument].name
         for inner_node in definition.node_def:
-            for at, text in enumerate(inner_node.input):
-                if text.partition(":")[0] == given:
-                    yield from _iterate_uses(graph, inner_node, at, within | {node.op})
+            for inner_index, text in enumerate(inner_node.input):
+                if text.partition(":")[0] == parameter:
+                    yield from _iterate_uses(graph, inner_node, inner_index, within | {node.op})

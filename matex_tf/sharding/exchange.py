@@ -1,4 +1,6 @@
-"""reshuffle="epoch": ranks exchange the rows they hold, so that every rank comes to see all of them."""
+"""reshuffle="epoch": before an epoch, ranks exchange rows of their shards at random, so that each rank sees all rows in
+time.
+"""
 
 from __future__ import annotations
 
@@ -15,54 +17,69 @@ _ROUND_BYTES = 16 << 20
 
 
 def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
-    """Deal the rows of all ranks' `arrays` anew, in place; each rank keeps as many rows as it has. Collective.
+    """Exchange rows of all ranks' `arrays` at random, in place; each rank keeps its number of rows. Collective.
 
-    They are equal shares of the ranks that train.
+    Every rank puts its rows in a random order and deals them to the ranks that train, one row after the other. That is
+    done in rounds, with about 16 MiB of memory in addition to the arrays.
 
-    `arrays` belong together (data, labels): row i of one goes where row i of the others goes. Beside them at most
-    some 16 MiB are held. Every rank puts its rows in a random order and deals them out to those ranks in turn.
+    Args:
+        arrays: arrays that belong together (data, labels): row i of each is sent to the same rank. The shards of the
+            ranks that train are equally long, up to one row.
     """
     excepthook.refuse_after_loss("the exchange of each rank's own rows")
     me = world.get_world()
     rows = len(arrays[0])
-    mine = (rows, seed, epoch, [(array.dtype.str, array.shape[1:], len(array)) for array in arrays])
-    counts = [count for count, *_ in objects.allgather(mine, "exchanging rows between the ranks")]
+    layout = (rows, seed, epoch, [(array.dtype.str, array.shape[1:], len(array)) for array in arrays])
+    counts = [count for count, *_ in objects.allgather(layout, "exchanging rows between the ranks")]
     order = np.random.default_rng([seed, epoch, me.rank]).permutation(rows)
     communicator = world.get_communicator("readers")
     row_bytes = max(1, sum(array[:1].nbytes for array in arrays) if rows else 1)
     sizes = objects.allgather(row_bytes, "exchanging rows between the ranks")
-    step = max(1, _ROUND_BYTES // max(sizes) // me.trainers) * me.trainers
+    round_rows = max(1, _ROUND_BYTES // max(sizes) // me.trainers) * me.trainers
     with ops.announce_exchange("exchanging rows between the ranks"):
-        for start in range(0, max(counts), step):
-            chosen = order[start : start + step]
-            send, receive = _plan_round(counts, start, step, me.rank, me.trainers)
+        for start in range(0, max(counts), round_rows):
+            chosen = order[start : start + round_rows]
+            destinations, received = _plan_round(counts, start, round_rows, me.rank, me.trainers)
             for array in arrays:
-                _exchange_round(communicator, array, chosen, send, receive)
+                _exchange_round(communicator, array, chosen, destinations, received)
 
 
-def _plan_round(counts: Sequence[int], start: int, step: int, rank: int, trainers: int) -> tuple[np.ndarray, list[int]]:
-    """To whom each row of this rank goes in the round of rows `start` to `start + step`, and how many come from each.
+def _plan_round(
+    counts: Sequence[int], start: int, round_rows: int, rank: int, trainers: int
+) -> tuple[np.ndarray, list[int]]:
+    """The destination of each row of this rank in the round that begins with row `start`, and the number of rows from
+    each rank.
 
-    Rows are numbered through over all ranks and dealt to the first `trainers` in turn, which leaves every rank as many
-    as it had.
+    The rows of all ranks have consecutive numbers, and row i goes to rank i mod `trainers`. So every rank receives as
+    many rows as it sends.
     """
-    before = np.concatenate([[0], np.cumsum(counts)])
+    first_numbers = np.concatenate([[0], np.cumsum(counts)])
 
-    def destinations(of: int) -> np.ndarray:
-        first, last = min(start, counts[of]), min(start + step, counts[of])
-        return (before[of] + np.arange(first, last)) % trainers
+    def find_destinations(sender: int) -> np.ndarray:
+        first, last = min(start, counts[sender]), min(start + round_rows, counts[sender])
+        return (first_numbers[sender] + np.arange(first, last)) % trainers
 
-    return destinations(rank), [int((destinations(other) == rank).sum()) for other in range(len(counts))]
+    received = [int((find_destinations(sender) == rank).sum()) for sender in range(len(counts))]
+    return find_destinations(rank), received
 
 
-def _exchange_round(comm: Any, array: np.ndarray, chosen: np.ndarray, send: np.ndarray, receive: list[int]) -> None:
-    # All rows of one destination lie together.
-    outgoing = np.ascontiguousarray(np.asarray(array)[chosen[np.argsort(send, kind="stable")]])
-    incoming = np.empty((sum(receive), *array.shape[1:]), array.dtype)
-    row = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    sent = [int(count) * row for count in np.bincount(send, minlength=len(receive))]
-    comm.Alltoallv(
-        [outgoing.reshape(-1).view(np.uint8), sent], [incoming.reshape(-1).view(np.uint8), [n * row for n in receive]]
+def _exchange_round(
+    communicator: Any, array: np.ndarray, chosen: np.ndarray, destinations: np.ndarray, received: list[int]
+) -> None:
+    """Replace the rows `chosen` of an array by rows of all ranks.
+
+    Args:
+        destinations: the rank to which each chosen row goes.
+        received: the number of rows from each rank.
+    """
+    by_destination = chosen[np.argsort(destinations, kind="stable")]
+    outgoing = np.ascontiguousarray(np.asarray(array)[by_destination])
+    incoming = np.empty((sum(received), *array.shape[1:]), array.dtype)
+    row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    sent_bytes = [int(count) * row_bytes for count in np.bincount(destinations, minlength=len(received))]
+    received_bytes = [count * row_bytes for count in received]
+    communicator.Alltoallv(
+        [outgoing.reshape(-1).view(np.uint8), sent_bytes], [incoming.reshape(-1).view(np.uint8), received_bytes]
     )
     array[chosen] = incoming
 
@@ -80,9 +97,9 @@ class BeforeEpoch:
 
 
 def join_rows(arrays: Sequence[np.ndarray], what: str) -> list[np.ndarray]:
-    """Of each of a rank's arrays the rows of all ranks, those of rank 0 first; in `what` they are named. Collective."""
-    everyone = objects.allgather([np.asarray(array) for array in arrays], what)
-    excepthook.refuse_after_loss(what)  # those of a lost rank are gone
-    if len({len(theirs) for theirs in everyone}) > 1:
+    """For each array, the rows of all ranks, in the order of ranks. `what`: names the rows. Collective."""
+    gathered = objects.allgather([np.asarray(array) for array in arrays], what)
+    excepthook.refuse_after_loss(what)  # the rows of a lost rank are missing
+    if len({len(of_rank) for of_rank in gathered}) > 1:
         raise errors.BatchError(f"{what}: the ranks have different numbers of arrays of their own rows")
-    return [np.concatenate(parts) for parts in zip(*everyone)]
+    return [np.concatenate(parts) for parts in zip(*gathered)]

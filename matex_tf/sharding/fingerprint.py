@@ -1,4 +1,7 @@
-"""Do the ranks see the same data? Found by comparing, never by guessing."""
+"""Compares the data of ranks by their hashes: batches, and arrays that a script passes to `fit`.
+
+In all functions `what` names the data, for messages.
+"""
 
 from __future__ import annotations
 
@@ -28,36 +31,39 @@ def digest_value(value: Any, seed: int = 0) -> int:
     return ops.hash_content(np.ascontiguousarray(array), seed)
 
 
-def is_batch_of_all(mine: tuple[int, int] | None, what: str) -> bool:
-    """Whether (rows, hash) of this rank's whole batch are those of every rank. Collective. A difference is noted.
+def is_batch_of_all(own: tuple[int, int] | None, what: str) -> bool:
+    """Whether all ranks have the same complete batch; prints a note if not. Collective.
 
-    None where this rank has no batch.
+    Args:
+        own: (rows, hash) of this rank's batch; None if it has no batch.
     """
-    everyone = objects.allgather(mine, f"comparing {what}", rows=0 if mine is None else mine[0])
-    if len({batch for batch in everyone if batch is not None}) < 2:
+    gathered = objects.allgather(own, f"comparing {what}", rows=0 if own is None else own[0])
+    if len({batch for batch in gathered if batch is not None}) < 2:
         return True
     notes.print_note(f"{_OTHER_ROWS.format(what=what)} Each rank computes its own batch, whole.")
     return False
 
 
-def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
-    """Compare (rows, hash) of this rank's whole batch with the others'. Collective.
+def compare_batch(own: tuple[int, int] | None, what: str) -> None:
+    """Compare the complete batches of all ranks. Prints a note if their contents differ, or if the batch has fewer rows
+    than there are ranks. Collective.
 
-    A difference is noted, and a batch that is too small for so many ranks; None where this rank saw no batch.
+    Args:
+        own: (rows, hash) of this rank's batch; None if it has no batch.
 
     Raises:
         BatchError: on every rank, if the numbers of rows differ.
     """
-    everyone = objects.allgather(mine, f"comparing {what}", rows=0 if mine is None else mine[0])
-    seen = [(rank, batch) for rank, batch in enumerate(everyone) if batch is not None]
-    check_rows([(rank, rows) for rank, (rows, _) in seen], what)
+    gathered = objects.allgather(own, f"comparing {what}", rows=0 if own is None else own[0])
+    batches = [(rank, *batch) for rank, batch in enumerate(gathered) if batch is not None]
+    check_rows([(rank, rows) for rank, rows, _ in batches], what)
     trainers = world.get_world().trainers
-    if seen and 0 < seen[0][1][0] < trainers:
+    if batches and 0 < batches[0][1] < trainers:
         notes.print_note(
-            f"a batch of {seen[0][1][0]} rows is fewer than the {trainers} ranks ({what}): the ranks without a "
+            f"a batch of {batches[0][1]} rows is fewer than the {trainers} ranks ({what}): the ranks without a "
             "row of their own only wait for the others. Larger batches, or fewer ranks, use them better"
         )
-    if len({content for _, (_, content) in seen}) > 1:
+    if len({content for _, _, content in batches}) > 1:
         notes.print_note(
             f"{_OTHER_ROWS.format(what=what)} Each rank computes its slice of its own batch; the results are not "
             "exactly those of the script alone."
@@ -65,10 +71,13 @@ def compare_batch(mine: tuple[int, int] | None, what: str) -> None:
 
 
 def check_rows(counts: Sequence[tuple[int, int]], what: str) -> None:
-    """counts: ranks, with the numbers of rows of their whole batches.
+    """Check that all ranks have batches of equally many rows.
+
+    Args:
+        counts: (rank, number of rows) pairs.
 
     Raises:
-        BatchError: these numbers differ.
+        BatchError: the numbers differ.
     """
     hosts = world.get_world().hosts
     for rank, rows in counts:
@@ -87,24 +96,23 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
     Raises:
         BatchError: on every rank, if they are neither.
     """
-    everyone = _gather_contents(arrays, what)
-    marks = [marked for marked, _ in everyone]
-    of_rows = [[(dtype, shape[1:]) for dtype, shape, _ in theirs] for _, theirs in everyone]
-    alike = of_rows if all(marks) else everyone
-    other = next((rank for rank, theirs in enumerate(alike) if theirs != alike[0]), None)
+    contents = _gather_contents(arrays, what)
+    all_shards = all(is_shard for is_shard, _ in contents)
+    row_types = [[(dtype, shape[1:]) for dtype, shape, _ in of_rank] for _, of_rank in contents]
+    compared: Sequence[Any] = row_types if all_shards else contents
+    other = next((rank for rank, of_rank in enumerate(compared) if of_rank != compared[0]), None)
     if other is None:
-        return all(marks)
+        return all_shards
     hosts = world.get_world().hosts
-    first, differing = everyone[0], everyone[other]
-    found = (
+    first = contents[0]
+    text = (
         f"{what} differ between ranks: rank 0 ({hosts[0]}) has {_describe_arrays(*first)}, rank {other} "
-        f"({hosts[other]}) has "
-        f"{_describe_arrays(*differing, first[1])}."
+        f"({hosts[other]}) has {_describe_arrays(*contents[other], first[1])}."
     )
-    if all(marks):
-        raise errors.BatchError(f"{found} Shares may differ in their rows only.")
+    if all_shards:
+        raise errors.BatchError(f"{text} Shares may differ in their rows only.")
     raise errors.BatchError(
-        f"{found} Every rank must have the same data, of which it computes its rows. Look for what is another in each "
+        f"{text} Every rank must have the same data, of which it computes its rows. Look for what is another in each "
         "process: a generator without a seed, the order in which files are listed, a set of strings (start with "
         "`python -m matex_tf` or `matex run`, or set PYTHONHASHSEED=0). Mark rows that are each rank's own: "
         "matex_tf.readers.DataSet reads them so, matex_tf.shard(x) takes this rank's rows of an x that all ranks have, "
@@ -114,23 +122,23 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
 
 def are_each_ranks_own(arrays: list[np.ndarray], what: str) -> bool:
     """Whether `arrays` are shards, or differ between ranks, so that no rank can compute another's rows. Collective."""
-    everyone = _gather_contents(arrays, what)
-    return any(marked for marked, _ in everyone) or any(theirs != everyone[0] for theirs in everyone)
+    contents = _gather_contents(arrays, what)
+    return any(is_shard for is_shard, _ in contents) or any(of_rank != contents[0] for of_rank in contents)
 
 
 def _gather_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, list[Any]]]:
     """For each rank, whether its arrays are shards, and their (dtype, shape, hash). Collective."""
-    marked = any(shard_arrays.is_shard(array) for array in arrays)
-    mine = (marked, [(array.dtype.str, array.shape, 0 if marked else digest_value(array)) for array in arrays])
-    return objects.allgather(mine, f"comparing {what}")
+    is_shard = any(shard_arrays.is_shard(array) for array in arrays)
+    contents = [(array.dtype.str, array.shape, 0 if is_shard else digest_value(array)) for array in arrays]
+    return objects.allgather((is_shard, contents), f"comparing {what}")
 
 
-def _describe_arrays(marked: bool, arrays: list[Any], others: list[Any] | None = None) -> str:
-    """Arrays in words; of those that look like `others`, another rank's, but are not, it is said."""
+def _describe_arrays(is_shard: bool, arrays: list[Any], of_rank_0: list[Any] | None = None) -> str:
+    """Arrays as text. If only the values of an array differ from those of rank 0, the text says so."""
 
-    def one(array: tuple[Any, ...], other: tuple[Any, ...] | None) -> str:
+    def describe(array: tuple[Any, ...], first: tuple[Any, ...] | None) -> str:
         text = f"{np.dtype(array[0]).name}{list(array[1])}"
-        return f"{text} of other values" if other and other[:2] == array[:2] and other != array else text
+        return f"{text} of other values" if first and first[:2] == array[:2] and first != array else text
 
-    pairs = itertools.zip_longest(arrays, (others or [])[: len(arrays)])
-    return ("a shard, " if marked else "") + ", ".join(one(array, other) for array, other in pairs)
+    pairs = itertools.zip_longest(arrays, (of_rank_0 or [])[: len(arrays)])
+    return ("a shard, " if is_shard else "") + ", ".join(describe(array, first) for array, first in pairs)

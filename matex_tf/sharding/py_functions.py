@@ -1,7 +1,8 @@
-"""Python functions of the library in `tf.data` pipelines: they live as long as the pipeline.
+"""Frees Python functions of the library in `tf.data` pipelines together with the pipeline.
 
 TensorFlow keeps the functions of `tf.py_function` and `tf.numpy_function` alive with the outermost graph, which in
-eager code exists until the process ends, and with them all that they refer to: models, and arrays of data.
+eager code exists until the process ends. So everything that they refer to, such as models and arrays of data, would
+stay in memory.
 """
 
 from __future__ import annotations
@@ -13,29 +14,28 @@ from typing import Any
 from matex_tf import tags
 from matex_tf.lazy import tf
 
-_KNOWN = "_py_funcs_used_in_graph"
+_LIST = "_py_funcs_used_in_graph"
+"""The attribute of a graph that keeps the functions alive."""
 
 
-def hold_py_functions(make: Callable[[], Any]) -> Any:
-    """The dataset that `make` returns. In eager code the dataset, and datasets made of it, own the functions that it
-    calls.
+def hold_py_functions(make_dataset: Callable[[], Any]) -> Any:
+    """The dataset that `make_dataset` returns. In eager code the dataset, and datasets made of it, own the functions
+    that it calls.
     """
     if not tf.executing_eagerly():
-        return make()
+        return make_dataset()
     graph = tf.compat.v1.get_default_graph()
-    before = len(getattr(graph, _KNOWN, []))
-    dataset = make()
-    known = getattr(graph, _KNOWN, [])
-    ours = [function for function in known[before:] if _is_ours(function)]
-    tags.set_tag(dataset, "functions of py_function", ours)  # the dataset may refer to it
-    for function in ours:
-        known.remove(function)
+    count_before = len(getattr(graph, _LIST, []))
+    dataset = make_dataset()
+    functions = getattr(graph, _LIST, [])
+    own = [function for function in functions[count_before:] if _is_of_library(function)]
+    tags.set_tag(dataset, "functions of py_function", own)
+    for function in own:
+        functions.remove(function)
     return dataset
 
 
-def _is_ours(function: Any) -> bool:
-    """Whether it is a function of the library: another thread may be building a pipeline with the
-    script's functions.
-    """
+def _is_of_library(function: Any) -> bool:
+    """Whether this library defines the function. Another thread may add functions of the script meanwhile."""
     called = inspect.unwrap(getattr(function, "_func", function))
     return (getattr(called, "__module__", None) or "").startswith("matex_tf.")

@@ -1,4 +1,7 @@
-"""Shards: arrays and datasets that hold the rows of this rank only."""
+"""Shards: arrays and datasets that have the rows of this rank only.
+
+A `ShardArray` is marked by its class, a dataset by `mark_share`. `fit` and training loops do not slice a shard again.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from matex_tf.lazy import tf
 from matex_tf.sharding import slice_bounds
 from matex_tf.thread_flag import ThreadFlag
 
-_shares: weakref.WeakSet[Any] = weakref.WeakSet()
+_sharded_datasets: weakref.WeakSet[Any] = weakref.WeakSet()
 keeps_rows = ThreadFlag()
-"""Whether tensors that this thread makes of shards are for a dataset, which records whose rows they are."""
+"""Set while this thread converts shards to tensors for a dataset that is marked as a shard itself."""
 
 
 class Dealt(NamedTuple):
@@ -42,12 +45,12 @@ class ShardArray(np.ndarray):
     # Above ndarray's 0, so that joining a shard and a plain array gives a shard.
     __array_priority__ = 1.0
 
-    def __array_finalize__(self, made_from: Any) -> None:
-        if isinstance(made_from, ShardArray) and made_from.shape[:1] == self.shape[:1]:
-            self.dealt = made_from.dealt
+    def __array_finalize__(self, source: Any) -> None:
+        if isinstance(source, ShardArray) and source.shape[:1] == self.shape[:1]:
+            self.dealt = source.dealt
 
     def __array_wrap__(self, array: np.ndarray, context: Any = None, return_scalar: bool = False) -> Any:
-        # Without this method the sum of a shard would be a shard without dimensions, and no number.
+        # Without this method the sum of a shard would be a shard without dimensions instead of a number.
         return array[()] if array.ndim == 0 else array.view(ShardArray)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -74,15 +77,15 @@ def is_shard(x: Any) -> bool:
     """
     if isinstance(x, np.ndarray):
         return _find_shard(x) is not None
-    return any(dataset in _shares for dataset in slice_bounds.list_pipeline(x))
+    return any(dataset in _sharded_datasets for dataset in slice_bounds.list_pipeline(x))
 
 
 def find_deal(x: Any) -> Dealt:
-    """How the rows of an array were dealt; empty if it does not matter."""
-    share = _find_shard(x) if isinstance(x, np.ndarray) else None
-    if share is None or share.shape[:1] != x.shape[:1]:
+    """How the rows of an array were dealt; `Dealt()` if that is unknown or does not matter."""
+    shard_array = _find_shard(x) if isinstance(x, np.ndarray) else None
+    if shard_array is None or shard_array.shape[:1] != x.shape[:1]:
         return Dealt()
-    return share.dealt or Dealt()
+    return shard_array.dealt or Dealt()
 
 
 def _find_shard(x: Any) -> ShardArray | None:
@@ -96,40 +99,44 @@ def _find_shard(x: Any) -> ShardArray | None:
 
 def mark_share(dataset: Any) -> Any:
     """Mark a tf.data.Dataset as one of this rank's own rows; returns it."""
-    _shares.add(dataset)
+    _sharded_datasets.add(dataset)
     return dataset
 
 
 def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
-    """This rank's rows of `x`, marked as a shard, so that the library does not slice them again.
+    """This rank's rows of `x`, marked as a shard.
 
-    An array or eager tensor gives this rank's contiguous rows as a ShardArray (`rows_of`); tuples and dicts of arrays
-    give tuples and dicts. A tf.data.Dataset of batches gives the dataset of this rank's slice of each batch
-    (`deal_block`: some slices are empty if a batch has fewer rows than there are ranks). A shard is returned unchanged.
-    `rank` and `size` default to this process' position among the ranks that train; a rank that only serves has no rows.
-    Raises TypeError for other objects; ValueError for an array without rows, arrays with different numbers of rows, or
-    a dataset that is not batched.
+    An array or eager tensor gives this rank's contiguous rows as a ShardArray (`slice_bounds.deal_block`); tuples and
+    dicts of arrays give tuples and dicts. A tf.data.Dataset of batches gives the dataset of this rank's slice of each
+    batch; some slices are empty if a batch has fewer rows than there are ranks. A shard is returned unchanged.
+
+    Args:
+        rank, size: by default this rank among the ranks that train; a rank that only serves has no rows.
+
+    Raises:
+        TypeError: `x` is another object.
+        ValueError: an array has no dimension, arrays have different numbers of rows, or a dataset is not batched.
     """
-    given = {"rank": rank, "size": size}
-    is_usual = rank is None and size is None
+    position = {"rank": rank, "size": size}
+    is_default = rank is None and size is None
     if rank is None or size is None:
         from matex_tf.world import world
 
         here = world.get_world()
         rank, size = (here.rank if rank is None else rank), (here.trainers if size is None else size)
-    if not is_usual and not 0 <= rank < size:
+    if not is_default and not 0 <= rank < size:
         raise ValueError(f"shard: rank has to be 0 to size - 1; given rank={rank}, size={size}")
     if is_shard(x):
         return x
     if isinstance(x, dict):
         _check_rows(x)
-        parts = copy.copy(x)
-        parts.update({key: shard(value, **given) for key, value in x.items()})
-        return parts
+        shards = copy.copy(x)
+        shards.update({key: shard(value, **position) for key, value in x.items()})
+        return shards
     if isinstance(x, tuple):
         _check_rows(dict(enumerate(x)))
-        mine = [shard(value, **given) for value in x]
-        return tuple(mine) if type(x) is tuple else type(x)(*mine)
+        items = [shard(value, **position) for value in x]
+        return tuple(items) if type(x) is tuple else type(x)(*items)
     if hasattr(x, "element_spec") and hasattr(x, "map"):
         return _shard_dataset(x, rank, size)
     if isinstance(x, np.ma.MaskedArray):
@@ -147,7 +154,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
 
 
 def _check_rows(arrays: Mapping[Any, Any]) -> None:
-    """Check that arrays which belong together have equally many rows."""
+    """Check that the arrays of a tuple or dict have equally many rows."""
     rows = {
         key: int(value.shape[0])
         for key, value in arrays.items()
@@ -161,13 +168,13 @@ def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
     if slice_bounds.is_batched(dataset) is False:
         raise ValueError("shard: the dataset yields single elements; put .batch(...) before shard(dataset)")
 
-    def mine(*batch: Any) -> Any:
+    def slice_batch(*batch: Any) -> Any:
         rows = slice_bounds.count_batch_rows(batch)
         start, stop = slice_bounds.deal_block(rows, rank, size)
         sliced = tf.nest.map_structure(lambda component: slice_bounds.slice_rows(component, start, stop), batch)
         return sliced if len(sliced) > 1 else sliced[0]
 
-    return mark_share(dataset.map(mine))
+    return mark_share(dataset.map(slice_batch))
 
 
 def _is_eager(x: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Reads rows of a rank's own arrays, and runs the actions that come before an epoch over them."""
+"""Reads rows of a rank's own arrays for `fit`, and runs registered actions before each epoch over a dataset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ _before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.Weak
 
 
 def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
-    """A function that returns selected rows of `inputs`, and the action before each epoch (None if there is none)."""
+    """A function that returns the rows of `inputs` with given indices, and the action before each epoch or None.
+
+    Args:
+        inputs: arrays of this rank's rows, in any structure.
+        counts: the number of rows of each rank.
+        reshuffle: the seed with which ranks exchange rows before each epoch; None: they do not.
+    """
     import numpy as np
 
     rows = counts[world.get_world().rank]
@@ -32,13 +38,13 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
     # Not tensors: they would be copies, and the arrays change between epochs.
     flat = [array if array.flags.writeable else array.copy() for array in tf.nest.flatten(arrays)]
 
-    def take(chosen: Any) -> Any:
-        parts = tf.numpy_function(lambda index: [array[index] for array in flat], [chosen], [a.dtype for a in flat])
-        for part, array in zip(parts, flat, strict=True):
-            part.set_shape([None, *array.shape[1:]])
-        return tf.nest.pack_sequence_as(arrays, parts)
+    def read_rows(chosen: Any) -> Any:
+        tensors = tf.numpy_function(lambda index: [array[index] for array in flat], [chosen], [a.dtype for a in flat])
+        for tensor, array in zip(tensors, flat, strict=True):
+            tensor.set_shape([None, *array.shape[1:]])
+        return tf.nest.pack_sequence_as(arrays, tensors)
 
-    return take, BeforeEpoch([array[:rows] for array in flat], reshuffle)
+    return read_rows, BeforeEpoch([array[:rows] for array in flat], reshuffle)
 
 
 def note_before_epoch(dataset: Any, action: Callable[[], None]) -> None:

@@ -20,12 +20,11 @@ def deal_block(n: Any, rank: int, ratios: Any) -> tuple[Any, Any]:
     Args:
         n: an int or a scalar integer tensor.
         rank: an int.
-        ratios: the number of ranks that have equal shares (further ranks have none), or the ratios of the ranks, as
-            integers
-            or a tensor of integers: a rank gets its ratio over their sum.
+        ratios: the ratios of the ranks, as integers or a tensor of integers: a rank gets its ratio over their sum. Or
+            the number of ranks with equal ratios, as an int; further ranks get nothing.
 
     Each rank gets its proportion, rounded down. The remaining rows go to the ranks that lost most by rounding, one row
-    each, in case of a tie to the earlier rank. So equal blocks differ by at most one row, and earlier ranks have the
+    each; of equal ones, to the earlier rank. So equal blocks differ by at most one row, and earlier ranks have the
     longer ones; with fewer rows than ranks the last ranks have none (start == stop).
     """
     if isinstance(ratios, int):
@@ -40,9 +39,9 @@ def deal_block(n: Any, rank: int, ratios: Any) -> tuple[Any, Any]:
 
 
 def count_dealt_rows(n: int, ratios: Sequence[int]) -> list[int]:
-    """The number of rows of each rank, of `n` rows, as in `deal_block`."""
+    """The number of rows of each rank if `n` rows are dealt as in `deal_block`."""
     total = sum(ratios)
-    rows = [n * share // total for share in ratios]
+    rows = [n * ratio // total for ratio in ratios]
     order = sorted(range(len(ratios)), key=lambda rank: -(n * ratios[rank] % total))
     for rank in order[: n - sum(rows)]:
         rows[rank] += 1
@@ -50,12 +49,13 @@ def count_dealt_rows(n: int, ratios: Sequence[int]) -> list[int]:
 
 
 def _deal_block_in_graph(n: Any, rank: Any, ratios: Any) -> tuple[Any, Any]:
+    """`deal_block` for tensors; the computation of `count_dealt_rows` as ops."""
     ratios = tf.cast(ratios, tf.int64)
-    total, wanted = tf.reduce_sum(ratios), tf.cast(n, tf.int64) * ratios
-    rows = wanted // total
-    order = tf.argsort(wanted % total, direction="DESCENDING", stable=True)
-    more = tf.range(tf.size(order), dtype=tf.int64) < tf.cast(n, tf.int64) - tf.reduce_sum(rows)
-    rows = tf.tensor_scatter_nd_add(rows, order[:, tf.newaxis], tf.cast(more, tf.int64))
+    total, products = tf.reduce_sum(ratios), tf.cast(n, tf.int64) * ratios
+    rows = products // total
+    order = tf.argsort(products % total, direction="DESCENDING", stable=True)
+    gets_extra = tf.range(tf.size(order), dtype=tf.int64) < tf.cast(n, tf.int64) - tf.reduce_sum(rows)
+    rows = tf.tensor_scatter_nd_add(rows, order[:, tf.newaxis], tf.cast(gets_extra, tf.int64))
     dtype = n.dtype if _is_tensor(n) else tf.int64
     start = tf.cast(tf.reduce_sum(rows[:rank]), dtype)
     return start, start + tf.cast(rows[rank], dtype)
@@ -64,9 +64,9 @@ def _deal_block_in_graph(n: Any, rank: Any, ratios: Any) -> tuple[Any, Any]:
 def find_slice_bounds(n: Any, rank: int, ratios: Any) -> tuple[Any, Any, Any]:
     """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes; `ratios`: see `deal_block`.
 
-    A rank without rows computes the first row, which adds 0 to every sum: (0, 1, False), since models need not accept
-        an empty batch. Only an empty batch has an empty slice, (0, 0, False). If `n` is an int, so are the bounds; if
-        it is a scalar integer tensor, the bounds are tensors of its dtype, and has_rows is a bool tensor.
+    A rank without rows computes the first row, since models need not accept an empty batch; it adds 0 to every sum:
+    (0, 1, False). Only an empty batch has an empty slice, (0, 0, False). If `n` is an int, so are the bounds; if it is
+    a scalar integer tensor, the bounds are tensors of its dtype, and has_rows is a bool tensor.
     """
     start, stop = deal_block(n, rank, ratios)
     if not _is_tensor(start):
@@ -132,7 +132,7 @@ def count_batch_rows(batch: Any) -> Any:
 
 
 def is_batched(dataset: Any) -> bool | None:
-    """Whether the elements of a tf.data.Dataset are batches; None if its steps do not tell, as for a generator."""
+    """Whether the elements of a tf.data.Dataset are batches; None if its steps do not show it, as for a generator."""
     for step in list_pipeline(dataset):
         name = type(step).__name__.lower()
         if "unbatch" in name or "tensorslice" in name or "range" in name:
@@ -144,15 +144,14 @@ def is_batched(dataset: Any) -> bool | None:
 
 def list_pipeline(x: Any) -> list[Any]:
     """A dataset and the datasets that it is made from, nearest first; empty for any other object."""
-    found: list[Any] = []
-    waiting = [x] if hasattr(x, "element_spec") and hasattr(x, "_inputs") else []
-    while waiting:
-        dataset = waiting.pop(0)
-        found.append(dataset)
-        # tf.compat.v1 datasets wrap the real one
-        inner = getattr(dataset, "_dataset", None)
-        waiting += [inner] if inner is not None else list(dataset._inputs())
-    return found
+    datasets: list[Any] = []
+    pending = [x] if hasattr(x, "element_spec") and hasattr(x, "_inputs") else []
+    while pending:
+        dataset = pending.pop(0)
+        datasets.append(dataset)
+        inner = getattr(dataset, "_dataset", None)  # of a wrapper of tf.compat.v1
+        pending += [inner] if inner is not None else list(dataset._inputs())
+    return datasets
 
 
 def _is_tensor(x: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Child processes that end with this process, even if it is killed."""
+"""Commands and preparation of child processes; such a child ends with this process, even if this process is killed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ _PR_SET_PDEATHSIG = 1
 def make_question(program: str, *arguments: str) -> list[str]:
     """The command of a Python process that runs the text `program` with this process's import path.
 
-    Without that path, it would search the current folder first.
+    Without that path, the process would search the current folder first.
     """
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{program}", *arguments]
 
 
 def make_preparation(mask: Iterable[int], parent: int, cpus: Iterable[int] = ()) -> Callable[[], None]:
-    """Make the function that a child runs before its program: sets the signal mask `mask` and the affinity `cpus`, if
-    any.
+    """Make the function that a child runs before its program (`preexec_fn` of `subprocess`).
 
-    `parent` is the process that starts the child, in its main thread: the system signals the end of that thread.
+    Args:
+        mask: the signal mask of the child.
+        parent: the process that starts the child, in its main thread: the system signals the end of that thread.
+        cpus: the affinity of the child; empty: as the parent.
     """
-    library, wanted = ctypes.CDLL(None), set(cpus)
+    library, affinity = ctypes.CDLL(None), set(cpus)
 
     def prepare_child() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -33,7 +35,7 @@ def make_preparation(mask: Iterable[int], parent: int, cpus: Iterable[int] = ())
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(1)
-        if wanted:
-            os.sched_setaffinity(0, wanted)
+        if affinity:
+            os.sched_setaffinity(0, affinity)
 
     return prepare_child

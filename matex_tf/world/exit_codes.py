@@ -1,4 +1,8 @@
-"""The exit code of the script, from the `SystemExit` that ends it, also if other ranks must be aborted first."""
+"""The exit codes of this library, and the exit code of the script, from the `SystemExit` that ends it.
+
+A rank needs the script's exit code before Python exits: ranks exchange their codes at the end, and a rank that aborts
+others uses its own.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,14 @@ from typing import Any
 EXIT_STALLED = 70
 """Ranks waited too long for others."""
 EXIT_UNPROVED = 71
-"""`matex run`: mpirun ended with 0, and the ranks have not said that all came to the end of the script."""
+"""`matex run`: mpirun ended with 0, but the ranks did not record that all have reached the end of the script."""
 EXIT_FULL = 74  # EX_IOERR of sysexits.h
 """The private files of a rank take more than MATEX_FILES_BYTES."""
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h
-"""The run was asked to end and has kept its state."""
+"""The run was asked to end and has saved its state."""
 
 exit_code = 0
-"""The exit code that the script has chosen; 0 if it has not."""
+"""The exit code that the script has chosen; 0 if it has chosen none."""
 exit_text = ""
 """The text that the script has passed to `sys.exit`."""
 

@@ -1,8 +1,7 @@
-"""Removes the launcher's task variables from a rank's environment, and explains the alternative when the script reads
-one.
+"""Removes the launcher's task variables from a rank's environment.
 
-Otherwise a child process of the rank would join the job, and the script would behave differently on each rank.
-`os.environ.get(name, default)` returns the default, as without a launcher; a note names the function to call instead.
+Otherwise a child process of the rank would join the job, and the script would behave differently on each rank. A read
+of a removed variable raises KeyError or returns its default, as without a launcher; a note names the function to call.
 """
 
 from __future__ import annotations
@@ -33,20 +32,24 @@ _REPLACEMENTS = {
 }  # fmt: skip
 FUNCTIONS = {name: function for function, names in _REPLACEMENTS.items() for name in names}
 
-taken: set[str] = set()
+removed: set[str] = set()
 """The removed variables of this process."""
-when_asked: list[Callable[[str], None]] = []
+when_read: list[Callable[[str], None]] = []
 """Called with a note when the script reads a removed variable that has a function as alternative."""
 _process = 0  # the process that had the variables; a forked child is no rank
 
 
-def take_variables(chosen: Callable[[str], bool]) -> None:
-    """Remove the `chosen` variables from this process's environment, and detect the script's reads of them."""
+def remove_variables(is_removed: Callable[[str], bool]) -> None:
+    """Remove variables from this process's environment, and detect the script's reads of them.
+
+    Args:
+        is_removed: whether to remove the variable of this name.
+    """
     global _process
     _process = os.getpid()
     for name in list(os.environ):
-        if chosen(name):
-            taken.add(name)
+        if is_removed(name):
+            removed.add(name)
             del os.environ[name]
     for environment in (os.environ, os.environb):
         environment.__class__ = _ReportingEnvironment
@@ -59,16 +62,16 @@ class _ReportingEnvironment(os._Environ[Any]):
         try:
             return super().__getitem__(key)
         except KeyError:
-            if (name := os.fsdecode(key)) in taken and name in FUNCTIONS and os.getpid() == _process:
-                for act in when_asked:
+            if (name := os.fsdecode(key)) in removed and name in FUNCTIONS and os.getpid() == _process:
+                for act in when_read:
                     act(f"{explain_missing(name)}; a default in its place is the same on every rank")
             raise
 
 
 def explain_missing(name: str) -> str:
     """Why a rank lacks the launcher's variable `name`, and which function to call instead."""
-    asks = FUNCTIONS.get(name)
-    alternatives = f"matex_tf.{asks}()" if asks else ", ".join(f"matex_tf.{each}()" for each in _REPLACEMENTS)
+    function = FUNCTIONS.get(name)
+    alternatives = ", ".join(f"matex_tf.{one}()" for one in ([function] if function else _REPLACEMENTS))
     return (
         f"{name} is removed from a rank's os.environ, so that its child processes do not join the job. "
         f"Use {alternatives} instead"

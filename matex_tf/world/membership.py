@@ -1,4 +1,8 @@
-"""The surviving ranks of a run, and repetition of collectives that failed because of a loss."""
+"""The surviving ranks of a run: signs of a loss, and repetition of collectives that failed because of a loss.
+
+After a loss, `resilience.elastic` shrinks the world, and the remaining ranks have new numbers. Code that collects data
+outside of steps calls its collectives by `attempt_collectives`, which repeats them after a loss.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +13,26 @@ from typing import Any
 from matex_tf import errors
 from matex_tf.world import world
 
-LEFT_WITH = "the end of its script, with exit code"
-TOLD_ELSEWHERE = "its own message says why"
-"""Parts of error texts from collectives (see `shutdown.end_rank`, `RunWhenReady` in async_reduction.cc)."""
+# Parts of error texts from collectives (see `shutdown.end_rank`, `RunWhenReady` in async_reduction.cc):
+ENDED_WITH_CODE = "the end of its script, with exit code"
+"""Another rank has ended its script with an error."""
+RAISED_ELSEWHERE = "its own message says why"
+"""Another rank raises the error that is the cause."""
 
 survivors: list[int] = []
 """The ranks' numbers before the last loss, indexed by their present numbers."""
 
 _origins: list[int] = []
+"""The result of `list_origins` after a loss; empty before any loss."""
 
 _retry: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any] | None = None
 
 
-def note_survivors(left: list[int]) -> None:
-    """Record that ranks were lost; `left` is the new value of `survivors`."""
+def note_survivors(remaining: list[int]) -> None:
+    """Record that ranks were lost; `remaining` is the new value of `survivors`."""
     global survivors, _origins
-    survivors, before = left, _origins or list(range(max(left) + 1))
-    _origins = [before[rank] for rank in left]
+    survivors, origins_before = remaining, _origins or list(range(max(remaining) + 1))
+    _origins = [origins_before[rank] for rank in remaining]
 
 
 def list_origins() -> list[int]:

@@ -1,4 +1,7 @@
-"""Starts, finalizes and aborts MPI without holding Python's global lock, so that a thread can limit the time."""
+"""Starts, finalizes and aborts MPI through ctypes, which releases Python's global lock.
+
+mpi4py's own calls hold the lock. Here a thread can limit the time meanwhile (`time_limit`).
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ def start_mpi() -> Any:
 
     if not MPI.Is_initialized():
         level = "single" if mpi4py.rc.threads in (False, "no") else mpi4py.rc.thread_level
-        wanted = getattr(MPI, f"THREAD_{level.upper()}")
-        if error := _load_library(MPI).MPI_Init_thread(None, None, ctypes.c_int(wanted), ctypes.byref(ctypes.c_int())):
+        thread_level = ctypes.c_int(getattr(MPI, f"THREAD_{level.upper()}"))
+        if error := _load_library(MPI).MPI_Init_thread(None, None, thread_level, ctypes.byref(ctypes.c_int())):
             raise RuntimeError(f"MPI_Init_thread has failed with error {error}")
         for communicator in (MPI.COMM_WORLD, MPI.COMM_SELF):
             communicator.Set_errhandler(MPI.ERRORS_RETURN)
@@ -37,7 +40,8 @@ def end_mpi() -> None:
 def abort_job(code: int) -> None:
     """Abort all ranks through MPI with the exit code `code`.
 
-    Open MPI's internal function below `MPI_Abort` omits a message with a NUL byte that repeats mpirun's.
+    With Open MPI this calls the internal function of `MPI_Abort`, which does not print a message: mpirun prints the
+    same, and the message of `MPI_Abort` has a NUL byte.
     """
     from mpi4py import MPI
 

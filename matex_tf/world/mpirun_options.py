@@ -1,4 +1,6 @@
-"""Parses mpirun's command line: options, number of their arguments, and their meaning for the placement of ranks."""
+"""Parses mpirun's command line: its options, the numbers of their arguments, and whether they choose cores, hosts or
+the transport.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,7 @@ WORDS_AFTER = {
 }
 ARITY = {name: count for count, names in WORDS_AFTER.items() for name in names}
 BINDING_OPTIONS = {"bind-to", "cpu-set", "cpu-list", "rankfile", "rf", "bind-to-core", "bind-to-socket", "membind"}
-HOST_OPTIONS = {
-    "host",
-    "H",
-    "hosts",
-    "hostfile",
-    "machinefile",
-    "f",
-    "default-hostfile",
-    "add-hostfile",
-    "add-host",
-    "dvm",
-}
+HOST_OPTIONS = set("host H hosts hostfile machinefile f default-hostfile add-hostfile add-host dvm".split())
 # With these, the user, or a file that the user names, chooses the transport between ranks.
 _TRANSPORT = re.compile(r"(OMPI_MCA_)?(btl|btl_.*|pml|mtl|mca_base_.*param_file.*|mca_base_envar_file_prefix)(=.*)?")
 _TRANSPORT_FILES = {"tune", "am"}
@@ -60,33 +51,35 @@ def split_options(words: Sequence[str], known: Mapping[str, int] = ARITY) -> tup
     The `known` options take their number of words; an unknown one takes the words up to the next option or script. `--`
     ends the options.
     """
-    at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] != "-m":
-        if words[at] == "--":
-            return list(words[:at]), list(words[at + 1 :])
-        name = parse_option_name(words[at])
-        whole = "=" in words[at]
-        at += 1
-        if whole:
+    index = 0
+    while index < len(words) and words[index].startswith("-") and words[index] != "-m":
+        if words[index] == "--":
+            return list(words[:index]), list(words[index + 1 :])
+        name = parse_option_name(words[index])
+        has_value = "=" in words[index]
+        index += 1
+        if has_value:
             continue
         if name in known:
-            at += known[name]
+            index += known[name]
             continue
-        while at < len(words) and not words[at].startswith("-") and not looks_like_script(words[at]):
-            at += 1
-    return list(words[:at]), list(words[at:])
+        while index < len(words) and not words[index].startswith("-") and not looks_like_script(words[index]):
+            index += 1
+    return list(words[:index]), list(words[index:])
 
 
 def has_binding_option(options: Sequence[str]) -> bool:
     """Whether mpirun's `options` determine the cores of the ranks."""
-    for at, word in enumerate(options):
+    for index, word in enumerate(options):
         if not word.startswith("-"):
             continue
         name = parse_option_name(word)
         if name in BINDING_OPTIONS:
             return True
         if name == "map-by":
-            value = word.split("=", 1)[1] if word.startswith("--map-by=") else (*options[at + 1 : at + 2], "")[0]
+            value = options[index + 1] if index + 1 < len(options) else ""
+            if word.startswith("--map-by="):
+                value = word.partition("=")[2]
             if is_binding_policy(value):
                 return True
     return False
@@ -101,8 +94,8 @@ def is_binding_policy(policy: str) -> bool:
 
 def chooses_hosts(options: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether a host list or a batch system chooses the hosts of the ranks, instead of this machine only."""
-    named = any(word.startswith("-") and parse_option_name(word) in HOST_OPTIONS for word in options)
-    return named or any(name in environment for name in ALLOCATIONS)
+    has_list = any(word.startswith("-") and parse_option_name(word) in HOST_OPTIONS for word in options)
+    return has_list or any(name in environment for name in ALLOCATIONS)
 
 
 def chooses_transport(options: Sequence[str], environment: Mapping[str, str], lines: Sequence[str] = ()) -> bool:

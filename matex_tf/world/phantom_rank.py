@@ -1,5 +1,6 @@
-"""A world in which this process is rank 0 and the other ranks do not exist, for measurements by `matex plan`.
+"""A world in which this process is rank 0 and the other ranks do not exist.
 
+`matex plan` measures a rank in such a world. `world` also uses it for a single rank that must run the code of several.
 Data from other ranks are copies of this rank's data.
 """
 
@@ -16,7 +17,7 @@ NAMES = ("control", "readers")
 """Communicators that are used from Python; the engine has its own."""
 
 
-class Told:
+class CompleteRequest:
     """The request of a message to a rank that does not exist; it is complete at once."""
 
     def wait(self) -> None:
@@ -39,11 +40,11 @@ class Communicator:
         return value
 
     def Alltoallv(self, send: Any, receive: Any) -> None:
-        into = receive[0]
-        into[:] = np.resize(send[0], len(into))
+        buffer = receive[0]
+        buffer[:] = np.resize(send[0], len(buffer))
 
-    def isend(self, value: Any, **_: Any) -> Told:
-        return Told()
+    def isend(self, value: Any, **_: Any) -> CompleteRequest:
+        return CompleteRequest()
 
     def recv(self, **_: Any) -> Any:
         return None
@@ -52,17 +53,21 @@ class Communicator:
         return False
 
 
-def make_single_world(make: Callable[..., Any]) -> Any:
-    """The world of a single rank that runs the code of several ranks; other ranks contribute nothing."""
-    return make_phantom_world(make, Phantom(1, 0, 0, 1, ""))
+def make_single_world(make_world: Callable[..., Any]) -> Any:
+    """The world of a single rank that runs the code of several ranks."""
+    return make_phantom_world(make_world, Phantom(1, 0, 0, 1, ""))
 
 
-def make_phantom_world(make: Callable[..., Any], asked: Phantom) -> Any:
-    """The world of rank 0 of `asked.ranks` ranks, one of several copies on this host."""
-    here = make(
-        size=asked.ranks, local_rank=asked.copy, local_size=asked.copies, nodes=[0] * asked.ranks,
+def make_phantom_world(make_world: Callable[..., Any], phantom: Phantom) -> Any:
+    """The world of rank 0 of `phantom.ranks` ranks. This process is one of `phantom.copies` such ranks on this host.
+
+    Args:
+        make_world: the class `World`.
+    """
+    world = make_world(
+        size=phantom.ranks, local_rank=phantom.copy, local_size=phantom.copies, nodes=[0] * phantom.ranks,
         is_several=True, is_phantom=True,
     )  # fmt: skip
-    here.hosts = [here.host] * asked.ranks
-    here.communicators = {name: Communicator(asked.ranks) for name in NAMES}
-    return here
+    world.hosts = [world.host] * phantom.ranks
+    world.communicators = {name: Communicator(phantom.ranks) for name in NAMES}
+    return world

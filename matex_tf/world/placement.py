@@ -27,9 +27,11 @@ LAUNCHERS = (
     "slurmstepd",
 )  # fmt: skip
 ANCESTORS = 8
+"""The number of ancestors of this process that are searched for the launcher."""
 
 Core = tuple[int, ...]
-Taken = TypeVar("Taken")
+"""The CPUs (hardware threads) of a core, by their numbers."""
+T = TypeVar("T")
 
 
 # ---- pure functions, which do not read the machine
@@ -55,7 +57,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def choose_cores(cores: Sequence[Taken], local_rank: int, local_size: int) -> list[Taken]:
+def choose_cores(cores: Sequence[T], local_rank: int, local_size: int) -> list[T]:
     """The cores of one local rank: contiguous, equal in number up to one; all cores if there are more ranks than cores.
 
     More ranks than cores are not pinned: three ranks pinned to two cores would wait for the two that share one.
@@ -67,17 +69,19 @@ def choose_cores(cores: Sequence[Taken], local_rank: int, local_size: int) -> li
     return list(cores[start:stop])
 
 
-def choose_part(cores: Sequence[Taken], part: str) -> list[Taken]:
+def choose_part(cores: Sequence[T], part: str) -> list[T]:
     """Part "2/3" of a node's cores, or of its GPUs; all of them for ""."""
-    place, _, parts = part.partition("/")
-    return choose_cores(cores, int(place) - 1, int(parts)) if part else list(cores)
+    number, _, parts = part.partition("/")
+    return choose_cores(cores, int(number) - 1, int(parts)) if part else list(cores)
 
 
 def choose_thread_count(cpus: int, ranks_sharing: int, quota: float | None, local_size: int) -> int | None:
     """The number of threads of a rank's pools; None if TensorFlow's own choice, one for each CPU, is right.
 
-    `cpus`: the CPUs the rank may use; `ranks_sharing`: how many ranks use those same CPUs; `quota`: the CPU seconds a
-    second that the container's limit leaves to all `local_size` ranks, None without a limit.
+    Args:
+        cpus: the number of CPUs that the rank may use.
+        ranks_sharing: the number of ranks that use those CPUs.
+        quota: the CPU seconds a second that the container's limit leaves to all `local_size` ranks; None: no limit.
     """
     threads = max(1, cpus // ranks_sharing)
     if quota is not None:
@@ -108,17 +112,16 @@ def find_launcher_binding(name: str, words: Sequence[str], environment: Mapping[
     """Describes an explicit binding by the launcher, from its process name and command line; None if there is none."""
     if name == "slurmstepd":
         policy = environment.get("SLURM_CPU_BIND_TYPE") or environment.get("SLURM_CPU_BIND", "")
-        meant = any(part and part not in ("none", "quiet", "verbose") for part in policy.split(","))
-        return f"srun bound the tasks ({policy})" if meant else None
+        binds = any(part and part not in ("none", "quiet", "verbose") for part in policy.split(","))
+        return f"srun bound the tasks ({policy})" if binds else None
     options, _ = mpirun_options.split_options(words[1:])
     return "mpirun has binding options" if mpirun_options.has_binding_option(options) else None
 
 
 def is_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_size: int) -> bool:
-    """Whether the user must have requested the binding to one core: Open MPI's default does so for one or two ranks
-    only.
+    """Whether this rank is bound to one core, and not by Open MPI's default, which does so for one or two ranks only.
 
-    For nodes on which mpirun itself does not run, where its command line is invisible.
+    Used on nodes without mpirun itself, where its command line is invisible.
     """
     return world_size > 2 and len(cores) > 1 and any(allowed <= set(core) for core in cores)
 
@@ -158,17 +161,15 @@ def list_cores(cpus: Iterable[int] | None = None) -> list[Core]:
         for folder in glob(f"{CPU_FOLDER}/../node/node[0-9]*")
         for cpu in parse_cpu_list(read_file(f"{folder}/cpulist"))
     }
-    found = set()
+    cores = set()
     for cpu in usable:
         siblings = parse_cpu_list(read_file(f"{CPU_FOLDER}/cpu{cpu}/topology/thread_siblings_list")) or [cpu]
-        found.add(tuple(sibling for sibling in siblings if sibling in usable))
-    return sorted(found, key=lambda core: (node_of.get(core[0], 0), core))
+        cores.add(tuple(sibling for sibling in siblings if sibling in usable))
+    return sorted(cores, key=lambda core: (node_of.get(core[0], 0), core))
 
 
 def read_cpu_quota() -> float | None:
-    """The CPU seconds a second that the container's limit (cgroup v2 or v1) allows this process;
-    None without a limit.
-    """
+    """The CPU seconds a second that the container's limit (cgroup v2 or v1) allows this process; None: no limit."""
     group = ""
     for line in read_file("/proc/self/cgroup").splitlines():
         if line.startswith("0::"):
@@ -202,13 +203,13 @@ def find_launcher() -> tuple[int, str, list[str]] | None:
 
 def find_node_cpus(launcher_process: int | None) -> set[int]:
     """The CPUs that the ranks of this node may use: the cpuset, restricted to the affinity of the launcher."""
-    before = os.sched_getaffinity(0)
+    own_affinity = os.sched_getaffinity(0)
     try:
         # The kernel intersects a mask with the cpuset: request all CPUs, and read back the result.
-        os.sched_setaffinity(0, range(max(parse_cpu_list(read_file(f"{CPU_FOLDER}/possible")) or before) + 1))
+        os.sched_setaffinity(0, range(max(parse_cpu_list(read_file(f"{CPU_FOLDER}/possible")) or own_affinity) + 1))
         allowed = os.sched_getaffinity(0)
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, own_affinity)
     if launcher_process is not None:
         try:
             allowed = (allowed & os.sched_getaffinity(launcher_process)) or allowed
@@ -246,24 +247,25 @@ def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> 
     if reason is None and launcher is not None and mode != "spread":
         reason = find_launcher_binding(launcher[1], launcher[2], environment)
     if reason is None and mode != "spread":
-        world = int(environment.get("OMPI_COMM_WORLD_SIZE", 0))
-        every_core = list_cores(find_node_cpus(None))
-        if is_narrower_than_default(os.sched_getaffinity(0), every_core, world):
+        world_size = int(environment.get("OMPI_COMM_WORLD_SIZE", 0))
+        cores_of_node = list_cores(find_node_cpus(None))
+        if is_narrower_than_default(os.sched_getaffinity(0), cores_of_node, world_size):
             reason = "mpirun bound each rank to a core"
     if reason is not None:
         return f"cores left as they are: {reason}"
-    node = choose_part(list_cores(find_node_cpus(launcher[0] if launcher else None)), part)
-    mine = choose_cores(node, local_rank, local_size)
-    cpus = [cpu for core in mine for cpu in core]
+    usable = choose_part(list_cores(find_node_cpus(launcher[0] if launcher else None)), part)
+    own_cores = choose_cores(usable, local_rank, local_size)
+    cpus = [cpu for core in own_cores for cpu in core]
     bind_all_threads(cpus)
-    sharing = local_size if local_size > len(node) else 1
-    threads = choose_thread_count(len(cpus), sharing, read_cpu_quota(), local_size)
+    ranks_sharing = local_size if local_size > len(usable) else 1
+    threads = choose_thread_count(len(cpus), ranks_sharing, read_cpu_quota(), local_size)
     if threads is not None:
         for name in THREAD_VARIABLES:
             os.environ.setdefault(name, str(threads))
-    what = f"CPUs {format_cpu_list(cpus)} of {format_cpu_list(cpu for core in node for cpu in core)}"
-    shared = f", shared by {local_size} ranks" if sharing > 1 else ""
-    return what + shared + (f", {threads} threads" if threads is not None and threads != 1 else "")
+    text = f"CPUs {format_cpu_list(cpus)} of {format_cpu_list(cpu for core in usable for cpu in core)}"
+    if ranks_sharing > 1:
+        text += f", shared by {local_size} ranks"
+    return text + (f", {threads} threads" if threads is not None and threads != 1 else "")
 
 
 def place_gpu(local_rank: int, local_size: int, part: str = "") -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from matex_tf.world import launcher_variables
 
-# Slurm's numbers of special steps (batch script, interactive shell, extern) begin here; they are no launched tasks.
+# Slurm's numbers of special steps (batch script, interactive shell, extern) begin here. Their processes are no tasks.
 _SLURM_FIRST_SPECIAL_STEP = 4294967290
 
 # (launcher, variable with the number of tasks, variable with the rank), the most specific first.
@@ -26,30 +26,15 @@ KNOWN = (
     ("PALS", "PALS_SIZE", "PALS_RANKID"),
 )
 SRUN = "Slurm's srun"
-_SITE_VARIABLES = {
-    "SLURM_CONF",
-    "SLURM_CLUSTERS",
-    "SLURM_MPI_TYPE",
-}  # set by a user or a cluster, not by Slurm for a job
+_SITE_VARIABLES = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_MPI_TYPE"}
+"""Variables that a user or a cluster sets, not Slurm for a job."""
 _PREFIXES = (
-    "OMPI_",
-    "PMIX_",
-    "PMI_",
-    "PRTE_",
-    "MV2_COMM_",
-    "JSM_NAMESPACE_",
-    "PALS_RANK",
-    "FLUX_TASK_",
-    "SLURM_STEP",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "HYDI_",
-    "HYDRA_",
-    "MPI_LOCAL",
-)
+    "OMPI_", "PMIX_", "PMI_", "PRTE_", "MV2_COMM_", "JSM_NAMESPACE_", "PALS_RANK", "FLUX_TASK_", "SLURM_STEP",
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "HYDI_", "HYDRA_", "MPI_LOCAL",
+)  # fmt: skip
+"""Prefixes of the launchers' variables for a task."""
 _JOB = "PMIX_NAMESPACE"  # unique for each job of Open MPI, and known to all its processes
-_launchers: frozenset[int] = frozenset()
+_launchers: frozenset[int] = frozenset()  # see `get_launchers`
 
 
 @dataclass(frozen=True)
@@ -84,44 +69,43 @@ def find_task(environment: Mapping[str, str]) -> Task | None:
 
 
 def make_job_name(environment: Mapping[str, str]) -> str:
-    """A name that the ranks of a run on a host share, and that no other present run has."""
+    """A name for the run: the same for its ranks on one host, and unique among the runs of the host."""
     name = environment.get(_JOB) or f"{os.getppid()}"
     return re.sub(r"\W", "-", name)
 
 
 def keep_children_out() -> None:
     """Keep child processes out of the job: a child that joined it would crash it."""
-    launcher_variables.take_variables(
-        lambda name: (
-            name.startswith(_PREFIXES) or name in launcher_variables.FUNCTIONS or name in ("MATEX_PROOF", "MATEX_STATE")
-        )
-    )
+    names = (*launcher_variables.FUNCTIONS, "MATEX_PROOF", "MATEX_STATE")
+    launcher_variables.remove_variables(lambda name: name.startswith(_PREFIXES) or name in names)
 
 
 def remove_task_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without the launcher's task variables, for a run of its own. The user's MPI settings remain.
+    """`environment` without the launcher's task variables, for another run. The user's MPI settings remain.
 
-    The result describes the complete allocation again, instead of the nodes and tasks of a Slurm step.
+    In a Slurm step, the result describes the complete allocation again, instead of the nodes and tasks of the step.
     """
     environment = dict(environment)  # a rank's own environment reports reads of removed variables
-    kept = {
+    remaining = {
         name: value
         for name, value in environment.items()
         if not name.startswith(_PREFIXES) or name.startswith(("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_"))
     }
     task = find_task(environment)
-    if task and task.launcher == SRUN and "SLURM_JOB_CPUS_PER_NODE" in kept:
+    if task and task.launcher == SRUN and "SLURM_JOB_CPUS_PER_NODE" in remaining:
         for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_CPU_BIND"):
-            kept.pop(name, None)
-        kept["SLURM_NNODES"] = kept["SLURM_JOB_NUM_NODES"]
-        kept["SLURM_TASKS_PER_NODE"] = kept["SLURM_JOB_CPUS_PER_NODE"]
-    return kept
+            remaining.pop(name, None)
+        remaining["SLURM_NNODES"] = remaining["SLURM_JOB_NUM_NODES"]
+        remaining["SLURM_TASKS_PER_NODE"] = remaining["SLURM_JOB_CPUS_PER_NODE"]
+    return remaining
 
 
 def remove_job_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` without the variables of the launcher and of Slurm, for a child outside the job."""
-    mine = remove_task_variables(environment)
-    return {name: value for name, value in mine.items() if not name.startswith("SLURM_") or name in _SITE_VARIABLES}
+    without_task = remove_task_variables(environment)
+    return {
+        name: value for name, value in without_task.items() if not name.startswith("SLURM_") or name in _SITE_VARIABLES
+    }
 
 
 def note_launchers(environment: Mapping[str, str]) -> None:
@@ -132,19 +116,21 @@ def note_launchers(environment: Mapping[str, str]) -> None:
 
 
 def get_launchers() -> frozenset[int]:
-    """The mpirun daemon above this rank, and processes in between, such as a shell. Empty without `matex run`."""
+    """The process ids of the mpirun daemon that started this rank, and of processes in between, such as a shell. Empty
+    without `matex run`.
+    """
     return _launchers
 
 
 def find_launchers(process: int, job: str) -> frozenset[int]:
     """`process` and its ancestors, up to and including the first that is not of the `job`."""
-    found: set[int] = set()
+    processes: set[int] = set()
     while process > 1:
-        found.add(process)
+        processes.add(process)
         if not job or f"{_JOB}={job}" not in _read_environment(process):
             break
         process = _read_parent(process)
-    return frozenset(found)
+    return frozenset(processes)
 
 
 def _read_environment(process: int) -> list[str]:

@@ -1,6 +1,8 @@
-"""The launcher's standard output and error streams, and the stored text of silent ranks.
+"""The launcher's standard output and error streams, and the output of silent ranks, which is discarded, logged or
+stored.
 
-With MATEX_ELASTIC a silent rank stores its text since the last agreement of all ranks (`redirect_output`).
+All ranks but rank 0 are silent (`redirect_output`). With MATEX_ELASTIC a silent rank stores its text since the last
+agreement of all ranks, to print it if it replaces a lost rank 0.
 """
 
 from __future__ import annotations
@@ -18,68 +20,70 @@ _OUTPUT, _ERRORS = 1, 2  # descriptors
 _C = ctypes.PyDLL(None)
 _C_STREAMS = [ctypes.c_void_p.in_dll(_C, name) for name in ("stdout", "stderr")]
 
-_kept: TextIO | None = None
-_output = _OUTPUT  # as the launcher provided it
+_launcher_errors: TextIO | None = None
+_launcher_output = _OUTPUT  # its descriptor
 
 
 @dataclass
 class _Text:
-    """The text of a descriptor: the contents of `file` from `begin` on. A log keeps text that was printed."""
+    """The stored text of a descriptor: the contents of `file` from `begin` on. A log also has the text before."""
 
     file: int
     begin: int
     is_log: bool
 
 
-_texts: dict[int, _Text] = {}
+_texts: dict[int, _Text] = {}  # by descriptor
 
 
-def keep_streams() -> TextIO:
-    """Keep the launcher's output and error streams, before they may be redirected. Returns the error stream."""
-    global _kept, _output
-    _output = os.dup(_OUTPUT)
-    _kept = os.fdopen(os.dup(_ERRORS), "w", buffering=1)
-    return _kept
+def duplicate_streams() -> TextIO:
+    """Duplicate the launcher's output and error streams, before they may be redirected. Returns the error stream."""
+    global _launcher_errors, _launcher_output
+    _launcher_output = os.dup(_OUTPUT)
+    _launcher_errors = os.fdopen(os.dup(_ERRORS), "w", buffering=1)
+    return _launcher_errors
 
 
 def write_text(text: str) -> None:
     """Write `text` to the launcher's error stream, on any rank."""
-    stream = _kept or sys.stderr
+    stream = _launcher_errors or sys.stderr
     stream.write(text)
     stream.flush()
 
 
 def get_descriptor() -> int:
     """The descriptor of the launcher's error stream, on any rank."""
-    return _ERRORS if _kept is None else _kept.fileno()
+    return _ERRORS if _launcher_errors is None else _launcher_errors.fileno()
 
 
-def redirect_output(log: int | None, keeps: bool) -> None:
-    """Redirect output to the file `log`, or discard it; `keeps`: store the text until all ranks have agreed.
+def redirect_output(log: int | None, stores: bool) -> None:
+    """Make this rank silent. File descriptors are redirected, so that C++ code and child processes are silent, too.
 
     Each rank flushes its text before it agrees to have completed an action. So the first rank has printed everything up
     to the last agreement, and a rank that replaces it prints the text since then.
 
-    File descriptors are redirected, so that C++ code and child processes are silent, too.
+    Args:
+        log: the descriptor of the file that receives the output; None: the output is discarded.
+        stores: whether to store the text until all ranks have agreed.
     """
     flush_text()
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    null = os.open(os.devnull, os.O_WRONLY)
     for stream in (_OUTPUT, _ERRORS):
         if log is not None:
             os.dup2(log, stream)
-        elif keeps:
-            with tempfile.TemporaryFile(buffering=0) as made:
-                os.dup2(made.fileno(), stream)
+        elif stores:
+            with tempfile.TemporaryFile(buffering=0) as storage:
+                os.dup2(storage.fileno(), stream)
         else:
-            os.dup2(nowhere, stream)
-        if keeps and (log is None or stream == _OUTPUT):  # a log receives both streams, in order
+            os.dup2(null, stream)
+        if stores and (log is None or stream == _OUTPUT):  # a log receives both streams, in order
             file = os.dup(stream)
             fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
             _texts[stream] = _Text(file, os.fstat(file).st_size, log is not None)
-    os.close(nowhere)
+    os.close(null)
 
 
-def keeps_text() -> bool:
+def stores_text() -> bool:
     """Whether this rank is silent and may have to print its stored text."""
     return bool(_texts)
 
@@ -127,35 +131,35 @@ def forget_text() -> None:
 def print_text() -> None:
     """Print the stored text, and send all further output to the launcher's streams."""
     flush_text()
-    real = {_OUTPUT: _output, _ERRORS: get_descriptor()}
+    launcher_streams = {_OUTPUT: _launcher_output, _ERRORS: get_descriptor()}
     for stream, text in _texts.items():
         with open(f"/proc/self/fd/{text.file}", "rb", buffering=0) as file:
             file.seek(text.begin)
-            while piece := file.read(1 << 16):
-                _write_whole(real[stream], piece)
+            while data := file.read(1 << 16):
+                _write_all(launcher_streams[stream], data)
         for descriptor in _list_descriptors(text.file):
-            goes_to = real[descriptor if descriptor in real else stream]
-            os.dup2(goes_to, descriptor, inheritable=os.get_inheritable(descriptor))
+            target = launcher_streams[descriptor if descriptor in launcher_streams else stream]
+            os.dup2(target, descriptor, inheritable=os.get_inheritable(descriptor))
     _texts.clear()
 
 
-def list_kept_files() -> list[os.stat_result]:
+def list_stored_files() -> list[os.stat_result]:
     """The states of the files with stored text."""
     return [os.fstat(text.file) for text in _texts.values()]
 
 
-def _write_whole(descriptor: int, text: bytes) -> None:
-    while text:
-        text = text[os.write(descriptor, text) :]
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def _list_descriptors(file: int) -> list[int]:
     """The descriptors of this process for the same file as `file`; the script may have made copies."""
-    found = []
-    for name in map(int, os.listdir("/proc/self/fd")):
+    descriptors = []
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
-            if os.path.samestat(os.fstat(name), os.fstat(file)):
-                found.append(name)
+            if os.path.samestat(os.fstat(descriptor), os.fstat(file)):
+                descriptors.append(descriptor)
         except OSError:  # the descriptor of the listing itself, which is closed by now
             continue
-    return found
+    return descriptors

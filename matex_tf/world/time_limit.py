@@ -54,28 +54,28 @@ def limit_wait(
         end: ends the process, with `EXIT_STALLED`.
     """
     chosen = chosen or settings.get_settings()
-    limits = chosen.stall_seconds, chosen.abort_seconds
-    if not any(limits):
+    stall_seconds, abort_seconds = chosen.stall_seconds, chosen.abort_seconds
+    if not stall_seconds and not abort_seconds:
         yield
         return
     reporters = {number * (size - 1) // (_REPORTERS - 1) for number in range(_REPORTERS)} if size else range(_REPORTERS)
     me = f"rank {rank} ({socket.gethostname()})"
-    stalled = f"matex_tf: for {limits[0]:.0f} s {me} {what}. {hint}".rstrip()
+    stall_text = f"matex_tf: for {stall_seconds:.0f} s {me} {what}. {hint}".rstrip()
     code = exit_codes.EXIT_STALLED
-    ending = f"matex_tf: {me} {what}: ending it (exit code {code}) after MATEX_ABORT_SECONDS={limits[1]:g}"
+    end_text = f"matex_tf: {me} {what}: ending it (exit code {code}) after MATEX_ABORT_SECONDS={abort_seconds:g}"
     has_ended = threading.Event()
 
     def watch_clock() -> None:
-        waited, is_reported = 0.0, not limits[0]
+        waited, is_reported = 0.0, not stall_seconds
         while not has_ended.wait(_TICK):
             waited += _TICK
-            if not is_reported and waited >= limits[0]:
+            if not is_reported and waited >= stall_seconds:
                 is_reported = True
                 if rank in reporters:
-                    _write_line(stalled)
-            if limits[1] and waited >= limits[1]:
+                    _write_line(stall_text)
+            if abort_seconds and waited >= abort_seconds:
                 if rank in reporters:
-                    _write_line(ending)
+                    _write_line(end_text)
                 end()
                 return
 

@@ -24,25 +24,29 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    """The number of this rank among the `local_size` ranks of its node."""
     local_size: int = 1
     host: str = field(default_factory=socket.gethostname)
     hosts: list[str] = field(default_factory=list)
+    """The host of each rank."""
     nodes: list[int] = field(default_factory=list)
+    """The node of each rank (`node`)."""
     communicators: dict[str, Any] = field(default_factory=dict)
     servers: int = 0
+    """The number of ranks that only serve: they own pieces of variables, and compute no rows."""
     life: Any = None
     """With MATEX_ELASTIC, the communicator on which ranks agree about the survivors."""
     is_several: bool = False
-    """Whether the run began with several ranks; all others may have been lost."""
+    """Whether the run began with several ranks, even if all others were lost."""
     is_phantom: bool = False
-    """Whether the other ranks do not exist: `matex plan` measures the computation of this one."""
+    """Whether the other ranks do not exist, as when `matex plan` measures the computation of a rank."""
     has_lost: bool = False
     """Whether ranks were lost and the survivors have continued."""
     process: int = field(default_factory=os.getpid)
 
     @property
     def trainers(self) -> int:
-        """The number of ranks that compute rows of batches, the first ones; the `servers` after them only serve."""
+        """The number of ranks that compute rows of batches. They are the first ranks; the `servers` come after them."""
         return self.size - self.servers
 
     @property
@@ -64,10 +68,10 @@ class World:
 
 
 _world: World | None = None
-# Whether the script asked for its rank or read MPI.COMM_WORLD, and so may behave differently on different ranks.
 script_knows_ranks = False
+"""Whether the script asked for its rank or read MPI.COMM_WORLD, and so may behave differently on different ranks."""
 when_script_knows_ranks: list[Callable[[], None]] = []
-"""Called at the script's first request, which all ranks make together: until then they run the same code."""
+"""Called when the script first asks for its rank. All ranks do that together: until then they run the same code."""
 
 
 _task: task_environment.Task | None = None  # the launcher's description of this process, until it has joined a world
@@ -75,7 +79,7 @@ _task: task_environment.Task | None = None  # the launcher's description of this
 
 def _describe_rank() -> str:
     world = _world or (World(_task.rank, _task.size) if _task else World())
-    size = f" of {world.size}" if world.size else ""  # some launchers do not tell the size
+    size = f" of {world.size}" if world.size else ""  # some launchers do not give the size
     return f"rank {world.rank}{size} on {world.host}"
 
 
@@ -133,14 +137,16 @@ def has_threads() -> bool:
 
 
 def _start_world() -> World:
-    # Without a launcher, no other code reads the settings, and they may be invalid.
-    asked = settings.PREFIX + "PLAN" in os.environ
-    if asked and (phantom := settings.get_settings().plan) and phantom.ranks:
-        return phantom_rank.make_phantom_world(World, phantom)
+    # Without a launcher, settings are read only if one of these two is set: others may be invalid, and have no effect.
+    if settings.PREFIX + "PLAN" in os.environ:
+        phantom = settings.get_settings().plan
+        if phantom and phantom.ranks:
+            return phantom_rank.make_phantom_world(World, phantom)
     task = task_environment.find_task(os.environ)
     if task is None or (task.size == 1 and not keeps_state()) or settings.get_settings().disable:
-        in_parts = settings.PREFIX + "MICROBATCH" in os.environ and not settings.get_settings().disable
-        return phantom_rank.make_single_world(World) if in_parts and settings.get_settings().microbatch else World()
+        if settings.PREFIX + "MICROBATCH" not in os.environ or settings.get_settings().disable:
+            return World()
+        return phantom_rank.make_single_world(World) if settings.get_settings().microbatch else World()
     _set_open_mpi_defaults()
     with time_limit.limit_wait(task.rank, task.size, "has waited for MPI to start and the others to come", UNREACHABLE):
         return _join_task(task)
@@ -179,11 +185,11 @@ def _set_open_mpi_defaults() -> None:
     Waiting ranks spin; if ranks fill the cores, they must yield to computing threads. On one host, ranks do not use
     libfabric's one-sided transfers, which add a second to MPI_Init.
     """
-    here, everywhere = (os.environ.get(f"OMPI_COMM_WORLD_{part}SIZE", "") for part in ("LOCAL_", ""))
-    if here.isascii() and here.isdigit() and int(here) >= (os.cpu_count() or 1):
+    local_size, size = (os.environ.get(f"OMPI_COMM_WORLD_{part}SIZE", "") for part in ("LOCAL_", ""))
+    if local_size.isascii() and local_size.isdigit() and int(local_size) >= (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     prefix = os.path.dirname(os.environ.get("OMPI_LIBDIR_LOC", ""))
-    if prefix and here and here == everywhere:
+    if prefix and local_size and local_size == size:
         lines = mpirun_options.read_parameter_files(prefix)
         if not mpirun_options.chooses_transport([], os.environ, lines):
             os.environ.setdefault("OMPI_MCA_btl", "^ofi")
@@ -207,7 +213,7 @@ def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
     """Make the world of the ranks of `communicator`. Collective."""
     node = communicator.Split_type(MPI.COMM_TYPE_SHARED)
     rank, host, chosen = communicator.Get_rank(), socket.gethostname(), settings.get_settings()
-    ranks_per_node, first = chosen.ranks_per_node, node.bcast(rank)
+    ranks_per_node, lowest_rank = chosen.ranks_per_node, node.bcast(rank)
     world = World(
         rank=rank,
         size=communicator.Get_size(),
@@ -215,7 +221,7 @@ def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
         local_size=node.Get_size(),
         host=host,
         hosts=communicator.allgather(host),
-        nodes=communicator.allgather(rank - rank % ranks_per_node if ranks_per_node else first),
+        nodes=communicator.allgather(rank - rank % ranks_per_node if ranks_per_node else lowest_rank),
         servers=settings.count_only_serving(chosen.strategy),
         life=life,
         is_several=True,
@@ -245,15 +251,15 @@ def revoke_communicators() -> None:
         communicator.Revoke()
 
 
-def agree_on_success(done: bool, also: bool) -> tuple[bool, bool]:
-    """Whether all ranks have succeeded and none was lost, with the same answer on every rank. Collective.
+def agree_on_success(is_done: bool, condition: bool) -> tuple[bool, bool]:
+    """Whether `is_done` on all ranks and none was lost, and whether `condition` on all ranks. Collective.
 
-    The second result: whether `also` holds on all ranks.
+    Every rank gets the same answer, even if a rank is lost meanwhile.
     """
     from mpi4py import MPI
 
     try:
-        agreed = get_world().life.Agree(int(done) | int(also) << 1)  # a bitwise AND over the ranks
+        agreed = get_world().life.Agree(int(is_done) | int(condition) << 1)  # a bitwise AND over the ranks
         return bool(agreed & 1), bool(agreed & 2)
     except MPI.Exception:
         return False, False
@@ -274,25 +280,25 @@ def list_lost() -> list[int]:
 
 def shrink_world() -> list[int]:
     """Shrink the world to the survivors. Returns their previous numbers, indexed by their new ones. Collective among
-    them.
+    the survivors.
     """
     from mpi4py import MPI
 
     me = get_world()
-    left = me.life
+    survivors = me.life
     while True:
-        left = left.Shrink()
-        left.Set_errhandler(MPI.ERRORS_RETURN)
-        made = None
+        survivors = survivors.Shrink()
+        survivors.Set_errhandler(MPI.ERRORS_RETURN)
+        new_world = None
         try:
-            made = _make_world(MPI, left, left)
+            new_world = _make_world(MPI, survivors, survivors)
         except MPI.Exception:
-            left.Revoke()  # another rank was lost meanwhile
+            survivors.Revoke()  # another rank was lost meanwhile
         try:
-            if left.Agree(int(made is not None)) == 1:
+            if survivors.Agree(int(new_world is not None)) == 1:
                 break
         except MPI.Exception:
             continue
-    numbers = MPI.Group.Translate_ranks(left.group, list(range(left.size)), me.life.group)
-    vars(me).update(vars(made), has_lost=True)
+    numbers = MPI.Group.Translate_ranks(survivors.group, list(range(survivors.size)), me.life.group)
+    vars(me).update(vars(new_world), has_lost=True)
     return list(numbers)

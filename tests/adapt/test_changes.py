@@ -24,7 +24,7 @@ def proposed(ranks, rows, seconds, least=1, other=("", 0.0), **more):
 
 def test_ranks_are_added_for_what_a_step_then_takes_less():
     found = proposed(3, [64, 64], [0.030, 0.030])
-    assert found.change.ranks == 3 and found.change.without == "" and found.gain == pytest.approx(0.010)
+    assert found.change.ranks == 3 and found.change.dropped_host == "" and found.gain == pytest.approx(0.010)
     assert found.change.what == "3 ranks in place of 2" and found.change.why == "a step is to take 10.0 ms less"
     assert not found.is_worth(1200, 6.0) and found.is_worth(1201, 6.0)
     assert proposed(2, [64, 64], [0.030, 0.030]) is None
@@ -37,13 +37,13 @@ def test_ranks_that_only_serve_are_more_ranks_and_compute_nothing():
     assert changes.propose_change(Offer(3, 6.0), HOSTS, [64, 64], [0.030, 0.030], servers=1) is None
     slow = changes.Slow(1, 0.030, 500.0)
     found = changes.propose_change(Offer(3, 6.0), HOSTS, [127, 1], [0.010, 0.040], slow, servers=1)
-    assert found.change.ranks == 2 and found.change.without == "b"
+    assert found.change.ranks == 2 and found.change.dropped_host == "b"
 
 
 def test_a_rank_is_dropped_for_whose_least_part_all_wait():
     # The others compute its row, too: 127 rows in 10 ms are 12,700 a second.
     found = proposed(3, [127, 1, 127], [0.010, 0.040, 0.010])
-    assert found.change.ranks == 2 and found.change.without == "b"
+    assert found.change.ranks == 2 and found.change.dropped_host == "b"
     assert found.gain == pytest.approx(0.040 - 255 / 25400)
     assert "without rank 1 (b), which takes 508.0 times as long for a row" in found.change.why
     assert proposed(3, [127, 2, 127], [0.010, 0.040, 0.010]) is None, "it may have fewer"
@@ -51,7 +51,7 @@ def test_a_rank_is_dropped_for_whose_least_part_all_wait():
     assert proposed(3, [127, 1, 127], [0.010, 0.009, 0.010]) is None, "nobody waits for it"
     assert proposed(3, [3, 3, 3], [0.010, 0.010, 0.020], least=3) is None, "it is hardly slower"
     assert proposed(1, [1], [0.040]) is None
-    assert proposed(3, [127, 1, 127], [0.010, 0.040, 0.010], keep=["a", "b"]) is None, "that was undone"
+    assert proposed(3, [127, 1, 127], [0.010, 0.040, 0.010], kept_hosts=["a", "b"]) is None, "that was undone"
 
 
 def test_a_rank_is_dropped_only_if_windows_in_a_row_find_the_same():
@@ -85,9 +85,9 @@ def test_a_strategy_is_chosen_by_the_optimizer_that_is_trained(monkeypatch):
 
 
 def test_a_change_is_undone_where_a_step_takes_longer_by_more_than_chance():
-    offer = Offer(3, 6.0, took=0.040, undone="2 ranks in place of 3 again")
+    offer = Offer(3, 6.0, step_seconds_before=0.040, undo_text="2 ranks in place of 3 again")
     found = changes.propose_undoing(offer, 3, 0.044)
-    assert found.gain == pytest.approx(0.004) and found.change.undoes and found.change.what == offer.undone
+    assert found.gain == pytest.approx(0.004) and found.change.undoes and found.change.what == offer.undo_text
     assert found.change.why == "a step takes 44.0 ms, and took 40.0 ms before"
     assert not [took for took in (0.042, 0.040, 0.030) if changes.propose_undoing(offer, 3, took)]
     assert changes.propose_undoing(Offer(3, 6.0), 3, 0.044) is None, "there was no change"
@@ -138,9 +138,9 @@ def test_ranks_that_cannot_keep_their_state_stay_and_say_so(folder, capfd):
 
 def test_a_change_tells_that_it_had_to_be(folder):
     fit = SimpleNamespace(may_change=lambda: True, ask_change=lambda text, mark: mark("epoch 2", 0.0))
-    assert leaving.leave_hosts(fit, Offer(3, 6.0, must="b has 0 of 1 places left"))
+    assert leaving.leave_hosts(fit, Offer(3, 6.0, reason_to_leave="b has 0 of 1 places left"))
     found = offers.read_change(folder)
-    assert found.must and found.what == "3 ranks in place of 1" and found.where == "epoch 2"
+    assert found.is_forced and found.what == "3 ranks in place of 1" and found.saved_at == "epoch 2"
     assert not leaving.leave_hosts(fit, Offer(3, 6.0))
 
 
@@ -162,16 +162,16 @@ def test_a_change_is_judged_once_and_before_another(folder, monkeypatch, goes_on
         is_resumed=goes_on, may_change=lambda: True, count_left=lambda: 10**6, model=None, ask_change=ask_change
     )
     monkeypatch.setattr(leaving, "find_fit", lambda: fit)
-    monkeypatch.setattr(leaving, "read_offer", lambda: Offer(2, 6.0, took=0.040, undone="as it was"))
+    monkeypatch.setattr(leaving, "read_offer", lambda: Offer(2, 6.0, step_seconds_before=0.040, undo_text="as it was"))
     adapting = executor.Adapting(SimpleNamespace())
     for window in range(windows + 1):  # the first is not counted
         assert not asked, window
         took = seconds if window > 8 or not goes_on else 1.0  # until shares have settled
         adapting._steps = [(took, took)] * 10
-        adapting._decide_shares(16)
+        adapting._end_window(16)
     assert asked == [text]
     found = offers.read_change(folder)
-    assert found.undoes == text.startswith("as it was") and found.took == seconds
+    assert found.undoes == text.startswith("as it was") and found.step_seconds_before == seconds
 
 
 def test_what_cannot_be_read_is_no_offer(folder):

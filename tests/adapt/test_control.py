@@ -20,7 +20,7 @@ def changes(slowness, rows=128, windows=60, noise=0.0, fixed=0.0, parts=0):
         made = made or control.Control(len(slow), parts)
         slices = slice_bounds.count_dealt_rows(rows, made.ratios or (1,) * len(slow))
         took = [(fixed + count * one) * (1 + chance.gauss(0, noise)) for count, one in zip(slices, slow)]
-        if ratios := made.choose_shares(rows, took):
+        if ratios := made.choose_ratios(rows, took):
             found[window] = slice_bounds.count_dealt_rows(rows, ratios)
     return found
 
@@ -87,7 +87,7 @@ def test_slices_in_parts():
 
 def test_too_few_rows_or_no_time_are_left_alone():
     assert changes([1, 9, 9], rows=5) == {}
-    assert control.Control(2).choose_shares(128, [0.0, 1.0]) is None
+    assert control.Control(2).choose_ratios(128, [0.0, 1.0]) is None
 
 
 @given(TIMES, st.integers(1, 3000), st.data())
@@ -97,7 +97,7 @@ def test_any_figures_give_shares_that_bounds_allow(seconds, rows, data):
     made = control.Control(size, ratios=start)
     before = slice_bounds.count_dealt_rows(rows, start)
     for _ in range(2):
-        ratios = made.choose_shares(rows, seconds)
+        ratios = made.choose_ratios(rows, seconds)
     if ratios is None:
         return
     after = slice_bounds.count_dealt_rows(rows, ratios)

@@ -33,7 +33,7 @@ def written(*words):
 
 
 def left(ranks, what="other ranks", **more):
-    change = {"ranks": ranks, "what": what, "why": "it gains", "where": "epoch 2", "seconds": 0.5, **more}
+    change = {"ranks": ranks, "what": what, "why": "it gains", "saved_at": "epoch 2", "saving_seconds": 0.5, **more}
     return LEAVE.format(json.dumps(change))
 
 
@@ -63,14 +63,19 @@ def soon(monkeypatch):
 def test_ranks_come_and_go_with_the_places_of_a_host_file(tmp_path, monkeypatch, capfd):
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     ends = [
-        written(TRAIN, "echo localhost slots=3 > hosts", OFFERED.format('ranks": 6, .*"must": ""'), left(6, "6 for 4")),
+        written(
+            TRAIN,
+            "echo localhost slots=3 > hosts",
+            OFFERED.format('ranks": 6, .*"reason_to_leave": ""'),
+            left(6, "6 for 4"),
+        ),
         written(
             TRAIN,
             "echo localhost slots=1 > hosts",
-            OFFERED.format('"must": "localhost has 1 of 3'),
-            left(2, must=True, took=0.03),
+            OFFERED.format('"reason_to_leave": "localhost has 1 of 3'),
+            left(2, is_forced=True, step_seconds_before=0.03),
         ),
-        written(TRAIN, OFFERED.format('"took": 0.0,'), END),
+        written(TRAIN, OFFERED.format('"step_seconds_before": 0.0,'), END),
     ]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=["--hostfile", "hosts"], follows=True)
     assert code == 0 and starts == [f"--hostfile hosts -n {ranks} train.py" for ranks in (4, 6, 2)]
@@ -100,8 +105,8 @@ def test_a_host_that_answers_again_is_offered_and_one_of_which_nothing_comes_is_
 
 def test_a_rank_that_was_dropped_stays_away(tmp_path, monkeypatch, capfd):
     ends = [
-        written(TRAIN, OFFERED.format('"ranks": 4,'), left(3, without="a.cluster")),
-        written(TRAIN, OFFERED.format('"ranks": 3, .*"must": ""'), END),
+        written(TRAIN, OFFERED.format('"ranks": 4,'), left(3, dropped_host="a.cluster")),
+        written(TRAIN, OFFERED.format('"ranks": 3, .*"reason_to_leave": ""'), END),
     ]
     (tmp_path / "back").touch()
     options = ["--host", "a:2,b:2"]
@@ -128,7 +133,7 @@ def test_other_hosts_are_used_only_where_ranks_have_left_for_them(tmp_path, monk
     (tmp_path / "hosts").write_text("localhost slots=4\n")
     ends = [
         written(TRAIN, "echo localhost slots=6 > hosts", OFFERED.format('"ranks": 6'), left(4, strategy="sharded")),
-        written(TRAIN, left(3, without="localhost")),
+        written(TRAIN, left(3, dropped_host="localhost")),
         written(TRAIN, OFFERED.format('"ranks": 5'), left(9, "9 for 3")),
         END,
     ]
@@ -148,21 +153,22 @@ THREE = "--host localhost:3 -n 3 train.py"
 @pytest.mark.parametrize(
     "words, change, back, offered, first, second",
     [
-        (GROWN, {"ranks": 6}, "4 ranks in place of 6", '"ranks": 4,.*"took": 0.0',
+        (GROWN, {"ranks": 6}, "4 ranks in place of 6", '"ranks": 4,.*"step_seconds_before": 0.0',
          SIX, "--host localhost:4 -n 4 train.py"),
-        ((), {"ranks": 4, "strategy": "sharded"}, "the former strategy", '"may_choose": false, "took": 0.0',
-         "--hostfile hosts -n 4 sharded", FOUR),
-        ((), {"ranks": 3, "without": "localhost"}, "4 ranks in place of 3", '"took": 0.0,.*"keep": .*localhost',
-         THREE, FOUR),
+        ((), {"ranks": 4, "strategy": "sharded"}, "the former strategy",
+         '"may_choose": false, "step_seconds_before": 0.0', "--hostfile hosts -n 4 sharded", FOUR),
+        ((), {"ranks": 3, "dropped_host": "localhost"}, "4 ranks in place of 3",
+         '"step_seconds_before": 0.0,.*"kept_hosts": .*localhost', THREE, FOUR),
     ],
 )  # fmt: skip
 def test_a_change_without_gain_is_undone_for_good(
     tmp_path, monkeypatch, capfd, words, change, back, offered, first, second
 ):
     (tmp_path / "hosts").write_text("localhost slots=4\n")
+    offered_undoing = OFFERED.format(f'"step_seconds_before": 0.03, "undo_text": "{back} again"')
     ends = [
-        written(TRAIN, *words, left(**change, took=0.03)),
-        written(TRAIN, OFFERED.format(f'"took": 0.03, "undone": "{back} again"'), left(9, "as before", undoes=True)),
+        written(TRAIN, *words, left(**change, step_seconds_before=0.03)),
+        written(TRAIN, offered_undoing, left(9, "as before", undoes=True)),
         written(TRAIN, OFFERED.format(offered), "exit 1"),  # it is lost, and started again so
         written(TRAIN, "echo localhost slots=8 > hosts", OFFERED.format('"ranks": 8'), END),
     ]
@@ -173,13 +179,13 @@ def test_a_change_without_gain_is_undone_for_good(
 
 
 @pytest.mark.parametrize(
-    "words, change, start", [(GROWN, {"ranks": 6}, SIX), ((), {"ranks": 3, "without": "localhost"}, THREE)]
+    "words, change, start", [(GROWN, {"ranks": 6}, SIX), ((), {"ranks": 3, "dropped_host": "localhost"}, THREE)]
 )
 def test_where_undoing_comes_to_no_step_the_change_stays(tmp_path, monkeypatch, capfd, words, change, start):
     (tmp_path / "hosts").write_text("localhost slots=4\n")
     ends = [
-        written(TRAIN, *words, left(**change, took=0.03)),
-        written(TRAIN, OFFERED.format('"took": 0.03'), left(9, "as before", undoes=True)),
+        written(TRAIN, *words, left(**change, step_seconds_before=0.03)),
+        written(TRAIN, OFFERED.format('"step_seconds_before": 0.03'), left(9, "as before", undoes=True)),
         "exit 1",
         END,
     ]
@@ -262,7 +268,7 @@ def test_hosts_that_came_for_nothing_are_not_used_again():
 
 def test_of_hosts_that_are_not_recognized_no_rank_is_dropped(tmp_path, monkeypatch, capfd):
     options = ["--host", "10.0.0.1:2,10.0.0.2:2"]
-    ends = [left(3, without="n012"), written(TRAIN, "sleep 0.2", f'[ -e "$MATEX_PROOF/offer" ] && exit 3; {END}')]
+    ends = [left(3, dropped_host="n012"), written(TRAIN, "sleep 0.2", f'[ -e "$MATEX_PROOF/offer" ] && exit 3; {END}')]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
     assert code == 0 and starts == ["--host 10.0.0.1:2,10.0.0.2:2 -n 4 train.py"] * 2
     assert "none of the hosts 10.0.0.1, 10.0.0.2 is known to be n012; continuing as before" in said
@@ -285,8 +291,8 @@ def test_who_is_asked_to_end_within_a_change_keeps_the_state(
 @pytest.mark.parametrize("must", [False, True])
 def test_ranks_that_had_to_leave_do_not_come_back(tmp_path, monkeypatch, capfd, must):
     (tmp_path / "hosts").write_text("localhost slots=4\n")
-    shrink = written("echo localhost slots=2 > hosts", OFFERED.format('"must": "localhost has 2 of 4'))
-    ends = [written(TRAIN, shrink, left(2, must=must)), "exit 1", END]
+    shrink = written("echo localhost slots=2 > hosts", OFFERED.format('"reason_to_leave": "localhost has 2 of 4'))
+    ends = [written(TRAIN, shrink, left(2, is_forced=must)), "exit 1", END]
     options = ["--hostfile", "hosts"]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
     assert code == 0 and ("continuing as before" in said) != must and ("restart 1 of 3" in said) == must
@@ -301,7 +307,7 @@ def test_ranks_that_must_leave_wait_for_all_hosts_that_come(tmp_path, monkeypatc
     monkeypatch.setattr(answering, "SECONDS", seconds)
     come = "printf 'b slots=2\\nd slots=2\\n' > hosts"
     hurries = "grep -q 'a has 0' \"$MATEX_PROOF/offer\" && exit 3"
-    offered = OFFERED.format(f'"ranks": {ranks}, .*"must": "a has 0 of 2 places left, c has 0 of 2')
+    offered = OFFERED.format(f'"ranks": {ranks}, .*"reason_to_leave": "a has 0 of 2 places left, c has 0 of 2')
     ends = [written(TRAIN, OFFERED.format("4"), come, "sleep 0.2", hurries, meanwhile, offered, left(ranks)), END]
     options = ["--hostfile", "hosts"]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)

@@ -43,7 +43,7 @@ def test_much_waiting_for_a_pipeline(notes, monkeypatch, waited, said):
     monkeypatch.setattr(bottlenecks.ops, "count_global_rows", lambda: 0)
     watch = bottlenecks.Pace()
     for step in range(31):
-        monkeypatch.setattr(bottlenecks, "_waited", waited * step)
+        monkeypatch.setattr(bottlenecks, "_waited_seconds", waited * step)
         watch.count_step()
     watch.judge_steps()
     assert len(notes) == said
@@ -92,7 +92,7 @@ def test_a_pipeline_that_is_slower_than_the_steps():
 
 def test_what_functions_wait_for_batches_is_told_to_other_threads_where_steps_end(monkeypatch):
     monkeypatch.setattr(bottlenecks.records, "is_on", lambda: True)
-    monkeypatch.setattr(bottlenecks, "_told_in_functions", 0.0)
+    monkeypatch.setattr(bottlenecks, "_known_in_functions", 0.0)
     monkeypatch.setattr(bottlenecks, "_waited_in_functions", SimpleNamespace(numpy=lambda: 1.5))
     before = bottlenecks.read_waited_seconds()
     bottlenecks.end_step(SimpleNamespace(trained=[]))

@@ -68,7 +68,7 @@ def test_on_equal_hosts_every_rank_owns_a_piece(hosts, per_host):
 def test_pieces_are_compared_with_whole_updates(monkeypatch, nodes):
     """Each rank writes, reads and adds less on one host; between hosts an update is shared, and its result travels."""
     known = Hosts(nodes, {0: 1e12}, Link(0.0, 1e-9))
-    monkeypatch.setattr(owners, "_known", [known])
+    monkeypatch.setattr(owners, "_known_hosts", [known])
     other, gain = owners.compare_strategies(1e8, 2e8)
     best = min(known.estimate_step(count, 1e8, 2e8) for count in range(1, len(nodes) + 1))
     assert other == "servers:auto" and gain == known.estimate_whole_step(1e8, 2e8) - best

@@ -26,8 +26,8 @@ VARIABLES = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "1", "SLURM_NTA
 @pytest.fixture
 def launched(monkeypatch):
     """A rank that has met the others."""
-    monkeypatch.setattr(launcher_variables, "taken", set())
-    monkeypatch.setattr(launcher_variables, "when_asked", said := [])
+    monkeypatch.setattr(launcher_variables, "removed", set())
+    monkeypatch.setattr(launcher_variables, "when_read", said := [])
     with mock.patch.dict(os.environ, VARIABLES):
         task_environment.keep_children_out()
         yield said

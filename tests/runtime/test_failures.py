@@ -81,7 +81,7 @@ def test_an_exception_on_one_rank_ends_all_and_is_told_once():
         from matex_tf.world import membership
         matex_tf.barrier()
         if matex_tf.rank() == 1:
-            raise ValueError(f"a reason of my own: {membership.LEFT_WITH} 7; {membership.TOLD_ELSEWHERE}")
+            raise ValueError(f"a reason of my own: {membership.ENDED_WITH_CODE} 7; {membership.RAISED_ELSEWHERE}")
         time.sleep(60)
         print("has not been ended", flush=True)
     """

@@ -19,7 +19,7 @@ def read_printed(work):
                 os.dup2(goes_in, stream)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
             sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
-            terminal.keep_streams()
+            terminal.duplicate_streams()
             work()
             terminal.flush_text()
             os._exit(0)
@@ -37,7 +37,7 @@ def read_printed(work):
 
 def test_what_was_printed_since_the_last_agreement_is_printed():
     def work():
-        terminal.redirect_output(None, keeps=True)
+        terminal.redirect_output(None, stores=True)
         print("agreed")
         print("agreed", file=sys.stderr)
         terminal.measure_text()
@@ -50,9 +50,9 @@ def test_what_was_printed_since_the_last_agreement_is_printed():
         print("of what is tried again")
         terminal.forget_after(lengths)
         kept = os.dup(1)  # as a script does that sends its output elsewhere for a while
-        assert terminal.keeps_text()
+        assert terminal.stores_text()
         terminal.print_text()
-        assert not terminal.keeps_text()
+        assert not terminal.stores_text()
         print("at once", flush=True)
         os.dup2(kept, 1)
         print("still there")
@@ -62,9 +62,9 @@ def test_what_was_printed_since_the_last_agreement_is_printed():
 
 def test_a_rank_that_keeps_nothing_is_silent():
     def work():
-        terminal.redirect_output(None, keeps=False)
+        terminal.redirect_output(None, stores=False)
         print("silent")
-        assert not terminal.keeps_text()
+        assert not terminal.stores_text()
 
     assert read_printed(work) == ["", ""]
 

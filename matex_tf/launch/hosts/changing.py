@@ -37,7 +37,7 @@ class Changes:
 
     def __init__(self, places: Places, may_choose: bool, say: Callable[[str], None]):
         self.offer = Offer(places.first.ranks, 0.0, may_choose=may_choose)
-        """The offer without its parts that depend on hosts, which `Watch` adds. Its seconds are 0 before a change."""
+        """The offer without the parts that `Watch` adds from hosts. `restart_seconds` are 0 before a change."""
         self._places, self._say = places, say
         self._pending: _AppliedChange | None = None  # the change whose first step is still to come
         self._last: _AppliedChange | None = None  # the change that the ranks may undo
@@ -47,10 +47,10 @@ class Changes:
         applied, self._pending = self._pending, None
         if applied is None:
             return 0.0
-        seconds = applied.change.seconds + time.monotonic() - applied.left_at
-        self._say(f"--adapt: {applied.change.what} from {applied.change.where} on: {applied.change.why}. "
+        seconds = applied.change.saving_seconds + time.monotonic() - applied.left_at
+        self._say(f"--adapt: {applied.change.what} from {applied.change.saved_at} on: {applied.change.why}. "
                   f"The change took {seconds:.1f} s")  # fmt: skip
-        self.offer = replace(self.offer, seconds=seconds)
+        self.offer = replace(self.offer, restart_seconds=seconds)
         return seconds
 
     def make_change(
@@ -67,10 +67,10 @@ class Changes:
             self._pending = _AppliedChange(change, attempt, left_at, last.reduced_host)
             return self._undo_change(last, attempt)
         self._pending = None
-        reduced_host = self._places.find_host(change.without) if change.without else None
-        if change.without and reduced_host is None:
+        reduced_host = self._places.find_host(change.dropped_host) if change.dropped_host else None
+        if change.dropped_host and reduced_host is None:
             names = ", ".join(host.name for host in self._places.known)
-            self._say(f"--adapt: none of the hosts {names} is known to be {change.without}; continuing as before")
+            self._say(f"--adapt: none of the hosts {names} is known to be {change.dropped_host}; continuing as before")
             return self._places.keep_hosts(attempt)
         if reduced_host is not None:
             self._places.drop_rank(reduced_host)
@@ -79,11 +79,13 @@ class Changes:
             what = offers.describe_ranks(next_attempt.ranks, attempt.ranks)
             change = replace(change, ranks=next_attempt.ranks, what=what)
         self._pending = _AppliedChange(change, attempt, left_at, reduced_host)
-        if not change.must:
+        if not change.is_forced:
             self._last = self._pending
             former_ranks = offers.describe_ranks(attempt.ranks, next_attempt.ranks)
             former = former_ranks if change.strategy is None else "the former strategy"
-            self.offer = replace(self.offer, took=change.took, undone=f"{former} again")
+            self.offer = replace(
+                self.offer, step_seconds_before=change.step_seconds_before, undo_text=f"{former} again"
+            )
         return next_attempt
 
     def _undo_change(self, last: _AppliedChange, attempt: Attempt) -> Attempt:
@@ -92,7 +94,7 @@ class Changes:
             self.offer = replace(self.offer, may_choose=False)
         elif last.reduced_host is not None:
             self._places.put_back(last.reduced_host)
-            self.offer = replace(self.offer, keep=[*self.offer.keep, last.change.without])
+            self.offer = replace(self.offer, kept_hosts=[*self.offer.kept_hosts, last.change.dropped_host])
         else:
             self._places.exclude_hosts(attempt.hosts, last.before.hosts)
         return self._places.make_attempt(last.before.hosts, last.before.strategy)
@@ -100,7 +102,7 @@ class Changes:
     def give_up_change(self, why: str) -> Attempt | None:
         """The next attempt if the run ended before the first step after a change; else None."""
         applied = self._pending
-        if applied is None or applied.change.must:
+        if applied is None or applied.change.is_forced:
             return None
         self._pending = None
         self.forget_last()
@@ -114,4 +116,4 @@ class Changes:
     def forget_last(self) -> None:
         """The last change can no longer be undone."""
         self._last = None
-        self.offer = replace(self.offer, took=0.0, undone="")
+        self.offer = replace(self.offer, step_seconds_before=0.0, undo_text="")

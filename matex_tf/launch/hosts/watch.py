@@ -62,7 +62,7 @@ class Watch:
         now = time.monotonic()
         if not self.has_trained and offers.has_trained(self._folder):
             self.has_trained = True
-            self.seconds = self._changes.note_step() or self._changes.offer.seconds or now - self._started_at
+            self.seconds = self._changes.note_step() or self._changes.offer.restart_seconds or now - self._started_at
         if self.change is None and (change := offers.read_change(self._folder)):
             self.change, self.changed_at = change, now
         if self._makes_offers and self.has_trained and self.change is None and now >= self._next_read_at:
@@ -79,7 +79,7 @@ class Watch:
         hosts, strategy = self._attempt.hosts, self._attempt.strategy
         if change.strategy is not None:
             strategy = change.strategy
-        elif not change.without:  # a change to new hosts
+        elif not change.dropped_host:  # a change to new hosts
             hosts = self._list_usable() or hosts
         return self._places.make_attempt(hosts, strategy)
 
@@ -106,7 +106,7 @@ class Watch:
             must = ", ".join(
                 f"{host.name} has {slots.get(host.name, 0)} of {host.slots} places left" for host in reduced
             )
-        offer = replace(self._changes.offer, ranks=ranks, seconds=self.seconds, must=must)
+        offer = replace(self._changes.offer, ranks=ranks, restart_seconds=self.seconds, reason_to_leave=must)
         if offer != self._offer:
             self._offer = offer
             offers.write_offer(offer, self._folder)

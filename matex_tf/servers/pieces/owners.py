@@ -1,4 +1,9 @@
-"""Chooses the owners of the variables' pieces: all ranks, S ranks, or the number that the cost model finds fastest."""
+"""Chooses the ranks that own pieces of an optimizer's variables, and cuts variables for them.
+
+With `sharded` all ranks own pieces, with `servers:S` S ranks, with `servers:auto` the number of ranks that the cost
+model finds fastest. `slots` creates the variables. With `auto`, `adapt.step_trials` chooses between pieces and whole
+variables by measured times; here is decided whether there is a choice.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,8 @@ from matex_tf.steps import pieces
 from matex_tf.steps.variables import find_tf_variable
 from matex_tf.world import world
 
-_known: list[Hosts] = []
-_chosen: list[int] = []  # the chosen number of owners, after the first step was planned with pieces
+_known_hosts: list[Hosts] = []  # one entry, after `note_hosts`
+_chosen_count: list[int] = []  # one entry after the cost model has chosen: the number of owners
 _balances: dict[Any, partition.Balance] = {}
 _CUTS = "cuts"
 _why_whole = ""
@@ -81,14 +86,14 @@ def compare_strategies(weights: float, slots: float) -> tuple[str, float]:
     Args:
         weights, slots: the bytes of the weights and slots that could be held in pieces.
     """
-    if not _known or not weights:
+    if not _known_hosts or not weights:
         return "", 0.0
-    hosts = _known[0]
+    hosts = _known_hosts[0]
     fitting = partition.list_fitting_counts(hosts, slots)
     if not fitting:
         return "", 0.0
-    pieces = min(hosts.estimate_step(count, weights, slots) for count in fitting)
-    gain = hosts.estimate_whole_step(weights, slots) - pieces
+    seconds_in_pieces = min(hosts.estimate_step(count, weights, slots) for count in fitting)
+    gain = hosts.estimate_whole_step(weights, slots) - seconds_in_pieces
     return ("allreduce", -gain) if is_count_automatic() else ("servers:auto", gain)
 
 
@@ -102,10 +107,11 @@ def note_hosts(link: tuple[float, float] | None) -> None:
     nodes = world.get_world().nodes
     properties = objects.allgather((memory.measure_free(), link), "what hosts have for servers:auto")
     free = {
-        node: min(left for (left, _), one in zip(properties, nodes) if one == node) / memory.MARGIN for node in nodes
+        node: min(free_bytes for (free_bytes, _), of_rank in zip(properties, nodes) if of_rank == node) / memory.MARGIN
+        for node in nodes
     }
     network = properties[0][1]
-    _known[:] = [Hosts(nodes, free, Link(*network) if network else None)]
+    _known_hosts[:] = [Hosts(nodes, free, Link(*network) if network else None)]
 
 
 def list_owners() -> list[int]:
@@ -118,7 +124,7 @@ def list_owners() -> list[int]:
     if here.is_phantom:
         return [0]  # the graph for pieces does not depend on their number
     if is_count_automatic():
-        return partition.choose_owners(here.nodes, _chosen[0])
+        return partition.choose_owners(here.nodes, _chosen_count[0])
     if here.servers:
         if here.trainers < 1:
             raise errors.SetupError(
@@ -144,8 +150,9 @@ def cut_variable(variable: Any) -> tuple[int, ...]:
 
     def cut() -> tuple[int, ...]:
         balance = _balances.setdefault((key, variable.dtype), partition.Balance(len(owning), variable.dtype.size))
-        found = balance.cut(variable.shape.num_elements())
-        return tuple(found[bisect.bisect_left(owning, rank)] for rank in range(world.get_world().size + 1))
+        cuts = balance.cut(variable.shape.num_elements())
+        # Ranks that own nothing have an empty piece, which begins where the piece of the next owner begins.
+        return tuple(cuts[bisect.bisect_left(owning, rank)] for rank in range(world.get_world().size + 1))
 
     return tags.get_or_make_tag(variable, str(key), cut)
 
@@ -154,9 +161,9 @@ def choose_owners(variables: Sequence[Any], slots: Sequence[Any]) -> None:
     """If the cost model chooses the number of owners, choose it for these variables and their slots, and report the
     reason.
     """
-    if is_count_automatic() and not _chosen:
-        count, why = choose_count(_known[0], measure_bytes(variables), measure_bytes(slots))
-        _chosen.append(count)
+    if is_count_automatic() and not _chosen_count:
+        count, why = choose_count(_known_hosts[0], measure_bytes(variables), measure_bytes(slots))
+        _chosen_count.append(count)
         notes.print_note(f"MATEX_STRATEGY={settings.get_settings().strategy}: {why}")
 
 

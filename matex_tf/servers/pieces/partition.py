@@ -1,6 +1,7 @@
-"""Splits all variables into pieces of equal total size, one for each owner, regardless of the sizes of variables.
+"""Cuts variables into pieces, and chooses the ranks that own pieces (`owners` is the caller).
 
-The partitioner of XAI, section 7.3: by bytes, so that no owner has more than another.
+The pieces of each owner have nearly the same total size, whatever the sizes of the variables: the partitioner by bytes
+of XAI, section 7.3.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class Balance:
 
     def __init__(self, owners: int, width: int):
         self._owners, self._step = owners, max(1, ALIGNED // width)
-        self._seen = 0
-        self._given = [0] * owners  # to the owners before each cut
+        self._total = 0  # entries of all variables so far
+        self._totals_before = [0] * owners  # entries of all variables so far, owned by the owners before each owner
 
     def cut(self, size: int) -> list[int]:
         """The first entry of each owner's piece of the next variable, of `size` entries, and the end of the last piece.
@@ -30,13 +31,13 @@ class Balance:
         Each owner has a piece of each variable, if the variable is large enough: so all ranks take part in its
         transfer.
         """
-        self._seen += size
+        self._total += size
         cuts = [0]
         for owner in range(1, self._owners):
-            wanted = self._seen * owner // self._owners - self._given[owner]
-            wanted = (wanted + self._step // 2) // self._step * self._step
-            cuts.append(min(max(wanted, cuts[-1]), size))
-        self._given = [given + cut for given, cut in zip(self._given, cuts)]
+            balanced = self._total * owner // self._owners - self._totals_before[owner]
+            aligned = (balanced + self._step // 2) // self._step * self._step
+            cuts.append(min(max(aligned, cuts[-1]), size))
+        self._totals_before = [total + cut for total, cut in zip(self._totals_before, cuts)]
         return [*cuts, size]
 
 
@@ -51,12 +52,12 @@ def choose_owners(nodes: Sequence[int], count: int) -> list[int]:
 
 def _order_ranks(nodes: Sequence[int]) -> list[int]:
     """The first rank of each node, then the second of each, and so on."""
-    before: Counter[int] = Counter()
-    places = []
+    ranks_of_node: Counter[int] = Counter()
+    order = []
     for rank, node in enumerate(nodes):
-        places.append((before[node], rank))
-        before[node] += 1
-    return [rank for _, rank in sorted(places)]
+        order.append((ranks_of_node[node], rank))
+        ranks_of_node[node] += 1
+    return [rank for _, rank in sorted(order)]
 
 
 def list_fitting_counts(hosts: Hosts, slots: float) -> list[int]:

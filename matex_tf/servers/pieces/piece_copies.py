@@ -1,6 +1,11 @@
-"""With MATEX_ELASTIC another rank has a copy of each piece of an optimizer's slots: there is that of a lost rank.
+"""Copies of pieces on other ranks, so that the pieces of a lost rank survive (`sharded` with MATEX_ELASTIC).
 
-What a step has changed is sent in it, and counts once all ranks have completed the step.
+Within a step each rank sends its changed pieces of slots to another rank, their keeper (`send_copies`). The copies
+become valid once all ranks have completed the step (`keep_sent`). After a loss, `restore_lost` assembles complete
+variables from pieces and copies, and cuts them for the remaining ranks. `slots` and `resilience.elastic` call these
+functions.
+
+Ranks are renumbered after a loss. An origin is the number of a rank when the run began.
 """
 
 from __future__ import annotations
@@ -15,43 +20,44 @@ from matex_tf.servers.pieces import owners
 from matex_tf.steps import pieces
 from matex_tf.world import membership, world
 
-_LONGEST = 1 << 30  # bytes of a message: MPI counts them in 32 bits
-_Pieces = dict[int, np.ndarray]
-"""Copies of other ranks' pieces of a variable, in bytes, by the numbers that those had when the run began."""
+_MAX_MESSAGE_BYTES = 1 << 30  # MPI counts bytes in 32 bits
+_Copies = dict[int, np.ndarray]
+"""Copies of other ranks' pieces of a variable, as bytes, by origin."""
 
-_kept: dict[int, tuple[int, _Pieces]] = {}
-"""By the numbers of variables: how many updates they had then, and the copies."""
-_sent: dict[int, tuple[Any, _Pieces]] = {}
+_kept: dict[int, tuple[int, _Copies]] = {}
+"""For the number of a variable: its number of updates when the copies were made, and the copies."""
+_sent: dict[int, tuple[Any, _Copies]] = {}
+"""For the number of a variable: the variable, and its copies from a step that some rank may not have completed."""
 _cut_for: list[int] = []
-"""The ranks for which variables are cut, by the numbers that they had when the run began."""
-_under_way: list[np.ndarray] = []  # what MPI may still read and write, where a rank was lost
+"""The origins of the ranks for which variables are cut."""
+_buffers: list[np.ndarray] = []
+"""Buffers of an exchange. If a rank is lost in the exchange they stay here, as MPI may still read and write them."""
 
 
 def find_keeper(rank: int, nodes: Sequence[int], owning: Sequence[int]) -> int:
-    """The rank that has the copy of `rank`'s pieces: the next one of its node, in a circle; alone there, the next one.
-
-    Of several it is one that owns pieces itself: others may be where memory is short.
+    """The rank that has the copies of `rank`'s pieces: the next one, in a circle. Ranks on the same node come first,
+    and among them ranks that own pieces, as other ranks may lack memory.
 
     Args:
-        nodes: of each rank the one on which it is.
+        nodes: the node of each rank.
         owning: the ranks that own pieces.
     """
-    others = [(rank + far) % len(nodes) for far in range(1, len(nodes))]
-    near = [other for other in others if nodes[other] == nodes[rank]] or others
-    return next((other for other in near if other in owning), near[0])
+    others = [(rank + distance) % len(nodes) for distance in range(1, len(nodes))]
+    candidates = [other for other in others if nodes[other] == nodes[rank]] or others
+    return next((other for other in candidates if other in owning), candidates[0])
 
 
 def send_copies(variables: Iterable[Any]) -> None:
-    """Within the attempt of a step: send the pieces of what it changes, and take those of others. Collective."""
+    """Within a step that changes `variables`: send this rank's pieces, and receive those to keep. Collective."""
     _sent.clear()
-    found = [one for one in variables if one.is_apart()]
-    if found and world.get_world().size > 1:
+    in_pieces = [one for one in variables if one.is_apart()]
+    if in_pieces and world.get_world().size > 1:
         _note_ranks()
-        _sent.update({one.number: (one, copies) for one, copies in zip(found, _exchange_pieces(found))})
+        _sent.update({one.number: (one, copies) for one, copies in zip(in_pieces, _exchange_pieces(in_pieces))})
 
 
 def keep_sent() -> None:
-    """All ranks have completed the step."""
+    """Called once all ranks have completed the step: the copies of `send_copies` are valid."""
     for number, (variable, copies) in _sent.items():
         variable.updates += 1
         _kept[number] = variable.updates, copies
@@ -59,33 +65,35 @@ def keep_sent() -> None:
 
 
 def restore_lost() -> Callable[[], None]:
-    """What has each rank left go on with whole variables where some were in pieces, and with all cut for these ranks.
+    """After a loss: assemble the complete values of all variables in pieces. Collective.
 
-    Collective. It changes nothing; what it gives, which does, is to be called once all ranks have come so far.
+    Returns:
+        A function that assigns these values, and cuts variables for the remaining ranks. Call it once all ranks have
+        returned from `restore_lost`, which itself changes nothing: another rank may be lost in it.
 
     Raises:
-        LostRankError: on all of them, if both who owned a piece and who had its copy are lost.
+        LostRankError: on all ranks, if both the owner of a piece and its keeper are lost.
     """
     _note_ranks()
-    mine = {one.number: one for one in pieces.list_variables()}
-    known = {number: (one.is_apart(), _list_copied(one)) for number, one in mine.items()}
-    everyone = objects.allgather(known, "which pieces of an optimizer are left")
-    wholes: dict[int, np.ndarray] = {}
-    for number in sorted(set(everyone[0]).intersection(*everyone)):
-        # Where a rank was lost while variables were put together they may be whole on some; pieces are there on all.
-        if any(each[number][0] for each in everyone):
-            wholes[number] = _put_together(mine[number], [each[number][1] for each in everyone])
+    variables = {one.number: one for one in pieces.list_variables()}
+    known = {number: (one.is_apart(), _list_copied_origins(one)) for number, one in variables.items()}
+    gathered = objects.allgather(known, "which pieces of an optimizer are left")
+    values: dict[int, np.ndarray] = {}
+    for number in sorted(set(gathered[0]).intersection(*gathered)):
+        # If a rank was lost while ranks made a variable whole, it is whole on some of them. All still have its pieces.
+        if any(of_rank[number][0] for of_rank in gathered):
+            values[number] = _assemble(variables[number], [of_rank[number][1] for of_rank in gathered])
 
-    def settle() -> None:
-        for number, one in mine.items():
-            if number in wholes:
-                one.put_whole(wholes[number])
+    def assign_values() -> None:
+        for number, one in variables.items():
+            if number in values:
+                one.put_whole(values[number])
             if one.cuts and one.of() is not None:
                 one.cuts = owners.cut_variable(one.of())
         _kept.clear()
         _cut_for[:] = membership.list_origins()
 
-    return settle
+    return assign_values
 
 
 def _note_ranks() -> None:
@@ -93,67 +101,78 @@ def _note_ranks() -> None:
         _cut_for[:] = range(max(membership.list_origins()) + 1)
 
 
-def _exchange_pieces(variables: Sequence[Any]) -> list[_Pieces]:
-    """Of each variable the copies of others' pieces that are this rank's to keep. Collective."""
+def _exchange_pieces(variables: Sequence[Any]) -> list[_Copies]:
+    """Send this rank's pieces to its keeper. Returns the copies that this rank keeps, for each variable. Collective."""
     from mpi4py import MPI
 
     here, origins = world.get_world(), membership.list_origins()
     owning = owners.list_owners()
     keepers = [find_keeper(rank, here.nodes, owning) for rank in range(here.size)]
-    mine = np.concatenate([_copy_piece(one) for one in variables])
+    own_pieces = np.concatenate([_copy_piece(one) for one in variables])
     sizes = {rank: [_count_bytes(one, rank) for one in variables] for rank in range(here.size)}
-    taken = {rank: np.empty(sum(sizes[rank]), np.uint8) for rank, keeper in enumerate(keepers) if keeper == here.rank}
+    received = {
+        rank: np.empty(sum(sizes[rank]), np.uint8) for rank, keeper in enumerate(keepers) if keeper == here.rank
+    }
     communicator = world.get_communicator("control")
-    _under_way[:] = [mine, *taken.values()]
+    _buffers[:] = [own_pieces, *received.values()]
     with objects.start_exchange("copies of pieces of an optimizer"):
-        requests = [communicator.Irecv([part, MPI.BYTE], rank) for rank, to in taken.items() for part in _split(to)]
-        requests += [communicator.Isend([part, MPI.BYTE], keepers[here.rank]) for part in _split(mine)]
+        requests = [
+            communicator.Irecv([part, MPI.BYTE], rank) for rank, data in received.items() for part in _split(data)
+        ]
+        requests += [communicator.Isend([part, MPI.BYTE], keepers[here.rank]) for part in _split(own_pieces)]
         MPI.Request.Waitall(requests)
-    _under_way.clear()
-    parts = {rank: np.split(data, np.cumsum(sizes[rank])[:-1]) for rank, data in taken.items()}
-    return [{origins[rank]: of_rank[at] for rank, of_rank in parts.items()} for at in range(len(variables))]
+    _buffers.clear()
+    copies = {rank: np.split(data, np.cumsum(sizes[rank])[:-1]) for rank, data in received.items()}
+    return [{origins[rank]: of_rank[index] for rank, of_rank in copies.items()} for index in range(len(variables))]
 
 
 def _split(data: np.ndarray) -> list[np.ndarray]:
-    return [data[first : first + _LONGEST] for first in range(0, len(data), _LONGEST)]
+    """Views of `data` that are short enough for a message."""
+    return [data[start : start + _MAX_MESSAGE_BYTES] for start in range(0, len(data), _MAX_MESSAGE_BYTES)]
 
 
-def _count_bytes(variable: Any, place: int) -> int:
-    """Of the piece of the rank at this place of those for which it is cut."""
-    return (variable.cuts[place + 1] - variable.cuts[place]) * variable.dtype.size
+def _count_bytes(variable: Any, index: int) -> int:
+    """The bytes of piece `index` of a variable."""
+    return (variable.cuts[index + 1] - variable.cuts[index]) * variable.dtype.size
 
 
 def _copy_piece(variable: Any) -> np.ndarray:
-    """This rank's piece, in bytes."""
+    """This rank's piece, as bytes."""
     return np.array(variable.piece.numpy()).view(np.uint8)
 
 
-def _list_copied(variable: Any) -> list[int]:
-    """The ranks, by the numbers that they had when the run began, of whose pieces this one has a valid copy."""
+def _list_copied_origins(variable: Any) -> list[int]:
+    """The origins of the ranks of whose pieces this rank has valid copies."""
     updates, copies = _kept.get(variable.number, (-1, {}))
     return list(copies) if updates == variable.updates else []
 
 
-def _put_together(variable: Any, copied: Sequence[Sequence[int]]) -> np.ndarray:
-    """The whole value, of what ranks have; of those before the loss, whose pieces are `copied` on each. Collective."""
+def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndarray:
+    """The complete value of a variable, from the pieces and copies of all remaining ranks. Collective.
+
+    Args:
+        copied_origins: `_list_copied_origins` of each rank.
+    """
     here, origins = world.get_world().rank, membership.list_origins()
     whole = np.empty(variable.shape.num_elements() * variable.dtype.size, np.uint8)
-    for place, origin in enumerate(_cut_for):
-        first, count = variable.cuts[place] * variable.dtype.size, _count_bytes(variable, place)
-        if not count:
+    for index, origin in enumerate(_cut_for):
+        start, size = variable.cuts[index] * variable.dtype.size, _count_bytes(variable, index)
+        if not size:
             continue
-        has = [rank for rank, copies in enumerate(copied) if origin in copies]
-        has = [origins.index(origin)] if origin in origins else has
-        if not has:
+        if origin in origins:  # the owner is still here
+            sources = [origins.index(origin)]
+        else:
+            sources = [rank for rank, copied in enumerate(copied_origins) if origin in copied]
+        if not sources:
             raise membership.make_loss_error(
                 f"rank {origin} had a piece of the optimizer's variables, and no other has a copy of it as it is now: "
                 "it was changed outside of a step, or the rank with the copy is lost, too"
             )
         data = None
-        if here == has[0]:
+        if here == sources[0]:
             data = _copy_piece(variable) if origin == origins[here] else _kept[variable.number][1][origin]
-        for part in _split(whole[first : first + count]):
-            begin = part.ctypes.data - whole.ctypes.data - first
-            mine = None if data is None else data[begin : begin + len(part)]
-            part[:] = objects.broadcast(mine, "a piece of an optimizer", root=has[0])
+        for part in _split(whole[start : start + size]):
+            offset = part.ctypes.data - whole.ctypes.data - start
+            sent = None if data is None else data[offset : offset + len(part)]
+            part[:] = objects.broadcast(sent, "a piece of an optimizer", root=sources[0])
     return whole.view(variable.dtype.as_numpy_dtype).reshape(tuple(variable.shape))

@@ -1,6 +1,8 @@
-"""Slots of optimizers, such as Adam's moments: variables with an entry for each entry of a weight.
+"""Creates the slots of optimizers in pieces, with `MATEX_STRATEGY=sharded`, `servers` and `auto`.
 
-With `MATEX_STRATEGY=sharded` and `servers`, each rank holds a piece of them from their creation on.
+A slot, such as a moment of Adam, is a variable with an entry for each entry of a weight. Hooks on Keras' optimizers
+replace the creation of slots, so each rank has only its piece from the start. Optimizers that cannot have pieces are
+reported, and update whole variables on each rank.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from matex_tf.world import world
 
 HOOKS = KerasTable()
 _IF_HOOK_MISSING = "each rank has complete optimizer variables"
-_SLOT, _COUNTED = "slot", "counted"
+_SLOT, _COUNTED = "slot", "counted"  # tags of variables
 EAGER = "it is called outside of a tf.function"
 _LEAST_BYTES = 256 << 10
 """With `auto`, the smallest weight whose slots are sharded: smaller updates take less time than a rendezvous."""
-_said: set[tuple[str, str]] = set()
+_reported: set[tuple[str, str]] = set()
 
 
 class Slot(NamedTuple):
@@ -40,9 +42,7 @@ class Slot(NamedTuple):
 
 
 def find_slot(variable: Any) -> Slot | None:
-    """The weight and the optimizer of a TensorFlow variable; None if it is not a slot, or if one of
-    them was deleted.
-    """
+    """The weight and the optimizer of a slot; None if the variable is no slot, or if one of the two was deleted."""
     of, optimizer = (refer() for refer in tags.get_tag(variable, _SLOT, (lambda: None, lambda: None)))
     return None if of is None or optimizer is None else Slot(of, optimizer)
 
@@ -74,7 +74,7 @@ def _wrap_add_slot(original: Any) -> Any:
 @HOOKS.replace_in(_IF_HOOK_MISSING, keras2="optimizers.legacy.optimizer_v2:OptimizerV2._distributed_apply")
 def _wrap_legacy_apply(original: Any) -> Any:
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        say_whole(_name_optimizer(self), "it is one of tf.keras.optimizers.legacy")
+        report_whole(_name_optimizer(self), "it is one of tf.keras.optimizers.legacy")
         return original(self, *args, **kwargs)
 
     return apply
@@ -89,7 +89,7 @@ def _wrap_v1_apply(original: Any) -> Any:
     def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
         update = original(self, *args, **kwargs)
         if self.get_slot_names():
-            say_whole(_name_optimizer(self), "it is one of tf.compat.v1")
+            report_whole(_name_optimizer(self), "it is one of tf.compat.v1")
         return update
 
     return apply_gradients
@@ -106,7 +106,7 @@ def start_pieces() -> None:
             world.when_script_knows_ranks.append(lambda: owners.keep_whole(pieces.ASKED))
             THREADS.install()
         events.pieces_are_used.add_listener(_choose_cuts)
-        events.pieces_refused.add_listener(_say_refused)
+        events.pieces_refused.add_listener(_report_refused)
         events.updates_eagerly.add_listener(_make_whole)
         if settings.get_settings().elastic:
             events.step_computed.add_listener(_send_copies)
@@ -139,10 +139,10 @@ def _keep_sent(_: Any) -> None:
     piece_copies.keep_sent()
 
 
-def say_whole(optimizer: str, why: str) -> None:
+def report_whole(optimizer: str, why: str) -> None:
     """Report once that an optimizer, or a variable of it, is not sharded although a sharded strategy is chosen."""
-    if owners.is_chosen() and (optimizer, why) not in _said:
-        _said.add((optimizer, why))
+    if owners.is_chosen() and (optimizer, why) not in _reported:
+        _reported.add((optimizer, why))
         if owners.is_left_open() and not settings.get_settings().explain:
             return
         if world.get_world().servers:
@@ -178,8 +178,8 @@ def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options:
         from matex_tf.steps.piece_variables import PieceVariable
 
         # A value that is not constant may differ between ranks, which compare it while the variable is complete.
-        is_one = bool(tf.reduce_all(value == tf.reshape(value, [-1])[0]))
-        cuts = owners.cut_variable(of) if is_one and not owners.is_count_automatic() else ()
+        is_constant = bool(tf.reduce_all(value == tf.reshape(value, [-1])[0]))
+        cuts = owners.cut_variable(of) if is_constant and not owners.is_count_automatic() else ()
         more = {name: options[name] for name in ("synchronization", "aggregation") if options.get(name) is not None}
         name = options.get("name") or "Variable"
         owner = _name_optimizer(optimizer)
@@ -200,16 +200,16 @@ def _choose_cuts(variables: Sequence[Any]) -> None:
             one.cuts = owners.cut_variable(one.of())
 
 
-def _say_refused(variables: Sequence[Any], why: str) -> None:
+def _report_refused(variables: Sequence[Any], why: str) -> None:
     for owner in dict.fromkeys(one.owner for one in variables):
         refused = [one.name for one in variables if one.owner == owner and one.is_refused]
-        say_whole(f"'{refused[0]}' of {owner}" if refused else owner, why)
+        report_whole(f"'{refused[0]}' of {owner}" if refused else owner, why)
 
 
 def _make_whole(optimizer: Any) -> None:
     """An optimizer updates in eager code, which needs complete variables. Collective if they are in pieces."""
-    mine = [one for one in pieces.list_variables() if (slot := find_slot(one)) and slot.optimizer is optimizer]
-    for one in mine:
+    own_slots = [one for one in pieces.list_variables() if (slot := find_slot(one)) and slot.optimizer is optimizer]
+    for one in own_slots:
         one.make_whole()
-    if mine:
-        say_whole(mine[0].owner, EAGER)
+    if own_slots:
+        report_whole(own_slots[0].owner, EAGER)

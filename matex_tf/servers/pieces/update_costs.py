@@ -1,4 +1,8 @@
-"""Records which parts of an optimizer's update could be sharded; in a phantom rank (`matex plan`) also its duration."""
+"""Records which parts of an optimizer's update could be sharded.
+
+`matex plan` needs the records of its phantom rank to predict other strategies (`describe_updates`), and also the end of
+each update. `--adapt=ranks` compares strategies with them (`count_bytes`).
+"""
 
 from __future__ import annotations
 
@@ -21,36 +25,36 @@ from matex_tf.world import world
 
 
 @dataclass(frozen=True)
-class _Shares:
-    """Bytes of one optimizer that could be sharded: gradients, weights and slots.
-
-    whole: bytes of its other slots; why_not: the reason why they could not.
-    """
+class _UpdateBytes:
+    """Bytes of one optimizer's update."""
 
     gradients: int
     weights: int
     slots: int
+    """The first three could be sharded."""
     whole: int
+    """Slots that could not be sharded."""
     why_not: str
+    """The reason why not; "" if all slots could be sharded."""
 
 
 _NO_FUNCTION = "no tf.function updates its weights by an optimizer of Keras, as with tf.compat.v1"
-_noted: weakref.WeakKeyDictionary[Any, _Shares] = weakref.WeakKeyDictionary()
-_obstacles: dict[str, str] = {}
+_noted: weakref.WeakKeyDictionary[Any, _UpdateBytes] = weakref.WeakKeyDictionary()  # by optimizer
+_obstacles: dict[str, str] = {}  # by strategy
 
 
 def are_measured() -> bool:
-    """Returns whether `matex plan` measures the steps of this rank."""
+    """Whether `matex plan` measures the steps of this rank."""
     return world.get_world().is_phantom and settings.get_settings().plan is not None
 
 
 def are_noted() -> bool:
-    """Returns whether this process records which parts could be sharded."""
+    """Whether this process records which parts could be sharded."""
     return are_measured() or owners.may_change_strategy()
 
 
 def note_obstacle(strategy: str, why: str) -> None:
-    """Record the reason against a strategy, given without its number; the first reason counts."""
+    """Record the reason against a strategy, which is a name without a number; the first reason counts."""
     if are_measured():
         _obstacles.setdefault(strategy, why)
 
@@ -70,35 +74,35 @@ def note_step(plan: Any) -> None:
     """Record which parts of the updates in a planned step could be sharded."""
     if not plan.trained:
         return
-    known = [(one, slots.find_slot(one)) for one in plan.traced.graph.variables]
-    every = [(one, slot) for one, slot in known if slot is not None]
-    program, held, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
-    if not held:
-        program, held, why_not = _place_slots(plan, [one for one, _ in every])
-    if not every:
+    found = [(one, slots.find_slot(one)) for one in plan.traced.graph.variables]
+    step_slots = [(one, slot) for one, slot in found if slot is not None]
+    program, sharded, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
+    if not sharded:
+        program, sharded, why_not = _place_slots(plan, [one for one, _ in step_slots])
+    if not step_slots:
         why_not = why_not or "the optimizer has no variables with an entry for each entry of a weight"
     if why_not:
         note_obstacle("sharded", why_not)
-    taken = sum(_measure_sums(program)) if program is not None else 0
-    ids = set(map(id, held))
-    for optimizer in {id(slot.optimizer): slot.optimizer for _, slot in every}.values():
-        its = [(one, slot.of) for one, slot in every if slot.optimizer is optimizer]
-        cut = [(one, of) for one, of in its if id(one) in ids]
-        weights = measure_bytes(list({id(of): of for _, of in cut}.values()))
-        size = measure_bytes([one for one, _ in cut])
-        whole = measure_bytes([one for one, _ in its]) - size
-        _noted[optimizer] = _Shares(taken, weights, size, whole, why_not)
-        taken = 0
+    gradient_bytes = sum(_measure_sums(program)) if program is not None else 0
+    sharded_ids = set(map(id, sharded))
+    for optimizer in {id(slot.optimizer): slot.optimizer for _, slot in step_slots}.values():
+        own = [(one, slot.of) for one, slot in step_slots if slot.optimizer is optimizer]
+        own_sharded = [(one, of) for one, of in own if id(one) in sharded_ids]
+        weight_bytes = measure_bytes(list({id(of): of for _, of in own_sharded}.values()))
+        slot_bytes = measure_bytes([one for one, _ in own_sharded])
+        whole_bytes = measure_bytes([one for one, _ in own]) - slot_bytes
+        _noted[optimizer] = _UpdateBytes(gradient_bytes, weight_bytes, slot_bytes, whole_bytes, why_not)
+        gradient_bytes = 0  # the sums of a step are recorded once, with its first optimizer
 
 
 def _note_eager(optimizer: Any) -> None:
     """An optimizer that updates in eager code keeps complete slots, which exist after its first update."""
     if (known := _noted.get(optimizer)) is not None and known.why_not == slots.EAGER and known.whole:
         return
-    own = getattr(optimizer, "variables", [])
-    found = [find_tf_variable(one) for one in (own() if callable(own) else own)]
-    its = [one for one in found if (slot := slots.find_slot(one)) is not None and slot.optimizer is optimizer]
-    _noted[optimizer] = _Shares(0, 0, 0, measure_bytes(its), slots.EAGER)
+    variables = getattr(optimizer, "variables", [])  # a method in Keras 2
+    inner = [find_tf_variable(one) for one in (variables() if callable(variables) else variables)]
+    own_slots = [one for one in inner if (slot := slots.find_slot(one)) is not None and slot.optimizer is optimizer]
+    _noted[optimizer] = _UpdateBytes(0, 0, 0, measure_bytes(own_slots), slots.EAGER)
 
 
 def _note_trained(plan: Any) -> None:
@@ -111,37 +115,39 @@ def _mark_end() -> None:
     """Add a barrier at the end of a step's updates, which records their end as an event."""
     import tensorflow as tf
 
-    made = tf.compat.v1.get_default_graph().get_operations()
-    with tf.control_dependencies([op for op in made if op.op_def is not None and op.op_def.is_stateful]):
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    with tf.control_dependencies([op for op in operations if op.op_def is not None and op.op_def.is_stateful]):
         ops.barrier(UPDATED)
 
 
-def _place_slots(plan: Any, found: list[Any]) -> tuple[Program | None, list[Any], str]:
-    """The program of a step as if this rank owned the only piece of each slot; these slots; and the reason against
-    others.
+def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list[Any], str]:
+    """Plan a step again as if this rank owned the only piece of each slot.
+
+    Returns:
+        The program, the slots that it can have in pieces, and the reason against the other slots.
     """
     why_not = plan.why_whole
-    by_handle = {id(one.handle): one for one in found}
+    by_handle = {id(one.handle): one for one in step_slots}
     outer = [one for one, _ in plan.traced.graph.captures]
     while by_handle and plan.program is not None:
         sizes = [by_handle[id(one)].shape.num_elements() if id(one) in by_handle else None for one in outer]
-        placed = [WHOLE if size is None else hold((0, size), at) for at, size in enumerate(sizes)]
+        captured = [WHOLE if size is None else hold((0, size), index) for index, size in enumerate(sizes)]
         try:
-            given = [value.placement for value in plan.program.inputs]
-            given[plan.given : plan.given + len(outer)] = placed
-            program = read_program(plan.graph, given, takes_batches=plan.source is None)
+            placements = [value.placement for value in plan.program.inputs]
+            placements[plan.given : plan.given + len(outer)] = captured
+            program = read_program(plan.graph, placements, takes_batches=plan.source is None)
             return program, list(by_handle.values()), why_not
-        except PiecesRefusedError as error:
+        except PiecesRefusedError as error:  # try again without the refused slots
             first, op = next(iter(error.refused.items()))
             name = find_name(by_handle[id(outer[first])])
             why_not = f"{len(error.refused)} variables are not sharded, such as '{name}' because of {op.type}"
-            for number in error.refused:
-                del by_handle[id(outer[number])]
+            for index in error.refused:
+                del by_handle[id(outer[index])]
     return None, [], why_not
 
 
 def _measure_sums(program: Program) -> Iterator[int]:
-    """The bytes of each sum of which ranks need only pieces."""
+    """The bytes of each sum of which a rank needs only a piece."""
     for node in program.nodes:
         for value, need in zip(node.inputs, node.decision.needs):
             if value.placement.is_partial and need is not None and need.is_piece:
@@ -153,18 +159,18 @@ def _measure_sums(program: Program) -> Iterator[int]:
 def count_bytes(optimizer: Any) -> tuple[int, int]:
     """The bytes of an optimizer that could be sharded, as traced on this rank: weights and slots."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return next(((shares.weights, shares.slots) for one, shares in _noted.items() if one is inner), (0, 0))
+    return next(((noted.weights, noted.slots) for one, noted in _noted.items() if one is inner), (0, 0))
 
 
 def describe_updates() -> dict[str, Any]:
     """The records of all optimizers, by the fields of `planner.plan_file.Update`."""
-    shares = list(_noted.values())
-    why_not = "; ".join(dict.fromkeys(one.why_not for one in shares if one.why_not))
+    noted = list(_noted.values())
+    why_not = "; ".join(dict.fromkeys(one.why_not for one in noted if one.why_not))
     return {
-        "gradients": sum(one.gradients for one in shares),
-        "weights": sum(one.weights for one in shares),
-        "slots": sum(one.slots for one in shares),
-        "whole": sum(one.whole for one in shares),
+        "gradients": sum(one.gradients for one in noted),
+        "weights": sum(one.weights for one in noted),
+        "slots": sum(one.slots for one in noted),
+        "whole": sum(one.whole for one in noted),
         "why_not": why_not or _obstacles.get("sharded", ""),
         "not_async": _obstacles.get("async", ""),
         "not_local": _obstacles.get("local", ""),

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections import Counter
 
 
-def describe_turns(others: Counter[int], waited: float, more: int) -> str:
-    """The summary of a training: number of updates, staleness, and seconds that all ranks waited.
+def describe_turns(counts: Counter[int], waited_seconds: float, lost_updates: int) -> str:
+    """The summary of a training, for a message.
 
-    `others`: number of updates by staleness, the number of other updates since the weights were read. `more`: further
-    updates, of lost ranks.
+    Args:
+        counts: the number of updates by staleness. The staleness of an update is the number of updates by other ranks
+            since its weights were read.
+        waited_seconds: of all ranks together.
+        lost_updates: the number of updates of lost ranks, whose staleness is not known.
     """
-    by_lost = f", {more} more by ranks that were lost" if more else ""
-    updates = sum(others.values())
-    mean = sum(late * times for late, times in others.items()) / updates
-    seen = 0
-    for late in sorted(others):
-        seen += others[late]
-        if seen >= 0.99 * updates:
+    by_lost = f", {lost_updates} more by ranks that were lost" if lost_updates else ""
+    updates = sum(counts.values())
+    mean = sum(staleness * count for staleness, count in counts.items()) / updates
+    cumulated = 0
+    for staleness in sorted(counts):
+        cumulated += counts[staleness]
+        if cumulated >= 0.99 * updates:
             break
     return (
-        f"asynchronous: {updates} updates{by_lost}; staleness {mean:.2f} on average, {late} at the 99th percentile, at "
-        f"most {max(others)}; {waited:.1f} s waited at the bound by all ranks together"
+        f"asynchronous: {updates} updates{by_lost}; staleness {mean:.2f} on average, {staleness} at the 99th "
+        f"percentile, at most {max(counts)}; {waited_seconds:.1f} s waited at the bound by all ranks together"
     )

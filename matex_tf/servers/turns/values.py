@@ -1,4 +1,8 @@
-"""Variables of asynchronous ranks: some are in the shared store, others belong to each rank."""
+"""Variables of asynchronous ranks (`apart.turns`), by what happens to them within an epoch and at its end.
+
+`SharedValues` are in the shared store, where all ranks change them. The others exist on each rank: `OwnValues` become
+those of the rank with the newest batch, `Sums` are added up, `Counters` follow from the number of the batch.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,22 @@ from matex_tf.steps.variables import find_tf_variable
 
 
 class SharedValues:
-    """The variables `shared`, in the same order on all ranks. They occupy the first `size` bytes of the store."""
+    """Variables that all ranks have, in the same order. They occupy the first `size` bytes of the store."""
 
-    def __init__(self, shared: Sequence[Any]):
-        self._variables = [find_tf_variable(one) for one in shared]
-        self._places: list[int] = []
+    def __init__(self, variables: Sequence[Any]):
+        self._variables = [find_tf_variable(one) for one in variables]
+        self._offsets: list[int] = []
         self.size = 0
         for one in self._variables:
-            self._places.append(self.size)
+            self._offsets.append(self.size)
             self.size += store.pad_bytes(one.shape.num_elements() * one.dtype.size)
 
     def view_store(self, writes: bool) -> None:
         """Move the variables to the store. `writes`: store their present values there."""
-        for one, place in zip(self._variables, self._places):
-            store.view_variable(one.handle, place, writes)
+        for one, offset in zip(self._variables, self._offsets):
+            store.view_variable(one.handle, offset, writes)
 
-    def take_out(self) -> None:
+    def copy_out(self) -> None:
         """Move the variables out of the store: each rank has a copy of the present values."""
         import tensorflow as tf
 
@@ -35,34 +39,32 @@ class SharedValues:
             one.assign(tf.constant(np.array(one.numpy())))
 
 
-class Told(NamedTuple):
-    """The values of a rank's own variables with a batch; -1: before any batch."""
+class BatchValues(NamedTuple):
+    """The values of a rank's own variables while it trained a batch; batch -1: before any batch."""
 
     batch: int
     values: list[Any]
 
 
 class OwnValues:
-    """The variables `told`, which each rank has for itself and a script may set for each batch, as
-    the learning rate.
-    """
+    """Variables that each rank has for itself, such as the learning rate, which a script may set for each batch."""
 
-    def __init__(self, told: Sequence[Any]):
-        self._variables = list(told)
+    def __init__(self, variables: Sequence[Any]):
+        self._variables = list(variables)
         self.forget_batches()
 
     def forget_batches(self) -> None:
         """Reset at the beginning of an epoch."""
-        self._newest: Told | None = None
+        self._newest: BatchValues | None = None
 
-    def keep_values(self, batch: int) -> Told:
+    def keep_values(self, batch: int) -> BatchValues:
         """Record the present values for this batch. Returns the values of the newest batch so far."""
         if self._newest is None or batch > self._newest.batch:
-            self._newest = Told(batch, [one.numpy() for one in self._variables])
+            self._newest = BatchValues(batch, [one.numpy() for one in self._variables])
         return self._newest
 
-    def assign_values(self, told: Told) -> None:
-        for one, value in zip(self._variables, told.values):
+    def assign_values(self, batch_values: BatchValues) -> None:
+        for one, value in zip(self._variables, batch_values.values):
             one.assign(value)
 
 
@@ -75,26 +77,30 @@ class Sums:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to count; all ranks have equal values."""
+        """Begin an epoch; all ranks have equal values."""
         self._start = [np.array(one.numpy()) for one in self._variables]
 
-    def read(self) -> list[np.ndarray]:
-        """The amounts that this rank has added."""
+    def compute_added(self) -> list[np.ndarray]:
+        """The amounts that this rank has added since `begin`."""
         return [np.asarray(one.numpy()) - start for one, start in zip(self._variables, self._start)]
 
-    def add(self, parts: Sequence[np.ndarray]) -> None:
-        for one, part in zip(self._variables, parts):
-            one.assign_add(part)
+    def add(self, amounts: Sequence[np.ndarray]) -> None:
+        for one, amount in zip(self._variables, amounts):
+            one.assign_add(amount)
 
-    def assign_sum(self, everyone: Sequence[Sequence[np.ndarray]]) -> None:
+    def assign_sum(self, amounts_of_ranks: Sequence[Sequence[np.ndarray]]) -> None:
         """Set the variables to their start values plus the amounts of all ranks."""
-        for one, start, *parts in zip(self._variables, self._start, *everyone):
-            one.assign(sum(parts, start))
+        for one, start, *amounts in zip(self._variables, self._start, *amounts_of_ranks):
+            one.assign(sum(amounts, start))
 
 
 class Counters:
-    """TensorFlow variables that each step changes by a constant amount: with a batch they have the values of the script
-    alone.
+    """TensorFlow variables that each step changes by a constant amount, such as states of random numbers.
+
+    At each batch they have the values of the script alone.
+
+    Args:
+        amounts: (variable, amount) pairs.
     """
 
     def __init__(self, amounts: Sequence[tuple[Any, np.ndarray]]):

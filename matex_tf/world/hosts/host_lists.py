@@ -1,4 +1,7 @@
-"""Parses the hosts of mpirun's options, of a host file or of Slurm's allocation, and replaces hosts in options."""
+"""Parses the hosts of mpirun's options, of a host file or of Slurm's allocation, and replaces hosts in options.
+
+`matex run` uses it to continue on other hosts after a loss, and to recognize a host by any of its names.
+"""
 
 from __future__ import annotations
 
@@ -30,45 +33,50 @@ class Host:
 
 
 def group_options(options: Sequence[str]) -> list[list[str]]:
-    """Group mpirun's options, each with its words."""
-    found: list[list[str]] = []
-    at = 0
-    while at < len(options):
-        word = options[at]
+    """Group the words of mpirun's command line: each option with its arguments."""
+    groups: list[list[str]] = []
+    index = 0
+    while index < len(options):
+        word = options[index]
         count = 0 if "=" in word else mpirun_options.ARITY.get(mpirun_options.parse_option_name(word))
-        if count is None:
+        if count is None:  # an unknown option: its arguments end at the next option
             count = 0
-            while at + count + 1 < len(options) and not options[at + count + 1].startswith("-"):
+            while index + count + 1 < len(options) and not options[index + count + 1].startswith("-"):
                 count += 1
-        found.append(list(options[at : at + count + 1]))
-        at += count + 1
-    return found
+        groups.append(list(options[index : index + count + 1]))
+        index += count + 1
+    return groups
 
 
 def _read_value(group: Sequence[str]) -> str:
-    return group[0].partition("=")[2] if "=" in group[0] else (group[1] if len(group) > 1 else "")
+    """The first argument of an option."""
+    if "=" in group[0]:
+        return group[0].partition("=")[2]
+    return group[1] if len(group) > 1 else ""
 
 
 def list_hosts(options: Sequence[str], environment: Mapping[str, str], folder: str = "") -> list[Host]:
     """The hosts of `options` or of Slurm's allocation, in their order; empty if the launcher chooses them.
 
-    A relative path of a host file is resolved in `folder`, or else in the current folder.
+    Args:
+        environment: the variables with Slurm's allocation.
+        folder: the folder of relative paths of host files; "": the current folder.
     """
-    found: dict[str, int] = {}
+    slots_of: dict[str, int] = {}  # by host
     for group in group_options(options):
         name = mpirun_options.parse_option_name(group[0])
         if name in _HOST_OPTIONS:
             for part in _read_value(group).split(","):
                 host, colon, number = part.partition(":")
-                found[host] = found.get(host, 0) + (int(number) if colon and number.isdigit() else 1)
+                slots_of[host] = slots_of.get(host, 0) + (int(number) if colon and number.isdigit() else 1)
         elif name in _FILE_OPTIONS:
             for host, slots in _read_host_file(os.path.join(folder, _read_value(group))):
-                found[host] = found.get(host, 0) + slots
-    if not found and environment.get("SLURM_JOB_NODELIST"):
+                slots_of[host] = slots_of.get(host, 0) + slots
+    if not slots_of and environment.get("SLURM_JOB_NODELIST"):
         names = _list_slurm_names(environment["SLURM_JOB_NODELIST"])
         tasks = _parse_slurm_slots(environment.get("SLURM_TASKS_PER_NODE", ""))
-        found = dict(zip(names, [*tasks, *[1] * len(names)]))
-    return [Host(name, slots) for name, slots in found.items() if name]
+        slots_of = dict(zip(names, [*tasks, *[1] * len(names)]))
+    return [Host(name, slots) for name, slots in slots_of.items() if name]
 
 
 def _read_host_file(path: str) -> list[tuple[str, int]]:
@@ -78,12 +86,13 @@ def _read_host_file(path: str) -> list[tuple[str, int]]:
             lines = [line.partition("#")[0].strip() for line in file]
     except OSError:
         return []  # mpirun reports the error
-    found = []
+    hosts = []
     for line in filter(None, lines):
-        name, _, slots = line.split()[0].partition(":")
-        given = re.search(r"\bslots\s*=\s*(\d+)", line)
-        found.append((name, int(given.group(1) if given else slots if slots.isdigit() else 1)))
-    return found
+        name, _, number = line.split()[0].partition(":")
+        if match := re.search(r"\bslots\s*=\s*(\d+)", line):
+            number = match.group(1)
+        hosts.append((name, int(number) if number.isdigit() else 1))
+    return hosts
 
 
 def _list_slurm_names(text: str) -> list[str]:
@@ -110,22 +119,22 @@ def find_named(hosts: Sequence[Host], name: str) -> Host | None:
     Compares addresses of the system's resolver; if none match, names up to the first dot, because a host may have an
     address in each of several networks.
     """
-    if alike := next((host for host in hosts if host.name == name), None):
-        return alike
-    found = _resolve_names([name, *(host.name for host in hosts)])
-    if same := next((host for host in hosts if found[name] & found[host.name]), None):
-        return same
-    word = name.partition(".")[0]
-    of_word = [host for host in hosts if host.name.partition(".")[0] == word]
-    return of_word[0] if len(of_word) == 1 else None
+    if with_name := next((host for host in hosts if host.name == name), None):
+        return with_name
+    addresses = _resolve_names([name, *(host.name for host in hosts)])
+    if with_address := next((host for host in hosts if addresses[name] & addresses[host.name]), None):
+        return with_address
+    short_name = name.partition(".")[0]
+    with_short_name = [host for host in hosts if host.name.partition(".")[0] == short_name]
+    return with_short_name[0] if len(with_short_name) == 1 else None
 
 
 def _resolve_names(names: Sequence[str]) -> dict[str, set[str]]:
     """The addresses of hosts; empty for hosts that are not resolved within `RESOLVING` seconds in total."""
-    found: dict[str, set[str]] = {}
+    addresses: dict[str, set[str]] = {}
 
     def resolve(name: str) -> None:
-        found[name] = _find_addresses(name)
+        addresses[name] = _find_addresses(name)
 
     # On threads: signals are handled meanwhile, and threads that still wait at the end of the program are abandoned.
     threads = [threading.Thread(target=resolve, args=(name,), daemon=True) for name in dict.fromkeys(names)]
@@ -134,7 +143,7 @@ def _resolve_names(names: Sequence[str]) -> dict[str, set[str]]:
         thread.start()
     for thread in threads:
         thread.join(max(until - time.monotonic(), 0.0))
-    return {name: found.get(name, set()) for name in names}
+    return {name: addresses.get(name, set()) for name in names}
 
 
 def _find_addresses(name: str) -> set[str]:
@@ -172,9 +181,8 @@ def drop_options(options: Sequence[str], names: Sequence[str]) -> list[str]:
     ]
 
 
-def replace_hosts(options: Sequence[str], left: Sequence[Host], family: str) -> list[str]:
-    """The `options` of mpirun for the remaining hosts `left`."""
-    kept = drop_options(options, (*_HOST_OPTIONS, *_FILE_OPTIONS))
-    if family == mpirun_options.OPENMPI:
-        return [*kept, "--host", ",".join(f"{host.name}:{host.slots}" for host in left)]
-    return [*kept, "-hosts", ",".join(f"{host.name}:{host.slots}" for host in left)]
+def replace_hosts(options: Sequence[str], hosts: Sequence[Host], family: str) -> list[str]:
+    """The `options` of mpirun with these hosts. `family`: the MPI, by its name in `mpirun_options`."""
+    option = "--host" if family == mpirun_options.OPENMPI else "-hosts"
+    names = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+    return [*drop_options(options, (*_HOST_OPTIONS, *_FILE_OPTIONS)), option, names]
