@@ -54,15 +54,15 @@ class SharedStep:
         import tensorflow as tf
 
         plan, why = self.plan, [""]
-        if plan.source is None or plan.given != 1:
+        if plan.source is None or plan.argument_count != 1:
             return "it does not take its batch as the steps of Keras do"
         program = additive.read_step(plan.graph)
         outer = [one for one, _ in plan.traced.graph.captures]
-        taken = [*plan.graph.inputs[: plan.given], *plan.graph.inputs[plan.given + len(outer) :]]
+        taken = [*plan.graph.inputs[: plan.argument_count], *plan.graph.inputs[plan.argument_count + len(outer) :]]
 
         def step(*given: Any) -> list[Any]:
             here = tf.compat.v1.get_default_graph()
-            inputs = [*given[: plan.given], *map(here.capture, outer), *given[plan.given :]]
+            inputs = [*given[: plan.argument_count], *map(here.capture, outer), *given[plan.argument_count :]]
             outputs = additions.copy_step(program, inputs)
             why[0] = additions.why_not or additive.find_obstacle(here, known, self.sums, private)
             self.shared = additive.list_written(here, known)

@@ -120,7 +120,7 @@ def _find_obstacle(step: plan.StepPlan, others: Sequence[Any]) -> str:
     inside = {id(outer): id(inner) for outer, inner in graph.captures}
     known = {inside.get(id(one.handle)) for one in graph.variables}
     written = whole_code.list_written(graph)
-    handles = graph.inputs[: step.given]  # iterators, which are replayed; the handle of a variable has shape data
+    handles = graph.inputs[: step.argument_count]  # iterators are replayed; the handle of a variable has shape data
     known.update(id(one) for one in handles if not handle_data_util.get_resource_handle_data(one).is_set)
     if step.source is not None and not any(step.source.inputs[0] is one for op in others for one in op.inputs):
         known.add(id(step.source.inputs[0]))

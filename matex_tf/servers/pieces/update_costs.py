@@ -128,7 +128,7 @@ def _place_slots(plan: Any, found: list[Any]) -> tuple[Program | None, list[Any]
         placed = [WHOLE if size is None else hold((0, size), at) for at, size in enumerate(sizes)]
         try:
             given = [value.placement for value in plan.program.inputs]
-            given[plan.given : plan.given + len(outer)] = placed
+            given[plan.argument_count : plan.argument_count + len(outer)] = placed
             program = read_program(plan.graph, given, takes_batches=plan.source is None)
             return program, list(by_handle.values()), why_not
         except PiecesRefusedError as error:
