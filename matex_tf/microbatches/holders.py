@@ -53,14 +53,14 @@ class _Sum(_Last):
         dtype = tf.float32 if self.value.dtype.name in HALF else self.value.dtype
         shape = self.value.shape
         is_known = shape is not None and None not in shape
-        neutral = tf.constant(_find_neutral(self.value.placement.by, dtype), dtype)
+        neutral = tf.constant(_find_neutral(self.value.placement.reduction, dtype), dtype)
         begun = tf.fill(shape, neutral) if is_known else neutral
         return [begun], [tf.TensorShape(shape if is_known else None)]
 
     def add(self, rows: Any, held: Sequence[Any], made: Any) -> list[Any]:
         import tensorflow as tf
 
-        by = self.value.placement.by
+        by = self.value.placement.reduction
         if self.value.dtype.is_bool:
             return [(tf.logical_or if by == "max" else tf.logical_and)(held[0], made)]
         return [{"sum": tf.add, "max": tf.maximum, "min": tf.minimum}[by](held[0], tf.cast(made, held[0].dtype))]

@@ -139,7 +139,7 @@ def _give(body: Body, rows: Any, value: Value, need: Placement | None, tensor: A
         return
     if placement.is_sharded:
         tensor = rows.slice_rows(tensor, placement)
-    elif placement.kind == PARTIAL and placement.by == "sum":
+    elif placement.kind == PARTIAL and placement.reduction == "sum":
         tensor = tf.where(is_first, tensor, tf.zeros_like(tensor))
     elif placement.kind == SIZES:
         whole = copies.copy(rows)
