@@ -46,7 +46,7 @@ def test_a_draw_is_seen_and_can_be_taken_back(name):
     assert not before.is_drawn_from()
     first = draw(holder)
     assert before.is_drawn_from()
-    before.put_back()
+    before.restore()
     assert not before.is_drawn_from() and draw(holder) == first
 
 
