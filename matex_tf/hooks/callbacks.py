@@ -16,12 +16,7 @@ from matex_tf.steps import agreement, events
 from matex_tf.world import world
 
 _WITHIN_AN_EPOCH = (
-    "on_train_begin",
-    "on_epoch_begin",
-    "on_batch_begin",
-    "on_batch_end",
-    "on_train_batch_begin",
-    "on_train_batch_end",
+    "on_train_begin on_epoch_begin on_batch_begin on_batch_end on_train_batch_begin on_train_batch_end".split()
 )
 
 

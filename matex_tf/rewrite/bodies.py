@@ -107,10 +107,9 @@ class Body:
             return
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         before = self._wait_for(node.controls)
-        has_collectives = has_collective(node) or any(
-            body.has_collectives or not self.copy.is_ordered for body in node.bodies
-        )
-        before += self.last if has_collectives else []
+        is_ordered = has_collective(node) or any(body.has_collectives for body in node.bodies)
+        is_ordered = is_ordered or (bool(node.bodies) and not self.copy.is_ordered)
+        before += self.last if is_ordered else []
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             emit: Callable[..., Any] | None = node.decision.emit
             if emit is None:
@@ -124,7 +123,7 @@ class Body:
             self.operations[id(node)] = [tensors[0].op]
         elif emit is not None:
             self.operations[id(node)] = [tensors[0].op] if tensors else []
-        if has_collectives:
+        if is_ordered:
             self.last = [tensors[0].op]
 
     def _create(self, node: Node, inputs: Sequence[Any]) -> list[Any]:

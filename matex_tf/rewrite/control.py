@@ -12,18 +12,7 @@ from typing import Any
 from matex_tf.lazy import tf
 from matex_tf.rewrite.functions import find_callee
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
-from matex_tf.rewrite.placement import (
-    LIST,
-    PARTIAL,
-    PIECE,
-    REPLICATED,
-    SHARDED,
-    SIZES,
-    WHOLE,
-    Placement,
-    join,
-    list_of,
-)
+from matex_tf.rewrite.placement import LIST, PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, join, list_of
 from matex_tf.rewrite.rules.sizes import mark_taker
 
 MAX_READINGS = 12

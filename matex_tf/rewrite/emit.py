@@ -42,12 +42,8 @@ class Copy:
         make_slice: Callable[[Sequence[Any]], Slice] | None = None,
         make_own_slice: Callable[[Sequence[Any], Any], OwnRows] | None = None,
     ):
-        self.batch_slice, self.exchanger, self.make_slice, self.make_own_slice = (
-            batch_slice,
-            exchanger,
-            make_slice,
-            make_own_slice,
-        )
+        self.batch_slice, self.exchanger = batch_slice, exchanger
+        self.make_slice, self.make_own_slice = make_slice, make_own_slice
         self.transform: Callable[[Program, Sequence[Placement]], Program] | None = None
         self._once: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}  # see `make_once`
 

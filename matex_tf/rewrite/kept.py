@@ -122,11 +122,8 @@ class Kept:
         graph, Attribute = self._graph, attr_value_pb2.AttrValue
         with tf.control_dependencies(None):
             inputs = [graph.capture(tensor) if tensor.graph is not graph else tensor for tensor in self.tensors]
-            read_only = [
-                index
-                for index, tensor in enumerate(inputs)
-                if tensor.dtype == tf.resource and index not in self._written
-            ]
+            resources = (index for index, tensor in enumerate(inputs) if tensor.dtype == tf.resource)
+            read_only = [index for index in resources if index not in self._written]
             types = [tensor.dtype.base_dtype.as_datatype_enum for tensor in inputs]
             attributes = {
                 "Tin": Attribute(list=Attribute.ListValue(type=types)),

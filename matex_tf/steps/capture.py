@@ -12,18 +12,7 @@ from matex_tf.lazy import tf
 
 _state = threading.local()
 _IGNORED_ATTRIBUTES = frozenset(
-    (
-        "config",
-        "config_proto",
-        "container",
-        "debug_name",
-        "message",
-        "metadata",
-        "seed",
-        "seed2",
-        "shared_name",
-        "token",
-    )
+    "config config_proto container debug_name message metadata seed seed2 shared_name token".split()
 )
 """Attributes that differ between traces of the same function."""
 

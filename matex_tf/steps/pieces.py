@@ -103,16 +103,14 @@ class Holding:
 
     def __init__(self, graph: Any, takes_whole: bool = False):
         """takes_whole: the step takes the variables whole, and makes them whole before each call."""
-        self._captured = [
-            None if variable is None or variable.is_refused else variable for variable in find_variables(graph)
-        ]
+        self._captured = [None if each is None or each.is_refused else each for each in find_variables(graph)]
         if used := self.list_variables():
             events.pieces_are_used(used)  # a listener may cut them now
-        self._captured = [variable if variable is not None and variable.cuts else None for variable in self._captured]
+        self._captured = [each if each is not None and each.cuts else None for each in self._captured]
         self._whole = self.list_variables() if takes_whole else []
         if takes_whole:
             self._captured = [None] * len(self._captured)
-        self._cuts = [() if variable is None else variable.cuts for variable in self._captured]
+        self._cuts = [() if each is None else each.cuts for each in self._captured]
         self._count_whole: Any = None
 
     def list_variables(self) -> list[Any]:
@@ -129,10 +127,8 @@ class Holding:
 
     def place(self) -> list[Placement | None]:
         """For each captured tensor, the placement of the handle of a variable in pieces; None for other tensors."""
-        return [
-            None if variable is None else hold(cuts, index)
-            for index, (variable, cuts) in enumerate(zip(self._captured, self._cuts))
-        ]
+        captured = enumerate(zip(self._captured, self._cuts))
+        return [None if variable is None else hold(cuts, index) for index, (variable, cuts) in captured]
 
     def refuse(self, refused: dict[int, Any], place: str) -> None:
         """Keep whole the variables that ops take whole. Collective.

@@ -84,12 +84,10 @@ def count_bytes(value: Value, axis: int | None = None) -> int | None:
 def find_line(op: Any) -> str:
     """The innermost source line of the script that created an op; the op's name if no line of the script did."""
     frames = list(getattr(op, "traceback", None) or [])
-    of_script = [
-        frame for frame in frames if not script_frames.is_library(frame.filename) and not frame.filename.startswith("<")
-    ]
-    if not of_script:
-        return f"'{op.name}'"
-    return f"{os.path.basename(of_script[-1].filename)} line {of_script[-1].lineno}"
+    for frame in reversed(frames):
+        if not script_frames.is_library(frame.filename) and not frame.filename.startswith("<"):
+            return f"{os.path.basename(frame.filename)} line {frame.lineno}"
+    return f"'{op.name}'"
 
 
 def format_report(report: Report) -> str:

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import (
-    LIST,
-    SIZES,
-    WHOLE,
-    Placement,
-    Size,
-    make_sizes,
-    multiply_sizes,
-    shard,
-)
+from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Placement, Size, make_sizes, multiply_sizes, shard
 from matex_tf.rewrite.rules.registry import add_rules, keep_sum, register_rule
 
 IDENTITIES = "CheckNumerics CheckNumericsV2 DebugIdentityV2"

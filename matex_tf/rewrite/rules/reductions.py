@@ -6,17 +6,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
-from matex_tf.rewrite.placement import (
-    HALF,
-    PARTIAL,
-    SIZES,
-    SUM,
-    WHOLE,
-    Placement,
-    make_sizes,
-    multiply_sizes,
-    shard,
-)
+from matex_tf.rewrite.placement import HALF, PARTIAL, SIZES, SUM, WHOLE, Placement, make_sizes, multiply_sizes, shard
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 

@@ -7,16 +7,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import (
-    LIST,
-    SIZES,
-    WHOLE,
-    ZERO,
-    Placement,
-    Rows,
-    Size,
-    shard,
-)
+from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, ZERO, Placement, Rows, Size, shard
 from matex_tf.rewrite.rules.entrywise import compute_entries
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_need, find_rows, mark_taker

@@ -27,16 +27,9 @@ OTHER_OPS = "its ops are others from call to call"
 NO_TRACE = "its Python cannot be traced"
 DRAWS = "it draws random numbers from a state that no variable holds"
 OWN_GRADIENT = "a function in it has a gradient of its own (tf.custom_gradient)"
-_DRAWING = (
-    "RandomUniform",
-    "RandomUniformInt",
-    "RandomStandardNormal",
-    "TruncatedNormal",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "Multinomial",
+_DRAWING = frozenset(
+    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal ParameterizedTruncatedNormal RandomGamma "
+    "RandomPoissonV2 RandomShuffle Multinomial".split()
 )
 ONE_ROW = "have one row each, of which ranks can share nothing"
 OBJECT = "take an object of Python, of which nothing shows whether it is the one of a call before"
