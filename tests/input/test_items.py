@@ -66,7 +66,7 @@ def test_an_object_that_changes_is_afterwards_as_alone(monkeypatch):
     monkeypatch.setattr(items.world, "get_world", lambda: type("", (), {"rank": 1, "hosts": [], "is_several": False}))
     found = items.compare_items(here, "it")
     assert found.why and here.last == alone.last
-    np.testing.assert_array_equal(found.made, want)
+    np.testing.assert_array_equal(found.items, want)
 
 
 CHANGES = {
