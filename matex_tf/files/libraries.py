@@ -138,7 +138,7 @@ def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
     from h5py import h5fd
 
     driver = h5fd.SEC2 if fapl is None else fapl.get_driver()
-    # Other drivers, such as that of MPI, open no file of one rank.
+    # Other drivers, such as the driver of MPI, open no file of one rank.
     if not _is_path(name) or driver not in (h5fd.SEC2, h5fd.STDIO, h5fd.CORE):
         return name
     if driver == h5fd.CORE and fapl is not None and not fapl.get_fapl_core()[1]:

@@ -292,7 +292,7 @@ def _wrap_from_tensors(original: Any) -> Any:
 @HOOKS.replace(_DATASETS, "DatasetV2.batch", _IF_HOOK_MISSING)
 def _wrap_batch(original: Any) -> Any:
     def batch(self, batch_size, *args, **kwargs):
-        # The script's batch size is that of all ranks together. A dataset of own rows gets this rank's part of it.
+        # The script's batch size counts the rows of all ranks. A dataset of own rows gets this rank's part of it.
         if world.is_active() and settings.get_settings().scaling == "strong" and shard_arrays.is_shard(self):
             me = world.get_world()
             start, stop = slice_bounds.deal_block(int(batch_size), me.rank, me.trainers)

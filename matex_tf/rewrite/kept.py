@@ -154,7 +154,7 @@ class _Definition:
 
     _names: the names of the graph's operations in the definition.
     _used: all names in use. _numbers: for each name that was taken, the last number that was added to make it unique.
-    _replaced: for the name of each stand-in's tensor or control input, the name of that of the kept op.
+    _replaced: names of tensors and control inputs of kept ops, by the names of their stand-ins.
     """
 
     def __init__(self, original: Any, graph: Any, groups: Sequence[Kept]):

@@ -64,7 +64,7 @@ class Reader:
     batch_rows: the number of rows of the batch of the program that is being read, if it is fixed.
 
     _have_batch: for each program that is being read, the outermost first, whether it has a batch.
-    _changed_keys: the keys of the sums that the next reading converts anew, and all prefixes of these keys.
+    _changed_keys: the keys of the sums whose conversion is new in the next reading, and all prefixes of these keys.
     _inputs: the values of programs' inputs, by their keys.
     _readings: the last readings, by their call paths.
     _ops: for each graph that was read, by its id: the graph, its effects (`_list_effects`) and its ops in order.

@@ -33,7 +33,7 @@ def find_needed_sums(program: Program) -> dict[Key, Placement]:
 
 
 def _note_needs(program: Program, converted: set[Key], unchanged: set[Key]) -> None:
-    """Add the keys of the sums that some op takes converted, and of those that some op takes unchanged."""
+    """Add the keys of the sums that some op takes converted, and the keys of sums that some op takes unchanged."""
     for value, need, node in program.iterate_needs([WHOLE] * len(program.outputs)):
         if value.placement.kind == PARTIAL and (node is None or node.type != WHOLE_SUM):
             (unchanged if need is None else converted).add(value.key)

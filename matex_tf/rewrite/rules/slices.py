@@ -93,7 +93,7 @@ def follow_axis(
             elif _has_rows_in_bounds(node, index, begins & bit, ends & bit or shrink & bit):
                 raise NoRuleError
             result_axis, axis = result_axis + (0 if shrink & bit else 1), axis + 1
-    if result is None:  # the slice names no axis as far as that of the rows
+    if result is None:  # the slice names fewer axes, and not the axis of the rows
         result = shard(result_axis + placement.axis - axis, placement.rows)
     return result, needs
 

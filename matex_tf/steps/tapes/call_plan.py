@@ -34,7 +34,7 @@ class _Backward(NamedTuple):
     graph: its inputs are the gradients of the forward graph's outputs, then the residuals.
     output_ids: the ids of these outputs of the forward graph.
     residuals: the tensors of the forward graph.
-    outputs: the components of the computed gradients, without those that are None.
+    outputs: the components of the computed gradients, without the gradients that are None.
     effects: ops that run although no gradient needs them.
     pack: makes a list of gradients from their components.
     """
