@@ -109,7 +109,7 @@ FAULTS = {
     ),
     "a maximum over rows is taken for a sum": Fault(
         "matex_tf/rewrite/rules/reductions.py",
-        "[Placement(PARTIAL, by=_BY[node.type])]",
+        "[Placement(PARTIAL, reduction=_BY[node.type])]",
         "[SUM]",
         "tests/rewrite/test_ops.py",
     ),

@@ -123,8 +123,8 @@ def _make_adapting(plan: StepPlan) -> Adapting | None:
     if plan.trained and (why := _find_step_obstacle(plan)):
         _report_equal_slices(plan.place, why)
         return None
-    assert plan.parts is not None  # the step was planned after `start_adapting`
-    return Adapting(plan.parts, _is_compiled(plan), bool(plan.trained))
+    assert plan.ratios is not None  # the step was planned after `start_adapting`
+    return Adapting(plan.ratios, _is_compiled(plan), bool(plan.trained))
 
 
 def _begin_step(plan: StepPlan) -> None:

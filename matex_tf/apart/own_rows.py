@@ -81,7 +81,7 @@ def find_obstacle(program: Program) -> str:
                 continue
             exchanges = needs_exchange(value.placement, need)
             slices = need.kind == SHARDED and (exchanges or id(value) in gathered)
-            if slices or (exchanges and value.placement.by != "sum"):
+            if slices or (exchanges and value.placement.reduction != "sum"):
                 return MIXES
             if exchanges and value.placement.is_sharded:
                 gathered.add(id(value))

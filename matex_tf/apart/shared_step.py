@@ -61,17 +61,20 @@ class SharedStep:
         import tensorflow as tf
 
         plan, why_not = self.plan, ""
-        if plan.source is None or plan.given != 1:
+        if plan.source is None or plan.argument_count != 1:
             return "it does not take its batch as the steps of Keras do"
         program = additive.read_step(plan.graph)
         # The inputs of the plan's graph are, in this order: the arguments, the captured tensors, and the batch.
         outer = [one for one, _ in plan.traced.graph.captures]
-        not_captured = [*plan.graph.inputs[: plan.given], *plan.graph.inputs[plan.given + len(outer) :]]
+        not_captured = [
+            *plan.graph.inputs[: plan.argument_count],
+            *plan.graph.inputs[plan.argument_count + len(outer) :],
+        ]
 
         def step(*args: Any) -> list[Any]:
             nonlocal why_not
             graph = tf.compat.v1.get_default_graph()
-            inputs = [*args[: plan.given], *map(graph.capture, outer), *args[plan.given :]]
+            inputs = [*args[: plan.argument_count], *map(graph.capture, outer), *args[plan.argument_count :]]
             outputs = additions.copy_step(program, inputs)
             why_not = additions.why_not or additive.find_obstacle(graph, sharable, self.sums, private)
             self.shared = additive.list_written(graph, sharable)

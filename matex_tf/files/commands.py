@@ -30,19 +30,20 @@ from matex_tf.world import world
 HOOKS = Table()
 
 _IF_HOOK_MISSING = "each rank runs a command of the script"
-_NAMES = "a command does not find the files of its rank"
+_IF_PATHS_ARE_NOT_REPLACED = "a command does not find the files of its rank"
 
 _WORD = re.compile(r"[^\s'\"`$&|;<>(){}*?\[\]\\=]+")
 _COMMAND_BEGINS = re.compile(r"(?:^|[|;&(])\s*$")
 
 _state = threading.local()
-_SHOWN = 60  # characters of a command in messages
+_SHOWN_CHARACTERS = 60  # of a command in messages
 _STREAMS = ("stdout", "stderr")
 _OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")
+"""Options that may differ between ranks for the same command."""
 
 
 def _are_shared() -> bool:
-    """Returns whether every rank reaches the command that this thread reaches now, and rank 0 is to run it for all.
+    """Whether all ranks reach the command that this thread reaches now, so that rank 0 runs it for all.
 
     If the script has asked for its rank, the script decides which rank runs a command.
     """
@@ -58,8 +59,8 @@ def _are_shared() -> bool:
     caller = sys._getframe(2)  # the caller of the function that replaces `os.system` and the like
     while caller.f_back is not None and caller.f_globals.get("__name__") == "subprocess":
         caller = caller.f_back
-    own = caller.f_globals.get("__name__", "").partition(".")[0] == "matex_tf"
-    return not own and not script_frames.is_library(caller.f_code.co_filename)
+    is_ours = caller.f_globals.get("__name__", "").partition(".")[0] == "matex_tf"
+    return not is_ours and not script_frames.is_library(caller.f_code.co_filename)
 
 
 def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -68,8 +69,8 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
     If the ranks' commands differ, for example in a temporary folder, each rank runs its own.
 
     Args:
-        name: name of the function that runs the command.
-        arguments: positional arguments of that function; `options`: its keyword arguments.
+        name: the name of the function that runs the command.
+        arguments, options: the positional and keyword arguments of that function.
     """
     mine = _hash_command(name, arguments, options)
     ops.records.mark_between_steps()
@@ -82,7 +83,7 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
             objects.barrier("a command begins")
             outcome = None
             if world.get_world().rank == 0:
-                with watchdog.excuse_wait(f"running {str(arguments[0] if arguments else name)[:_SHOWN]!r}"):
+                with watchdog.excuse_wait(f"running {str(arguments[0] if arguments else name)[:_SHOWN_CHARACTERS]!r}"):
                     outcome = _catch_outcome(run)
             result, error = objects.broadcast(outcome, "the result of a command")
         objects.barrier("a command has ended")
@@ -95,22 +96,23 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
 
 @contextlib.contextmanager
 def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
-    """A context in which changes of the disk become visible to this rank; other hosts may have other disks.
+    """A context around a command on rank 0, whose changes of the disk become visible to the ranks of its host.
 
-    All ranks enter before the change and leave after it, so that it does not overlap with other changes by the script.
+    All ranks enter before the command and leave after it, so that no other change by the script overlaps with it. Other
+    hosts may have other disks.
     """
     me = world.get_world()
     view = overlay.get_view() if me.host == me.hosts[0] else None
     with real_files.use_real_files():
-        own = view.list_own_on_disk() if view is not None else set()
+        own_keys = view.list_own_on_disk() if view is not None else set()
     yield
     with real_files.use_real_files():
-        if (news := journal.get_writer()) is not None:
-            news.mark_caught_up()
+        if (writer := journal.get_writer()) is not None:
+            writer.mark_caught_up()
         elif view is not None:
             names = [getattr(options.get(stream), "name", None) for stream in _STREAMS]
-            keys = (view.find_key(name) for name in names if isinstance(name, (str, bytes, os.PathLike)))
-            view.adopt_disk(own, {key for key in keys if key is not None})
+            output_keys = (view.find_key(name) for name in names if isinstance(name, (str, bytes, os.PathLike)))
+            view.adopt_disk(own_keys, {key for key in output_keys if key is not None})
 
 
 def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -129,8 +131,8 @@ def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 def _hash_command(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
     """A hash of a command, without its open files, which belong to the rank."""
-    kept = {key: value for key, value in options.items() if key not in _OF_THE_RANK}
-    text = repr((name, _normalize_value(list(arguments)), _normalize_value(kept), os.getcwd()))
+    common = {key: value for key, value in options.items() if key not in _OF_THE_RANK}
+    text = repr((name, _normalize_value(list(arguments)), _normalize_value(common), os.getcwd()))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -149,8 +151,8 @@ def _point_to_own(command: Any) -> Any:
     """Replace paths of this rank's own files in a command for `os.system` by their real paths."""
     if isinstance(command, str) and overlay.has_view() and not real_files.uses_real_files():
         with contextlib.suppress(FileNotFoundError):  # the current folder was removed, and no own files are in it
-            here = os.getcwd()
-            return _point_text(command, here, _find_place(here) is not None)
+            folder = os.getcwd()
+            return _point_text(command, folder, _find_place(folder) is not None)
     return command
 
 
@@ -166,7 +168,7 @@ def _wrap_system(original: Any) -> Any:
 
 @HOOKS.replace("subprocess", "run call", _IF_HOOK_MISSING)
 def _wrap_command(original: Any) -> Any:
-    """For `run` and `call`, on which the other functions of subprocess are based."""
+    """A hook for `run` and `call`, on which the other functions of subprocess are based."""
 
     def run(*args, **kwargs):
         if not _are_shared():
@@ -183,7 +185,7 @@ class _Output(io.StringIO):
         super().__init__(text)
         self._status = status
 
-    def close(self) -> int | None:  # type: ignore[override]  # as of what `os.popen` gives
+    def close(self) -> int | None:  # type: ignore[override]  # as the file object of `os.popen` does
         super().close()
         return self._status
 
@@ -204,16 +206,16 @@ def _wrap_popen(original: Any) -> Any:
     return popen
 
 
-@HOOKS.replace("subprocess", "Popen.__init__", _NAMES, when=overlay.has_view)
+@HOOKS.replace("subprocess", "Popen.__init__", _IF_PATHS_ARE_NOT_REPLACED, when=overlay.has_view)
 def _wrap_process(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def __init__(self, *args, **kwargs):
-        given = signature.bind(self, *args, **kwargs)
+        call = signature.bind(self, *args, **kwargs)
         if not real_files.uses_real_files():
             with contextlib.suppress(FileNotFoundError):  # the current folder was removed, and no own files are in it
-                _point_to_own_files(given.arguments)
-        return original(*given.args, **given.kwargs)
+                _point_to_own_files(call.arguments)
+        return original(*call.args, **call.kwargs)
 
     return __init__
 
@@ -224,37 +226,37 @@ def _point_to_own_files(arguments: dict[str, Any]) -> None:
     A process sees only the disk. It finds a rank's own files only through its working folder and the paths among its
     arguments.
     """
-    here = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
-    folder, words = _find_place(here), arguments["args"]
-    if folder is not None:
-        arguments["cwd"] = folder
+    folder = os.path.join(os.getcwd(), os.fsdecode(arguments.get("cwd") or ""))
+    real_folder, words = _find_place(folder), arguments["args"]
+    if real_folder is not None:
+        arguments["cwd"] = real_folder
     if isinstance(words, str) and arguments.get("shell"):
-        arguments["args"] = _point_text(words, here, folder is not None)
+        arguments["args"] = _point_text(words, folder, real_folder is not None)
     if not isinstance(words, (list, tuple)):
         return
     arguments["args"] = words = list(words)
-    for at, word in enumerate(words):
+    for index, word in enumerate(words):
         if not isinstance(word, (str, bytes, os.PathLike)):
             continue
         path = os.fsdecode(word)
-        is_looked_for = at == 0 and os.sep not in path
-        is_there = folder is not None and not os.path.isabs(path)  # relative paths are resolved from that folder
-        if not is_looked_for and not is_there:
-            words[at] = _find_place(os.path.join(here, path)) or word
+        is_program = index == 0 and os.sep not in path  # which the system searches in PATH
+        is_resolved = real_folder is not None and not os.path.isabs(path)  # a path relative to the real folder
+        if not is_program and not is_resolved:
+            words[index] = _find_place(os.path.join(folder, path)) or word
 
 
-def _point_text(text: str, here: str, is_there: bool) -> str:
-    """Replace paths of this rank's own files in a shell command, run in the folder `here`, by their real paths.
+def _point_text(text: str, folder: str, is_own: bool) -> str:
+    """Replace paths of this rank's own files in a shell command, run in `folder`, by their real paths.
 
-    `is_there`: whether that folder is the rank's own, so that relative paths are resolved correctly.
+    is_own: the folder is the rank's own, so that the shell resolves relative paths correctly.
     """
 
-    def point(found: re.Match[str]) -> str:
-        word = found[0]
-        is_looked_for = os.sep not in word and _COMMAND_BEGINS.search(text[: found.start()]) is not None
-        if is_looked_for or (is_there and not os.path.isabs(word)):
+    def point(match: re.Match[str]) -> str:
+        word = match[0]
+        is_program = os.sep not in word and _COMMAND_BEGINS.search(text[: match.start()]) is not None
+        if is_program or (is_own and not os.path.isabs(word)):
             return word
-        place = _find_place(os.path.join(here, word))
+        place = _find_place(os.path.join(folder, word))
         return word if place is None or place != shlex.quote(place) else place
 
     return _WORD.sub(point, text)

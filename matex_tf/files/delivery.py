@@ -8,18 +8,26 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from typing import Any
+from typing import NamedTuple
 
 from matex_tf.files import journal, overlay
 from matex_tf.files.functions import find_real_path
 from matex_tf.runtime import objects, real_files
 from matex_tf.world import world
 
-_PIECE = 64 << 20
+_BLOCK_BYTES = 64 << 20
 
 
-def list_parts(path: str) -> list[tuple[str, int, int]]:
-    """The files of a save to `path`: (suffix after `path`, size in bytes, modification time in ns).
+class Part(NamedTuple):
+    """A file of a save: the suffix after the path of the save, the size in bytes, the modification time in ns."""
+
+    suffix: str
+    size: int
+    modified: int
+
+
+def list_parts(path: str) -> list[Part]:
+    """The files of a save to `path`.
 
     `path` is a file, a folder, or the prefix of a checkpoint's files.
     """
@@ -31,71 +39,72 @@ def list_parts(path: str) -> list[tuple[str, int, int]]:
         start = glob.escape(path)
         names = [*glob.glob(start + ".index"), *glob.glob(start + ".data-*"), *glob.glob(start + ".meta")]
     states = [(name, os.stat(name)) for name in sorted(names)]
-    return [(name[len(path) :], state.st_size, state.st_mtime_ns) for name, state in states]
+    return [Part(name[len(path) :], state.st_size, state.st_mtime_ns) for name, state in states]
 
 
 def deliver_file(path: str) -> None:
     """Wait until the files that rank 0 saved to its `path` exist at this rank's `path`. Collective."""
     me = world.get_world()
-    origin, made = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
+    origin, parts = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
     # A rank with another path writes its copy to its private folder, except for temporary paths.
     place = path if path == origin else find_real_path(path, "w")
-    missing = [part for part in made if not _has_part(place + part[0], *part[1:])]
+    missing = [part for part in parts if not _has_part(place, part)]
     if path == origin:
-        _show_parts(path, made)
-    wanting = objects.allgather((me.host, os.path.realpath(place), missing), "which ranks lack saved files")
-    seen: set[tuple[str, str]] = set()
-    writers = []
-    for rank, (host, where, lacks) in enumerate(wanting):
-        if lacks and (host, where) not in seen:
-            writers.append(rank)
-            seen.add((host, where))
+        _show_parts(path, parts)
+    everyone = objects.allgather((me.host, os.path.realpath(place), missing), "which ranks lack saved files")
+    writers: dict[tuple[str, str], int] = {}  # the first rank without a file, by host and path
+    for rank, (host, real_path, missing_there) in enumerate(everyone):
+        if missing_there:
+            writers.setdefault((host, real_path), rank)
     if writers:
-        for part in made:
-            if any(part in wanting[rank][2] for rank in writers):
-                _send_part(path, place, part, me.rank in writers)
+        for part in parts:
+            if any(part in everyone[rank][2] for rank in writers.values()):
+                _send_part(path, place, part, me.rank in writers.values())
         objects.barrier("copies of saved files are complete")
 
 
-def _has_part(path: str, size: int, modified: int) -> bool:
+def _has_part(place: str, part: Part) -> bool:
+    """Whether this rank finds a file of a save to `place`, as rank 0 has written it."""
     with real_files.use_real_files():
         try:
-            handle = os.open(path, os.O_RDONLY)  # opening refreshes the attributes on a network file system
+            handle = os.open(
+                place + part.suffix, os.O_RDONLY
+            )  # opening refreshes the attributes on a network file system
         except FileNotFoundError:
             return False
         state = os.fstat(handle)
         os.close(handle)
-        return (state.st_size, state.st_mtime_ns) == (size, modified)
+        return (state.st_size, state.st_mtime_ns) == (part.size, part.modified)
 
 
-def _show_parts(path: str, made: list[Any]) -> None:
-    """From now on this rank sees the files as rank 0 has saved them."""
-    view, news = overlay.get_view(), journal.get_writer()
+def _show_parts(path: str, parts: list[Part]) -> None:
+    """Let this rank see the files as rank 0 has saved them."""
+    view, writer = overlay.get_view(), journal.get_writer()
     with real_files.use_real_files():
         if view is not None:
             view.return_to_disk()
-        for part in made:
-            if news is not None:
-                news.mark_delivered(os.path.realpath(path + part[0]))
-            elif view is not None and (key := view.find_key(path + part[0])) is not None:
+        for part in parts:
+            if writer is not None:
+                writer.mark_delivered(os.path.realpath(path + part.suffix))
+            elif view is not None and (key := view.find_key(path + part.suffix)) is not None:
                 view.show_file(key)
 
 
-def _send_part(path: str, place: str, part: tuple[str, int, int], writes: bool) -> None:
-    name, size, modified = part
-    target = place + name
+def _send_part(path: str, place: str, part: Part, writes: bool) -> None:
+    """Send a file of rank 0's save to `path` to all ranks. writes: this rank writes it, at `place`. Collective."""
+    target = place + part.suffix
     temporary = f"{target}.{os.getpid()}.part"
     with real_files.use_real_files(), contextlib.ExitStack() as stack:
-        source = stack.enter_context(open(path + name, "rb")) if world.get_world().rank == 0 else None
+        source = stack.enter_context(open(path + part.suffix, "rb")) if world.get_world().rank == 0 else None
         sink = None
         if writes:
             os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
             sink = stack.enter_context(open(temporary, "wb"))
-        for _ in range(-(-size // _PIECE)):
-            piece = objects.broadcast(source.read(_PIECE) if source else None, "a block of a saved file")
+        for _ in range(-(-part.size // _BLOCK_BYTES)):
+            block = objects.broadcast(source.read(_BLOCK_BYTES) if source else None, "a block of a saved file")
             if sink:
-                sink.write(piece)
+                sink.write(block)
     if writes:
         with real_files.use_real_files():
-            os.utime(temporary, ns=(modified, modified))
+            os.utime(temporary, ns=(part.modified, part.modified))
             os.replace(temporary, target)

@@ -1,7 +1,7 @@
-"""`keras.utils.get_file` and what is built on it: one rank downloads for a file system, the others find the file.
+"""`keras.utils.get_file` and the functions that use it: one rank downloads for a file system, the others find the file.
 
-A lock among what is kept for the ranks (a script may look at what is in its own folders), and no collective: a script
-may well download on one rank alone.
+A file in the library's cache folder is the lock: a script may list its own folders. It takes no collective, because a
+script may download on one rank alone.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from matex_tf.world import world
 
 HOOKS = KerasTable()
 
-_HEAD_START = 2.0  # seconds in which rank 0, which shows the progress, may come first
+_HEAD_START_SECONDS = 2.0  # rank 0, which shows the progress, may come first
 
 
 def _put_everywhere(owner: Any, name: str, make: Any) -> None:
-    """Also where Keras has it already: in the public modules, and in those of data sets."""
+    """Replace the function in all modules of Keras that refer to it: public modules, and modules of data sets."""
     original = getattr(owner, name)
     for module, other in list(sys.modules.items()):
         if module.split(".")[0] in ("keras", "tf_keras") and getattr(other, "__dict__", {}).get(name) is original:
@@ -49,34 +49,34 @@ def _wrap_get_file(original: Any) -> Any:
             try:
                 folder, name = _find_target(signature.bind(*args, **kwargs).arguments)
             except TypeError:
-                return original(*args, **kwargs)  # says what is wrong
+                return original(*args, **kwargs)  # raises the appropriate error
             with _lock_download(folder, name):
                 return original(*args, **kwargs)
 
     return get_file
 
 
-def _find_target(given: Mapping[str, Any]) -> tuple[str, str]:
-    """The folder that a call downloads to, as Keras chooses it, and what the file is called."""
-    base = given.get("cache_dir") or os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+def _find_target(arguments: Mapping[str, Any]) -> tuple[str, str]:
+    """The folder to which a call downloads, as Keras chooses it, and the name of the file."""
+    base = arguments.get("cache_dir") or os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
     base = os.path.expanduser(base)
     if not os.access(base, os.W_OK):
         base = os.path.join("/tmp", ".keras")
-    name = given.get("fname") or os.path.basename(str(given.get("origin") or ""))
-    return os.path.join(base, given.get("cache_subdir", "datasets")), os.path.basename(os.fspath(name))
+    name = arguments.get("fname") or os.path.basename(str(arguments.get("origin") or ""))
+    return os.path.join(base, arguments.get("cache_subdir", "datasets")), os.path.basename(os.fspath(name))
 
 
 @contextlib.contextmanager
 def _lock_download(folder: str, name: str) -> Iterator[None]:
-    """Within it no other rank on this file system downloads the file `name` to `folder`."""
+    """A context in which no other rank on this file system downloads the file `name` to `folder`."""
     locks = cache.find_cache_folder() / "downloads"
     locks.mkdir(parents=True, exist_ok=True)
     target = os.path.join(os.path.realpath(folder), name)
     path = os.path.join(locks, hashlib.blake2b(target.encode(), digest_size=8).hexdigest() + ".lock")
     stem = name.split(".")[0]
-    wanted = [os.path.join(folder, each) for each in (name, f"{name}_archive", f"{stem}_extracted", stem)]
-    until = time.monotonic() + (_HEAD_START if world.get_world().rank > 0 else 0.0)
-    while time.monotonic() < until and not any(map(os.path.exists, (path, *wanted))):
+    results = [os.path.join(folder, each) for each in (name, f"{name}_archive", f"{stem}_extracted", stem)]
+    start = time.monotonic() + (_HEAD_START_SECONDS if world.get_world().rank > 0 else 0.0)
+    while time.monotonic() < start and not any(map(os.path.exists, (path, *results))):
         time.sleep(0.02)
     handle = _acquire_lock(path)
     try:
@@ -88,7 +88,7 @@ def _lock_download(folder: str, name: str) -> Iterator[None]:
 
 
 def _acquire_lock(path: str) -> int:
-    """A descriptor that holds the lock `path`, once whoever held it before is done."""
+    """A descriptor that holds the lock `path`, after a wait for other holders."""
     try:
         handle = temp_folders.hold_file(path, waits=True)
     except OSError as error:

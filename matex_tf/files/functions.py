@@ -1,4 +1,8 @@
-"""Replacements of Python's file functions on ranks other than 0: they act on this rank's view of the files."""
+"""Replacements of Python's file functions on ranks other than 0: they act on this rank's view of the files.
+
+Functions that read first look into the cache of locations (`known_places`), and answer from it if rank 0 has written no
+new notes. Otherwise they ask the view, and ask again if rank 0 writes notes in the meantime. `python` installs them.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +40,11 @@ def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, questio
             return None  # the original function reports the error
 
 
-def find_real_path(path: Any, mode: str | None, beside: bool = False) -> Any:
+def find_real_path(path: Any, mode: str | None, creates_others: bool = False) -> Any:
     """The real path of `path`, for a library that opens files itself: to read (mode None) or to write.
 
-    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. `beside`: the library also
-    creates other files in the same folder.
+    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. creates_others: the library
+    also creates other files in the same folder.
     """
     key = find_key(path) if overlay.get_view() is not None else None
     if key is None:
@@ -52,11 +56,12 @@ def find_real_path(path: Any, mode: str | None, beside: bool = False) -> Any:
         if mode == "r+" and not view.exists(key):
             return view.locate_real(key)
         place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
-        view.stop_caching(os.path.dirname(key) if beside else key)
+        view.stop_caching(os.path.dirname(key) if creates_others else key)
         return place
 
 
 def _ask_steadily(ask: Any, drop: Any = None) -> Any:
+    """`Layers.ask_until_steady`, or one call if this thread uses the real files."""
     return ask() if real_files.uses_real_files() else overlay.get_own_view().ask_until_steady(ask, drop)
 
 
@@ -66,7 +71,7 @@ def _find_text(path: Any) -> str | None:
     return text if type(text) is str and not real_files.uses_real_files() else None
 
 
-def _is_as_known() -> bool:
+def _is_cache_valid() -> bool:
     """Whether rank 0 has written no new notes, so that a cached location is still valid."""
     return overlay.get_own_view().news.is_quiet()
 
@@ -93,7 +98,7 @@ def wrap_os_open(original: Any) -> Any:
     def open(path, flags, mode=0o777, *, dir_fd=None):
         writes = bool(flags & journal.WRITING)
 
-        def look_up():
+        def open_by_view():
             key = find_key(path, {"dir_fd": dir_fd}, question=not writes)
             if key is None:
                 return original(path, flags, mode, dir_fd=dir_fd)
@@ -104,14 +109,14 @@ def wrap_os_open(original: Any) -> Any:
         # For files that this rank has not created yet, both layers are searched.
         if place is not None and not (writes and (flags & os.O_EXCL or place == text)):
             try:
-                found = _open_plainly(place, flags | os.O_NOFOLLOW, mode)
+                descriptor = _open_plainly(place, flags | os.O_NOFOLLOW, mode)
             except OSError as error:
-                if error.errno != errno.ELOOP and place == text and _is_as_known():
+                if error.errno != errno.ELOOP and place == text and _is_cache_valid():
                     raise
             else:
-                if _is_as_known() or not _close_file(found):
-                    return found
-        return look_up() if writes else _ask_steadily(look_up, _close_file)
+                if _is_cache_valid() or not _close_file(descriptor):
+                    return descriptor
+        return open_by_view() if writes else _ask_steadily(open_by_view, _close_file)
 
     return open
 
@@ -180,10 +185,10 @@ def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
     try:
         state = _lstat(place)
     except OSError:
-        if place is text and _is_as_known():
+        if place is text and _is_cache_valid():
             raise
         return None
-    return state if _is_as_known() and (of_link or not stat.S_ISLNK(state.st_mode)) else None
+    return state if _is_cache_valid() and (of_link or not stat.S_ISLNK(state.st_mode)) else None
 
 
 # Folders
@@ -201,13 +206,13 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, lis
             text = _find_text(path)
             if text is not None and overlay.get_own_view().known.is_untouched(text):
                 try:
-                    found = list_disk(original, path)
+                    entries = list_disk(original, path)
                 except OSError:
-                    if _is_as_known():
+                    if _is_cache_valid():
                         raise
                 else:
-                    if _is_as_known():
-                        return found
+                    if _is_cache_valid():
+                        return entries
 
             def list_both():
                 key = find_key(path, question=True)
@@ -280,8 +285,8 @@ class _Entries:
 
 
 def _scan_disk(original: Any, path: Any) -> _Entries:
-    with original(path) as found:
-        return _Entries(list(found))
+    with original(path) as entries:
+        return _Entries(list(entries))
 
 
 wrap_listdir = _wrap_listing(
@@ -353,6 +358,7 @@ def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
 
 
 def _change(view, original, key, path, *args, **kwargs):
+    """Change a copy of the file in the upper layer."""
     if not view.exists(key):
         return original(view.locate_real(key), *args, **kwargs)
     return original(view.copy_file(key), *args, **kwargs)

@@ -1,7 +1,8 @@
-"""The journal: changes of files by rank 0 that the other ranks have not reached yet.
+"""The journal: changes of files by rank 0 that the other ranks have not reached yet in the script.
 
-Before rank 0 changes a path, it records the number of collectives that it has completed, and the location of the old
-content. A rank that has not completed more collectives reads the old content. No rank waits for another.
+Before rank 0 changes a path, it writes a note: the number of collectives that it has completed, and the location of the
+old content. A rank that has not completed more collectives reads the old content (`journal_reader`). No rank waits for
+another. Audit hooks of Python report most changes; code that changes files in another way calls `note_change`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from matex_tf.files import journal_reader, private_folder
 from matex_tf.ops import cache
@@ -30,8 +31,16 @@ _EVENTS = set(
     "open os.mkdir os.truncate os.remove os.rmdir shutil.rmtree os.rename os.link os.symlink sqlite3.connect".split()
 )
 """The audit events that the Python interpreter raises before it changes a file."""
-# The limit of copies that may still be needed. More is rarely read and changed between two collectives.
-_MOST_BYTES = 64 << 20
+_MAX_COPY_BYTES = 64 << 20
+"""The limit of all copies that may still be needed. More is rarely read and changed between two collectives."""
+
+
+class _Copy(NamedTuple):
+    """A copy of old content: the number of preceding collectives, its path, and its size in bytes."""
+
+    number: int
+    path: str
+    size: int
 
 
 class Journal(journal_reader.Notes):
@@ -39,14 +48,19 @@ class Journal(journal_reader.Notes):
 
     `os.path.exists(folder)` must return on every rank what it returns in the script alone, although rank 0 often
     creates the folder first.
+
+    _noted: for each path that rank 0 has created, the number of collectives in its note.
+    _touched: for each path that rank 0 has changed, its state before the change, since the change may fail.
+    _moved: for each path to which rank 0 has moved a file, the number in its note, and the old path.
+    _copies: the copies of old contents that other ranks may still need.
     """
 
     def __init__(self, folder: str, is_on_one_host: bool = True):
         super().__init__(folder, is_on_one_host)
         self._noted: dict[str, int] = {}
-        self._touched: dict[str, tuple[int, ...] | None] = {}  # with the former state, because the change may fail
+        self._touched: dict[str, tuple[int, ...] | None] = {}
         self._moved: dict[str, tuple[int, str]] = {}
-        self._copies: list[tuple[int, str, int]] = []
+        self._copies: list[_Copy] = []
         self._is_over = False
 
     def remove_at_end(self) -> None:
@@ -80,14 +94,13 @@ class Journal(journal_reader.Notes):
             return
         number = journal_reader.count_collectives() or self.met_before_fork  # a forked process stays at its fork
         state = journal_reader.read_file_state(key)
-        if key in self._moved and state is not None:  # for other ranks it is still at its old path
-            before, source = self._moved.pop(key)
-            self._write_line(
-                before, source, to or self._keep_copy(number, key), state[0] if to else journal_reader.NOT_MOVED
-            )
+        if key in self._moved and state is not None:  # for other ranks the file is still at its old path
+            old_number, old_path = self._moved.pop(key)
+            inode = state[0] if to else journal_reader.NOT_MOVED
+            self._write_line(old_number, old_path, to or self._keep_copy(number, key), inode)
         if state is None:
             if removed:
-                return  # an error
+                return  # the script's removal of a missing file fails
             if number not in (self._noted.get(key), self._noted.get(os.path.dirname(key))):
                 self._noted[key] = number
                 self._write_line(number, key, "")  # unless the note of its new folder covers it
@@ -100,6 +113,7 @@ class Journal(journal_reader.Notes):
         self._touched[key] = state
 
     def _is_touched(self, key: str) -> bool:
+        """Whether rank 0 has changed `key`, so that the present content is its own."""
         return key in self._touched and self._touched[key] != journal_reader.read_file_state(key)
 
     def mark_delivered(self, key: str) -> None:
@@ -111,6 +125,7 @@ class Journal(journal_reader.Notes):
         self._touched.clear()
 
     def _write_line(self, number: int, key: str, copy: str | None, inode: int = 0) -> None:
+        """Write one note; see `journal_reader._Note`."""
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(handle, (json.dumps([number, key, copy, inode]) + "\n").encode())
@@ -124,24 +139,25 @@ class Journal(journal_reader.Notes):
         unreadable.
         """
         # All ranks have entered a completed collective, so they have completed the preceding one.
-        for old in [one for one in self._copies if one[0] < number - 1]:
+        for old in [copy for copy in self._copies if copy.number < number - 1]:
             self._copies.remove(old)
-            _remove_path(old[1])
-        place = os.path.join(self.folder, f"{os.getpid()}-{time.monotonic_ns()}")
+            _remove_path(old.path)
+        path = os.path.join(self.folder, f"{os.getpid()}-{time.monotonic_ns()}")
         try:
-            size = sum(os.lstat(path).st_size for path in self._list_untouched(key))
-            if size + sum(each for _, _, each in self._copies) > _MOST_BYTES:
+            size = sum(os.lstat(file).st_size for file in self._list_untouched(key))
+            if size + sum(copy.size for copy in self._copies) > _MAX_COPY_BYTES:
                 return None
-            self._copies.append((number, place, size))
+            self._copies.append(_Copy(number, path, size))
             if os.path.isdir(key) and not os.path.islink(key):
-                shutil.copytree(key, place, symlinks=True, ignore=self._list_touched)
+                shutil.copytree(key, path, symlinks=True, ignore=self._list_touched)
             else:
-                shutil.copy2(key, place)
+                shutil.copy2(key, path)
         except (OSError, shutil.Error):  # unreadable, or a pipe
             return None
-        return place
+        return path
 
     def _list_untouched(self, key: str) -> Iterator[str]:
+        """The files of `key` that rank 0 has not changed."""
         if not os.path.isdir(key) or os.path.islink(key):
             yield key
             return
@@ -174,48 +190,53 @@ def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
             text = os.path.abspath(os.fsdecode(path))
         except (TypeError, ValueError):
             return  # the original function reports the error
-        # A removal concerns the link itself, a change its target.
-        above, name = os.path.split(text)
-        key = os.path.join(os.path.realpath(above), name) if removed else os.path.realpath(text)
+        # A removal concerns a link itself, a change the target of the link.
+        folder, name = os.path.split(text)
+        key = os.path.join(os.path.realpath(folder), name) if removed else os.path.realpath(text)
         if not journal_reader.is_system(key):
             _writer.write_note(key, removed, os.path.realpath(os.fsdecode(to)) if to else "")
 
 
 @functools.cache
 def _hear_changes() -> None:
-    """Once in a process: audit hooks cannot be removed."""
+    """Install the audit hook, once in a process: audit hooks cannot be removed."""
     sys.addaudithook(_hear_event)
 
 
-def _hear_event(event: str, given: tuple[Any, ...]) -> None:
+def _hear_event(event: str, arguments: tuple[Any, ...]) -> None:
     # Files may be changed after Python has cleared this module's globals.
     if not _EVENTS or event not in _EVENTS or _writer is None:
         return
+    path = arguments[0]
     if event == "open":
-        if given[2] & WRITING:
-            note_change(given[0])
-    elif event == "sqlite3.connect":
-        _note_database(given[0])
-    elif event == "os.truncate":
-        note_change(given[0])
-    elif any(isinstance(value, int) and value != -1 for value in given[-1 - (event in ("os.rename", "os.link")) :]):
-        return  # relative to an open folder
-    elif event == "os.rename":
-        note_change(given[1], removed=os.path.lexists(given[1]))  # the replaced file
-        note_change(given[0], removed=True, to=given[1])
+        if arguments[2] & WRITING:
+            note_change(path)
+        return
+    if event == "sqlite3.connect":
+        _note_database(path)
+        return
+    if event == "os.truncate":
+        note_change(path)
+        return
+    folder_descriptors = arguments[-2:] if event in ("os.rename", "os.link") else arguments[-1:]
+    if any(isinstance(value, int) and value != -1 for value in folder_descriptors):
+        return  # the path is relative to an open folder
+    if event == "os.rename":
+        note_change(arguments[1], removed=os.path.lexists(arguments[1]))  # the replaced file
+        note_change(path, removed=True, to=arguments[1])
     elif event in ("os.link", "os.symlink"):
-        note_change(given[1])
+        note_change(arguments[1])
     else:
-        note_change(given[0], removed=event != "os.mkdir")
+        note_change(path, removed=event != "os.mkdir")
 
 
 def _note_database(name: Any) -> None:
-    """SQLite creates and removes files next to a database, which may be named "file:PATH?OPTIONS"."""
+    """Note the files that SQLite creates and removes for a database, which may be named "file:PATH?OPTIONS"."""
     text = os.fsdecode(name)
     text = urllib.parse.unquote(urllib.parse.urlsplit(text).path) if text.startswith("file:") else text
     if text and ":memory:" not in text:
-        for ending in _OF_SQLITE:
-            note_change(text + ending)
+        for suffix in _OF_SQLITE:
+            note_change(text + suffix)
 
 
 def make_file(folder: str) -> None:

@@ -1,4 +1,8 @@
-"""The journal of rank 0 (see `journal`), as the other ranks read it."""
+"""The journal of rank 0 (see `journal`), as the other ranks read it.
+
+The journal is one file of notes, a line of JSON each, in the order in which rank 0 has written them. A reader keeps the
+notes that it has not reached: a note whose number of collectives is less than its own number is dropped.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,9 @@ HEAD = 8
 SYSTEM = ("/dev", "/proc", "/sys", "/run")
 NOT_MOVED = -1
 """Replaces the inode of a moved file whose old content is in a copy now."""
-_KINDS = range(1, 8)
-# A script that knows its rank may wait for a file of rank 0 without a collective. The wait must end.
-_SECONDS = 60.0
+_KINDS = range(1, 8)  # of collectives
+_MAX_NOTE_SECONDS = 60.0
+"""A script that knows its rank may wait for a file of rank 0 without a collective. The wait must end."""
 
 
 def count_collectives() -> int:
@@ -35,9 +39,17 @@ def count_collectives() -> int:
 
 @dataclass(frozen=True)
 class _Note:
-    number: int  # number of preceding collectives
-    copy: str | None  # path of the old content or of the moved file; "": it did not exist, None: too large to copy
-    inode: int  # inode of the moved file, or 0
+    """A change of one path by rank 0.
+
+    number: the number of preceding collectives.
+    copy: the path of the old content, or of the moved file; "": the path did not exist; None: too large to copy.
+    inode: the inode of the moved file; 0 if the file was not moved.
+    until: the time, of `time.monotonic`, until which the note holds for a script that knows its rank.
+    """
+
+    number: int
+    copy: str | None
+    inode: int
     until: float
 
 
@@ -53,7 +65,15 @@ def lock_method(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Notes:
-    """The notes in `folder`, read incrementally."""
+    """The notes in `folder`, read incrementally.
+
+    heard: called when there are new notes.
+    met_before_fork: the number of collectives of the parent process, in a forked process.
+    _count: the mapped number of bytes in the file; None if the ranks have several hosts.
+    _seen: the number of bytes in the file at the last look. _offset: the number of bytes that were read.
+    _number: the number of collectives for which notes were dropped last.
+    _quiet_at: the number of bytes at which no note concerned this rank; -1 if there are notes.
+    """
 
     def __init__(self, folder: str, is_on_one_host: bool):
         self.folder = folder
@@ -62,7 +82,7 @@ class Notes:
         self._notes: dict[str, list[_Note]] = {}
         self._seen = self._offset = HEAD
         self._number = self._quiet_at = -1
-        self.heard: Callable[[], None] = lambda: None  # called when there are new notes
+        self.heard: Callable[[], None] = lambda: None
         self._renew_lock()
         self.met_before_fork = 0
         os.register_at_fork(before=self._keep_number, after_in_child=self._renew_lock)
@@ -101,6 +121,7 @@ class Notes:
 
     @lock_method
     def has_news(self) -> bool:
+        """Whether there are notes that this rank has not reached."""
         self._read_news()
         return bool(self._notes)
 
@@ -111,29 +132,29 @@ class Notes:
 
         A file that was too large to copy is returned in its new state; a removed folder that was too large is empty.
         """
-        note, above = self._note_of(key)
+        note, noted_path = self._find_note(key)
         if note is None:
             return None
         if note.copy:
-            place = note.copy + key[len(above) :]
-            return place if os.path.lexists(place) else ""
-        return key if note.copy is None and above == key and os.path.isfile(key) else ""
+            path = note.copy + key[len(noted_path) :]
+            return path if os.path.lexists(path) else ""
+        return key if note.copy is None and noted_path == key and os.path.isfile(key) else ""
 
     @lock_method
     def is_gone(self, key: str) -> bool:
         """Whether rank 0 has removed `key`, which was too large to copy, since the last collective."""
-        note, _ = self._note_of(key)
+        note, _ = self._find_note(key)
         return note is not None and note.copy is None
 
     @lock_method
     def list_before(self, folder: str) -> list[str]:
         """Names that may have been in `folder` at the last collective, in addition to its present contents."""
         self._read_news()
-        place = self.find_before(folder)
-        listed = os.listdir(place) if place and place != folder and os.path.isdir(place) else []
-        return listed + [os.path.basename(key) for key in self._notes if os.path.dirname(key) == folder]
+        copy = self.find_before(folder)
+        names = os.listdir(copy) if copy and copy != folder and os.path.isdir(copy) else []
+        return names + [os.path.basename(key) for key in self._notes if os.path.dirname(key) == folder]
 
-    def _note_of(self, key: str) -> tuple[_Note | None, str]:
+    def _find_note(self, key: str) -> tuple[_Note | None, str]:
         """The first recent note of `key`, or of the innermost folder that has one, and the path of the note."""
         self._read_news()
         if self._notes and world.is_active():  # a forked child is not a rank, so it sees the disk as it is
@@ -147,17 +168,17 @@ class Notes:
 
     def _read_news(self) -> None:
         """Read new notes, and drop the notes that this rank has reached."""
-        known = self.get_version()
-        if known != self._seen:
+        version = self.get_version()
+        if version != self._seen:
             self._read_notes()
-            self._seen, self._number = known, -1
+            self._seen, self._number = version, -1
             self.heard()
         number = count_collectives() if self._notes else 0
         if self._notes and number != self._number:
             recent = {key: [note for note in notes if note.number >= number] for key, notes in self._notes.items()}
             self._notes = {key: notes for key, notes in recent.items() if notes}
             self._number = number
-        self._quiet_at = -1 if self._notes else known
+        self._quiet_at = -1 if self._notes else version
 
     def _read_notes(self) -> None:
         try:
@@ -166,15 +187,16 @@ class Notes:
                 text = file.read()
         except FileNotFoundError:
             return
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        until = time.monotonic() + _SECONDS
-        for line in whole.decode().splitlines():
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        until = time.monotonic() + _MAX_NOTE_SECONDS
+        for line in complete.decode().splitlines():
             number, key, copy, inode = json.loads(line)
             notes = self._notes.setdefault(key, [])
-            moved = (at for at, note in enumerate(notes) if note.inode and inode and note.number == number)
-            at = next(moved, len(notes))
-            notes[at : at + 1] = [_Note(number, copy, max(inode, 0), until)]  # replaces the former location
+            # A note of a file that has been moved on replaces the note with its former location.
+            moved = (index for index, note in enumerate(notes) if note.inode and inode and note.number == number)
+            index = next(moved, len(notes))
+            notes[index : index + 1] = [_Note(number, copy, max(inode, 0), until)]
 
 
 def read_file_state(key: str) -> tuple[int, ...] | None:
@@ -194,10 +216,10 @@ def list_parents(key: str) -> Iterator[str]:
     """Yields `key` and its parent folders, innermost first."""
     while True:
         yield key
-        above = os.path.dirname(key)
-        if above == key:
+        parent = os.path.dirname(key)
+        if parent == key:
             return
-        key = above
+        key = parent
 
 
 def is_system(key: str) -> bool:

@@ -1,4 +1,8 @@
-"""A cache of the real locations of files, by folder, so that a query costs little more than a plain one."""
+"""A cache of the real locations of files, by folder, so that a query costs little more than a plain one.
+
+`functions` asks the cache first. It holds, for each folder that a script has asked about, the entries that are not on
+the disk. It is cleared when this rank changes files, and when rank 0 writes notes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 
 from matex_tf.runtime import real_files
 
-_MOST_FOLDERS = 4096
+_MAX_FOLDERS = 4096
 _NO_NAMES: dict[str, str | None] = dict.fromkeys(("", os.curdir, os.pardir))
 
 IS_OWN = os.sep
@@ -28,7 +32,14 @@ class OwnPlaces(dict[str, str | None]):
 
 
 class KnownPlaces:
-    """The cache. `key_of` returns the key of a path, `places_in` the locations in the folder of a key."""
+    """The cache. `key_of` returns the key of a path, `places_in` the locations in the folder of a key.
+
+    A forked process does not use the cache. It tells its parent the time at which it has changed a file.
+
+    _folders, _by_key: the known locations, by the folder's path as the script writes it, and by its key.
+    _changes: the number of changes of the cache.
+    _changed: shared with forked processes: the time of their last change. _since: the last time that was seen.
+    """
 
     def __init__(self, key_of: Callable[[str], str | None], places_in: Callable[[str], Places | None]):
         self._key_of = key_of
@@ -36,7 +47,6 @@ class KnownPlaces:
         self._folders: dict[str, Places] = {}
         self._by_key: dict[str, Places] = {}
         self._changes = 0
-        # A forked process does not use the cache; it tells its parent when it has changed a file.
         self._is_forked = False
         self._changed = memoryview(mmap.mmap(-1, 8)).cast("Q")
         self._since = 0
@@ -56,7 +66,7 @@ class KnownPlaces:
             self._changed[0] = time.monotonic_ns()
 
     def put_place(self, key: str, place: str | None = None) -> None:
-        """Only `key` was created or removed: it is a file at `place`, or must be searched."""
+        """Record that only `key` was created or removed: it is a file at `place`, or must be searched."""
         with self._lock:
             self._changes += 1
             places = self._by_key.get(os.path.dirname(key))
@@ -100,7 +110,7 @@ class KnownPlaces:
         with self._lock:
             if self._changes != changes:
                 return None
-            if len(self._folders) >= _MOST_FOLDERS:
+            if len(self._folders) >= _MAX_FOLDERS:
                 self._folders.clear()
                 self._by_key.clear()
             self._folders[head] = places

@@ -1,4 +1,8 @@
-"""Reading through the two layers of a rank: the disk (lower), and the files that the rank has written (upper)."""
+"""Reading through the two layers of a rank: the disk (lower), and the files that the rank has written (upper).
+
+A file of the upper layer hides the file of the disk. Where rank 0 is ahead of this rank in the script, the lower layer
+is the disk as the journal describes it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,22 @@ from matex_tf import settings
 from matex_tf.files import journal, journal_reader, known_places
 from matex_tf.ops import cache
 
-_MOST_TRIES = 10
+_MAX_TRIES = 10
 
 
 class Layers:
-    """The two layers of this rank; the upper one is in `folder`. `view.View` adds methods that change them."""
+    """The two layers of this rank; the upper one is in `folder`. `view.View` adds methods that change them.
+
+    root: the folder of the upper layer: the file of a key is at `root + key`.
+    news: the journal.
+    hidden: the keys that this rank has removed.
+    used: the upper layer may have files.
+    is_left: this rank uses the real files, because rank 0 was lost and this rank has become the first.
+    known: the cache of locations.
+    _shown: the keys that rank 0 has saved for all ranks after this rank had removed or written them.
+    _excluded: paths that the view does not handle.
+    _uncached: keys that are not cached, because code outside Python or another process may create them.
+    """
 
     def __init__(self, folder: str, news: journal.Journal):
         self.root = os.path.join(os.path.realpath(folder), "files")
@@ -23,18 +38,17 @@ class Layers:
         self.hidden: set[str] = set()
         self._shown: set[str] = set()
         self.used = False
-        # whether this rank uses the real files, because rank 0 was lost and this rank has become the first
         self.is_left = False
-        self._kept = {
+        self._excluded = {
             *journal_reader.SYSTEM,
             os.path.realpath(news.folder),
             os.path.realpath(cache.find_cache_folder()),
         }
         if settings.get_settings().log_dir:
-            self._kept.add(os.path.realpath(settings.get_settings().log_dir))
+            self._excluded.add(os.path.realpath(settings.get_settings().log_dir))
         self.known = known_places.KnownPlaces(self.find_key, self._list_places)
         news.heard = self.known.forget_places
-        self._loose: set[str] = set()
+        self._uncached: set[str] = set()
 
     def find_key(self, path: Any, follow: bool = True) -> str | None:
         """The key of `path`; None if the view does not handle it. `follow`: replace a final link by its target."""
@@ -47,14 +61,14 @@ class Layers:
             text = os.path.realpath(text)
         else:
             text = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
-        return None if self.is_left or self._is_kept(text) else text
+        return None if self.is_left or self._is_excluded(text) else text
 
     def exclude_path(self, path: str) -> None:
         """Do not handle `path` and its contents: they belong to this rank already."""
-        self._kept.add(os.path.realpath(path))
+        self._excluded.add(os.path.realpath(path))
 
-    def _is_kept(self, key: str) -> bool:
-        return any(path in self._kept for path in journal_reader.list_parents(key))
+    def _is_excluded(self, key: str) -> bool:
+        return any(path in self._excluded for path in journal_reader.list_parents(key))
 
     def locate_upper(self, key: str) -> str:
         return self.root + key
@@ -65,33 +79,35 @@ class Layers:
 
     def is_hidden(self, key: str) -> bool:
         """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved it since."""
-        known = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
-        return next(known, None) in self.hidden
+        changed = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
+        return next(changed, None) in self.hidden
 
     def locate_lower(self, key: str) -> str | None:
         """The path of `key` in the lower layer, as this rank sees it; None if it does not exist there."""
         if self.is_hidden(key):
             return None
-        is_there = os.path.lexists(key)  # first: rank 0 writes its note before it changes the disk
+        exists = os.path.lexists(key)  # first: rank 0 writes its note before it changes the disk
         before = self.news.find_before(key)
-        return (key if is_there else None) if before is None else before or None
+        if before is None:  # no note
+            return key if exists else None
+        return before or None
 
     def stop_caching(self, key: str) -> None:
         """Do not cache `key`, or the contents of that folder: code outside Python or another process may create it."""
-        self._loose.add(key)
+        self._uncached.add(key)
         self.known.forget_places()
 
     def _list_places(self, key: str) -> known_places.Places | None:
-        if not self._loose.isdisjoint(journal_reader.list_parents(key)):
+        if not self._uncached.isdisjoint(journal_reader.list_parents(key)):
             return None
         places = known_places.OwnPlaces() if self.is_hidden(key) else {}
-        odd = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]
-        places.update({os.path.basename(path): None for path in odd})
+        changed = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]
+        places.update({os.path.basename(path): None for path in changed})
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.locate_upper(key)) as entries:
             places[known_places.IS_OWN] = None
             for entry in entries:
                 places[entry.name] = entry.path if entry.is_file(follow_symlinks=False) else None
-        places.update({os.path.basename(path): None for path in self._loose if os.path.dirname(path) == key})
+        places.update({os.path.basename(path): None for path in self._uncached if os.path.dirname(path) == key})
         return places
 
     def ask_until_steady(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
@@ -101,15 +117,15 @@ class Layers:
         Args:
             drop: releases an outdated answer; returns False if the answer cannot be released and must be used.
         """
-        for _ in range(_MOST_TRIES - 1):
-            known = self.news.get_version()
+        for _ in range(_MAX_TRIES - 1):
+            version = self.news.get_version()
             try:
                 answer = ask()
             except OSError:
-                if self.news.get_version() == known:
+                if self.news.get_version() == version:
                     raise
                 continue
-            if self.news.get_version() == known or (drop is not None and not drop(answer)):
+            if self.news.get_version() == version or (drop is not None and not drop(answer)):
                 return answer
         return ask()
 
@@ -127,24 +143,23 @@ class Layers:
         """The names in the folder `key`, in the order of the disk; names that are not on the disk come last."""
         if not self.is_folder(key):
             return os.listdir(self.locate_real(key))  # raises the appropriate error
-        found = []
-        # it may exist in the upper layer only, or no longer
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found = os.listdir(key)
-        found += self.news.list_before(key)  # after the disk: entries removed meanwhile have notes by now
-        found = [name for name in dict.fromkeys(found) if self.exists(os.path.join(key, name))]
+        names = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # in the upper layer only, or removed by now
+            names = os.listdir(key)
+        names += self.news.list_before(key)  # after the disk: entries removed meanwhile have notes by now
+        names = [name for name in dict.fromkeys(names) if self.exists(os.path.join(key, name))]
         if os.path.isdir(self.locate_upper(key)):
-            known = set(found)
-            found += [name for name in os.listdir(self.locate_upper(key)) if name not in known]
-        return found
+            on_disk = set(names)
+            names += [name for name in os.listdir(self.locate_upper(key)) if name not in on_disk]
+        return names
 
     def has_only_own(self, key: str) -> bool:
         """Whether the folder `key` and its subfolders contain only files of this rank, as this rank sees them."""
         if not os.path.isdir(self.locate_upper(key)):
             return False
         for name in self.list_names(key):
-            inside = os.path.join(key, name)
-            if not (self.has_only_own(inside) if self.is_folder(inside) else self.is_own(inside)):
+            entry = os.path.join(key, name)
+            if not (self.has_only_own(entry) if self.is_folder(entry) else self.is_own(entry)):
                 return False
         return True
 
@@ -154,6 +169,7 @@ class Layers:
 
 
 def list_open_descriptors() -> Iterator[tuple[int, str]]:
+    """The open file descriptors of this process, with their paths."""
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
             yield int(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")

@@ -22,6 +22,7 @@ HOOKS = Table(when=overlay.is_on)
 _IF_HOOK_MISSING = "the library does not open the rank's own file"
 
 _PATHS = """
+    MODULE FUNCTION_OR_METHOD ARGUMENT INDEX MODE
     pyarrow output_stream source 0 w
     pyarrow input_stream source 0 r
     pyarrow memory_map path 0 r
@@ -53,26 +54,31 @@ _PATHS = """
     sqlite3 connect database 0 a
     sqlite3.dbapi2 connect database 0 a
 """
-"""For each module, functions and methods: the argument that is a path, its index, and the mode of opening."""
+"""The arguments that are paths, with their positions, and the modes of opening: r to read, w to replace the file, a to
+keep its content.
+"""
 _NOTED = ("ParquetWriter.__init__", "write_dataset")
-"""Functions whose writes rank 0 notes."""
+"""Functions whose writes rank 0 notes in the journal."""
 
 
-def _find_place(path: Any, mode: str, beside: bool = False) -> Any:
-    """The real path that a library is to open, to read ("r") or to write, with the modes of `find_real_path`."""
+def _find_place(path: Any, mode: str, creates_others: bool = False) -> Any:
+    """The real path that a library is to open: "r" to read, else to write, with the modes of `find_real_path`."""
     if mode != "r":
         journal.note_change(path)
-        return find_real_path(path, mode, beside)
-    # No single folder has all files of a folder in which this rank and others wrote: use the one on disk.
-    return path if os.path.isdir(path) and not _is_own(path) else find_real_path(path, None)
+        return find_real_path(path, mode, creates_others)
+    if os.path.isdir(path) and not _is_own(path):
+        return path  # this rank and others wrote there, and no folder has the files of both: use the one on disk
+    return find_real_path(path, None)
 
 
 def _is_own(folder: Any) -> bool:
     """Whether this rank's view of `folder` is completely in a location other than the disk."""
     view = overlay.get_view()
+    if view is None:
+        return False
     with real_files.use_real_files():
-        key = None if view is None else view.find_key(folder)
-        return view is not None and key is not None and (not os.path.isdir(key) or view.has_only_own(key))
+        key = view.find_key(folder)
+        return key is not None and (not os.path.isdir(key) or view.has_only_own(key))
 
 
 def _is_path(name: Any) -> TypeGuard[str | bytes | os.PathLike]:
@@ -90,11 +96,12 @@ def _find_database(name: Any, is_uri: bool) -> Any:
         return name
     parts = urllib.parse.urlsplit(text)
     if not is_uri or parts.scheme != "file":
-        return _find_place(name, "a", beside=True)
-    asked = dict(urllib.parse.parse_qsl(parts.query)).get("mode", "rwc")
-    if not parts.path or asked == "memory":
+        return _find_place(name, "a", creates_others=True)
+    sqlite_mode = dict(urllib.parse.parse_qsl(parts.query)).get("mode", "rwc")
+    if not parts.path or sqlite_mode == "memory":
         return name
-    place = os.path.abspath(_find_place(urllib.parse.unquote(parts.path), "r" if asked == "ro" else "a", beside=True))
+    mode = "r" if sqlite_mode == "ro" else "a"
+    place = os.path.abspath(_find_place(urllib.parse.unquote(parts.path), mode, creates_others=True))
     return parts._replace(netloc="", path=urllib.parse.quote(place)).geturl()
 
 
@@ -103,25 +110,25 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
 
     def make(original: Any) -> Any:
         def function(*args, **kwargs):
-            given = kwargs.get(name) if name in kwargs else args[index] if len(args) > index else None
+            path = kwargs.get(name, args[index] if len(args) > index else None)
             if any(map(_is_file_system, (*args[index + 1 :], *kwargs.values()))):
                 return original(*args, **kwargs)
             if name == "database":
-                given = _find_database(given, bool(kwargs.get("uri")))
-            elif _is_path(given):
-                given = _find_place(given, mode)
-            elif mode == "r" and isinstance(given, (list, tuple)):
-                given = [_find_place(part, mode) if _is_path(part) else part for part in given]
+                path = _find_database(path, bool(kwargs.get("uri")))
+            elif _is_path(path):
+                path = _find_place(path, mode)
+            elif mode == "r" and isinstance(path, (list, tuple)):
+                path = [_find_place(part, mode) if _is_path(part) else part for part in path]
             if name in kwargs:
-                return original(*args, **{**kwargs, name: given})
-            return original(*args[:index], given, *args[index + 1 :], **kwargs)
+                return original(*args, **{**kwargs, name: path})
+            return original(*args[:index], path, *args[index + 1 :], **kwargs)
 
         return function
 
     return make
 
 
-for _module, _name, _argument, _index, _mode in map(str.split, _PATHS.strip().splitlines()):
+for _module, _name, _argument, _index, _mode in map(str.split, _PATHS.strip().splitlines()[1:]):
     HOOKS.replace(
         _module, _name, _IF_HOOK_MISSING, later=True, when=overlay.is_on if _name in _NOTED else overlay.has_view
     )(_wrap_path_argument(_argument, int(_index), _mode))
@@ -131,11 +138,11 @@ def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
     from h5py import h5fd
 
     driver = h5fd.SEC2 if fapl is None else fapl.get_driver()
-    # These drivers open a file of the rank itself. A file in memory is not written.
+    # Other drivers, such as the driver of MPI, open no file of one rank.
     if not _is_path(name) or driver not in (h5fd.SEC2, h5fd.STDIO, h5fd.CORE):
         return name
     if driver == h5fd.CORE and fapl is not None and not fapl.get_fapl_core()[1]:
-        mode = "r"
+        mode = "r"  # a file in memory that is not written
     return os.fsencode(_find_place(name, mode))
 
 
@@ -193,8 +200,8 @@ def _make_dataset(original: Any) -> Any:
             # Files that all ranks open through MPI, and files in memory, are not a rank's own.
             elsewhere = kwargs.get("parallel") or kwargs.get("memory") is not None or (diskless and not persist)
             if _is_path(filename) and not elsewhere:
-                how = {"w": "w" if clobber else "x"}.get(mode.rstrip("s"), mode.rstrip("s"))
-                filename = _find_place(filename, how)
+                kind = mode.rstrip("s")
+                filename = _find_place(filename, "x" if kind == "w" and not clobber else kind)
             super().__init__(filename, mode, clobber, format, diskless, persist, *args, **kwargs)
 
     return Dataset

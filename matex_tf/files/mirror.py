@@ -1,4 +1,7 @@
-"""Mirrors a folder, so that a script can write there without changing the user's files."""
+"""Mirrors a folder, so that a script can write there without changing the user's files.
+
+`matex run --check` and `matex plan` run a script in a mirror of its folder.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 COPIED_BYTES, ALL_COPIED_BYTES, ENTRIES = 16 << 20, 256 << 20, 5000
+"""The limits of a mirror: bytes of one copy, bytes of all copies, and entries."""
 NOT_MIRRORED = {".git", "__pycache__", "node_modules"}
 
 Stamp = tuple[int, int]
@@ -16,8 +20,11 @@ Stamp = tuple[int, int]
 
 @dataclass
 class Mirror:
-    """The contents of a mirror: copies, with size and modification time; links, with their targets; and originals that
-    are linked because they are too large or unreadable: files, and folders by relative path.
+    """The contents of a mirror.
+
+    copies: the copied files, with size and modification time.
+    links: the links, with their targets.
+    files, folders: the originals that are linked, because they are too large or unreadable; folders by relative path.
     """
 
     copies: dict[Path, Stamp] = field(default_factory=dict)
@@ -32,13 +39,13 @@ class Mirror:
         if read_stamp(here) == read_stamp(path):
             self.copies[here] = read_stamp(here)
 
-    def make_link(self, here: Path, leads: Path) -> bool:
+    def make_link(self, here: Path, target: Path) -> bool:
         """Create a link at `here`, unless a script has written `here`. Returns whether the link exists."""
         if not os.path.lexists(here):
-            here.symlink_to(leads)
-        if is_there := here.is_symlink() and os.readlink(here) == str(leads):
-            self.links[here] = str(leads)
-        return is_there
+            here.symlink_to(target)
+        if exists := here.is_symlink() and os.readlink(here) == str(target):
+            self.links[here] = str(target)
+        return exists
 
     def list_changed_originals(self) -> list[Path]:
         """The linked originals that have changed since."""
@@ -56,57 +63,57 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
         largest: size limit of copied files in bytes (default: COPIED_BYTES).
     """
     source, largest = source.resolve(), COPIED_BYTES if largest is None else largest
-    left, real_target = {path.resolve() for path in leave_out}, target.resolve()
-    around = [path for path in left if real_target.is_relative_to(path)]
+    left_out, real_target = {path.resolve() for path in leave_out}, target.resolve()
     # Links into this folder are skipped: the mirror would contain itself, or other mirrors.
-    own = max(around, key=lambda path: len(path.parts), default=real_target)
-    made, places, waiting, copied = Mirror(), {source: target}, [source], 0
+    around_target = [path for path in left_out if real_target.is_relative_to(path)]
+    skipped = max(around_target, key=lambda path: len(path.parts), default=real_target)
+    mirror, places, folders, copied_bytes = Mirror(), {source: target}, [source], 0
     entries = _count_entries(source)
     target.mkdir(parents=True, exist_ok=True)
-    while waiting:
-        folder = waiting.pop(0)
-        for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+    for folder in folders:
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             path, here = Path(entry.path), places[folder] / entry.name
             real = Path(os.path.realpath(path))
-            if NOT_MIRRORED & {entry.name, real.name} or path in leave_out or real in left or real.is_relative_to(own):
+            if NOT_MIRRORED & {entry.name, real.name} or path in leave_out or real in left_out:
                 continue
-            if _is_environment(real):
+            if real.is_relative_to(skipped) or _is_environment(real):
                 continue
-            if (entry.is_symlink() or real in places) and (inside := _find_place(real, places, left)):
-                made.make_link(here, inside)
+            if (entry.is_symlink() or real in places) and (inside := _find_place(real, places, left_out)):
+                mirror.make_link(here, inside)
                 continue
             is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
-            is_to_copy = not here.is_symlink() and os.access(path, os.R_OK)
-            if is_folder and is_to_copy and os.access(path, os.X_OK) and not here.is_file():
+            can_copy = not here.is_symlink() and os.access(path, os.R_OK)
+            if is_folder and can_copy and os.access(path, os.X_OK) and not here.is_file():
                 count = _count_entries(real)
                 if entries + count <= ENTRIES:
                     entries += count
                     here.mkdir(exist_ok=True)
                     places[real] = here
-                    waiting.append(real)
+                    folders.append(real)
                     continue
-            elif is_file and is_to_copy and len(made.copies) < ENTRIES:
+            elif is_file and can_copy and len(mirror.copies) < ENTRIES:
                 size = entry.stat().st_size
-                if size <= min(largest, ALL_COPIED_BYTES - copied):
-                    copied += size
-                    made.copy_file(path, here)
+                if size <= min(largest, ALL_COPIED_BYTES - copied_bytes):
+                    copied_bytes += size
+                    mirror.copy_file(path, here)
                     continue
-            if not (is_folder or is_file) or not made.make_link(here, real):
+            # Too large or unreadable: a link to the original.
+            if not (is_folder or is_file) or not mirror.make_link(here, real):
                 continue
             if is_folder:
-                made.folders.append(here.relative_to(target))
+                mirror.folders.append(here.relative_to(target))
             else:
-                made.files[real] = read_stamp(real)
-    return made
+                mirror.files[real] = read_stamp(real)
+    return mirror
 
 
 def _find_place(real: Path, places: Mapping[Path, Path], leave_out: Collection[Path]) -> Path | None:
     """The path of `real` in the mirror; None if it is not there."""
-    for above in (real, *real.parents):
-        if above.name in NOT_MIRRORED or above in leave_out or _is_environment(above):
+    for folder in (real, *real.parents):
+        if folder.name in NOT_MIRRORED or folder in leave_out or _is_environment(folder):
             return None
-        if above in places:
-            return places[above] / real.relative_to(above)
+        if folder in places:
+            return places[folder] / real.relative_to(folder)
     return None
 
 
@@ -123,13 +130,13 @@ def _count_entries(folder: Path) -> int:
 
 def read_stamp(path: Path) -> Stamp:
     """Size in bytes and modification time in ns of a file."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns
 
 
 def list_files(folder: Path) -> dict[str, Stamp]:
     """Size and modification time of every file in `folder`, by relative path."""
-    files = (Path(above, name) for above, _, names in os.walk(folder) for name in names)
+    files = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     return {
         str(file.relative_to(folder)): read_stamp(file)
         for file in files

@@ -1,7 +1,7 @@
 """The overlay: a rank's writes go to a private folder, and its reads see that folder first.
 
-"One set of files" in docs/how-it-works.md gives the reasons. Keys are canonical absolute paths. This module patches
-nothing; callers must be within `real_files.use_real_files`.
+So the ranks share one set of files: rank 0's. This module holds the view of this rank (`view`), and makes its files
+real if rank 0 is lost. Keys are canonical absolute paths. Callers must be within `real_files.use_real_files`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def get_view() -> View | None:
 
 
 def get_own_view() -> View:
-    """This rank's view, even if it has been left. Call it only on ranks that started with a view."""
+    """This rank's view, even if the rank uses the real files by now. Only for ranks that started with a view."""
     assert _view is not None
     return _view
 
@@ -67,19 +67,17 @@ def start_overlay() -> None:
 
 
 def find_private_use() -> str:
-    """Describes a use of this rank's own files or output that cannot be switched to the real files; "" if there is
-    none.
-    """
+    """A use of this rank's own files or output that cannot be switched to the real files, as text; "": none."""
     root = os.path.join(_view.root, "") if _view is not None else "\0"
     with real_files.use_real_files():
         with open("/proc/self/maps") as file:
             for words in (line.rstrip("\n").split(None, 5) for line in file):
                 if len(words) == 6 and "w" in words[1] and "s" in words[1] and words[5].startswith(root):
                     return f"{words[5][len(root) - 1 :]} is mapped into memory"
-        text = {(state.st_dev, state.st_ino) for state in terminal.list_stored_files()}
+        output_files = {(state.st_dev, state.st_ino) for state in terminal.list_stored_files()}
         for process in filter(str.isdigit, os.listdir("/proc")):
             if int(process) != os.getpid() and any(
-                path.startswith(root) or file in text for path, file in _list_used(process)
+                path.startswith(root) or file in output_files for path, file in _list_used(process)
             ):
                 return f"process {process}, started by the script, still prints or writes"
     return ""
@@ -124,7 +122,7 @@ def take_over_files(became_first: bool) -> None:
 def _remove_hidden(view: View) -> None:
     """Remove from the disk the files that this rank has removed and rank 0 had not."""
     for key in sorted(view.hidden):
-        inside = [os.path.join(top, name) for top, *some in os.walk(key) for names in some for name in names]
+        inside = [os.path.join(top, name) for top, folders, files in os.walk(key) for name in (*folders, *files)]
         for path in [*sorted(inside, reverse=True), key]:  # the contents of a folder come before the folder
             if not os.path.lexists(path) or not view.is_hidden(path):
                 continue
@@ -153,11 +151,11 @@ def _install_file(place: str, key: str) -> None:
 
 def _reopen_file(descriptor: int, key: str) -> None:
     """Switch `descriptor`, of a file in the upper layer, to the real file `key`, at the same offset."""
-    keep = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
-    other = os.open(key, keep)
-    os.lseek(other, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
-    os.dup2(other, descriptor, inheritable=os.get_inheritable(descriptor))
-    os.close(other)
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+    real = os.open(key, flags)
+    os.lseek(real, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+    os.dup2(real, descriptor, inheritable=os.get_inheritable(descriptor))
+    os.close(real)
 
 
 def _remove_root(root: str, owner: int) -> None:

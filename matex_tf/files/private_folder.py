@@ -1,4 +1,4 @@
-"""Where a rank keeps files for itself, and how many bytes of them there may be."""
+"""The private folder of a rank: the choice of its disk, its creation, and the limit of its bytes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from matex_tf.thread_flag import starts_own
 from matex_tf.world import exit_codes, terminal, world
 
 _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
-_SECONDS = 1.0  # between two looks, or more where a look takes long
-_EASE = 20
+_CHECK_SECONDS = 1.0  # the least time between two checks of the size
+_CHECK_FACTOR = 20
+"""The time between two checks is at least this multiple of the time that a check takes."""
 
 
 def choose_parent() -> str:
-    """`MATEX_FILES_DIR`; else the first of the usual folders that lies on a disk, or the first if all are in memory."""
+    """The folder for private folders: `MATEX_FILES_DIR`, else the first usual folder on a disk, else the first one."""
     if settings.get_settings().files_dir:
         os.makedirs(settings.get_settings().files_dir, exist_ok=True)
         return settings.get_settings().files_dir
@@ -35,11 +36,11 @@ def _can_write(folder: str) -> bool:
 
 
 _made: list[str] = []
-"""The folders that this process has made."""
+"""The folders that this process has created."""
 
 
 def is_in_memory(folder: str) -> bool:
-    """Whether what is written to `folder` takes memory of the host."""
+    """Whether files in `folder` take memory of the host."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo") as mounts:
@@ -48,7 +49,7 @@ def is_in_memory(folder: str) -> bool:
 
 
 def make_folder(prefix: str, folder: str) -> str:
-    """A new folder in `folder` that this process holds until it ends. Those that ended ones have left are removed."""
+    """Create a folder in `folder` that this process holds until it ends. Folders of ended processes are removed."""
     temp_folders.sweep_folders(prefix, None if folder == tempfile.gettempdir() else folder)
     path = temp_folders.make_folder(prefix, folder)[0]
     _made.append(path)
@@ -57,13 +58,13 @@ def make_folder(prefix: str, folder: str) -> str:
 
 
 class Limit:
-    """Ends the job once the files in `folder` take more bytes than they may; a thread looks, from the first file on."""
+    """Ends the job once the files in `folder` take more than `max_bytes`. A thread checks, from the first file on."""
 
     def __init__(self, folder: str):
         self._folder = folder
         # The disk stays half free, however many ranks of this host write to it.
         share = shutil.disk_usage(os.path.dirname(folder)).free // 2 // max(world.get_world().local_size - 1, 1)
-        self.most = settings.get_settings().files_bytes or share
+        self.max_bytes = settings.get_settings().files_bytes or share
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
@@ -77,19 +78,19 @@ class Limit:
         self._stopped.set()
 
     def _watch_size(self) -> None:
-        wait = _SECONDS
-        while not self._stopped.wait(wait):
+        seconds = _CHECK_SECONDS
+        while not self._stopped.wait(seconds):
             begun = time.monotonic()
             with real_files.use_real_files():
                 sizes = dict(self._list_sizes())
-            if sum(sizes.values()) > self.most and not self._stopped.is_set():
+            if sum(sizes.values()) > self.max_bytes and not self._stopped.is_set():
                 terminal.write_text(self._describe_excess(sizes))
                 shutdown.abort_all_ranks(exit_codes.EXIT_FULL)
-            wait = max(_SECONDS, _EASE * (time.monotonic() - begun))
+            seconds = max(_CHECK_SECONDS, _CHECK_FACTOR * (time.monotonic() - begun))
 
     def _list_sizes(self) -> Iterator[tuple[str, int]]:
         for folder, _, names in os.walk(self._folder):
-            if self._stopped.is_set():  # what is there is the disk by now
+            if self._stopped.is_set():  # the folder may be a link to the disk by now
                 return
             for path in (os.path.join(folder, name) for name in names):
                 try:
@@ -102,7 +103,7 @@ class Limit:
         largest = max(sizes, key=lambda path: sizes[path])
         return (
             f"matex_tf: rank {me.rank} ({me.host}): the files that this rank has written take {sum(sizes.values())} "
-            f"bytes, more than {self.most} (MATEX_FILES_BYTES). The largest is {largest[len(self._folder) :]} "
+            f"bytes, more than {self.max_bytes} (MATEX_FILES_BYTES). The largest is {largest[len(self._folder) :]} "
             f"({sizes[largest]} bytes). Every rank but the first keeps what the script writes in a private folder, "
             f"{self._folder}, to read it back. Set MATEX_FILES_BYTES to more, or MATEX_FILES_DIR to a folder on a "
             "larger disk.\n"

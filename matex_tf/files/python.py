@@ -31,6 +31,7 @@ def install() -> None:
 
 
 def _install_view() -> None:
+    """Replace Python's file functions, and let imports find this rank's own files."""
     originals = [(getattr(owner, name), owner, name) for owner, name in REPLACED]
     HOOKS.install()
     _replace_captured(originals)
@@ -57,26 +58,29 @@ for _module, _names, _make in (
     ("shutil", "rmtree", functions.wrap_rmtree),
 ):
     # some exist on Linux only
-    _here = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]
-    HOOKS.replace(_module, " ".join(_here), _IF_HOOK_MISSING)(_make)
+    _existing = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]
+    HOOKS.replace(_module, " ".join(_existing), _IF_HOOK_MISSING)(_make)
 REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
 """Modules and names of the replaced functions; references in other modules are replaced, too."""
 
 
 def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
-    """Replace references to the original functions in other modules, such as `tarfile.bltn_open`."""
+    """Replace references to the original functions in other modules, such as `tarfile.bltn_open`.
+
+    originals: the functions, each with the module and the name under which its replacement is now.
+    """
     new_of = {id(original): getattr(owner, name) for original, owner, name in originals}
     for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         capabilities |= {new_of[id(original)] for original, _, _ in originals if original in capabilities}
     owners: list[Any] = [
-        module for name, module in list(sys.modules.items()) if _may_hold(name) and hasattr(module, "__dict__")
+        module for name, module in list(sys.modules.items()) if _may_refer(name) and hasattr(module, "__dict__")
     ]
     owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
     for owner in filter(None, owners):
         for name, value in list(vars(owner).items()):
-            inner = value.__func__ if isinstance(value, staticmethod) else value
-            if id(inner) in new_of:
-                new = new_of[id(inner)]
+            function = value.__func__ if isinstance(value, staticmethod) else value
+            if id(function) in new_of:
+                new = new_of[id(function)]
                 setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
 
 
@@ -131,9 +135,9 @@ def _wrap_loader(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def __init__(self, *args, **kwargs):
-        given = signature.bind(self, *args, **kwargs)
-        given.arguments["path"] = _find_loadable(given.arguments["path"])
-        return original(*given.args, **given.kwargs)
+        call = signature.bind(self, *args, **kwargs)
+        call.arguments["path"] = _find_loadable(call.arguments["path"])
+        return original(*call.args, **call.kwargs)
 
     return __init__
 
@@ -154,13 +158,16 @@ def _find_loadable(path: Any) -> Any:
         return place if place != key and os.path.isfile(place) else path
 
 
-def _may_hold(module: str) -> bool:
-    plain = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
-    return module.split(".")[0] not in plain
+def _may_refer(module: str) -> bool:
+    """Whether references in a module are replaced. These modules have the hooks, or need the original functions."""
+    unchanged = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
+    return module.split(".")[0] not in unchanged
 
 
 @HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", _IF_HOOK_MISSING)
 def _wrap_temporary(original: Any) -> Any:
+    """Temporary files and folders belong to their rank already, so the view does not handle them."""
+
     def make(*args, **kwargs):
         with real_files.use_real_files():
             result = original(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Saving: rank 0 writes the file, and the other ranks return when the file exists for them, too.
+"""Functions of Keras and TensorFlow that save: rank 0 writes the file, and all ranks return when they can read it.
 
 Concurrent writes of all ranks to one path would damage the file, or fail if HDF5 locks it. Ranks can be lost at any
 moment, so rank 0 writes atomically (see `atomic`).
@@ -65,14 +65,14 @@ def _wrap_save(original: Any) -> Any:
 
 def _find_path(call: inspect.BoundArguments) -> str | None:
     """The path to which a call saves: its second argument, after the saved object."""
-    given = list(call.arguments.values())
-    path = given[1] if len(given) > 1 else None
+    arguments = list(call.arguments.values())
+    path = arguments[1] if len(arguments) > 1 else None
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path) else None
 
 
 def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
     """Return the result of the call. The file appears at `path` when it is complete."""
-    if getattr(_state, "beside", False):
+    if getattr(_state, "is_atomic", False):  # a save within a save
         return original(*call.args, **call.kwargs)
     if not call.arguments.get("overwrite", True):
         if os.path.exists(path) and not _ask_to_overwrite(original, path):
@@ -80,11 +80,11 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
         call.arguments["overwrite"] = True
     with atomic.write_beside(path, make_folder=_makes_folder(original, path)) as place:
         call.arguments[list(call.arguments)[1]] = place
-        _state.beside = place != path
+        _state.is_atomic = place != path
         try:
             result = original(*call.args, **call.kwargs)
         finally:
-            _state.beside = False
+            _state.is_atomic = False
     text = _find_path_text(result)
     if place == path or text is None:
         return result
@@ -111,6 +111,7 @@ def _is_measured() -> bool:
 
 
 def _save_plainly(write: Callable[[], Any]) -> Any:
+    """Return the result of `write`, which this rank runs by itself on the real files."""
     _state.inside = True
     try:
         with real_files.use_real_files():
@@ -120,10 +121,11 @@ def _save_plainly(write: Callable[[], Any]) -> Any:
 
 
 def _is_inside() -> bool:
+    """Whether this thread is within a save on this rank."""
     return getattr(_state, "inside", False)
 
 
-def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
+def _save_once(write: Callable[[], Any], path: str, name: str) -> Any:
     """Return the result of `write` on rank 0, on every rank, when its file at `path` exists there. Collective.
 
     Rank 0 writes after all ranks have arrived: another rank might still read the old file. On a thread of the script,
@@ -131,17 +133,18 @@ def _save_once(write: Callable[[], Any], path: str, what: str) -> Any:
     """
     if not _is_called_by_all():
         return write() if world.get_world().rank == 0 else path
-    return membership.attempt_collectives(f"saving ({what})", lambda: _save_together(write, path, what))
+    return membership.attempt_collectives(f"saving ({name})", lambda: _save_together(write, path, name))
 
 
-def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
-    first = world.get_world().rank == 0
+def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
+    """`_save_once` for a call that all ranks make."""
+    is_first = world.get_world().rank == 0
     result = error = None
     ops.records.mark_between_steps()
     pieces.make_whole()  # rank 0 reads the variables without the other ranks
     events.ranks_meet("saving")
-    objects.barrier(f"saving ({what})")
-    if first:
+    objects.barrier(f"saving ({name})")
+    if is_first:
         _state.inside = True
         try:
             with real_files.use_real_files(), watchdog.excuse_wait(f"saving to {path}", watchdog.SAVING):
@@ -151,13 +154,13 @@ def _save_together(write: Callable[[], Any], path: str, what: str) -> Any:
         finally:
             _state.inside = False
     outcome = (path, _find_path_text(result), None if error is None else f"{type(error).__name__}: {error}")
-    origin, text, failed = objects.broadcast(outcome, f"saving ({what})")
+    origin, text, failure = objects.broadcast(outcome, f"saving ({name})")
     if error is not None:
         raise error
-    if failed is not None:
-        raise OSError(f"rank 0 could not save to {origin}: {failed}")
+    if failure is not None:
+        raise OSError(f"rank 0 could not save to {origin}: {failure}")
     delivery.deliver_file(path)
-    return result if first or text is None else text.replace(origin, path)
+    return result if is_first or text is None else text.replace(origin, path)
 
 
 class _WholeFiles:
@@ -188,6 +191,7 @@ HOOKS.replace_in(
 
 
 def _is_called_by_all() -> bool:
+    """Whether all ranks make the save that this thread makes now."""
     return threading.current_thread() is threading.main_thread() and not getattr(_state, "by_a_clock", False)
 
 
@@ -205,11 +209,11 @@ def _find_path_text(result: Any) -> str | None:
 )
 def _wrap_clocked_save(original: Any) -> Any:
     def _save(self, *args, **kwargs):
-        before, _state.by_a_clock = getattr(_state, "by_a_clock", False), True
+        was_by_a_clock, _state.by_a_clock = getattr(_state, "by_a_clock", False), True
         try:
             return original(self, *args, **kwargs)
         finally:
-            _state.by_a_clock = before
+            _state.by_a_clock = was_by_a_clock
 
     return _save
 
@@ -243,5 +247,5 @@ def _name_checkpoint(session: Any, path: str, global_step: Any) -> str:
 
     if global_step is None:
         return path
-    known = isinstance(global_step, (int, np.integer))
-    return f"{path}-{global_step if known else training_util.global_step(session, global_step)}"
+    is_number = isinstance(global_step, (int, np.integer))
+    return f"{path}-{global_step if is_number else training_util.global_step(session, global_step)}"

@@ -1,6 +1,7 @@
 """TensorFlow's files: `tf.io.gfile`, records, summaries, and the ops that read and write files.
 
-TensorFlow's C++ knows nothing of the private folder of a rank, so it is given the real path of each file.
+TensorFlow's C++ code knows nothing of the private folder of a rank. So the Python functions of TensorFlow, also those
+that create ops, give it the real path of each file.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ HOOKS = Table(when=overlay.is_on)
 _IF_HOOK_MISSING = "what TensorFlow reads and writes is not the rank's own file"
 
 _WILD = re.compile(r"[*?\[\\]")
-"""What makes a path a pattern to TensorFlow."""
-_CACHE_IS_THERE = ".index"
-"""What the name of a dataset's cache ends with when it is whole."""
+"""A character that makes a path a pattern to TensorFlow."""
+_CACHE_SUFFIX = ".index"
+"""The suffix of a file that exists once a dataset's cache is complete."""
 
 
 def is_local(path: Any) -> bool:
-    """Whether `path` is one of this machine's files, not a tensor nor a bucket."""
+    """Whether `path` names a file of this machine: it is no tensor, and no path in a bucket."""
     return isinstance(path, (str, bytes, os.PathLike)) and b"://" not in os.fsencode(path)
 
 
 def _match_type(given: Any, path: Any) -> Any:
-    """`path` as bytes where `given` is bytes, else as text."""
+    """`path` as bytes if `given` is bytes, else as text."""
     return os.fsencode(path) if isinstance(given, bytes) else os.fsdecode(path)
 
 
 def _raise_as_tensorflow(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `function` returns; its OSError as the error that TensorFlow raises."""
+    """The result of `function`. An OSError becomes the error that TensorFlow raises."""
     try:
         return function(*args, **kwargs)
     except OSError as error:
@@ -67,7 +68,7 @@ def _find_writable(path: Any, mode: str = "w") -> Any:
 
 
 def _find_folder(path: Any) -> Any:
-    """Where a log folder really is; made, on the ranks that are not the first, as TensorFlow would make it."""
+    """The real path of a log folder. Ranks with a view create the folder, as TensorFlow would."""
     if not is_local(path):
         return path
     journal.note_change(path)
@@ -77,12 +78,12 @@ def _find_folder(path: Any) -> Any:
     return _match_type(path, find_real_path(path, "a"))
 
 
-# Python's side
+# Functions of Python
 
 
 @HOOKS.replace("tensorflow.python.lib.io.file_io", "_pywrap_file_io", _IF_HOOK_MISSING)
 class _Files:
-    """TensorFlow's file functions, of which those on local paths see the files as Python does."""
+    """TensorFlow's file functions; for local paths they see the files as Python does."""
 
     def __init__(self, original: Any):
         self._original = original
@@ -172,7 +173,7 @@ class _Files:
 
 @HOOKS.replace("tensorflow.python.lib.io.tf_record", "_pywrap_record_io", _IF_HOOK_MISSING, when=overlay.has_view)
 class _Records:
-    """TensorFlow's functions on files of records, of which those that read see the files as Python does."""
+    """TensorFlow's functions on files of records; readers see the files as Python does."""
 
     def __init__(self, original: Any):
         self._original = original
@@ -228,7 +229,7 @@ def _wrap_queue(original: Any) -> Any:
 
 
 def _find_all_readable(names: Any) -> Any:
-    """Where the files `names` (a path, a list or a tensor of them) really are."""
+    """The real paths of files to read. names: a path, or a list or tensor of paths."""
     import numpy as np
     import tensorflow as tf
 
@@ -247,13 +248,13 @@ def _find_all_readable(names: Any) -> Any:
     with real_files.use_real_files():
         if overlay.get_own_view().is_untouched():
             return names
-    found = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)
-    found.set_shape(names.shape)
-    return found
+    paths = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)
+    paths.set_shape(names.shape)
+    return paths
 
 
-def _make_file(path: Any) -> Any:
-    """Where an op is to write the file `path`, whose folder it makes."""
+def _prepare_file(path: Any) -> Any:
+    """The real path of a file that an op writes. The folder of the file is created, as the op would."""
     if overlay.get_view() is not None:
         _raise_as_tensorflow(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
     return _find_writable(path)
@@ -264,20 +265,20 @@ def _find_snapshot(path: Any) -> Any:
 
 
 def _find_cache(name: Any) -> Any:
-    """Where the cache `name` of a dataset really is: the whole one that this rank sees, else one of its own."""
+    """The real path of a dataset's cache: a complete one that this rank sees, else one of its own."""
     if not os.fspath(name):
         return name
-    index = os.fsdecode(name) + _CACHE_IS_THERE
-    how = None if os.path.exists(index) else "w"
-    place = os.fsdecode(_raise_as_tensorflow(find_real_path, index, how, beside=True))
-    return _match_type(name, place[: -len(_CACHE_IS_THERE)])
+    index = os.fsdecode(name) + _CACHE_SUFFIX
+    mode = None if os.path.exists(index) else "w"
+    place = os.fsdecode(_raise_as_tensorflow(find_real_path, index, mode, creates_others=True))
+    return _match_type(name, place[: -len(_CACHE_SUFFIX)])
 
 
 _READ = ("filename", "filenames", "data_source_name")
-"""Arguments of ops that are files to read, but for the ops of `_OTHERS` and those that write."""
-_OTHERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "writefile": ("filename", _make_file),
-    "datasettotfrecord": ("filename", _make_file),
+"""Arguments of ops that name files to read. Ops of `_SPECIAL`, and ops that write, have others."""
+_SPECIAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "writefile": ("filename", _prepare_file),
+    "datasettotfrecord": ("filename", _prepare_file),
     "savedataset": ("path", _find_folder),
     "savedatasetv2": ("path", _find_folder),
     "loaddataset": ("path", _find_readable),
@@ -287,30 +288,31 @@ _OTHERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "cachedatasetv2": ("filename", _find_cache),
     "createsummaryfilewriter": ("logdir", _find_folder),
 }
-"""Ops, by their names in small letters: the argument that is a path, and what finds its place."""
+"""Ops, by their names in lower case: the argument that is a path, and the function that finds its real path."""
 _NOTED = ("writefile", "datasettotfrecord", "savedataset", "savedatasetv2", "createsummaryfilewriter")
-"""Ops that rank 0 does as the others do, and notes."""
+"""Ops whose writes rank 0 notes in the journal."""
 _WRITING = ("write", "save", "merge", "experimentaldataset")
 
 
 def _put_into_ops(owner: Any, name: str, make: Any) -> None:
-    """Replace what a module has generated for each op of files, `name` and others, and where else these stand.
+    """Replace the generated functions of a module that create ops on files, also in modules that refer to them.
 
-    TensorFlow's own classes, Keras and `tf.raw_ops` call the ops by them.
+    `name` is one of these functions. TensorFlow's own classes, Keras and `tf.raw_ops` call them.
     """
-    made = {}
-    for each, function in list(vars(owner).items()):
-        if each.startswith("_") or each.endswith("_eager_fallback") or not inspect.isfunction(function):
+    replaced = {}
+    for function_name, function in list(vars(owner).items()):
+        is_private = function_name.startswith("_") or function_name.endswith("_eager_fallback")
+        if is_private or not inspect.isfunction(function):
             continue
-        put_function(owner, each, make)
-        if getattr(owner, each) is not function:
-            made[function] = getattr(owner, each)
+        put_function(owner, function_name, make)
+        if getattr(owner, function_name) is not function:
+            replaced[function] = getattr(owner, function_name)
     public = ("tensorflow", "tensorflow._api", "tensorflow.compat", "tensorflow.python.ops")
     for path, module in list(sys.modules.items()):
         if path == public[0] or path.startswith(public[1:]):
-            for each, value in list(vars(module).items()):
-                if inspect.isfunction(value) and value in made:
-                    setattr(module, each, made[value])
+            for attribute, value in list(vars(module).items()):
+                if inspect.isfunction(value) and value in replaced:
+                    setattr(module, attribute, replaced[value])
 
 
 _GENERATED = "tensorflow.python.ops.gen_"
@@ -334,34 +336,35 @@ def _wrap_op(original: Any) -> Any:
     if op == "matchingfiles":
         return _wrap_matching_files(original) if overlay.has_view() else original
     names = list(inspect.signature(original).parameters)
-    given: tuple[str, ...]
+    path_names: tuple[str, ...]
     find: Callable[[Any], Any]
-    if op in _OTHERS:
-        given, find = (_OTHERS[op][0],), _find_one(_OTHERS[op][1])
+    if op in _SPECIAL:
+        path_names, find = (_SPECIAL[op][0],), _find_static(_SPECIAL[op][1])
     else:
-        given, find = () if op.startswith(_WRITING) else _READ, _find_all_readable
-    if not (overlay.has_view() or op in _NOTED) or not set(given).intersection(names):
+        path_names, find = () if op.startswith(_WRITING) else _READ, _find_all_readable
+    if not (overlay.has_view() or op in _NOTED) or not set(path_names).intersection(names):
         return original
 
-    def call(*args, **kwargs):
-        args = tuple(find(value) if name in given else value for name, value in zip(names, args))
-        return original(*args, **{name: find(kwargs[name]) if name in given else kwargs[name] for name in kwargs})
+    def create(*args, **kwargs):
+        args = tuple(find(value) if name in path_names else value for name, value in zip(names, args))
+        kwargs = {name: find(value) if name in path_names else value for name, value in kwargs.items()}
+        return original(*args, **kwargs)
 
-    return call
+    return create
 
 
-def _find_one(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`find` for a path, or a tensor of which it is known; what is not known stays."""
+def _find_static(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`find` for a path, or a tensor whose value is known; other tensors stay."""
 
-    def found(path: Any) -> Any:
+    def find_known(path: Any) -> Any:
         known = _read_static(path)
         return find(known) if is_local(known) else path
 
-    return found
+    return find_known
 
 
 def _read_static(value: Any) -> Any:
-    """Of a tensor the bytes, or the list of them, that it holds; None where a run of the graph makes it."""
+    """The bytes, or the list of bytes, of a tensor; None if only a run of the graph computes it; other values stay."""
     import numpy as np
     import tensorflow as tf
 
@@ -379,8 +382,8 @@ def _wrap_matching_files(original: Any) -> Any:
         patterns = [known] if is_local(known) else known
         if not isinstance(patterns, (list, tuple)) or not all(map(is_local, patterns)) or _is_like_disk():
             return original(pattern, name)
-        found = sorted({path for each in patterns for path in _list_matching(os.fsdecode(each))})
-        return tf.constant(found, tf.string, shape=(len(found),), name=name or "MatchingFiles")
+        paths = sorted({path for each in patterns for path in _list_matching(os.fsdecode(each))})
+        return tf.constant(paths, tf.string, shape=(len(paths),), name=name or "MatchingFiles")
 
     return matching_files
 
@@ -395,8 +398,8 @@ def _is_like_disk() -> bool:
 def _list_matching(pattern: str) -> list[str]:
     """The paths that match TensorFlow's `pattern`, in the order of the disk, folder by folder.
 
-    TensorFlow looks into several folders at once and gives what is in them in an order that is another each time, so
-    that ranks would not agree. As there, names that begin with a dot are like others.
+    TensorFlow itself searches several folders in parallel, and the order differs each time and between ranks. As in
+    TensorFlow, names that begin with a dot match.
     """
     start = _WILD.search(pattern)
     if start is None:
@@ -411,11 +414,11 @@ def _match_pattern(pattern: str) -> list[str]:
         return [pattern]
     folder, name = os.path.split(pattern)
     name = re.sub(r"\\(.)", r"[\1]", name).replace("[^", "[!")
-    found = []
-    for each in _match_pattern(folder):
+    paths = []
+    for parent in _match_pattern(folder):
         try:
-            entries = os.listdir(each)
-        except OSError:  # no folder, or none that may be read: TensorFlow finds nothing there, either
+            entries = os.listdir(parent)
+        except OSError:  # no folder, or an unreadable one: TensorFlow finds nothing there, either
             continue
-        found += [os.path.join(each, entry) for entry in entries if fnmatch.fnmatchcase(entry, name)]
-    return found
+        paths += [os.path.join(parent, entry) for entry in entries if fnmatch.fnmatchcase(entry, name)]
+    return paths

@@ -1,6 +1,4 @@
-"""Writing through the two layers of a rank: new files go to the upper layer; removed files of the
-lower one are hidden.
-"""
+"""Writing through the two layers of a rank: new files go to the upper layer; removed files of the lower are hidden."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ class View(Layers):
 
     @_forget_places_after
     def show_file(self, key: str) -> None:
-        """From now on the file `key` is the one on disk, whatever this rank has done with it."""
+        """Use the file `key` of the disk from now on, also if this rank has written or removed it."""
         if self.is_own(key) or self.is_hidden(key):
             self._hide_key(key)
             self.hidden.discard(key)
@@ -52,15 +50,13 @@ class View(Layers):
         """The keys of this rank's own files that also exist on the disk."""
         if not self.used:
             return set()
-        inside = len(self.root)
-        keys = (
-            os.path.join(top[inside:], one) for top, folders, files in os.walk(self.root) for one in folders + files
-        )
+        entries = ((top, name) for top, folders, files in os.walk(self.root) for name in folders + files)
+        keys = (os.path.join(top[len(self.root) :], name) for top, name in entries)
         return set(filter(os.path.lexists, keys))
 
     @_forget_places_after
     def adopt_disk(self, own: set[str], written: Container[str] = ()) -> None:
-        """After another process has changed the disk: update this rank's files to the present content of the disk.
+        """Update this rank's files to the content of the disk, after another process has changed it.
 
         They stay this rank's own, because rank 0 may change or remove the real ones next. Files that this rank has open
         are not updated, except for the keys in `written`, the output files of that process.
@@ -77,20 +73,24 @@ class View(Layers):
             place = self.locate_upper(key)
             if not os.path.lexists(key):
                 self._hide_key(key)
-            elif not (os.path.isfile(key) and os.path.isfile(place)) or (place in is_open and key not in written):
                 continue
-            elif not filecmp.cmp(key, place, shallow=False):
+            are_files = os.path.isfile(key) and os.path.isfile(place)
+            may_replace = place not in is_open or key in written
+            if are_files and may_replace and not filecmp.cmp(key, place, shallow=False):
                 os.unlink(place)
                 shutil.copy2(key, place)
 
     def locate_readable(self, key: str) -> str:
         """The real path for reading `key`."""
         place = self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
-        return place or (self.locate_upper(key) if os.path.lexists(key) and not self._may_use_new(key) else key)
+        if place is not None:
+            return place
+        # Missing for this rank. If the disk has it, because rank 0 is ahead, its path in the upper layer is missing.
+        return self.locate_upper(key) if os.path.lexists(key) and not self._may_use_new(key) else key
 
     def _may_use_new(self, key: str) -> bool:
-        """Whether this rank may see `key`, which rank 0 has just created: a script that knows its
-        rank may wait for it.
+        """Whether this rank may see `key`, which rank 0 has just created: a script that knows its rank may wait for
+        it.
         """
         return world.script_knows_ranks and not self.is_hidden(key)
 
@@ -99,16 +99,14 @@ class View(Layers):
 
         A folder that contains more than this rank's own files is the one on disk.
         """
-        above = os.path.dirname(key)
-        if not self.is_own(key):
-            is_private = (
-                self.is_own(above) and self.locate_lower(above) is None
-            )  # a file that the process may create there
-        else:
+        folder = os.path.dirname(key)
+        if self.is_own(key):
             is_private = not self.is_folder(key) or self.locate_lower(key) is None or self.has_only_own(key)
+        else:  # a file that the process may create in this rank's own folder
+            is_private = self.is_own(folder) and self.locate_lower(folder) is None
         if not is_private:
             return key
-        self.stop_caching(key if os.path.isdir(self.locate_upper(key)) else above)
+        self.stop_caching(key if os.path.isdir(self.locate_upper(key)) else folder)
         return self.locate_upper(key)
 
     def prepare_write(self, key: str, keep: bool, exclusive: bool = False) -> str:
@@ -120,42 +118,42 @@ class View(Layers):
         self._limit.start_watching()
         if self.is_own(key):
             return self.locate_upper(key)
-        self._loose.add(key)
+        self._uncached.add(key)
         self.known.put_place(key)
-        below = self.locate_lower(key)
-        if below is None:
+        lower = self.locate_lower(key)
+        if lower is None:
             self.ensure_folder(os.path.dirname(key))
             return self.locate_upper(key)
         if exclusive:
             raise _make_error(errno.EEXIST, key)
-        kind = os.stat(below).st_mode
+        kind = os.stat(lower).st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
             return key  # a pipe, a socket, a device
-        if not os.access(below, os.W_OK):
+        if not os.access(lower, os.W_OK):
             raise _make_error(errno.EACCES, key)
         if stat.S_ISDIR(kind):
             return self.ensure_folder(key)
         self.ensure_folder(os.path.dirname(key))
         if keep:
-            # Rank 0 may note and change it at this moment.
-            self.ask_until_steady(lambda: shutil.copy2(self.locate_lower(key) or below, self.locate_upper(key)))
+            # Again if rank 0 changes the file at this moment.
+            self.ask_until_steady(lambda: shutil.copy2(self.locate_lower(key) or lower, self.locate_upper(key)))
         return self.locate_upper(key)
 
     def confirm_written(self, key: str) -> None:
-        """The file of `prepare_write` exists now."""
-        self._loose.discard(key)
+        """Record that the file of `prepare_write` exists now."""
+        self._uncached.discard(key)
         self.known.put_place(key, self.locate_upper(key))
 
     def return_to_disk(self) -> None:
         """If the working folder is in the upper layer, change to the same folder on the disk, once rank 0 has created
         it.
         """
-        here = os.getcwd()
-        if here.startswith(self.root + os.sep) and os.path.isdir(here[len(self.root) :]):
-            os.chdir(here[len(self.root) :])
+        folder = os.getcwd()
+        if folder.startswith(self.root + os.sep) and os.path.isdir(folder[len(self.root) :]):
+            os.chdir(folder[len(self.root) :])
 
     def leave_layers(self) -> None:
-        """From now on every file is the real one, also under a path of the upper layer that C++ code may have kept.
+        """Use the real files from now on, also for paths of the upper layer that C++ code may have stored.
 
         The contents of the upper layer must be on the disk by now.
         """
@@ -228,6 +226,7 @@ class View(Layers):
         return None
 
     def _hide_key(self, key: str, is_folder: bool = True) -> None:
+        """Remove `key` from the upper layer, and hide it in the lower one. is_folder: it may have contents."""
         self._shown = {shown for shown in self._shown if key not in journal_reader.list_parents(shown)}
         self.hidden.add(key)
         upper = self.locate_upper(key)
@@ -239,9 +238,7 @@ class View(Layers):
         self.known.forget_places() if is_folder else self.known.put_place(key)
 
     def copy_file(self, key: str) -> str:
-        """Copy the file `key` to the upper layer, or create the folder there without contents.
-        Returns the real path.
-        """
+        """Copy the file `key` to the upper layer, or create the folder there, empty. Returns the real path."""
         place = self.prepare_write(key, keep=True)
         self.confirm_written(key)
         return place

@@ -16,12 +16,7 @@ from matex_tf.steps import agreement, events
 from matex_tf.world import world
 
 _WITHIN_AN_EPOCH = (
-    "on_train_begin",
-    "on_epoch_begin",
-    "on_batch_begin",
-    "on_batch_end",
-    "on_train_batch_begin",
-    "on_train_batch_end",
+    "on_train_begin on_epoch_begin on_batch_begin on_batch_end on_train_batch_begin on_train_batch_end".split()
 )
 
 
@@ -32,7 +27,7 @@ _IF_HOOK_MISSING = "a callback that stops fit stops one rank alone, and weights 
 @HOOKS.replace_in(_IF_HOOK_MISSING, "callbacks.callback_list:CallbackList.__init__", "callbacks:CallbackList.__init__")
 def _wrap_list(original: Any) -> Any:
     base = sys.modules[original.__module__].Callback
-    first, last, last_of_batches = _make_callbacks(base)
+    first_class, last_class, last_class_of_batches = _make_callbacks(base)
 
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
@@ -43,13 +38,12 @@ def _wrap_list(original: Any) -> Any:
         if hears_batches:
             self._async_train = False  # Keras 3: the ends of training batches are reported in this thread
             self._should_call_train_batch_hooks = True  # Keras 2
-        ours = first(), (last_of_batches if hears_batches else last)()
-        ours[1].stops_within = stops_within
-        ours[0].callbacks = self
-        for callback in ours:
+        first, last = first_class(), (last_class_of_batches if hears_batches else last_class)()
+        first.callbacks, last.stops_within = self, stops_within
+        for callback in (first, last):
             callback.set_params(getattr(self, "params", None))
             callback.set_model(getattr(self, "model", None))
-        self.callbacks[:] = [ours[0], *self.callbacks, ours[1]]
+        self.callbacks[:] = [first, *self.callbacks, last]
 
     return __init__
 

@@ -1,6 +1,7 @@
-"""Datasets and their iterators: ranks read equally far ahead, and eager code is given whole batches.
+"""Datasets and their iterators in eager code and in traces of steps.
 
-What is made of arrays of each rank's own rows is marked; steps are traced for any number of such rows.
+An iterator gets the way in which ranks share its batches: turns, tickets, or whole batches on every rank; eager code
+sees whole batches. Datasets of each rank's own rows are marked, and steps are traced for any number of such rows.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _IF_HOOK_MISSING = "a dataset of each rank's own rows gives each rank other batc
 
 @HOOKS.replace(_DATASETS, "DatasetV2.__iter__", "ranks may train different batches")
 def _wrap_iter(original: Any) -> Any:
-    """What a generator has given does not come again: after other amounts of reading ahead ranks train other rows."""
+    """Choose how the ranks share the batches of a new iterator, and report the pass over the dataset."""
 
     def __iter__(self):
         import tensorflow as tf
@@ -43,15 +44,19 @@ def _wrap_iter(original: Any) -> Any:
             shard_batches.prepare_epoch(self)
         may_share = agreement.is_watched() and not shard_arrays.is_shard(self)
         by_turns = turns.find_source(self) if may_share and is_eager else None
-        source = shared_batches.find_source(self) if may_share and by_turns is None else None
-        given = filled_caches.give_same(self) if may_share and by_turns is None and source is None else self
-        if not is_eager:
-            with tf.control_dependencies(_list_effects()):
-                iterator = original(given if source is None else source.whole)
-        elif by_turns is not None:
+        by_tickets = shared_batches.find_source(self) if may_share and by_turns is None else None
+        if by_turns is not None:
             iterator = by_turns.iterate(original)
+        elif by_tickets is not None and is_eager:
+            iterator = by_tickets.iterate(original)
         else:
-            iterator = original(iteration.read_alike(given)) if source is None else source.iterate(original)
+            dataset = filled_caches.give_same(self) if may_share and by_tickets is None else self
+            if is_eager:
+                # Ranks read equally far ahead: what a generator has given, another iterator does not give again.
+                iterator = original(iteration.read_alike(dataset))
+            else:
+                with tf.control_dependencies(_list_effects()):
+                    iterator = original(dataset if by_tickets is None else by_tickets.whole)
         own_data.note_iterator(iterator, self)
         if is_eager and _raises_events():
             events.pass_begins(self, iterator)
@@ -73,7 +78,7 @@ def _list_effects() -> list[Any]:
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._create_iterator", "the end of an iterator may block a rank", optional=True)
 def _wrap_create(original: Any) -> Any:
-    """An iterator that is dropped ends in another thread: its end can take a minute (ops/src/tensorflow/let_go.cc)."""
+    """A dropped iterator ends in another thread, because its end can take a minute (ops/src/tensorflow/let_go.cc)."""
 
     def create_iterator(self, dataset):
         import tensorflow as tf
@@ -86,6 +91,7 @@ def _wrap_create(original: Any) -> Any:
 
 
 def _take_in_trace(iterator: Any, take: Callable[[Any], Any]) -> Any:
+    """The result of `take(iterator)` in a trace. Batches of each rank's own rows have any number of rows there."""
     own_data.require_shared(iterator)
     if not capture.is_tracing() or not own_data.is_own(iterator):
         return take(iterator)
@@ -95,7 +101,7 @@ def _take_in_trace(iterator: Any, take: Callable[[Any], Any]) -> Any:
 
 @contextlib.contextmanager
 def _open_rows(iterator: Any) -> Iterator[None]:
-    """Within it batches of an iterator have any number of rows."""
+    """A context in which batches of an iterator have any number of rows."""
     from tensorflow.python.data.util import structure
 
     capture.note_opened()
@@ -156,7 +162,7 @@ def _wrap_next(original: Any) -> Any:
 
 
 def _find_shared_batches(iterator: Any) -> Any:
-    """What batches for eager code are made of; None where the iterator itself makes them."""
+    """The source of an iterator's batches for eager code; None if the iterator itself makes them."""
     shared = batches.find_shared_batches(iterator)
     return None if isinstance(shared, turns.Pass) and not agreement.is_watched() else shared
 
@@ -167,7 +173,7 @@ def _take_whole(shared: Any) -> Any:
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "an iterator of shares cannot be saved")
 def _wrap_serialize(original: Any) -> Any:
-    """An iterator of whole batches holds no state but that of the shares which it is made of."""
+    """The state of an iterator of whole batches is the state of the iterator of shares of which it is made."""
 
     def _serialize_to_tensors(self):
         shared = batches.find_shared_batches(self)
@@ -193,7 +199,7 @@ def _wrap_restore(original: Any) -> Any:
 
 
 def _raises_events() -> bool:
-    """What other threads do is at other places on each rank."""
+    """Whether this thread's batches are events: other threads are not in step between ranks."""
     return agreement.is_watched() and not own_data.is_alone()
 
 
@@ -241,7 +247,9 @@ def _wrap_make_initializer(original: Any) -> Any:
 
 @HOOKS.replace("tensorflow.python.ops.gen_dataset_ops", "shuffle_dataset_v3", "tickets have an order of their own")
 def _wrap_shuffle(original: Any) -> Any:
-    """How often a dataset was iterated decides its order: the script's dataset and tickets of it count together."""
+    """The order of a shuffle depends on the number of iterations. The script's dataset and its tickets share the count,
+    by one seed generator.
+    """
 
     def shuffle_dataset_v3(input_dataset, buffer_size, seed, seed2, seed_generator, *args, **kwargs):
         import tensorflow as tf
@@ -272,7 +280,7 @@ def _wrap_from_tensors(original: Any) -> Any:
     def make(tensors, *args, **kwargs):
         import tensorflow as tf
 
-        arrays = [part for part in tf.nest.flatten(tensors) if isinstance(part, np.ndarray)]
+        arrays = [leaf for leaf in tf.nest.flatten(tensors) if isinstance(leaf, np.ndarray)]
         if not any(map(shard_arrays.is_shard, arrays)):
             return original(tensors, *args, **kwargs)
         with shard_arrays.keeps_rows.set(True):
@@ -284,7 +292,7 @@ def _wrap_from_tensors(original: Any) -> Any:
 @HOOKS.replace(_DATASETS, "DatasetV2.batch", _IF_HOOK_MISSING)
 def _wrap_batch(original: Any) -> Any:
     def batch(self, batch_size, *args, **kwargs):
-        # The script's batch is that of all ranks; of a share each rank takes its part of it.
+        # The script's batch size counts the rows of all ranks. A dataset of own rows gets this rank's part of it.
         if world.is_active() and settings.get_settings().scaling == "strong" and shard_arrays.is_shard(self):
             me = world.get_world()
             start, stop = slice_bounds.deal_block(int(batch_size), me.rank, me.trainers)

@@ -23,7 +23,7 @@ def _wrap_gradient(original: Any) -> Any:
         if not tf.executing_eagerly():
             gradients.note_gradients(result, sources)
         elif agreement.is_watched():
-            trained = [one for one in tf.nest.flatten(sources) if hasattr(find_tf_variable(one), "assign")]
+            trained = [leaf for leaf in tf.nest.flatten(sources) if hasattr(find_tf_variable(leaf), "assign")]
             if trained:
                 return whole_code.take_gradients(self, result, trained)
         return result
@@ -32,7 +32,10 @@ def _wrap_gradient(original: Any) -> Any:
 
 
 def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -> Any:
-    """list_updated: returns the variables of an update, from the optimizer and its first two arguments."""
+    """A hook for a method of optimizers, after which all ranks have the same values of new variables.
+
+    list_updated: returns the variables of an update, from the optimizer and its first two arguments.
+    """
 
     def make(original: Any) -> Any:
         signature = inspect.signature(original)
@@ -41,13 +44,13 @@ def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -
         def apply(self, *args, **kwargs):
             if not tf.executing_eagerly() or not agreement.is_watched():
                 return original(self, *args, **kwargs)
-            given = signature.bind(self, *args, **kwargs)
-            given.arguments[first] = items = list(given.arguments[first])  # an iterator can be read only once
-            updated = list(list_updated(self, items, given.arguments.get(second)))
+            call = signature.bind(self, *args, **kwargs)
+            call.arguments[first] = items = list(call.arguments[first])  # an iterator can be read only once
+            updated = list(list_updated(self, items, call.arguments.get(second)))
             events.updates_eagerly(self)
-            result = original(*given.args, **given.kwargs)
-            own = getattr(self, "variables", [])
-            agreement.agree_on_new([*updated, *(own() if callable(own) else own)])
+            result = original(*call.args, **call.kwargs)
+            slots = getattr(self, "variables", [])
+            agreement.agree_on_new([*updated, *(slots() if callable(slots) else slots)])
             return result
 
         return apply

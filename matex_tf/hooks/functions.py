@@ -18,9 +18,7 @@ HOOKS = Table()
     "tensorflow.python.autograph.core.config", "CONVERSION_RULES", "AutoGraph converts matex_tf", optional=True
 )
 def _add_rule(original: Any) -> Any:
-    """Exclude the library from AutoGraph, which converts the script's functions: it would cost each
-    rank over a second.
-    """
+    """Exclude the library from AutoGraph, which would take each rank over a second to convert."""
     from tensorflow.python.autograph.core import config_lib
 
     return (config_lib.DoNotConvert("matex_tf"), *original)
@@ -39,10 +37,10 @@ def _wrap_call(original: Any) -> Any:
             return original(self, *args, **kwargs)
         if agreement.is_watched():
             args = tuple(map(_give_whole, args))
-            kwargs = {name: _give_whole(one) for name, one in kwargs.items()}
+            kwargs = {name: _give_whole(value) for name, value in kwargs.items()}
         is_recorded = record.could_possibly_record()
-        is_alone = tf.config.functions_run_eagerly()
-        if is_alone or (is_recorded and (self._jit_compile or not first_calls.may_be_shared())):
+        runs_eagerly = tf.config.functions_run_eagerly()
+        if runs_eagerly or (is_recorded and (self._jit_compile or not first_calls.may_be_shared())):
             return function_calls.call_whole(original, self, args, kwargs)
         return function_calls.call_function(original, self, args, kwargs, is_recorded)
 
@@ -50,5 +48,7 @@ def _wrap_call(original: Any) -> Any:
 
 
 def _give_whole(argument: Any) -> Any:
-    is_other = not isinstance(argument, tf.data.Dataset) or shard_arrays.is_shard(argument)
-    return argument if is_other else shared_batches.give_whole(argument)
+    """The argument; for a dataset that ranks share, a dataset of whole batches that stands for it in functions."""
+    if not isinstance(argument, tf.data.Dataset) or shard_arrays.is_shard(argument):
+        return argument
+    return shared_batches.give_whole(argument)

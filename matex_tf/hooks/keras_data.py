@@ -16,6 +16,7 @@ from matex_tf.steps import events, own_arrays, own_data, weak_scaling
 from matex_tf.world import world
 
 _TRAINING, _TESTED = "the training data of fit", "the data of evaluate"
+_BATCH_SIZE = 32  # Keras' default
 _state = threading.local()
 
 
@@ -39,39 +40,41 @@ def _is_source(x: Any) -> bool:
     return is_sequence or _is_dataset(x) or hasattr(x, "__next__")
 
 
-def _prepare(given: dict[str, Any], trains: bool) -> None:
-    """Change the arguments of a source of Keras' data, by name. `trains`: `fit` trains on it."""
+def _prepare(arguments: dict[str, Any], trains: bool) -> None:
+    """Change the arguments, by name, of the object from which Keras takes batches. trains: `fit` trains on them."""
     name = _TRAINING if trains else _TESTED
-    weak = trains and weak_scaling.is_on()
-    x, batch_size, steps = given.get("x"), given.get("batch_size"), given.get("steps_per_epoch")
+    is_weak = trains and weak_scaling.is_on()
+    x, batch_size, steps = arguments.get("x"), arguments.get("batch_size"), arguments.get("steps_per_epoch")
     if _is_source(x):
         if _is_own(x):
-            given["x"] = own_arrays.pad_batches(x, name)
-        elif weak:
-            given["x"] = weak_scaling.group_source(x)
+            arguments["x"] = own_arrays.pad_batches(x, name)
+        elif is_weak:
+            arguments["x"] = weak_scaling.group_source(x)
         return
-    inputs = _take_inputs(given)
+    inputs = _list_inputs(arguments)
     if not inputs:
         return
-    is_own = own_arrays.are_own(inputs, name)
-    factor = world.get_world().trainers if weak else 1
-    if weak:
+    are_own = own_arrays.are_own(inputs, name)
+    factor = world.get_world().trainers if is_weak else 1
+    if is_weak:
         weak_scaling.say_weak("the batch given to fit is each rank's own")
-    if not is_own:
-        given["batch_size"] = (batch_size or 32) * factor if weak else batch_size
+    if not are_own:
+        arguments["batch_size"] = (batch_size or _BATCH_SIZE) * factor if is_weak else batch_size
         return
     counts = own_arrays.count_rows(inputs, name)
-    batch_size = (batch_size or (-(-sum(counts) // steps) if steps else 32)) * factor
-    shuffle = bool(given.get("shuffle"))
+    if not batch_size:
+        batch_size = -(-sum(counts) // steps) if steps else _BATCH_SIZE
+    batch_size *= factor
+    shuffle = bool(arguments.get("shuffle"))
     dealt = own_arrays.agree_on_deal(inputs, batch_size, shuffle, name) if trains else shard_arrays.Dealt()
     dataset = own_arrays.make_dataset(inputs, counts, batch_size, shuffle, dealt)
-    # The dataset shuffles; Keras would say that it does not shuffle one.
-    given.update(x=dataset, y=None, sample_weight=None, batch_size=None, shuffle=False)
+    # The dataset shuffles. Keras would warn that it does not shuffle a dataset.
+    arguments.update(x=dataset, y=None, sample_weight=None, batch_size=None, shuffle=False)
 
 
-def _take_inputs(given: dict[str, Any]) -> tuple[Any, ...]:
-    """(x, y, sample_weight) of the arguments, without what is missing at the end."""
-    inputs = [given.get(name) for name in ("x", "y", "sample_weight")]
+def _list_inputs(arguments: dict[str, Any]) -> tuple[Any, ...]:
+    """(x, y, sample_weight) of the arguments, up to the last that is not None."""
+    inputs = [arguments.get(name) for name in ("x", "y", "sample_weight")]
     while inputs and inputs[-1] is None:
         inputs.pop()
     return tuple(inputs)
@@ -82,13 +85,15 @@ def _is_own(x: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _begin(kind: str) -> Iterator[None]:
-    """Within it the next source is of the data of a call of this `kind`, which makes none before."""
-    _state.begun = kind
+def _call_kind(kind: str) -> Iterator[None]:
+    """A context around a call of this kind, "fit" or "predict". The first data that Keras prepares in it are its own;
+    later ones, such as validation data, are not.
+    """
+    _state.kind = kind
     try:
         yield
     finally:
-        _state.begun = ""
+        _state.kind = ""
 
 
 @_replace_method("fit")
@@ -96,30 +101,30 @@ def _wrap_fit(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def fit(*args, **kwargs):
-        given = signature.bind(*args, **kwargs)
+        call = signature.bind(*args, **kwargs)
         if world.is_active() and not own_data.is_alone():
-            _cut_validation(given.arguments)
-        with _begin("fit"):
-            return original(*given.args, **given.kwargs)
+            _cut_validation(call.arguments)
+        with _call_kind("fit"):
+            return original(*call.args, **call.kwargs)
 
     return fit
 
 
-def _cut_validation(given: dict[str, Any]) -> None:
-    """The last `validation_split` of each rank's own rows validate, as Keras takes them; a rank may have no row."""
-    share, inputs = given.get("validation_split") or 0.0, _take_inputs(given)
-    is_cut = share and given.get("validation_data") is None and not _is_source(given.get("x"))
-    if not is_cut or not any(map(shard_arrays.is_shard, tf.nest.flatten(inputs))):
+def _cut_validation(arguments: dict[str, Any]) -> None:
+    """Split off the last `validation_split` of each rank's own rows, as Keras does; a rank may have no row."""
+    fraction, inputs = arguments.get("validation_split") or 0.0, _list_inputs(arguments)
+    is_split = fraction and arguments.get("validation_data") is None and not _is_source(arguments.get("x"))
+    if not is_split or not any(map(shard_arrays.is_shard, tf.nest.flatten(inputs))):
         return
 
-    def cut(part: Callable[[int], slice]) -> Any:
+    def cut(make_slice: Callable[[int], slice]) -> Any:
         def take(array: Any) -> Any:
-            return None if array is None else array[part(math.floor(len(array) * (1.0 - share)))]
+            return None if array is None else array[make_slice(math.floor(len(array) * (1.0 - fraction)))]
 
-        return tuple(tf.nest.map_structure(take, one) for one in inputs)
+        return tuple(tf.nest.map_structure(take, part) for part in inputs)
 
-    given.update(zip(("x", "y", "sample_weight"), cut(lambda at: slice(0, at))))
-    given.update(validation_data=cut(lambda at: slice(at, None)), validation_split=0.0)
+    arguments.update(zip(("x", "y", "sample_weight"), cut(lambda split: slice(0, split))))
+    arguments.update(validation_data=cut(lambda split: slice(split, None)), validation_split=0.0)
 
 
 @HOOKS.replace_in(
@@ -129,12 +134,12 @@ def _wrap_source(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def __init__(*args, **kwargs):
-        kind, _state.begun = getattr(_state, "begun", ""), ""
-        bound = signature.bind(*args, **kwargs)
+        kind, _state.kind = getattr(_state, "kind", ""), ""
+        call = signature.bind(*args, **kwargs)
         if world.is_active() and not own_data.is_alone() and kind != "predict":
             events.ranks_meet("preparing data for Keras")
-            _prepare(bound.arguments, kind == "fit")
-        original(*bound.args, **bound.kwargs)
+            _prepare(call.arguments, kind == "fit")
+        original(*call.args, **call.kwargs)
 
     return __init__
 
@@ -144,33 +149,33 @@ def _wrap_source(original: Any) -> Any:
 def _wrap_batch(original: Any) -> Any:
     signature = inspect.signature(original)
 
-    def call(*args, **kwargs):
-        given = signature.bind(*args, **kwargs)
-        names = [name for name in ("x", "y", "sample_weight") if given.arguments.get(name) is not None]
-        inputs = [given.arguments[name] for name in names]
-        given.arguments.update(zip(names, own_data.make_arrays_whole(inputs, "a call for a single batch")))
-        return original(*given.args, **given.kwargs)
+    def compute_batch(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        names = [name for name in ("x", "y", "sample_weight") if call.arguments.get(name) is not None]
+        inputs = [call.arguments[name] for name in names]
+        call.arguments.update(zip(names, own_data.make_arrays_whole(inputs, "a call for a single batch")))
+        return original(*call.args, **call.kwargs)
 
-    return call
+    return compute_batch
 
 
 @_replace_method("predict")
 @_replace_method("predict_on_batch")
 def _wrap_predict(original: Any) -> Any:
-    """A rank predicts its own rows by itself: they are its answer. So are the rows of one that has others than all."""
+    """A rank predicts its own rows by itself, and arrays that differ between ranks."""
     signature = inspect.signature(original)
 
     def predict(*args, **kwargs):
-        given = signature.bind(*args, **kwargs)
-        x = given.arguments.get("x")
+        call = signature.bind(*args, **kwargs)
+        x = call.arguments.get("x")
         if not world.is_active() or own_data.is_alone():
             return original(*args, **kwargs)
         if not (_is_own(x) if _is_source(x) else own_arrays.are_for_one(x, "the data of predict")):
-            with _begin("predict"):
+            with _call_kind("predict"):
                 return original(*args, **kwargs)
         with own_data.compute_alone():
-            given.arguments["x"], has_rows = own_arrays.prepare_alone(x)
-            answer = original(*given.args, **given.kwargs)
-        return answer if has_rows else tf.nest.map_structure(lambda rows: rows[:0], answer)
+            call.arguments["x"], has_rows = own_arrays.prepare_alone(x)
+            predictions = original(*call.args, **call.kwargs)
+        return predictions if has_rows else tf.nest.map_structure(lambda rows: rows[:0], predictions)
 
     return predict

@@ -1,4 +1,7 @@
-"""`PyDataset` and `Sequence` of Keras 3: each item is made by one rank."""
+"""`PyDataset` and `Sequence` of Keras 3: ranks take turns (`input.turns`), so that one rank makes each item.
+
+The first hook finds whether ranks can take turns in the epochs of a call of Keras; the second one makes the dataset.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,10 @@ def _is_read_ahead(adapter: Any) -> bool:
 
     Keras' threads and processes keep the items that are left, and the object may make different ones in the next epoch.
     """
-    base, given = sys.modules[type(adapter).__module__].PyDataset, adapter.py_dataset
-    methods = ((getattr(given, name), getattr(base, name)) for name in ("on_epoch_begin", "on_epoch_end"))
-    is_told = any(getattr(mine, "__func__", None) is not usual for mine, usual in methods)
-    return is_told or adapter.enqueuer is not None
+    base, py_dataset = sys.modules[type(adapter).__module__].PyDataset, adapter.py_dataset
+    methods = ((getattr(py_dataset, name), getattr(base, name)) for name in ("on_epoch_begin", "on_epoch_end"))
+    hears_epochs = any(getattr(method, "__func__", None) is not inherited for method, inherited in methods)
+    return hears_epochs or adapter.enqueuer is not None
 
 
 @HOOKS.replace_in(

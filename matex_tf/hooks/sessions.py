@@ -21,8 +21,8 @@ _IF_HOOK_MISSING = "each rank computes all of each run of a session"
 @HOOKS.replace(_SESSION, "BaseSession.run", _IF_HOOK_MISSING)
 def _wrap_run(original: Any) -> Any:
     def run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
-        given = feed_dict.values() if isinstance(feed_dict, Mapping) else ()
-        are_shares = any(isinstance(one, np.ndarray) and shard_arrays.is_shard(one) for one in given)
+        feeds = feed_dict.values() if isinstance(feed_dict, Mapping) else ()
+        are_shares = any(isinstance(array, np.ndarray) and shard_arrays.is_shard(array) for array in feeds)
         with session_runs.feeds_shares.set(are_shares):
             return original(self, fetches, feed_dict, options, run_metadata)
 
@@ -38,7 +38,7 @@ def _wrap_do_run(original: Any) -> Any:
             feeds = {**feed_dict, **{tensor.ref(): value for tensor, value in more.items()}}
             return original(self, handle, operations, tensors, feeds, options, run_metadata)
 
-        if handle is not None:  # a part of a run
+        if handle is not None:  # of `partial_run`, whose parts are no steps
             return run(target_list, fetch_list)
         return session_runs.run_session(self, target_list, fetch_list, feed_dict, run)
 

@@ -20,7 +20,7 @@ class _NoExchanger:
     rank = 0
 
     def exchange(self, requests: Sequence[Request], *_: Any, **__: Any) -> list[Any]:
-        raise AssertionError(f"a map of rows needs other ranks: {[one.kind for one in requests]}")
+        raise AssertionError(f"a map of rows needs other ranks: {[request.kind for request in requests]}")
 
     def can_publish(self, handle: Any, dtype: Any) -> bool:
         return False
@@ -32,6 +32,8 @@ class _NoExchanger:
 class RowMap(NamedTuple):
     """A map of batches that a rank computes for its slice.
 
+    program: the ops of the map, with their placements.
+    captured: further inputs: tensors outside of all graphs.
     are_rows: which of the flat outputs have rows.
     """
 
@@ -40,11 +42,11 @@ class RowMap(NamedTuple):
     are_rows: list[bool]
 
     def build(self, inputs: Sequence[Any], batch_slice: Slice) -> list[Any]:
+        """The flat outputs for the inputs of this slice of the batch, in the current graph."""
         graph = tf.compat.v1.get_default_graph()
         copy = Copy(batch_slice, _NoExchanger())
-        given = [*inputs, *map(graph.capture, self.captured)]
-        gives = [BATCH if one else WHOLE for one in self.are_rows]
-        return keep_apart(copy.build(self.program, given, gives))
+        gives = [BATCH if has_rows else WHOLE for has_rows in self.are_rows]
+        return keep_apart(copy.build(self.program, [*inputs, *map(graph.capture, self.captured)], gives))
 
 
 def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
@@ -53,12 +55,13 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
     are_rows: which of the inputs have the rows of the batch.
     """
     captured = list(function.captured_inputs)
-    placements = [BATCH if one else WHOLE for one in are_rows] + [WHOLE] * len(captured)
+    placements = [BATCH if has_rows else WHOLE for has_rows in are_rows] + [WHOLE] * len(captured)
     try:
         program = read_program(function.graph, placements, takes_batches=False)
     except Exception as error:  # an error in any rule: the script's own function is always right
         return f"a map that cannot be read ({type(error).__name__}: {error})"
-    found = [value.placement for value in program.outputs]
-    if program.has_collectives or not all(one == BATCH or one.kind in (REPLICATED, SIZES) for one in found):
+    outputs = [value.placement for value in program.outputs]
+    can_share = all(placement == BATCH or placement.kind in (REPLICATED, SIZES) for placement in outputs)
+    if program.has_collectives or not can_share:
         return "a map that needs the whole batch"
-    return RowMap(program, captured, [one == BATCH for one in found])
+    return RowMap(program, captured, [placement == BATCH for placement in outputs])

@@ -1,7 +1,7 @@
 """Splits the function of a `tf.data` map: a front that runs in the script's order, and a back that can be deferred.
 
 Ops with effects, and ops whose results vary, stay in front with all their inputs: every rank runs them for every
-    element, in order. The other ops give the same results for the same tensors, at any time and on any rank.
+element, in order. The other ops give the same results for the same tensors, at any time and on any rank.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 class Part:
     """Ops of a function's graph that are created again in another graph.
 
-    ops: in an order in which they can run.
-    takes, gives: tensors of the function's graph.
+    ops: the ops, in an order in which they can run.
+    takes, gives: the inputs and the results, as tensors of the function's graph.
     awaits: the ops that must run before any result is used.
     """
 
@@ -33,89 +33,95 @@ class Part:
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         """The results for these inputs, in the current graph."""
         graph = tf.compat.v1.get_default_graph()
-        tensors = {id(one): tensor for one, tensor in zip(self.takes, inputs, strict=True)}
-        made = dict[int, Any]()
+        tensors = {id(old): new for old, new in zip(self.takes, inputs, strict=True)}
+        created = dict[int, Any]()
         for op in self.ops:
-            given = [tensors[id(one)] for one in op.inputs]
-            given = [graph.capture(one) if one.graph is not graph else one for one in map(tf.convert_to_tensor, given)]
-            before = [made[id(one)] for one in op.control_inputs if id(one) in made]
+            arguments = [tf.convert_to_tensor(tensors[id(old)]) for old in op.inputs]
+            arguments = [graph.capture(each) if each.graph is not graph else each for each in arguments]
+            before = [created[id(control)] for control in op.control_inputs if id(control) in created]
             device = tf.device(op.device) if op.device else contextlib.nullcontext()
             with device, tf.control_dependencies(before):
                 attributes = dict(op.node_def.attr.items())
-                dtypes = [one.dtype for one in op.outputs]
-                new = graph._create_op_internal(op.type, given, dtypes, name=op.name, attrs=attributes)
-            made[id(op)] = new
-            for old, one in zip(op.outputs, new.outputs):
-                one.set_shape(old.shape)
-                tensors[id(old)] = one
-        gives = [tensors[id(one)] for one in self.gives]
+                dtypes = [tensor.dtype for tensor in op.outputs]
+                new_op = graph._create_op_internal(op.type, arguments, dtypes, name=op.name, attrs=attributes)
+            created[id(op)] = new_op
+            for old, new in zip(op.outputs, new_op.outputs):
+                new.set_shape(old.shape)
+                tensors[id(old)] = new
+        results = [tensors[id(old)] for old in self.gives]
         if not self.awaits:
-            return gives
-        with tf.control_dependencies([made[id(op)] for op in self.awaits]):
-            return [tf.identity(one) for one in gives]
+            return results
+        with tf.control_dependencies([created[id(op)] for op in self.awaits]):
+            return [tf.identity(tensor) for tensor in results]
 
 
 class Split:
     """The function of a pipeline, a ConcreteFunction of flat tensors, in two parts.
 
+    inputs: the inputs of the function's graph that are no captured tensors.
+    captured: further inputs of both parts: tensors outside of all pipeline graphs.
     front: computes, from an element, the tensors that the back needs; None if nothing must run in order.
+    front_takes: the indices of the inputs that the front needs.
     back: computes the results from the inputs `held`, the front's results, and the captured tensors.
     held: the indices of the inputs that the back needs.
-    front_takes: the indices of the inputs that the front needs.
     ordered: the types of the ops because of which there is a front.
-    captured: further inputs of both parts: tensors outside of all pipeline graphs.
-    writes, reads: the identities of the captured tensors that ops of the front, and ops of the back, use.
+    writes, reads: the ids of the captured tensors that ops of the front may change, and that ops of the back use.
     """
 
     def __init__(self, function: Any):
         graph = function.graph
         self.captured = list(function.captured_inputs)
-        inner = graph.inputs[len(graph.inputs) - len(self.captured) :]
-        outer = {id(one): id(captured) for one, captured in zip(inner, self.captured)}
-        self.inputs = graph.inputs[: len(graph.inputs) - len(self.captured)]
-        given = set(map(id, graph.inputs))
+        count = len(graph.inputs) - len(self.captured)
+        self.inputs, inner = graph.inputs[:count], graph.inputs[count:]
+        input_ids, inner_ids = set(map(id, graph.inputs)), set(map(id, inner))
         ordered = _list_ordered(graph)
-        self.ordered = sorted({op.type for op in ordered})
-        outputs = [_find_origin(one) for one in graph.outputs]
-        first = _find_needed(ordered, given)
-        in_front, given_back = set(map(id, first)), given | _list_outputs(first)
-        roots = [one.op for one in outputs if id(one) not in given]
-        computed = _find_needed(roots, given_back, in_front, and_awaited=True)
-        awaited = _list_awaited(graph, first)
-        rest = _find_needed([*roots, *awaited], given_back, in_front, and_awaited=True)
-        needed = {id(one): one for op in rest for one in op.inputs} | {id(one): one for one in outputs}
-        made = {id(one) for op in rest for one in op.outputs}
-        crossing = [one for key, one in needed.items() if key not in made and all(one is not other for other in inner)]
-        self.held = [number for number, one in enumerate(self.inputs) if any(one is other for other in crossing)]
-        crossing = [one for one in crossing if id(one) not in given]
-        held = [self.inputs[number] for number in self.held]
-        order = {id(op): number for number, op in enumerate(graph.get_operations())}
+        outputs = [_find_origin(tensor) for tensor in graph.outputs]
+
+        # The front: the ordered ops with all that they need. The back: all other ops that results or effects need.
+        front = _find_needed(ordered, input_ids)
+        front_ids, available_ids = set(map(id, front)), input_ids | _list_outputs(front)
+        roots = [tensor.op for tensor in outputs if id(tensor) not in input_ids]
+        awaited = _list_awaited(graph, front)
+        back = _find_needed([*roots, *awaited], available_ids, front_ids, and_awaited=True)
+
+        # The tensors that the back takes: inputs of the function, and results of the front.
+        needed = {id(tensor): tensor for op in back for tensor in op.inputs} | {id(each): each for each in outputs}
+        taken = needed.keys() - _list_outputs(back) - inner_ids
+        self.held = [index for index, tensor in enumerate(self.inputs) if id(tensor) in taken]
+        crossing = [tensor for key, tensor in needed.items() if key in taken and key not in input_ids]
+
+        order = {id(op): index for index, op in enumerate(graph.get_operations())}
 
         def arrange(ops: list[Any]) -> list[Any]:
             return sorted(ops, key=lambda op: order[id(op)])
 
-        self.front = Part(arrange(first), [*self.inputs, *inner], crossing) if ordered else None
-        done = in_front | {id(op) for op in computed}
+        self.ordered = sorted({op.type for op in ordered})
+        self.front = Part(arrange(front), [*self.inputs, *inner], crossing) if ordered else None
+        front_inputs = {id(tensor) for op in front for tensor in op.inputs}
+        self.front_takes = [index for index, tensor in enumerate(self.inputs) if id(tensor) in front_inputs]
+        computed = _find_needed(roots, available_ids, front_ids, and_awaited=True)
+        done = front_ids | set(map(id, computed))  # with the results
         awaits = [op for op in awaited if id(op) not in done]
-        self.back = Part(arrange(rest), [*held, *crossing, *inner], outputs, awaits)
-        taken = {id(one) for op in first for one in op.inputs}
+        held = [self.inputs[index] for index in self.held]
+        self.back = Part(arrange(back), [*held, *crossing, *inner], outputs, awaits)
+        outer = {id(tensor): id(captured) for tensor, captured in zip(inner, self.captured)}
         changing = (op for op in ordered if op.type not in pipelines.READS)
-        self.writes = {outer[id(one)] for op in changing for one in op.inputs if id(one) in outer}
-        self.reads = {outer[id(one)] for op in rest for one in op.inputs if id(one) in outer}
-        self.front_takes = [number for number, one in enumerate(self.inputs) if id(one) in taken]
+        self.writes = {outer[id(tensor)] for op in changing for tensor in op.inputs if id(tensor) in outer}
+        self.reads = {outer[id(tensor)] for op in back for tensor in op.inputs if id(tensor) in outer}
 
     def build_front(self, element: Sequence[Any]) -> list[Any]:
         """The results of the front, from the flat tensors of an element, of which only `front_takes` are used."""
         return self.front.build([*element, *self.captured]) if self.front else []
 
     def build_back(self, travelling: Sequence[Any]) -> list[Any]:
+        """The results of the function, from the inputs `held` and the results of the front."""
         return keep_apart(self.back.build([*travelling, *self.captured]))
 
     def trace_back(self) -> Any:
         """The back as a ConcreteFunction of the travelling tensors."""
-        specs = [tf.TensorSpec(one.shape, one.dtype) for one in self.back.takes[: self.travelling]]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.back.takes[: self.travelling]]
         function = tf.function(
-            lambda *given: self.back.build([*given, *self.captured]), autograph=False, input_signature=specs
+            lambda *tensors: self.back.build([*tensors, *self.captured]), autograph=False, input_signature=specs
         )
         return function.get_concrete_function()
 
@@ -127,8 +133,8 @@ class Split:
     @property
     def computes_with(self) -> list[int]:
         """The indices of the inputs that ops of the back use, and do not merely pass on."""
-        taken = {id(one) for op in self.back.ops for one in op.inputs}
-        return [number for number in self.held if id(self.inputs[number]) in taken]
+        used = {id(tensor) for op in self.back.ops for tensor in op.inputs}
+        return [index for index in self.held if id(self.inputs[index]) in used]
 
     @property
     def is_work(self) -> bool:
@@ -138,32 +144,35 @@ class Split:
     @property
     def passed(self) -> list[int | None]:
         """For each output, the index of the travelling tensor that it equals; None if it is computed."""
-        found = [id(one) for one in self.back.takes[: self.travelling]]
-        return [found.index(id(one)) if id(one) in found else None for one in self.back.gives]
+        ids = list(map(id, self.back.takes[: self.travelling]))
+        return [ids.index(id(tensor)) if id(tensor) in ids else None for tensor in self.back.gives]
 
 
-def _list_awaited(graph: Any, first: Iterable[Any]) -> list[Any]:
-    """The ops that run although no output needs their tensors: all with effects, and all that other ops wait for."""
-    copies = [one for output in graph.outputs for one in _list_copies(output)]
-    found = [one for op in (*first, *copies) for one in op.control_inputs]
-    found += filter(_has_effect, graph.get_operations())
-    return list({id(op): op for op in found if op.type != "Placeholder"}.values())
+def _list_awaited(graph: Any, front: Iterable[Any]) -> list[Any]:
+    """The ops that run although no output needs their tensors: ops with effects, and control inputs of the front and of
+    copies of outputs.
+    """
+    copies = [copy for output in graph.outputs for copy in _list_copies(output)]
+    awaited = [control for op in (*front, *copies) for control in op.control_inputs]
+    awaited += filter(_has_effect, graph.get_operations())
+    return list({id(op): op for op in awaited if op.type != "Placeholder"}.values())
 
 
 def _has_effect(op: Any) -> bool:
     """Whether a function runs this op even if no output needs it."""
     from tensorflow.python.framework import op_def_registry
 
-    known = op_def_registry.get(op.type)
-    return known is None or known.is_stateful
+    definition = op_def_registry.get(op.type)
+    return definition is None or definition.is_stateful
 
 
 def _list_copies(tensor: Any) -> list[Any]:
-    found = []
+    """The chain of identity ops that ends with this tensor, the last one first."""
+    copies = []
     while tensor.op.type == "Identity":
-        found.append(tensor.op)
+        copies.append(tensor.op)
         tensor = tensor.op.inputs[0]
-    return found
+    return copies
 
 
 def _find_origin(tensor: Any) -> Any:
@@ -173,35 +182,36 @@ def _find_origin(tensor: Any) -> Any:
 
 
 def _list_outputs(ops: Iterable[Any]) -> set[int]:
-    return {id(one) for op in ops for one in op.outputs}
+    """The ids of the outputs of ops."""
+    return {id(tensor) for op in ops for tensor in op.outputs}
 
 
 def _list_ordered(graph: Any) -> list[Any]:
     """The ops that must run for each element in the script's order, and ops that read state which these ops change."""
-    found = [op for op in graph.get_operations() if _is_ordered(op)]
-    written = {id(one) for op in found for one in op.inputs if one.dtype.name == "resource"}
-    near = _list_near([op for op in found if _changes_anything(op)], graph)
-    known = set(map(id, found))
-    reads = (op for op in graph.get_operations() if id(op) not in known and _reads_state(op))
-    return [*found, *(op for op in reads if id(op) in near or not written.isdisjoint(map(id, op.inputs)))]
+    ordered = [op for op in graph.get_operations() if _is_ordered(op)]
+    written = {id(tensor) for op in ordered for tensor in op.inputs if tensor.dtype.name == "resource"}
+    related = _find_related([op for op in ordered if _changes_anything(op)], graph)
+    ordered_ids = set(map(id, ordered))
+    reads = (op for op in graph.get_operations() if id(op) not in ordered_ids and _reads_state(op))
+    return [*ordered, *(op for op in reads if id(op) in related or not written.isdisjoint(map(id, op.inputs)))]
 
 
-def _list_near(changing: Sequence[Any], graph: Any) -> set[int]:
-    """The ops that always run before the given ones, and those that always run after them."""
+def _find_related(changing: Sequence[Any], graph: Any) -> set[int]:
+    """The ids of the ops that always run before one of these ops, or always after it."""
     before, pending = set[int](), list(changing)
     while pending:
-        found = [one for one in _list_previous(pending.pop()) if id(one) not in before]
-        before.update(map(id, found))
-        pending += found
-    behind = set(map(id, changing))
-    for op in graph.get_operations() if behind else ():
-        if not behind.isdisjoint(map(id, _list_previous(op))):
-            behind.add(id(op))
-    return before | behind
+        new = [op for op in _list_previous(pending.pop()) if id(op) not in before]
+        before.update(map(id, new))
+        pending += new
+    after = set(map(id, changing))
+    for op in graph.get_operations() if after else ():
+        if not after.isdisjoint(map(id, _list_previous(op))):
+            after.add(id(op))
+    return before | after
 
 
 def _list_previous(op: Any) -> list[Any]:
-    return [*op.control_inputs, *(one.op for one in op.inputs)]
+    return [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
 
 
 def _reads_state(op: Any) -> bool:
@@ -211,20 +221,21 @@ def _reads_state(op: Any) -> bool:
 
 def _changes_anything(op: Any) -> bool:
     """Whether an op in front may change more than the resources that it takes and later random numbers."""
-    return any(map(_is_wide, graph_ops.iterate_nodes(op.graph, [op])))
+    return any(map(_changes_any_state, graph_ops.iterate_nodes(op.graph, [op])))
 
 
-def _is_wide(node: Any) -> bool:
+def _changes_any_state(node: Any) -> bool:
+    """`_changes_anything` for one definition."""
     from tensorflow.core.framework import types_pb2
     from tensorflow.python.framework import op_def_registry
 
-    known = op_def_registry.get(node.op)
-    if known is None:
+    definition = op_def_registry.get(node.op)
+    if definition is None:
         return True
-    types = {one.type for one in known.input_arg}
-    for one in known.input_arg:
-        types.update(node.attr[one.type_list_attr].list.type if one.type_list_attr else ())
-    draws = any(one.name == "seed2" for one in known.attr)
+    types = {argument.type for argument in definition.input_arg}
+    for argument in definition.input_arg:
+        types.update(node.attr[argument.type_list_attr].list.type if argument.type_list_attr else ())
+    draws = any(attribute.name == "seed2" for attribute in definition.attr)
     return _must_run(node) and not draws and types_pb2.DT_RESOURCE not in types
 
 
@@ -238,37 +249,39 @@ def _is_ordered(op: Any) -> bool:
 
 
 def _must_run(node: Any) -> bool:
+    """Whether an op must run for each element in the script's order, by its definition."""
     from tensorflow.python.framework import op_def_registry
 
-    finds_files = node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)  # ours, on ranks above 0
+    finds_files = node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)  # an op of matex_tf, not on rank 0
     if finds_files or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
         return False
-    known = op_def_registry.get(node.op)
-    return known is None or known.is_stateful
+    definition = op_def_registry.get(node.op)
+    return definition is None or definition.is_stateful
 
 
 def _find_needed(
-    ops: Iterable[Any], given: set[int], without: Container[int] = (), and_awaited: bool = False
+    ops: Iterable[Any], available: set[int], without: Container[int] = (), and_awaited: bool = False
 ) -> list[Any]:
-    """These ops and all ops that they need, up to the tensors `given`, without those of the ids `without`.
+    """These ops and all ops that they need.
 
-    and_awaited: include the ops that they wait for.
+    Args:
+        available: the ids of tensors whose ops are not needed.
+        without: the ids of ops to leave out.
+        and_awaited: include the ops that needed ops wait for.
     """
-    found: dict[int, Any] = {}
+    needed: dict[int, Any] = {}
     pending = list(ops)
     while pending:
         op = pending.pop()
-        if id(op) not in found and id(op) not in without and op.type != "Placeholder":
-            found[id(op)] = op
-            pending += [one.op for one in op.inputs if id(one) not in given]
+        if id(op) not in needed and id(op) not in without and op.type != "Placeholder":
+            needed[id(op)] = op
+            pending += [tensor.op for tensor in op.inputs if id(tensor) not in available]
             pending += op.control_inputs if and_awaited else ()
-    return list(found.values())
+    return list(needed.values())
 
 
 def keep_apart(tensors: Sequence[Any]) -> list[Any]:
-    """Tensors across which TensorFlow does not merge sums: alone, it optimizes each function of the
-    script separately.
-    """
+    """Tensors across which TensorFlow does not merge sums: alone, it optimizes each function separately."""
 
     def keep(tensor: Any) -> Any:
         if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
@@ -284,12 +297,14 @@ def tell_conflict(dataset: Any) -> str:
 
     Every rank would change it for each element, and read it for its own elements later, after further changes.
     """
-    functions = [one.function for step in list_pipeline(dataset) for one in step._functions()]
-    handles = [{id(one) for one in function.captured_inputs if one.dtype.name == "resource"} for function in functions]
-    if sum(map(len, handles)) == len(set[int]().union(*handles)):
+    functions = [wrapped.function for step in list_pipeline(dataset) for wrapped in step._functions()]
+    handles = [
+        {id(tensor) for tensor in function.captured_inputs if tensor.dtype.name == "resource"} for function in functions
+    ]
+    if sum(map(len, handles)) == len(set[int]().union(*handles)):  # no two functions use the same
         return ""
     splits = list(map(Split, functions))
-    is_read = any(one.writes & other.reads & held for one in splits for other, held in zip(splits, handles))
+    is_read = any(writer.writes & reader.reads & used for writer in splits for reader, used in zip(splits, handles))
     return "a variable or a table that one function changes and another one reads" if is_read else ""
 
 
@@ -303,7 +318,7 @@ def reads_changing(function: Any) -> bool:
     tables = [op for op in function.graph.get_operations() if op.type in _TABLES and id(op.inputs[0]) in captured]
     fixed = sum(_is_fixed_table(captured[id(op.inputs[0])], op) for op in tables)
     nodes = list(graph_ops.iterate_nodes(function.graph))
-    return any(one.op in _VARIABLES for one in nodes) or sum(one.op in _TABLES for one in nodes) > fixed
+    return any(node.op in _VARIABLES for node in nodes) or sum(node.op in _TABLES for node in nodes) > fixed
 
 
 _VARIABLES = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
@@ -314,7 +329,7 @@ def _is_fixed_table(handle: Any, op: Any) -> bool:
     """Whether a table is immutable: it refuses even an insertion of no keys."""
     if op.type != "LookupTableFindV2" or not hasattr(handle, "numpy"):
         return False
-    keys, values = (tf.zeros([0], one.dtype) for one in (op.inputs[1], op.inputs[2]))
+    keys, values = (tf.zeros([0], tensor.dtype) for tensor in (op.inputs[1], op.inputs[2]))
     try:
         with tf.init_scope():
             tf.raw_ops.LookupTableInsertV2(table_handle=handle, keys=keys, values=values)

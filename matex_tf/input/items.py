@@ -15,6 +15,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,12 +33,12 @@ FIRST = (0, 1)
 class Found(NamedTuple):
     """The result of the comparison of the items `FIRST`.
 
-    made: these items.
+    items: these items.
     why: the reason why an item is no function of its number; empty if none was found.
-    seconds: the time to make one, on the fastest rank.
+    seconds: the time to make an item, on the fastest rank.
     """
 
-    made: list[Any]
+    items: list[Any]
     why: str
     seconds: float
 
@@ -49,173 +50,193 @@ def compare_items(source: Any, name: str) -> Found:
 
     Args:
         source: gives items by number.
-        name: of the source, in messages.
+        name: the name of the source in messages.
 
     Raises:
         RankError: another rank cannot make an item. If this rank cannot, it raises its own error.
     """
     me = world.get_world()
-    made, draws, changed, seconds, failed = {}, False, "", 0.0, None
+    items, draws, attribute, seconds, failure = {}, False, "", 0.0, None
     try:
-        first = before = State(source)
+        first_state = before = State(source)
         for number in FIRST if me.rank == 0 else reversed(FIRST):
             began = time.perf_counter()
-            made[number] = source[number]
+            items[number] = source[number]
             seconds = time.perf_counter() - began
-            now = State(source)
-            draws, changed = before.is_drawn_from() or draws, before.find_changed(now)
-            before = now  # the first item may have opened a file
-        if (draws or changed) and me.rank > 0 and first.can_be_put_back():
-            first.put_back()
-            made = {number: source[number] for number in FIRST}
+            after = State(source)
+            draws, attribute = before.is_drawn_from() or draws, before.find_changed(after)
+            before = after  # the first item may have opened a file, so only changes by the last one count
+        if (draws or attribute) and me.rank > 0 and first_state.can_be_restored():
+            first_state.restore()  # and make the items in the script's order
+            items = {number: source[number] for number in FIRST}
     except Exception as error:
-        failed = error
+        failure = error
     what = f"items {FIRST[0]} and {FIRST[1]} of {name}"
-    digests = [] if failed else [source.num_batches, *(_digest(made[number]) for number in FIRST)]
-    told = f"{type(failed).__name__}: {failed}" if failed else ""
-    everyone = objects.allgather((digests, draws, changed, seconds, told), f"comparing {what}")
-    if failed:
-        raise failed
-    for rank, (*_, text) in enumerate(everyone):
+    digests = [] if failure else [source.num_batches, *(_digest(items[number]) for number in FIRST)]
+    text = f"{type(failure).__name__}: {failure}" if failure else ""
+    everyone = objects.allgather((digests, draws, attribute, seconds, text), f"comparing {what}")
+    if failure:
+        raise failure
+    all_digests, all_draws, all_attributes, all_seconds, all_texts = zip(*everyone)
+    for rank, text in enumerate(all_texts):
         if text:
             raise errors.RankError(f"rank {rank} ({me.hosts[rank]}) cannot make {what}: {text}")
-    other = next((rank for rank, one in enumerate(everyone) if one[0] != everyone[0][0]), 0)
-    attribute = next((one[2] for one in everyone if one[2]), "")
-    why = f"ranks 0 and {other} made different items of the same number" if other else ""
-    why = f"the making of an item changes its attribute {attribute!r}" if attribute else why
-    why = "the making of an item draws random numbers" if any(one[1] for one in everyone) else why
-    return Found([made[number] for number in FIRST], why, min(one[3] for one in everyone))
+    other = next((rank for rank, digests in enumerate(all_digests) if digests != all_digests[0]), 0)
+    changed = next(filter(None, all_attributes), "")
+    why = ""
+    if any(all_draws):
+        why = "the making of an item draws random numbers"
+    elif changed:
+        why = f"the making of an item changes its attribute {changed!r}"
+    elif other:
+        why = f"ranks 0 and {other} made different items of the same number"
+    return Found([items[number] for number in FIRST], why, min(all_seconds))
 
 
 def _digest(item: Any) -> int:
-    total = 0
+    digest = 0
     for leaf in tf.nest.flatten(item):
-        total = fingerprint.digest_value(leaf, total)
-    return total
+        digest = fingerprint.digest_value(leaf, digest)
+    return digest
 
 
 class State:
-    """State that making an item may change: an object, its random generators and those of its classes' modules, and the
-    global generators of Python, NumPy and TensorFlow.
+    """State that the making of an item may change: the attributes of an object, its random generators and those of its
+    classes' modules, and the global generators of Python, NumPy and TensorFlow.
+
+    _values, _hashes: the attributes of the object, and a hash of each with all objects that it refers to.
+    _generators, _states: the random generators, and their states.
     """
 
-    def __init__(self, holder: Any):
-        self._holder = holder
-        walk = _Walk(holder)
-        for one in _list_global(holder):
-            walk.visit(one)
-        self._values = dict(vars(holder))
-        self._attributes = {name: walk.visit(value) for name, value in list(vars(holder).items())}
+    def __init__(self, source: Any):
+        self._source = source
+        walk = _Walk(source)
+        for generator in _list_global(source):
+            walk.visit(generator)
+        self._values = dict(vars(source))
+        self._hashes = {name: walk.visit(value) for name, value in list(vars(source).items())}
         self._generators = list(walk.generators.values())
-        self._states = [_kind_of(one).get(one) for one in self._generators]
+        self._states = list(map(_read_state, self._generators))
         self._spawned = seeding.count_spawned()
 
     def is_drawn_from(self) -> bool:
         """Whether random numbers have been drawn since."""
-        now = [_kind_of(one).get(one) for one in self._generators]
-        return pickle.dumps(now) != pickle.dumps(self._states) or seeding.count_spawned() != self._spawned
+        states = list(map(_read_state, self._generators))
+        return pickle.dumps(states) != pickle.dumps(self._states) or seeding.count_spawned() != self._spawned
 
-    def can_be_put_back(self) -> bool:
+    def can_be_restored(self) -> bool:
         """Whether no attribute value was changed in place; then restoring the references suffices."""
-        walk = _Walk(self._holder)
-        for one in _list_global(self._holder):
-            walk.visit(one)
-        return all(walk.visit(value) == self._attributes[name] for name, value in self._values.items())
+        walk = _Walk(self._source)
+        for generator in _list_global(self._source):
+            walk.visit(generator)
+        return all(walk.visit(value) == self._hashes[name] for name, value in self._values.items())
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the states of the generators, and the attributes of the object."""
-        vars(self._holder).clear()
-        vars(self._holder).update(self._values)
-        for one, state in zip(self._generators, self._states):
-            _kind_of(one).put(one, state)
+        vars(self._source).clear()
+        vars(self._source).update(self._values)
+        for generator, state in zip(self._generators, self._states):
+            _find_kind(generator).write(generator, state)
         seeding.spawn_from(self._spawned)
 
     def find_changed(self, later: State) -> str:
         """An attribute of the object that differs in a `later` state; empty if none does."""
-        now = later._attributes
-        names = [*self._attributes, *(name for name in now if name not in self._attributes)]
-        return next((name for name in names if now.get(name) != self._attributes.get(name)), "")
+        names = dict.fromkeys([*self._hashes, *later._hashes])
+        return next((name for name in names if later._hashes.get(name) != self._hashes.get(name)), "")
 
 
 class _Kind(NamedTuple):
+    """A kind of random generators: its class, and functions that read and write the state of a generator."""
+
     type: type
-    get: Callable[[Any], Any]
-    put: Callable[[Any, Any], object]
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], object]
 
 
 def _list_kinds() -> list[_Kind]:
     kinds = [
-        _Kind(random.Random, lambda one: one.getstate(), lambda one, state: one.setstate(state)),
-        _Kind(np.random.RandomState, lambda one: one.get_state(), lambda one, state: one.set_state(state)),
-        _Kind(np.random.Generator, lambda one: one.bit_generator.state, _put_state_of_bits),
-        _Kind(tf.random.Generator, lambda one: one.state.numpy(), lambda one, state: one.state.assign(state)),
+        _Kind(random.Random, methodcaller("getstate"), lambda generator, state: generator.setstate(state)),
+        _Kind(np.random.RandomState, methodcaller("get_state"), lambda generator, state: generator.set_state(state)),
+        _Kind(np.random.Generator, lambda generator: generator.bit_generator.state, _write_bit_generator),
+        _Kind(tf.random.Generator, _read_variable, _write_variable),
     ]
     of_keras = getattr(sys.modules.get("keras.random"), "SeedGenerator", None)
-    if of_keras is not None:
-        kinds.append(_Kind(of_keras, lambda one: one.state.numpy(), lambda one, state: one.state.assign(state)))
-    return kinds
+    return kinds if of_keras is None else [*kinds, _Kind(of_keras, _read_variable, _write_variable)]
 
 
-def _put_state_of_bits(generator: Any, state: Any) -> None:
+def _write_bit_generator(generator: Any, state: Any) -> None:
     generator.bit_generator.state = state
 
 
-def _kind_of(one: Any) -> _Kind:
-    return next(kind for kind in _list_kinds() if isinstance(one, kind.type))
+def _read_variable(generator: Any) -> Any:
+    return generator.state.numpy()
 
 
-def _list_global(holder: Any) -> list[Any]:
-    """The global generators, and those of the modules of the classes of `holder`."""
+def _write_variable(generator: Any, state: Any) -> None:
+    generator.state.assign(state)
+
+
+def _find_kind(generator: Any) -> _Kind:
+    return next(kind for kind in _list_kinds() if isinstance(generator, kind.type))
+
+
+def _read_state(generator: Any) -> Any:
+    return _find_kind(generator).read(generator)
+
+
+def _list_global(source: Any) -> list[Any]:
+    """The global generators, and those of the modules of the classes of `source`."""
     from tensorflow.python.eager import context
 
     kinds = tuple(kind.type for kind in _list_kinds())
-    modules = [sys.modules[one.__module__] for one in type(holder).__mro__ if one.__module__ in sys.modules]
-    found = [random._inst, np.random.mtrand._rand, getattr(context.context(), "_rng", None)]
-    return found + [one for module in modules for one in vars(module).values() if isinstance(one, kinds)]
+    modules = [sys.modules[base.__module__] for base in type(source).__mro__ if base.__module__ in sys.modules]
+    generators = [random._inst, np.random.mtrand._rand, getattr(context.context(), "_rng", None)]
+    return generators + [value for module in modules for value in vars(module).values() if isinstance(value, kinds)]
 
 
 class _Walk:
-    """A walk over all objects that an object refers to, except for code and modules. generators: those found, by id.
+    """A walk over all objects that an object refers to, except for code and modules. It does not go through `source`.
 
-    It does not go through `holder` itself.
+    generators: the random generators among the objects, by id.
     """
 
-    def __init__(self, holder: Any):
+    def __init__(self, source: Any):
         self.generators: dict[int, Any] = {}
         self._kinds = tuple(kind.type for kind in _list_kinds())
-        self._seen: dict[int, Any] = {id(holder): holder}  # keeps the objects alive, so that ids stay unique
+        self._seen: dict[int, Any] = {id(source): source}  # keeps the objects alive, so that ids stay unique
 
     def visit(self, root: Any) -> int:
         """A hash of all objects that are reachable from `root` and were not visited before."""
-        pending, found, left = [root], 0, _MOST_OBJECTS
-        while pending and left:
-            one, left = pending.pop(), left - 1
-            if isinstance(one, weakref.ReferenceType):
+        pending, result, remaining = [root], 0, _MAX_OBJECTS
+        while pending and remaining:
+            value, remaining = pending.pop(), remaining - 1
+            if isinstance(value, weakref.ReferenceType):
                 continue  # weak references own nothing
-            if isinstance(one, _VALUES):
-                found = hash((found, type(one), one))
-            elif id(one) in self._seen or isinstance(one, _NOT_ENTERED):
-                found = hash((found, id(one)))
+            if isinstance(value, _VALUES):
+                result = hash((result, type(value), value))
+            elif id(value) in self._seen or isinstance(value, _NOT_ENTERED):
+                result = hash((result, id(value)))
             else:
-                self._seen[id(one)] = one
-                found = hash((found, self._hash(one)))
-                pending += self._list_next(one)
-        return found
+                self._seen[id(value)] = value
+                result = hash((result, self._hash(value)))
+                pending += self._list_next(value)
+        return result
 
-    def _hash(self, one: Any) -> Any:
-        is_content = isinstance(one, np.ndarray) and not one.dtype.hasobject and one.nbytes <= _MOST_BYTES
-        return ops.hash_content(one) if is_content else id(one)
+    def _hash(self, value: Any) -> Any:
+        is_small_array = isinstance(value, np.ndarray) and not value.dtype.hasobject and value.nbytes <= _MAX_BYTES
+        return ops.hash_content(value) if is_small_array else id(value)
 
-    def _list_next(self, one: Any) -> list[Any]:
-        if isinstance(one, self._kinds):
-            self.generators[id(one)] = one
+    def _list_next(self, value: Any) -> list[Any]:
+        """The objects to visit from `value`."""
+        if isinstance(value, self._kinds):
+            self.generators[id(value)] = value
             return []
-        return list(one.__closure__ or ()) if isinstance(one, types.FunctionType) else gc.get_referents(one)
+        return list(value.__closure__ or ()) if isinstance(value, types.FunctionType) else gc.get_referents(value)
 
 
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 """Larger arrays count as data: writes of an item to them are not detected."""
-_MOST_OBJECTS = 50_000
-"""The most objects that are visited from an attribute, in some 0.1 s; further ones count as data."""
+_MAX_OBJECTS = 50_000
+"""The number of objects that are visited from an attribute, in some 0.1 s; further ones count as data."""
 _VALUES = (str, bytes, int, float, complex, type(None))
 _NOT_ENTERED = (type, types.ModuleType, types.CodeType, types.FrameType, random.SystemRandom)

@@ -1,4 +1,7 @@
-"""Items of a `PyDataset` that Keras' enqueuers make ahead, in the threads or processes that the object asks for."""
+"""Items of a `PyDataset` that Keras' enqueuers make ahead, in the threads or processes that the object asks for.
+
+`turns` gives each rank an adapter of Keras for the items that this rank makes.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,29 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-_AHEAD = 2
+_ITEMS_AHEAD = 2
 """The number of items that a rank makes ahead, if the object does not say."""
-_PATIENCE = 0.5
-"""Seconds after which a thread that makes items ahead checks whether it should stop."""
+_CHECK_SECONDS = 0.5
+"""Interval at which a thread that makes items ahead checks whether it should stop."""
 
 
-class Own:
-    """A `PyDataset` that holds the items with certain numbers of another one.
+class Selection:
+    """A `PyDataset` with some items of another one.
 
-    whole: gives items by number. like: the `PyDataset` whose workers and queue sizes are used.
+    options: the `PyDataset` whose workers and queue sizes are used.
+    items: gives items by number.
+    numbers: the numbers of the selected items.
     """
 
-    def __init__(self, like: Any, whole: Any, numbers: Sequence[int]):
-        self.workers, self.use_multiprocessing = like.workers, like.use_multiprocessing
-        self.max_queue_size, self.num_batches = like.max_queue_size, len(numbers)
-        self._whole, self._numbers = whole, numbers
+    def __init__(self, options: Any, items: Any, numbers: Sequence[int]):
+        self.workers, self.use_multiprocessing = options.workers, options.use_multiprocessing
+        self.max_queue_size, self.num_batches = options.max_queue_size, len(numbers)
+        self._items, self._numbers = items, numbers
 
-    def __getitem__(self, at: int) -> Any:
-        item = self._whole[self._numbers[at]]
+    def __getitem__(self, index: int) -> Any:
+        item = self._items[self._numbers[index]]
         if item is None:  # an enqueuer of Keras would skip None
-            raise ValueError(f"item {self._numbers[at]} of a PyDataset is None")
+            raise ValueError(f"item {self._numbers[index]} of a PyDataset is None")
         return item
 
     def on_epoch_begin(self) -> None:
@@ -44,14 +49,14 @@ class _Queue(queue.Queue[Any]):
 
     def __init__(self, enqueuer: Any):
         super().__init__(enqueuer.future_queue.maxsize)
-        self._refer = weakref.ref(enqueuer)
+        self._reference = weakref.ref(enqueuer)
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         while True:
             try:
-                return super().put(item, timeout=_PATIENCE)
+                return super().put(item, timeout=_CHECK_SECONDS)
             except queue.Full:
-                enqueuer = self._refer()
+                enqueuer = self._reference()
                 if enqueuer is None or not enqueuer.running:
                     return None
 
@@ -63,20 +68,20 @@ def stop_adapter(adapter: Any) -> None:
         sys.modules[type(adapter).__module__]._SHARED_SEQUENCES[adapter.enqueuer.uid] = None  # as Keras does
 
 
-def make_adapter(like: Any, numbers: Sequence[int], is_ahead: bool) -> Any:
-    """Keras' adapter of the items with these numbers, with the options of the adapter `like`.
+def make_adapter(original: Any, numbers: Sequence[int], is_ahead: bool) -> Any:
+    """Keras' adapter of the items with these numbers, with the options of an adapter of all items.
 
-    is_ahead: start making them now.
+    is_ahead: start making the items now.
     """
-    kind, whole = type(like), like.py_dataset
+    kind, whole = type(original), original.py_dataset
     module = sys.modules[kind.__module__]
-    adapter = kind(Own(whole, whole, numbers), class_weight=like.class_weight, shuffle=False)
+    adapter = kind(Selection(whole, whole, numbers), class_weight=original.class_weight, shuffle=False)
     if is_ahead and adapter.enqueuer is None:
-        adapter.enqueuer = module.OrderedEnqueuer(adapter.py_dataset, workers=1, max_queue_size=_AHEAD)
+        adapter.enqueuer = module.OrderedEnqueuer(adapter.py_dataset, workers=1, max_queue_size=_ITEMS_AHEAD)
     if adapter.enqueuer is not None:
         adapter.enqueuer.future_queue = _Queue(adapter.enqueuer)
-        refer = weakref.ref(adapter.enqueuer)
-        adapter.enqueuer._send_py_dataset = lambda: _send(refer(), module)
+        reference = weakref.ref(adapter.enqueuer)
+        adapter.enqueuer._send_py_dataset = lambda: _send(reference(), module)
     if is_ahead:
         adapter.on_epoch_begin()  # starts the enqueuer
     return adapter
@@ -94,9 +99,9 @@ class _Numbers:
 
 def order_items(adapter: Any) -> list[int]:
     """The numbers of the items of the adapter's next pass, in Keras' own order, with its random draws."""
-    asked = copy.copy(adapter)
-    asked.py_dataset, asked._standardize_batch = _Numbers(adapter.py_dataset.num_batches), lambda item: item
-    return list(asked._finite_generator())
+    of_numbers = copy.copy(adapter)
+    of_numbers.py_dataset, of_numbers._standardize_batch = _Numbers(adapter.py_dataset.num_batches), lambda item: item
+    return list(of_numbers._finite_generator())
 
 
 def _send(enqueuer: Any, module: Any) -> None:

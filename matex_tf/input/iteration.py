@@ -1,7 +1,7 @@
 """How far a dataset is read ahead.
 
 Elements of a generator, a `PyDataset` or another Python object do not come again: an iterator that ends early loses the
-    elements that it has read ahead, and the next one begins after them.
+elements that it has read ahead, and the next one begins after them. So ranks must read equally far ahead.
 """
 
 from __future__ import annotations

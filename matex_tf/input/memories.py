@@ -12,31 +12,34 @@ def can_keep(specs: Sequence[tuple[Any, Any]]) -> bool:
 
 
 class Memory:
-    """Tensors by the number of their ticket. specs: their types and shapes."""
+    """Tensors by the number of their ticket. specs: the types and shapes of the tensors."""
 
     def __init__(self, specs: Sequence[tuple[Any, Any]]):
         import tensorflow as tf
 
         self._specs = list(specs)
         with tf.init_scope():
-            self._kept = tf.lookup.experimental.MutableHashTable(tf.int64, tf.string, [""] * (1 + len(self._specs)))
+            self._table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.string, [""] * (1 + len(self._specs)))
 
     def recall(self, number: Any, rows: Sequence[Any], work: Callable[[], list[Any]]) -> list[Any]:
-        """In a graph: the kept tensors of `number`; if there are none, or for other `rows`, `work` makes them."""
+        """In a graph: the tensors of the ticket `number`. If the memory has none, or other rows, `work` makes them.
+
+        rows: scalars that select rows of the ticket's batch.
+        """
         import tensorflow as tf
 
-        name = tf.strings.join(["rows", *map(tf.strings.as_string, rows)], ":")
-        found = self._kept.lookup(number)
+        rows_text = tf.strings.join(["rows", *map(tf.strings.as_string, rows)], ":")
+        entry = self._table.lookup(number)  # the text of the rows, then the serialized tensors
 
         def read() -> list[Any]:
-            return [tf.io.parse_tensor(found[1 + at], dtype) for at, (dtype, _) in enumerate(self._specs)]
+            return [tf.io.parse_tensor(entry[1 + index], dtype) for index, (dtype, _) in enumerate(self._specs)]
 
         def make() -> list[Any]:
-            made = work()
-            kept = tf.stack([name, *map(tf.io.serialize_tensor, made)])
-            with tf.control_dependencies([self._kept.insert(number, kept)]):
-                return [tf.identity(one) for one in made]
+            tensors = work()
+            new_entry = tf.stack([rows_text, *map(tf.io.serialize_tensor, tensors)])
+            with tf.control_dependencies([self._table.insert(number, new_entry)]):
+                return [tf.identity(tensor) for tensor in tensors]
 
-        tensors = tf.cond(tf.equal(found[0], name), read, make)
+        tensors = tf.cond(tf.equal(entry[0], rows_text), read, make)
         tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-        return [tf.ensure_shape(one, shape) for one, (_, shape) in zip(tensors, self._specs)]
+        return [tf.ensure_shape(tensor, shape) for tensor, (_, shape) in zip(tensors, self._specs)]

@@ -14,11 +14,11 @@ HARMLESS = frozenset(
 )
 """Ops that TensorFlow calls stateful, but whose result for a row does not depend on the order of rows."""
 READS = HARMLESS - {"Assert", "CheckNumerics", "CheckNumericsV2", "VarHandleOp"}
-"""Ops among them that read state which other ops may change."""
+"""The ops of `HARMLESS` that read state which other ops may change."""
 CALLS = frozenset(
     "StatefulPartitionedCall PartitionedCall StatefulIf If StatelessIf While StatelessWhile Case StatelessCase".split()
 )
-"""Stateful only if the functions that they call are, which are checked separately."""
+"""Ops that are stateful only if the functions that they call are. These functions are checked separately."""
 
 
 def name_kind(dataset: Any) -> str:
@@ -31,24 +31,25 @@ def has_outside_state(step: Any) -> bool:
     A `shuffle` has another order in each iteration, and for each `repeat`. The iteration that fills a `cache`
     determines its elements.
     """
-    is_kept = name_kind(step) in ("RepeatDataset", "CacheDataset") and any(map(is_shuffled_anew, list_pipeline(step)))
-    return is_kept or changes_outside(step)
+    keeps_order = name_kind(step) in ("RepeatDataset", "CacheDataset")
+    return (keeps_order and any(map(is_reshuffled, list_pipeline(step)))) or changes_outside(step)
 
 
 def changes_outside(step: Any) -> bool:
     """Whether the function of a step calls Python or assigns variables.
 
-    Datasets that it makes, and random ops with a seed of their own, belong to an iteration.
+    Datasets that the function makes, and random ops with a seed of their own, belong to an iteration.
     """
     return not all(_makes_dataset(op) or _draws(op) for op in list_stateful(step))
 
 
-def gives_others(step: Any) -> bool:
-    """Whether a step may give other elements in another iteration, for equal inputs."""
-    return is_shuffled_anew(step) or not all(map(_makes_dataset, list_stateful(step)))
+def may_vary(step: Any) -> bool:
+    """Whether a step may give different elements in another iteration, for equal inputs."""
+    return is_reshuffled(step) or not all(map(_makes_dataset, list_stateful(step)))
 
 
-def is_shuffled_anew(step: Any) -> bool:
+def is_reshuffled(step: Any) -> bool:
+    """Whether a step shuffles in a different order in each iteration."""
     return name_kind(step) == "ShuffleDataset" and step._reshuffle_each_iteration is not False
 
 
@@ -59,7 +60,7 @@ def _makes_dataset(op: Any) -> bool:
 
 
 def _draws(op: Any) -> bool:
-    return any(part.name == "seed2" for part in op.attr)
+    return any(attribute.name == "seed2" for attribute in op.attr)
 
 
 def skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
@@ -75,7 +76,7 @@ def list_stateful(step: Any) -> list[Any]:
     """The definitions of the stateful ops in the functions of one step of a pipeline."""
     from tensorflow.python.framework import op_def_registry
 
-    nodes = [node for one in step._functions() for node in graph_ops.iterate_nodes(one.function.graph)]
+    nodes = [node for wrapped in step._functions() for node in graph_ops.iterate_nodes(wrapped.function.graph)]
     nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)]
-    known = [op_def_registry.get(node.op) for node in nodes if node.op not in HARMLESS | CALLS]
-    return [op for op in known if op is not None and op.is_stateful]
+    definitions = [op_def_registry.get(node.op) for node in nodes if node.op not in HARMLESS | CALLS]
+    return [definition for definition in definitions if definition is not None and definition.is_stateful]

@@ -1,7 +1,8 @@
 """Rewrites functions of pipelines that read files of records: they give tickets of records, or names of files.
 
-The ops that read files are in the function, or in a function that it calls through datasets. Ops that only order
-elements stay. A function that does anything else to records cannot be rewritten.
+The ops that read files are in the function, or in a function that it calls through datasets. A `Rewriter` replaces each
+by an op that gives tickets or names. Ops that only order elements stay, and maps of records are taken out, to be
+applied to the records later (`record_maps`). A function that does anything else to records cannot be rewritten.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from matex_tf.runtime import real_files
 
 KINDS = {"TFRecordDataset": "tfrecord", "TextLineDataset": "text", "FixedLengthRecordDatasetV2": "fixed"}
 """The formats of `ops.record_files`, by the ops that read them."""
-_CYCLE_PLACES = {
+_CYCLE_INPUTS = {
     "FlatMapDataset": None,
     "InterleaveDataset": -2,
     "ParallelInterleaveDatasetV2": -3,
@@ -66,39 +67,45 @@ def _list_changing(nodes: Iterable[Any]) -> list[str]:
     from tensorflow.core.framework import types_pb2
     from tensorflow.python.framework import op_def_registry
 
-    found = set[str]()
+    types = set[str]()
     for node in nodes:
         op = op_def_registry.get(node.op)
         is_place = node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)
         if op is None or not op.is_stateful or node.op in _CONSTANT or is_place:
             continue
         if not any(output.type == types_pb2.DT_VARIANT for output in op.output_arg):
-            found.add(node.op)
-    return sorted(found)
+            types.add(node.op)
+    return sorted(types)
 
 
 class _Body:
     """The ops of a function.
 
-    nodes: by name.
-    into: receives further nodes.
-    name_tensor: maps a node and an output to the name of the tensor here.
-    held: captured tensors by the names of inputs: a tensor outside of all graphs, or a body and the name of its tensor.
+    nodes: the definitions of the ops, by name.
+    new_nodes: the list of definitions that receives new ones.
+    name_tensor: maps the names of a node and an output to the name of the tensor in the function.
+    captured: the captured tensors, by the names of inputs: a tensor outside of all graphs, or the body of the caller
+        and the name of a tensor there.
     """
 
-    def __init__(self, nodes: dict[str, Any], into: Any, name_tensor: Callable[..., str], held: dict[str, Any]):
-        self.nodes, self.into, self.name_tensor, self._held = nodes, into, name_tensor, held
+    def __init__(
+        self, nodes: dict[str, Any], new_nodes: Any, name_tensor: Callable[..., str], captured: dict[str, Any]
+    ):
+        self.nodes, self.new_nodes, self.name_tensor, self._captured = nodes, new_nodes, name_tensor, captured
 
     def find_captured(self, name: str) -> Any:
         """The value of a tensor that a map captures: a tensor outside of all graphs, or an array."""
-        found = self._find_origin(name)
-        node = self.nodes.get(found)
+        origin = self._find_origin(name)
+        node = self.nodes.get(origin)
         if node is not None and node.op == "Const":
             return _read_constant(node)
-        if found not in self._held:
+        if origin not in self._captured:
             raise CannotBeIndexed("records are worked on where their files are read, by what depends on the file")
-        value = self._held[found]
-        return value[0].find_captured(value[1]) if isinstance(value, tuple) else value
+        value = self._captured[origin]
+        if isinstance(value, tuple):
+            caller, name_there = value
+            return caller.find_captured(name_there)
+        return value
 
     def find_value(self, name: str) -> Any:
         """The scalar value of a tensor; None if it is no constant."""
@@ -116,9 +123,9 @@ class _Body:
         """Add an int64 constant; returns its tensor."""
         import numpy as np
 
-        made = self.into.add()
-        made.name = name
-        _become(made, "Const", [], dtype=_INT64, value=np.array(value, np.int64))
+        node = self.new_nodes.add()
+        node.name = name
+        _become(node, "Const", [], dtype=_INT64, value=np.array(value, np.int64))
         return self.name_tensor(name, "output")
 
 
@@ -131,49 +138,50 @@ def _read_constant(node: Any) -> Any:
 class Rewriter:
     """Rewrites a function, and the functions that it calls, under other names.
 
-    names: the datasets give names of files, each once; otherwise tickets.
+    gives_names: the datasets give names of files, each once; otherwise tickets.
     cpus: see `choose_cycle_length`.
     """
 
-    def __init__(self, function: Any, names: bool, cpus: int):
-        self._function, self._names, self._cpus = function, names, cpus
+    def __init__(self, function: Any, gives_names: bool, cpus: int):
+        self._function, self._gives_names, self._cpus = function, gives_names, cpus
         self._definition = function.graph.as_graph_def()
-        self._library = {one.signature.name: one for one in self._definition.library.function}
-        self._reads: dict[str, bool] = {}
-        self._made = 0
+        self._library = {called.signature.name: called for called in self._definition.library.function}
+        self._are_readers: dict[str, bool] = {}
+        self._rewritten_count = 0
 
     def make(self) -> tuple[Callable[..., Any], tuple[Map, ...]]:
-        """A builder of the variant tensor of a dataset from the flat tensors of an element; and the maps of its
-        records.
+        """A function that builds the variant tensor of a dataset from the flat tensors of an element; and the maps of
+        the records.
         """
         from tensorflow.python.eager import context
 
         graph, captured = self._function.graph, list(self._function.captured_inputs)
         [output] = graph.outputs
-        given, definition = [tensor.name for tensor in graph.inputs], self._definition
+        input_names, definition = [tensor.name for tensor in graph.inputs], self._definition
         nodes = {node.name: node for node in definition.node}
-        held = {_find_producer(name): value for name, value in zip(given[len(given) - len(captured) :], captured)}
-        maps = self._replace(_Body(nodes, definition.node, "{}".format, held), output.op.name)
-        taken = {_find_producer(name) for node in definition.node for name in _list_data(node)}
-        inputs = {_find_producer(name) for name in given}
-        kept = [node for node in definition.node if node.name not in inputs]
+        captured_names = map(_find_producer, input_names[len(input_names) - len(captured) :])
+        body = _Body(nodes, definition.node, "{}".format, dict(zip(captured_names, captured)))
+        maps = self._replace(body, output.op.name)
+        used = {_find_producer(name) for node in definition.node for name in _list_data(node)}
+        input_nodes = set(map(_find_producer, input_names))
+        kept = [node for node in definition.node if node.name not in input_nodes]
         del definition.node[:]
         definition.node.extend(kept)
 
-        known = context.context()
+        runtime = context.context()
         for function in definition.library.function:
-            if not known.has_function(function.signature.name):
-                known.add_function_def(function)
+            if not runtime.has_function(function.signature.name):
+                runtime.add_function_def(function)
         definition.ClearField("library")
 
         def build(*tensors: Any) -> Any:
-            found = zip(given, [*tensors, *captured], strict=True)
+            inputs = zip(input_names, [*tensors, *captured], strict=True)
             graph = tf.compat.v1.get_default_graph()
-            values = {name: graph.capture(tensor) for name, tensor in found if _find_producer(name) in taken}
-            [made] = tf.graph_util.import_graph_def(
+            values = {name: graph.capture(tensor) for name, tensor in inputs if _find_producer(name) in used}
+            [variant] = tf.graph_util.import_graph_def(
                 definition, input_map=values, return_elements=[output.name], name="records"
             )
-            return made
+            return variant
 
         return tf.autograph.experimental.do_not_convert(build), maps
 
@@ -182,14 +190,14 @@ class Rewriter:
 
         output: the node whose tensor is the result of the function.
         """
-        made: dict[str, tuple[Map, ...]] = {}
+        maps_of: dict[str, tuple[Map, ...]] = {}  # of each node that gives a dataset of records, by its name
         for node in _sort(body.nodes):
-            sources = [made[name] for name in map(_find_producer, _list_data(node)) if name in made]
+            sources = [maps_of[name] for name in map(_find_producer, _list_data(node)) if name in maps_of]
             maps = sources[0] if sources else ()
-            if node.op in KINDS:
+            if node.op in KINDS:  # reads a file
                 _check_compression(node, body)
                 self._put_source(node, body)
-            elif node.op in _CYCLE_PLACES and self._is_reader(node.attr["f"].func.name):
+            elif node.op in _CYCLE_INPUTS and self._is_reader(node.attr["f"].func.name):
                 if sources:
                     raise CannotBeIndexed(f"records are given to a function ({node.op}) that reads further ones")
                 maps = self._put_function(node, body)
@@ -199,31 +207,32 @@ class Rewriter:
                 maps = (*maps, self._read_map(node, body))
                 self._pass_on(node, body)
             elif sources and node.op in _ORDERS | _JOINS:
-                joined = 2 if node.op in _JOINS else 1
-                if len(sources) != joined or not record_maps.is_same(sources[0], sources[-1]):
+                source_count = 2 if node.op in _JOINS else 1
+                if len(sources) != source_count or not record_maps.is_same(sources[0], sources[-1]):
                     raise CannotBeIndexed(f"records are put together with other elements ({node.op})")
-                if self._names and node.op in _ORDERS - {"Identity"}:
+                if self._gives_names and node.op in _ORDERS - {"Identity"}:
                     self._pass_on(node, body)
                 self._set_spec(node)
             elif sources or self._calls_reader(node):
                 raise CannotBeIndexed(f"records are worked on where their files are read ({node.op})")
             else:
                 continue
-            made[node.name] = maps
-        if output not in made:
+            maps_of[node.name] = maps
+        if output not in maps_of:
             raise CannotBeIndexed("its function reads records, but gives others")
-        return made[output]
+        return maps_of[output]
 
     def _read_map(self, node: Any, body: _Body) -> Map:
+        """The map of a node. Raises CannotBeIndexed if its results may vary."""
         function = self._library[node.attr["f"].func.name]
         pending, called = [function.signature.name], dict[str, Any]()
         while pending:
             name = pending.pop()
             if name in self._library and name not in called:
                 called[name] = self._library[name]
-                pending += [one for inner in called[name].node_def for one in graph_ops.list_functions(inner)]
-        if found := _list_changing(inner for one in called.values() for inner in one.node_def):
-            raise CannotBeIndexed(f"records are worked on where their files are read, by {', '.join(found)}")
+                pending += [callee for inner in called[name].node_def for callee in graph_ops.list_functions(inner)]
+        if changing := _list_changing(inner for callee in called.values() for inner in callee.node_def):
+            raise CannotBeIndexed(f"records are worked on where their files are read, by {', '.join(changing)}")
         return record_maps.read_map(node, function, body.find_captured)
 
     def _put_source(self, node: Any, body: _Body) -> None:
@@ -231,9 +240,9 @@ class Rewriter:
         import numpy as np
 
         data, controls = _list_data(node), [name for name in node.input if name.startswith("^")]
-        kind, sizes, rows, name = KINDS[node.op], body.into.add(), body.into.add(), node.name
+        kind, sizes, rows, name = KINDS[node.op], body.new_nodes.add(), body.new_nodes.add(), node.name
         sizes.name, rows.name = f"{name}/matex_sizes", f"{name}/matex_rows"
-        if self._names:
+        if self._gives_names:
             _become(sizes, "Const", [], dtype=_INT32, value=np.array([-1], np.int32))
             _become(
                 rows, "Reshape", [data[0], body.name_tensor(sizes.name, "output"), *controls], T=_STRING, Tshape=_INT32
@@ -245,8 +254,8 @@ class Rewriter:
                 _become(sizes, "Const", [], dtype=_INT64, value=np.empty(0, np.int64))
             inputs = [data[0], body.name_tensor(sizes.name, "output"), *controls]
             _become(rows, "MatexListRecords", inputs, format=kind.encode())
-        given = body.name_tensor(rows.name, "output" if self._names else "tickets")
-        _become(node, "TensorSliceDataset", [given])
+        rows_name = body.name_tensor(rows.name, "output" if self._gives_names else "tickets")
+        _become(node, "TensorSliceDataset", [rows_name])
         self._set_spec(node)
 
     def _set_order(self, node: Any, body: _Body) -> None:
@@ -255,15 +264,15 @@ class Rewriter:
             node.attr["deterministic"].s = b"true"
         if "sloppy" in node.attr:
             node.attr["sloppy"].b = False
-        place = _CYCLE_PLACES[node.op]
-        if place is None:
+        cycle_input = _CYCLE_INPUTS[node.op]
+        if cycle_input is None:
             return
         data = _list_data(node)
-        chosen = body.find_value(data[place])
+        chosen = body.find_value(data[cycle_input])
         calls = body.find_value(data[-1]) if node.op.startswith("ParallelInterleaveDatasetV") else 0
         if chosen is not None and chosen < 0:
             cycle = choose_cycle_length(chosen, AUTOTUNE if calls is None else calls, self._cpus)
-            node.input[len(data) + place] = body.add_number(f"{node.name}/matex_cycle_length", cycle)
+            node.input[len(data) + cycle_input] = body.add_number(f"{node.name}/matex_cycle_length", cycle)
             if calls:  # must not exceed the number of files in turn
                 node.input[len(data) - 1] = body.add_number(f"{node.name}/matex_calls", AUTOTUNE)
 
@@ -278,41 +287,45 @@ class Rewriter:
             return
         types = node.attr["Toutput_types" if node.op == "TensorSliceDataset" else "output_types"].list
         shapes = node.attr["output_shapes"].list
-        types.type[:] = [_STRING if self._names else _INT64]
+        types.type[:] = [_STRING if self._gives_names else _INT64]
         del shapes.shape[:]
-        shapes.shape.add().CopyFrom(tf.TensorShape([] if self._names else [3]).as_proto())
+        shapes.shape.add().CopyFrom(tf.TensorShape([] if self._gives_names else [3]).as_proto())
 
     def _put_function(self, node: Any, body: _Body) -> tuple[Map, ...]:
         """Make `node` call its rewritten function; returns the maps of its records."""
         function = self._definition.library.function.add()
         function.CopyFrom(self._library[node.attr["f"].func.name])
-        self._made += 1
-        name = f"{function.signature.name}_matex_{'names' if self._names else 'tickets'}_{self._made}"
+        self._rewritten_count += 1
+        contents = "names" if self._gives_names else "tickets"
+        name = f"{function.signature.name}_matex_{contents}_{self._rewritten_count}"
         function.signature.name = node.attr["f"].func.name = name
-        captured = _list_data(node)[1 : 1 + len(node.attr["Targuments"].list.type)]
-        arguments = [one.name for one in function.signature.input_arg]
-        held = {name: (body, given) for name, given in zip(arguments[len(arguments) - len(captured) :], captured)}
+        outer_names = _list_data(node)[1 : 1 + len(node.attr["Targuments"].list.type)]
+        arguments = [argument.name for argument in function.signature.input_arg]
+        inner_names = arguments[len(arguments) - len(outer_names) :]
+        captured = {inner: (body, outer) for inner, outer in zip(inner_names, outer_names)}
         [(_, output)] = function.ret.items()
-        nodes = {one.name: one for one in function.node_def}
-        return self._replace(_Body(nodes, function.node_def, "{}:{}:0".format, held), _find_producer(output))
+        nodes = {inner.name: inner for inner in function.node_def}
+        return self._replace(_Body(nodes, function.node_def, "{}:{}:0".format, captured), _find_producer(output))
 
     def _is_reader(self, name: str) -> bool:
         """Whether the function `name` reads records, itself or in functions that it calls."""
-        if name not in self._reads:
-            self._reads[name] = False  # a function that calls itself
+        if name not in self._are_readers:
+            self._are_readers[name] = False  # a function that calls itself
             body = self._library[name].node_def
-            self._reads[name] = any(node.op in KINDS or self._calls_reader(node) for node in body)
-        return self._reads[name]
+            self._are_readers[name] = any(node.op in KINDS or self._calls_reader(node) for node in body)
+        return self._are_readers[name]
 
     def _calls_reader(self, node: Any) -> bool:
         return any(name in self._library and self._is_reader(name) for name in graph_ops.list_functions(node))
 
 
 def _list_data(node: Any) -> list[str]:
+    """The names of the inputs of a node, without control inputs."""
     return [name for name in node.input if not name.startswith("^")]
 
 
 def _find_producer(name: str) -> str:
+    """The name of the node that makes a tensor."""
     return name.split(":")[0]
 
 
@@ -324,7 +337,8 @@ def _sort(nodes: dict[str, Any]) -> Iterator[Any]:
         name = pending.pop()
         if name in seen or name not in nodes:
             continue
-        before = [one for one in map(_find_producer, _list_data(nodes[name])) if one in nodes and one not in seen]
+        inputs = map(_find_producer, _list_data(nodes[name]))
+        before = [producer for producer in inputs if producer in nodes and producer not in seen]
         if before:
             pending += [name, *before]
             continue

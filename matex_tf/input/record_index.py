@@ -1,7 +1,7 @@
-"""Where the records of files begin: found by all ranks together, each in its part, and kept for later runs.
+"""The index of records: where the records of files begin. All ranks make it together; rank 0 keeps it for later runs.
 
-Of TFRecord a rank reads the headers of its files; of text it reads its part of all bytes. Records of a fixed length
-need no index but the sizes of the files.
+Of TFRecord files a rank reads the headers of its share of the files; of text files it reads its part of all bytes.
+Records of a fixed length need no index: the sizes of the files suffice.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import stat
@@ -26,21 +27,22 @@ from matex_tf.runtime import atomic, notes, objects, real_files
 from matex_tf.thread_flag import starts_own
 from matex_tf.world import world
 
-_NOT_FOUND, _UNAVAILABLE = 5, 14  # of TensorFlow's codes
+_NOT_FOUND, _UNAVAILABLE = 5, 14  # TensorFlow's codes of errors
 _VERSION = 1  # of kept files
-_YOUNG = 2.0  # seconds
-_LONGEST = 90 * 24 * 3600.0
-"""Seconds for which what is kept may lie unused."""
-_AT_ONCE = 4
-"""Files whose headers a rank looks for at a time: each read waits for the disk."""
+_SETTLED_SECONDS = 2.0
+"""A file that was changed before this time has settled: the clocks of some file systems count seconds."""
+_MAX_UNUSED_SECONDS = 90 * 24 * 3600.0
+"""Kept files that no run has used for this time are removed."""
+_THREADS = 4
+"""The number of files that a rank reads at a time: each read waits for the disk."""
 
 Problem = tuple[int, str, int]
-"""TensorFlow's code of an error (0: a warning), its sentence, and the place in the file from which on it holds."""
+"""TensorFlow's code of an error (0: a warning), its text, and the offset in the file from which on it holds."""
 NO_PROBLEM: Problem = (0, "", 0)
 
 
 class State(NamedTuple):
-    """Of a file, by its links followed; `size` is -1 where there is none."""
+    """The state of a file, whose `path` has no links. size: in bytes; -1 if the file does not exist."""
 
     path: str
     size: int
@@ -49,7 +51,7 @@ class State(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where records begin (of TFRecord their headers), and how many bytes of data each has: int64 arrays."""
+    """The offsets of records (TFRecord: of their headers), and their bytes of data: int64 arrays."""
 
     offsets: np.ndarray
     lengths: np.ndarray
@@ -57,15 +59,16 @@ class Places(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Bytes `first` to `last` of a file, by its number."""
+    """Bytes `first` to `last` of the file with a number."""
 
     number: int
     first: int
     last: int
 
 
-_NONE = np.empty(0, np.int64)
+_NO_NUMBERS = np.empty(0, np.int64)
 _known: dict[tuple[str, bytes], State] = {}
+"""The states of indexed files, by their formats and names."""
 
 
 def name_alike(name: bytes) -> str:
@@ -78,31 +81,33 @@ def name_alike(name: bytes) -> str:
 
 
 def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
-    """Have the ops know where the records of files begin; "", or in words why that cannot be. Collective.
+    """Give the index of files to the ops that read them. Returns the reason if that is impossible, else "". Collective.
 
-    A file that is broken or not there is an error where its records are read, as it is alone.
+    A broken or missing file is an error when its records are read, as it is alone.
 
     Args:
-        names: paths of this rank's. On all ranks files of the same names and sizes have to come in the same order.
-        kind: one of `record_files.FORMATS`.
-        reason: why this rank has no names.
+        names: this rank's paths. All ranks must have files of the same names and sizes in the same order.
+        kind: the format, one of `record_files.FORMATS`.
+        reason: the reason why this rank has no names; "" if it has.
     """
-    found = [] if reason else _look_at_files(names)
-    reason = reason if isinstance(found, list) else found
-    states: list[State] = found if isinstance(found, list) else []
-    has = [_known.get((kind, name)) == one and _is_settled(one) for name, one in zip(names, states)]
-    files = [(name_alike(name), one.size) for name, one in zip(names, states)]
-    reports = objects.allgather((reason, files, has), "what records of a dataset are known")
-    for rank, (text, found_there, _) in enumerate(reports):
-        if text:
-            return text
-        if found_there != reports[0][1]:
+    states: list[State] = []
+    if not reason:
+        states, reason = _read_states(names)
+    are_known = [_known.get((kind, name)) == state and _is_settled(state) for name, state in zip(names, states)]
+    files = [(name_alike(name), state.size) for name, state in zip(names, states)]
+    everyone = objects.allgather((reason, files, are_known), "what records of a dataset are known")
+    first_files = everyone[0][1]
+    for rank, (reason_there, files_there, _) in enumerate(everyone):
+        if reason_there:
+            return reason_there
+        if files_there != first_files:
             hosts = world.get_world().hosts
             return (
-                f"ranks see different files: {_tell_apart(reports[0][1], found_there)} on ranks 0 ({hosts[0]}) and "
-                f"{rank} ({hosts[rank]})"
+                f"ranks see different files: {_describe_difference(first_files, files_there)} on ranks 0 ({hosts[0]}) "
+                f"and {rank} ({hosts[rank]})"
             )
-    needed = [number for number, knows in enumerate(zip(*(has for _, _, has in reports))) if not all(knows)]
+    known_by_all = [all(known) for known in zip(*(are_known for _, _, are_known in everyone))]
+    needed = [number for number, is_known in enumerate(known_by_all) if not is_known]
     if not needed:
         return ""
     for number, places in _find_places(names, states, kind, needed).items():
@@ -115,74 +120,83 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
     return ""
 
 
-def _tell_apart(some: Sequence[tuple[str, int]], others: Sequence[tuple[str, int]]) -> str:
-    """The first file that differs, in words."""
-    for (name, size), (other, other_size) in zip(some, others):
-        if (name, size) != (other, other_size):
-            return f"{name} of {size} bytes and {other} of {other_size}"
-    return f"{len(some)} and {len(others)} files"
+def _describe_difference(first: Sequence[tuple[str, int]], second: Sequence[tuple[str, int]]) -> str:
+    """Text about the first file that differs between two ranks."""
+    for (name, size), (other_name, other_size) in zip(first, second):
+        if (name, size) != (other_name, other_size):
+            return f"{name} of {size} bytes and {other_name} of {other_size}"
+    return f"{len(first)} and {len(second)} files"
 
 
-def _look_at_files(names: Sequence[bytes]) -> list[State] | str:
-    states = []
+def _read_states(names: Sequence[bytes]) -> tuple[list[State], str]:
+    """The states of files, and the reason if one of them cannot be indexed, else ""."""
+    states: list[State] = []
     with real_files.use_real_files():
         for name in names:
             if b"://" in name:
-                return f"{os.fsdecode(name)} is on a file system of another kind"
+                return [], f"{os.fsdecode(name)} is on a file system of another kind"
             try:
                 path = os.path.realpath(name)
-                found = os.stat(path)
+                status = os.stat(path)
             except OSError as error:
                 code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _UNAVAILABLE
                 text = f"the file cannot be found: {error.strerror}"
                 states.append(State(os.fsdecode(name), record_files.NO_SIZE, 0, (code, text, 0)))
                 continue
-            if not stat.S_ISREG(found.st_mode):
-                return f"{os.fsdecode(name)} is no ordinary file"
-            states.append(State(os.fsdecode(path), found.st_size, found.st_mtime_ns))
-    return states
+            if not stat.S_ISREG(status.st_mode):
+                return [], f"{os.fsdecode(name)} is no ordinary file"
+            states.append(State(os.fsdecode(path), status.st_size, status.st_mtime_ns))
+    return states, ""
 
 
 def _is_settled(state: State) -> bool:
-    """Whether a change of the file from now on changes its state: the clocks of some file systems count seconds."""
-    return time.time() - state.mtime_ns / 1e9 > _YOUNG
+    """Whether a later change of the file certainly changes its state."""
+    return time.time() - state.mtime_ns / 1e9 > _SETTLED_SECONDS
 
 
 def _find_places(
     names: Sequence[bytes], states: Sequence[State], kind: str, needed: Sequence[int]
 ) -> dict[int, Places]:
-    """Of the files of the numbers `needed`, in their order. Collective."""
-    empty = Places(_NONE, _NONE)
-    there = [number for number in needed if states[number].size >= 0]
+    """The index of the files with these numbers: kept by an earlier run, or made by all ranks. Collective."""
+    empty = Places(_NO_NUMBERS, _NO_NUMBERS)
+    existing = [number for number in needed if states[number].size >= 0]
     if kind == "fixed":
         return dict.fromkeys(needed, empty)
     folder = _find_folder() if world.get_world().rank == 0 else None
-    kept = {} if folder is None else {number: _read_kept(folder, states[number], kind) for number in there}
-    kept = objects.broadcast({number: one for number, one in kept.items() if one}, "the kept index of records")
-    missing = [number for number in there if number not in kept]
+    kept = {} if folder is None else {number: _read_kept(folder, states[number], kind) for number in existing}
+    index = objects.broadcast(
+        {number: places for number, places in kept.items() if places}, "the kept index of records"
+    )
+    missing = [number for number in existing if number not in index]
     if missing:
         me = world.get_world()
         parts = deal_parts([states[number].size for number in missing], kind, me.size)[me.rank]
         parts = [part._replace(number=missing[part.number]) for part in parts]
-        found = [*zip(parts, _find_parts(parts, names, states, kind))]
-        gathered = [one for of_rank in objects.allgather(found, "the index of records") for one in of_rank]
+        mine = [*zip(parts, _find_parts(parts, names, states, kind))]
+        everyone = itertools.chain(*objects.allgather(mine, "the index of records"))
+        in_order = sorted(everyone, key=lambda part_and_records: part_and_records[0])
         for number in missing:
-            pieces = [what for part, what in sorted(gathered, key=lambda one: one[0]) if part.number == number]
-            kept[number] = _join_pieces(pieces, kind, states[number].size)
-            if folder is not None and kept[number].problem == NO_PROBLEM and _is_settled(states[number]):
-                _keep(folder, states[number], kind, kept[number])
-    return {number: kept.get(number, empty) for number in needed}
+            pieces = [records for part, records in in_order if part.number == number]
+            index[number] = _join_pieces(pieces, kind, states[number].size)
+            if folder is not None and index[number].problem == NO_PROBLEM and _is_settled(states[number]):
+                _keep(folder, states[number], kind, index[number])
+    return {number: index.get(number, empty) for number in needed}
 
 
 def deal_parts(sizes: Sequence[int], kind: str, ranks: int) -> list[list[Part]]:
-    """What each rank looks through of files of so many bytes: equal parts; of TFRecord, a chain of records, files."""
+    """The parts of files of these sizes in bytes that each rank reads: equally many bytes of text, or whole files.
+
+    A TFRecord file is a chain of records, which only one rank can follow.
+    """
     ends = np.cumsum(sizes, dtype=np.int64).tolist()
     total = ends[-1] if ends else 0
     dealt: list[list[Part]] = [[] for _ in range(ranks)]
     for number, (size, end) in enumerate(zip(sizes, ends)):
         if kind == "tfrecord":
-            middle = 2 * end - size  # doubled: whole numbers
-            dealt[min(ranks - 1, middle * ranks // (2 * total)) if total else 0].append(Part(number, 0, size))
+            # The rank whose equal part of all bytes has the middle of the file.
+            twice_middle = 2 * end - size
+            rank = min(ranks - 1, twice_middle * ranks // (2 * total)) if total else 0
+            dealt[rank].append(Part(number, 0, size))
             continue
         for rank in range(ranks):
             first = max(end - size, total * rank // ranks)
@@ -199,27 +213,27 @@ def _find_parts(
         state = states[part.number]
         return record_files.find_records(names[part.number], kind, state.size, state.mtime_ns, part.first, part.last)
 
-    with starts_own.set(), futures.ThreadPoolExecutor(_AT_ONCE) as threads:
+    with starts_own.set(), futures.ThreadPoolExecutor(_THREADS) as threads:
         return list(threads.map(find, parts))
 
 
 def _join_pieces(pieces: Sequence[record_files.Found], kind: str, size: int) -> Places:
-    """The records of a file by what was found in its parts, in their order."""
-    problem = next(((one.code, one.problem, one.place) for one in pieces if one.problem), NO_PROBLEM)
+    """The index of a file from the records of its parts, in order."""
+    problem = next(((piece.code, piece.problem, piece.place) for piece in pieces if piece.problem), NO_PROBLEM)
     if kind == "tfrecord":
         [only] = pieces
         return Places(only.offsets, only.lengths, problem)
     if problem[0]:
-        return Places(_NONE, _NONE, (problem[0], problem[1], 0))
-    ends = np.concatenate([_NONE, *(one.offsets for one in pieces)])
+        return Places(_NO_NUMBERS, _NO_NUMBERS, (problem[0], problem[1], 0))
+    ends = np.concatenate([_NO_NUMBERS, *(piece.offsets for piece in pieces)])
     starts = np.concatenate([np.zeros(1, np.int64), ends + 1])
-    if max((one.content for one in pieces), default=-1) >= starts[-1]:
+    if max((piece.content for piece in pieces), default=-1) >= starts[-1]:
         ends = np.append(ends, size)  # the last line has no end
     starts = starts[: len(ends)]
     return Places(starts, ends - starts)
 
 
-# What is kept: of each file a line of JSON that says which it is, and the numbers, 16 bytes a record.
+# A kept file has a line of JSON that identifies the indexed file, and then 16 bytes for each record: two int64 arrays.
 
 
 def _find_folder() -> Path | None:
@@ -245,9 +259,9 @@ def _read_kept(folder: Path, state: State, kind: str) -> Places | None:
     place = _name_kept(folder, state, kind)
     try:
         header, _, rest = place.read_bytes().partition(b"\n")
-        os.utime(place)  # it is in use
+        os.utime(place)  # so that it is not removed as unused
     except OSError:
-        return None  # none is kept, or by somebody else
+        return None  # none is kept, or another user keeps it
     count = len(rest) // 16
     if header + b"\n" != _make_header(state, count) or len(rest) != 16 * count:
         return None
@@ -269,8 +283,8 @@ def _keep(folder: Path, state: State, kind: str, places: Places) -> None:
 
 @functools.cache
 def _drop_unused(folder: Path) -> None:
-    """Remove what no run has used for long: most likely the files are not there any more."""
+    """Remove kept files that no run has used for long: most likely the indexed files no longer exist."""
     for place in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another run removes it
-            if time.time() - place.stat().st_mtime > _LONGEST:
+            if time.time() - place.stat().st_mtime > _MAX_UNUSED_SECONDS:
                 place.unlink()

@@ -16,9 +16,10 @@ class CannotBeIndexed(Exception):
 class Map(NamedTuple):
     """A map of records.
 
-    function: its name in TensorFlow's context.
+    function: the name of the map's function in TensorFlow's context.
     captured: further inputs: tensors outside of all graphs, and arrays.
-    types, shapes: of its flat outputs.
+    types, shapes: the dtypes (TensorFlow's numbers) and shapes of the flat outputs.
+    is_stateful: whether the function has stateful ops.
     """
 
     function: str
@@ -32,16 +33,16 @@ class Map(NamedTuple):
         import tensorflow as tf
 
         call = tf.raw_ops.StatefulPartitionedCall if self.is_stateful else tf.raw_ops.PartitionedCall
-        given = [*element, *map(tf.convert_to_tensor, self.captured)]
-        made = call(args=given, Tout=list(map(tf.as_dtype, self.types)), f=self.function)
-        made = list(made) if isinstance(made, (list, tuple)) else [made]
-        for tensor, shape in zip(made, self.shapes):
+        arguments = [*element, *map(tf.convert_to_tensor, self.captured)]
+        outputs = call(args=arguments, Tout=list(map(tf.as_dtype, self.types)), f=self.function)
+        outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        for tensor, shape in zip(outputs, self.shapes):
             tensor.set_shape(tf.TensorShape(shape))
-        return made
+        return outputs
 
 
 def read_map(node: Any, function: Any, find: Callable[[str], Any]) -> Map:
-    """The map of `node`, whose function has the definition `function`; `find` returns the values of captured tensors.
+    """The map of `node`, whose function has the definition `function`. find: returns the value of a captured tensor.
 
     Raises:
         CannotBeIndexed: a captured value depends on the file of the records.
@@ -53,11 +54,11 @@ def read_map(node: Any, function: Any, find: Callable[[str], Any]) -> Map:
     return Map(function.signature.name, values, tuple(types), tuple(shapes), function.signature.is_stateful)
 
 
-def is_same(some: Sequence[Map], others: Sequence[Map]) -> bool:
+def is_same(first: Sequence[Map], second: Sequence[Map]) -> bool:
     """Whether two chains of maps are equal."""
-    return len(some) == len(others) and all(
-        one.function == other.function
-        and len(one.captured) == len(other.captured)
-        and all(value is another for value, another in zip(one.captured, other.captured))
-        for one, other in zip(some, others)
+    return len(first) == len(second) and all(
+        a.function == b.function
+        and len(a.captured) == len(b.captured)
+        and all(value is other for value, other in zip(a.captured, b.captured))
+        for a, b in zip(first, second)
     )

@@ -30,7 +30,7 @@ _ORDERS = (
 _SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
 _NAMES_AT_ONCE = 1 << 16
 _FUNCTIONS = ("_map_func", "_predicate")
-_WHY, _MADE = "why its records are not indexed", "its records"
+_WHY, _RECORDS = "why its records are not indexed", "its records"
 NO_RECORDS = "it reads no files of records"
 """The reason, for a step that reads no records."""
 
@@ -41,7 +41,8 @@ class Records(NamedTuple):
     tickets: a dataset of int64 tensors [3], in the order of the script's dataset.
     read: computes the script's element from a ticket: a scalar string, unless the function that reads the files maps
         records, too. Without such maps it also takes tickets [..., 3] and returns records of shape [...].
-    names, kind: the files that it may read, and their format; no names if they may vary.
+    names: the files that the dataset may read; empty if they may vary.
+    kind: the format of the files.
     """
 
     tickets: Any
@@ -56,14 +57,14 @@ def make_tickets(dataset: Any) -> Records | None:
     All ranks call it with the dataset of the same place in the script. The first call indexes the records. Later calls
     index files that have changed; earlier tickets then refer to the new files.
     """
-    before = tags.get_tag(dataset, _MADE)
+    known = tags.get_tag(dataset, _RECORDS)
     try:
-        made: Records | str = _renew(before) if before and before.names else _make_tickets(dataset)
+        result: Records | str = _renew(known) if known and known.names else _make_tickets(dataset)
     except CannotBeIndexed as reason:
-        made = str(reason)
-    tags.set_tag(dataset, _WHY, made if isinstance(made, str) else "")
-    tags.set_tag(dataset, _MADE, made if before is None and isinstance(made, Records) else before)
-    return None if isinstance(made, str) else made
+        result = str(reason)
+    tags.set_tag(dataset, _WHY, result if isinstance(result, str) else "")
+    tags.set_tag(dataset, _RECORDS, result if known is None and isinstance(result, Records) else known)
+    return None if isinstance(result, str) else result
 
 
 def why_not(dataset: Any) -> str:
@@ -72,6 +73,7 @@ def why_not(dataset: Any) -> str:
 
 
 def _make_tickets(dataset: Any) -> Records | str:
+    """The records of a dataset, or the reason why they cannot be tickets. Collective."""
     step = _find_step(dataset)
     kinds = record_functions.read_kinds(step._map_func.function)
     if len(kinds) != 1:
@@ -90,23 +92,25 @@ def _make_tickets(dataset: Any) -> Records | str:
         return reason
     read = _make_reader(maps, step.element_spec) if maps else record_files.read_records
     steps = slice_bounds.list_pipeline(step)
-    functions = [one.function for step in steps for name in _FUNCTIONS if (one := getattr(step, name, None))]
-    changes = any(map(record_functions.reads_state, functions))
-    return Records(_make_dataset(step, function, cpus), read, () if changes else tuple(names), kind)
+    wrapped = [getattr(each, name, None) for each in steps for name in _FUNCTIONS]
+    may_vary = any(record_functions.reads_state(each.function) for each in wrapped if each)
+    return Records(_make_dataset(step, function, cpus), read, () if may_vary else tuple(names), kind)
 
 
-def _renew(made: Records) -> Records | str:
+def _renew(known: Records) -> Records | str:
     """The same records if the files are unchanged or have been indexed again; otherwise the reason. Collective."""
-    return record_index.index_files(made.names, made.kind) or made
+    return record_index.index_files(known.names, known.kind) or known
 
 
 def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
+    """A function that reads the record of a ticket and applies the maps; spec: of the result."""
+
     def read(ticket: Any) -> Any:
         from tensorflow.python.data.util import structure
 
         element = [record_files.read_records(ticket)]
-        for one in maps:
-            element = one.build(element)
+        for record_map in maps:
+            element = record_map.build(element)
         return structure.from_compatible_tensor_list(spec, element)
 
     return read
@@ -143,8 +147,8 @@ def _build(function: Callable[..., Any], spec: Any, source: Any) -> Callable[...
     from tensorflow.python.data.util import structure
 
     def make(*element: Any) -> Any:
-        of = source.element_spec
-        tensors = structure.to_tensor_list(of, element if type(of) is tuple else element[0])
+        source_spec = source.element_spec
+        tensors = structure.to_tensor_list(source_spec, element if type(source_spec) is tuple else element[0])
         return dataset_ops._VariantDataset(function(*tensors), spec)
 
     return tf.autograph.experimental.do_not_convert(make)
@@ -182,9 +186,9 @@ def _list_names(step: Any, cpus: int) -> list[bytes]:
     make, _ = record_functions.Rewriter(function, True, cpus).make()
     source = _find_source(step._input_dataset)
     names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source)).batch(_NAMES_AT_ONCE)
-    # Not an iterator of the script's dataset, which the ranks would open together.
-    found = names.reduce(tf.zeros([0], tf.string), lambda before, more: tf.concat([before, more], 0))
-    return list(dict.fromkeys(found.numpy().tolist()))
+    # `reduce` needs no iterator: the hook of iterators would run collectives.
+    all_names = names.reduce(tf.zeros([0], tf.string), lambda first, second: tf.concat([first, second], 0))
+    return list(dict.fromkeys(all_names.numpy().tolist()))
 
 
 def _find_source(dataset: Any) -> Any:
@@ -207,18 +211,18 @@ def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
     """The function of a step, for another step of its kind."""
     from tensorflow.python.data.util import structure
 
-    function, of, gives = wrapped.function, step._input_dataset.element_spec, wrapped.output_structure
+    function, spec, result_spec = wrapped.function, step._input_dataset.element_spec, wrapped.output_structure
     _check_function(function)
 
     def call(*element: Any) -> Any:
-        tensors = structure.to_tensor_list(of, element if type(of) is tuple else element[0])
-        made = function(*tensors)
-        return structure.from_compatible_tensor_list(gives, list(made) if isinstance(made, (list, tuple)) else [made])
+        results = function(*structure.to_tensor_list(spec, element if type(spec) is tuple else element[0]))
+        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        return structure.from_compatible_tensor_list(result_spec, results)
 
     return tf.autograph.experimental.do_not_convert(call)
 
 
 def _check_function(function: Any) -> None:
     """Raises CannotBeIndexed if the file names that a function makes of an element may vary."""
-    if found := record_functions.list_changing_ops(function):
-        raise CannotBeIndexed(f"its names of files are made by {', '.join(found)}")
+    if changing := record_functions.list_changing_ops(function):
+        raise CannotBeIndexed(f"its names of files are made by {', '.join(changing)}")

@@ -18,16 +18,20 @@ from matex_tf.world import membership, world
 NEXT, _ROWS = "the next item of a PyDataset", "the rows of an item of a PyDataset"
 
 
-class Turn:
+class SentItem:
     """An item that one rank has made. See `batches.Batch`.
 
-    source: the `turns.Source`. number: of the item. maker: the rank that made it. made: its flat tensors, on that rank.
-    shapes: of these tensors. failed: the code and the text of the error, if the item could not be made.
+    source: the `turns.Source`.
+    number: the number of the item.
+    maker: the rank that has made the item.
+    tensors: the flat tensors of the item on that rank; None on the others.
+    shapes: the shapes of these tensors.
+    failure: the code and the text of the error, if the item could not be made.
     """
 
-    def __init__(self, source: Any, number: int, maker: int, made: Any, shapes: Any, failed: Any):
-        self.source, self.number, self.failed = source, number, failed
-        self._holder, self._made, self._shapes, self._ranks = maker, made, shapes, world.get_world().size
+    def __init__(self, source: Any, number: int, maker: int, tensors: Any, shapes: Any, failure: Any):
+        self.source, self.number, self.failure = source, number, failure
+        self._maker, self._tensors, self._shapes, self._ranks = maker, tensors, shapes, world.get_world().size
         counts = {shape[0] for shape, is_rows in zip(shapes or (), source.are_rows) if is_rows}
         self.total, self.is_even = max(counts, default=0), len(counts) < 2
 
@@ -43,56 +47,59 @@ class Turn:
         return self.total, self.number
 
     def _cut(self, ratios: Any, rank: int) -> slice:
+        """The rows of a rank."""
         me = world.get_world()
         start, stop, _ = slice_bounds.find_slice_bounds(self.total, rank, me.trainers if ratios is None else ratios)
         return slice(int(start), int(stop))
 
     def _exchange(self, cut: Callable[[int], slice | None]) -> list[Any]:
         """The tensors with the rows that `cut` selects for each rank's number. Collective."""
-        self._find_holder()
-        with objects.start_exchange(_ROWS, f"sending from {self._holder}"):
+        self._replace_lost_maker()
+        with objects.start_exchange(_ROWS, f"sending from {self._maker}"):
             began = time.perf_counter()
-            found = self._send(cut) if self._made is not None else self._receive(cut(world.get_world().rank))
+            tensors = self._send(cut) if self._tensors is not None else self._receive(cut(world.get_world().rank))
             if self.source.is_open:
-                self.source.exchanges.append(time.perf_counter() - began)
-        return found
+                self.source.exchange_seconds.append(time.perf_counter() - began)
+        return tensors
 
-    def _find_holder(self) -> None:
-        """A remaining rank that has the item after a rank was lost; if there is none, rank 0, which makes it again."""
+    def _replace_lost_maker(self) -> None:
+        """After a rank was lost, find the remaining rank that has the item; if none has it, rank 0 makes it again."""
         me = world.get_world()
         if self._ranks == me.size:
             return
-        held = objects.allgather(self._made is not None, f"looking for {NEXT}")
-        self._holder, self._ranks = held.index(True) if any(held) else 0, me.size
-        if not any(held) and me.rank == 0:
-            self._made = self.source.make_item(self.number)
+        have_item = objects.allgather(self._tensors is not None, f"looking for {NEXT}")
+        self._maker, self._ranks = have_item.index(True) if any(have_item) else 0, me.size
+        if not any(have_item) and me.rank == 0:
+            self._tensors = self.source.make_item(self.number)
 
     def _send(self, cut: Callable[[int], slice | None]) -> list[Any]:
+        """Send the rows of the other ranks; returns the tensors with the rows of this rank."""
         from mpi4py import MPI
 
         me, comm = world.get_world(), world.get_communicator("control")
-        values = [one.numpy() for one in self._made]
-        sent = []
+        arrays = [tensor.numpy() for tensor in self._tensors]
+        messages = []
         for rank in range(me.size):
             if rank != me.rank:
-                for value, is_rows in zip(values, self.source.are_rows):
-                    part = _take_rows(value, is_rows, cut(rank))
+                for array, is_rows in zip(arrays, self.source.are_rows):
+                    part = _take_rows(array, is_rows, cut(rank))
                     is_text = part.dtype.hasobject
-                    sent.append(comm.isend(part, rank) if is_text else comm.Isend(_view_bytes(part), rank))
-        MPI.Request.waitall(sent)
-        return [_take_rows(one, is_rows, cut(me.rank)) for one, is_rows in zip(self._made, self.source.are_rows)]
+                    messages.append(comm.isend(part, rank) if is_text else comm.Isend(_view_bytes(part), rank))
+        MPI.Request.waitall(messages)
+        return [_take_rows(each, is_rows, cut(me.rank)) for each, is_rows in zip(self._tensors, self.source.are_rows)]
 
     def _receive(self, rows: slice | None) -> list[Any]:
-        comm, found = world.get_communicator("control"), []
+        """The tensors with these rows of this rank, or with all rows."""
+        comm, tensors = world.get_communicator("control"), []
         for (dtype, _), shape, is_rows in zip(self.source.specs, self._shapes, self.source.are_rows):
             if dtype == tf.string:
-                part = comm.recv(source=self._holder)
+                part = comm.recv(source=self._maker)
             else:
                 shape = (rows.stop - rows.start, *shape[1:]) if is_rows and rows else shape
                 part = np.empty(shape, dtype.as_numpy_dtype)
-                comm.Recv(_view_bytes(part), self._holder)
-            found.append(tf.constant(part, dtype))
-        return found
+                comm.Recv(_view_bytes(part), self._maker)
+            tensors.append(tf.constant(part, dtype))
+        return tensors
 
 
 def _take_rows(value: Any, is_rows: bool, rows: slice | None) -> Any:

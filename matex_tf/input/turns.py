@@ -2,7 +2,8 @@
 
 Item k of such an object is a function of k (`items.py`). The rank whose turn it is makes the item ahead of the step, in
 the threads or processes that the object asks for; the other ranks do not. Some items are made by all ranks and
-compared.
+compared. A `Source` is the dataset of an object, and a `Pass` one pass over its items. After some items the ranks
+measure whether turns are faster than the making of all items on every rank.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from matex_tf import errors, settings, tags
 from matex_tf.input import items, items_ahead, tickets
-from matex_tf.input.sent_items import NEXT, Turn
+from matex_tf.input.sent_items import NEXT, SentItem
 from matex_tf.lazy import tf
 from matex_tf.rewrite.sources import find_components
 from matex_tf.runtime import notes, objects
@@ -27,10 +28,12 @@ from matex_tf.world import membership, world
 
 _SOURCE = "items by turns"
 _OP = re.compile(r"^\{\{function_node [^}]*\}\} ")
-_MEASURED = 4
+_MEASURED_ITEMS = 4
 """The number of items that are sent before the ranks choose between sending items and making all of them everywhere."""
-_COMPARED = 4
-"""The number, from 1, of an item that all ranks make; the next ones are at twice the number, or the first of a pass."""
+_FIRST_COMPARED = 4
+"""The number, from 1, of the first item that all ranks make and compare. The next are at 8, 16, ..., and the first of
+each pass.
+"""
 
 
 def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = "") -> Any:
@@ -48,7 +51,8 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
         return make_dataset()
     found = items.compare_items(whole, name)
     source = None if found.why else Source(adapter, name, found.seconds)
-    adapter.py_dataset = items_ahead.Own(whole, found.made, items.FIRST)  # Keras learns the shapes of items from these
+    # Keras learns the shapes of items from these.
+    adapter.py_dataset = items_ahead.Selection(whole, found.items, items.FIRST)
     try:
         dataset = make_dataset()
     finally:
@@ -59,22 +63,23 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
             "their numbers, for instance drawn by np.random.default_rng([seed, number])"
         )
     elif why := source.find_obstacle(dataset):
-        source.leave()
+        source.is_unused = True
         _explain(name, f"every rank makes all: {why}")
     else:
-        source.begin(dataset)
+        source.start_sharing(dataset)
         _explain(name, "ranks take turns")
     return dataset
 
 
-def _find_obstacle(whole: Any) -> str:
+def _find_obstacle(py_dataset: Any) -> str:
+    """The reason why ranks take no turns at the items of an object; "" if there is none."""
     me, strategy = world.get_world(), settings.get_settings().strategy
     if me.is_phantom or me.trainers < 2:
         return "one rank trains"
     if settings.get_strategy_name(strategy) in ("async", "local"):
         return "ranks train apart"
-    number = whole.num_batches
-    return "" if number is not None and number >= len(items.FIRST) else "it has one item, or no end"
+    count = py_dataset.num_batches
+    return "" if count is not None and count >= len(items.FIRST) else "it has one item, or no end"
 
 
 def _explain(name: str, text: str) -> None:
@@ -89,35 +94,41 @@ def explain_generator() -> None:
 class Source:
     """A dataset of items that ranks make in turn.
 
-    name: of its class. seconds: the time to make an item.
-    specs: of the flat tensors of an item. are_rows: which of them have rows.
-    is_shared: ranks take turns; otherwise each makes all items. is_open: the choice is still to be made.
-    turns: the number of items that have been taken.
+    name: the name of the object's class.
+    seconds: the time to make an item.
+    spec, specs: the element spec of the dataset, and the dtypes and shapes of an item's flat tensors.
+    are_rows: which of these tensors have rows.
+    is_shared: ranks take turns; otherwise each makes all items.
+    is_open: the ranks have not chosen yet between the two ways.
+    taken_count: the number of items that have been taken in all passes.
+    exchange_seconds: the times of the exchanges of items, while `is_open`.
+    is_unused: ranks take no turns, and Keras continues as without ranks.
+
+    _next_adapter: the adapter whose items the next iterator of the dataset gives; None: all items of `_next_pass`.
+    _next_pass: the pass whose items an iterator of whole items gives.
     """
 
     def __init__(self, adapter: Any, name: str, seconds: float):
         self._adapter, self.name, self.seconds = adapter, name, seconds
         self.is_shared = self.is_open = True
-        self.turns = 0
-        self.exchanges: list[float] = []
-        self._asked: Any = None
-        self._begun: Pass | None = None
+        self.is_unused = False
+        self.taken_count = 0
+        self.exchange_seconds: list[float] = []
+        self._next_adapter: Any = None
+        self._next_pass: Pass | None = None
         self._make_iterator: Callable[[Any], Any] = iter
         self._lock = threading.Lock()
-        self._is_left = False
         adapter._get_iterator = self._generate
 
     def find_obstacle(self, dataset: Any) -> str:
+        """The reason why ranks cannot share items with this element spec; "" if there is none."""
         specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
-        if not all(isinstance(one, tf.TensorSpec) for one in specs):
+        if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
             return "they are no dense tensors"
-        return "" if any(find_components([one.shape for one in specs])) else "they have no rows"
+        return "" if any(find_components([spec.shape for spec in specs])) else "they have no rows"
 
-    def leave(self) -> None:
-        """Let Keras continue as without ranks."""
-        self._is_left = True
-
-    def begin(self, dataset: Any) -> None:
+    def start_sharing(self, dataset: Any) -> None:
+        """Let iterators of the dataset give the items by turns."""
         self._adapter.enqueuer = None  # Keras would make all items
         self.dataset, self.spec = dataset, dataset.element_spec
         self.specs = tickets.flatten_specs(self.spec)
@@ -125,14 +136,12 @@ class Source:
         tags.set_tag(dataset, _SOURCE, self)
 
     def iterate(self, make_iterator: Callable[[Any], Any]) -> Any:
-        """An iterator of the items, all of which this rank makes; steps take the items of the pass
-        beneath it in turn.
-        """
-        self._make_iterator, self._begun = make_iterator, Pass(self)
-        begun = self._begun
+        """An iterator of all items, which this rank would make. Steps take the items of its pass instead, by turns."""
+        self._make_iterator = make_iterator
+        self._next_pass = new_pass = Pass(self)
         iterator = make_iterator(self.dataset)
-        begun.whole = weakref.ref(iterator)
-        batches.note_shared_batches(iterator, begun)
+        new_pass.whole_iterator = weakref.ref(iterator)
+        batches.note_shared_batches(iterator, new_pass)
         return iterator
 
     def order_items(self) -> list[int]:
@@ -149,19 +158,19 @@ class Source:
     def start(self, adapter: Any) -> tuple[Any, list[Any]]:
         """An iterator of the items of `adapter`, and the flat tensors of its first one."""
         with self._lock:
-            self._asked = adapter
+            self._next_adapter = adapter
             iterator = self._make_iterator(self.dataset)
             return iterator, tickets.take_next(iterator._iterator_resource, self.specs)
 
     def _generate(self) -> Iterator[Any]:
         """The generator of the dataset for Keras; runs in another thread."""
-        if self._is_left:
+        if self.is_unused:
             yield from type(self._adapter)._get_iterator(self._adapter)
             return
-        adapter, self._asked = self._asked, None
-        if adapter is None:
-            begun, self._begun = self._begun or Pass(self), None
-            adapter = begun.give_up()
+        adapter, self._next_adapter = self._next_adapter, None
+        if adapter is None:  # some code takes elements of the iterator itself
+            whole_pass, self._next_pass = self._next_pass or Pass(self), None
+            adapter = whole_pass.give_up_turns()
         try:
             if adapter.num_batches:
                 yield from adapter._get_iterator()
@@ -169,11 +178,11 @@ class Source:
             items_ahead.stop_adapter(adapter)
 
     def choose(self) -> None:
-        """Choose the faster way. Collective."""
-        mine = min(self.exchanges, default=0.0), self.seconds
+        """Choose the faster way: turns, or all items on every rank. Collective."""
+        mine = min(self.exchange_seconds, default=0.0), self.seconds
         everyone = objects.allgather(mine, "choosing how items are made")
-        saved = min(making for _, making in everyone) * (1 - 1 / world.get_world().trainers)
-        self.is_open, self.is_shared = False, max(sending for sending, _ in everyone) < saved
+        saved_seconds = min(making for _, making in everyone) * (1 - 1 / world.get_world().trainers)
+        self.is_open, self.is_shared = False, max(sending for sending, _ in everyone) < saved_seconds
         if not self.is_shared:
             _explain(self.name, "every rank makes all from now on: that is faster than to send rows")
 
@@ -182,32 +191,53 @@ def find_source(dataset: Any) -> Source | None:
     return tags.get_tag(dataset, _SOURCE)
 
 
+class _Report(NamedTuple):
+    """A rank's report of an item that it takes: the position in the pass, and the number of the item. If the rank has
+    made the item: the shapes of its tensors, a digest if it is compared, and the code and text of an error.
+    """
+
+    position: int
+    number: int
+    shapes: Any
+    digest: int | None
+    failure: tuple[int, str] | None
+
+
 class Pass:
     """One pass over the items of a source. See `batches.SharedBatches`.
 
-    whole: a reference to the iterator of whole items.
+    whole_iterator: a reference to the iterator of all items.
+
+    _position: the number of items of this pass that have been taken. _taken_before: the number of items of all passes
+        before.
+    _order: the numbers of the items, in the order of this pass; None before its first item.
+    _prepared_for: the number of ranks, and `Source.is_shared`, for which this rank makes items ahead.
+    _adapter, _iterator: make this rank's items. _stop: stops the adapter.
+    _is_whole: this rank makes all items, because some code takes elements of the iterator itself.
+    _is_order_agreed: the ranks have compared their orders.
     """
 
     def __init__(self, source: Source):
-        self.source, self._at, self._before = source, 0, source.turns
+        self.source, self._position, self._taken_before = source, 0, source.taken_count
         self._order: list[int] | None = None
-        self._dealt: tuple[int, bool] | None = None
+        self._prepared_for: tuple[int, bool] | None = None
         self._adapter: Any = None
         self._stop: Callable[[], object] = lambda: None
         self._iterator: Any = None
-        self._is_given_up = self._is_agreed = False
-        self.whole: Callable[[], Any] = lambda: None
+        self._is_whole = self._is_order_agreed = False
+        self.whole_iterator: Callable[[], Any] = lambda: None
 
     @property
     def order(self) -> list[int]:
+        """The numbers of the items, in the order of this pass."""
         if self._order is None:
             self._order = self.source.order_items()
         return self._order
 
-    def give_up(self) -> Any:
+    def give_up_turns(self) -> Any:
         """The adapter of all remaining items: from now on this rank makes all of them."""
-        self._is_given_up = True
-        return self.source.make_adapter(self.order[self._at :], is_ahead=False)
+        self._is_whole = True
+        return self.source.make_adapter(self.order[self._position :], is_ahead=False)
 
     def take(self) -> Any:
         """The next item, a `batches.Batch`. Collective if ranks take turns.
@@ -216,30 +246,31 @@ class Pass:
             tf.errors.OutOfRangeError: at the end. tf.errors.OpError: on every rank, if a rank cannot make its item.
         """
         source = self.source
-        if self._is_given_up:
-            return self._make_whole(self.whole())
+        if self._is_whole:
+            iterator = self.whole_iterator()
+            return batches.WholeBatch(tickets.take_next(iterator._iterator_resource, source.specs), source.are_rows)
         self._agree_on_order()
-        if self._at >= len(self.order):
+        if self._position >= len(self.order):
             raise tf.errors.OutOfRangeError(None, None, "the items of a PyDataset have all been taken")
-        if source.is_open and source.turns >= _MEASURED:
+        if source.is_open and source.taken_count >= _MEASURED_ITEMS:
             source.choose()
         if not source.is_shared:
-            self._deal()
-            tensors, self._at = self._pull(), self._at + 1
+            self._prepare_items()
+            tensors, self._position = self._pull(), self._position + 1
             return batches.WholeBatch(tensors, source.are_rows)
-        at = self._at
-        batch = membership.attempt_collectives(NEXT, self._take_turn, lambda: self._go_to(at))
-        if batch.failed:
-            self._go_to(len(self.order))
-            code, text = batch.failed
+        position = self._position
+        item = membership.attempt_collectives(NEXT, self._take_turn, lambda: self._move_to(position))
+        if item.failure:
+            self._move_to(len(self.order))
+            code, text = item.failure
             raise tf.compat.v1.errors.exception_type_from_error_code(code)(None, None, text)
-        return batch
+        return item
 
     def _agree_on_order(self) -> None:
         """Take rank 0's order, if ranks have shuffled differently. Collective in the first call."""
-        if self._is_agreed:
+        if self._is_order_agreed:
             return
-        self._is_agreed = True
+        self._is_order_agreed = True
         mine = fingerprint.digest_value(np.array(self.order))
         if len(set(objects.allgather(mine, "comparing the order of items"))) > 1:
             self._order = objects.broadcast(self.order, "sending the order of items")
@@ -248,34 +279,32 @@ class Pass:
                 "of Python's random that others have not. All take that of rank 0"
             )
 
-    def _go_to(self, at: int) -> None:
-        self._at, self.source.turns = at, self._before + at
+    def _move_to(self, position: int) -> None:
+        self._position, self.source.taken_count = position, self._taken_before + position
 
-    def _make_whole(self, iterator: Any) -> batches.WholeBatch:
-        tensors = tickets.take_next(iterator._iterator_resource, self.source.specs)
-        return batches.WholeBatch(tensors, self.source.are_rows)
+    def _find_maker(self, position: int) -> int:
+        """The rank that makes an item. Turns continue from pass to pass, so that ranks make equally many items."""
+        return (self._taken_before + position) % world.get_world().trainers
 
-    def _find_maker(self, at: int) -> int:
-        """Turns continue from pass to pass, so that no rank makes more of the last items than others."""
-        return (self._before + at) % world.get_world().trainers
+    def _is_compared(self, position: int) -> bool:
+        """Whether all ranks make an item, and compare it."""
+        number = self._taken_before + position + 1
+        return position == 0 or (number >= _FIRST_COMPARED and number & (number - 1) == 0)
 
-    def _is_compared(self, at: int) -> bool:
-        number = self._before + at + 1
-        return at == 0 or (number >= _COMPARED and number & (number - 1) == 0)
-
-    def _deal(self) -> None:
-        """Start making this rank's remaining items ahead."""
-        me, dealt = world.get_world(), (world.get_world().size, self.source.is_shared)
-        if dealt == self._dealt:
+    def _prepare_items(self) -> None:
+        """Start making this rank's remaining items ahead; again after ranks were lost, and if turns end."""
+        me = world.get_world()
+        current = me.size, self.source.is_shared
+        if current == self._prepared_for:
             return
 
-        def is_mine(at: int) -> bool:
-            makes = self._find_maker(at) == me.rank or (me.rank < me.trainers and self._is_compared(at))
+        def is_mine(position: int) -> bool:
+            makes = self._find_maker(position) == me.rank or (me.rank < me.trainers and self._is_compared(position))
             return makes or not self.source.is_shared
 
-        numbers = [number for at, number in enumerate(self.order) if at >= self._at and is_mine(at)]
+        numbers = [self.order[position] for position in range(self._position, len(self.order)) if is_mine(position)]
         self._stop()
-        self._dealt, self._iterator = dealt, None
+        self._prepared_for, self._iterator = current, None
         if numbers:
             self._adapter = self.source.make_adapter(numbers, is_ahead=True)
             self._stop = weakref.finalize(self, items_ahead.stop_adapter, self._adapter)
@@ -287,41 +316,44 @@ class Pass:
             return tensors
         return tickets.take_next(self._iterator._iterator_resource, self.source.specs)
 
-    def _take_turn(self) -> Turn:
-        self._deal()
-        me, at = world.get_world(), self._at
-        maker, number, is_compared = self._find_maker(at), self.order[at], self._is_compared(at)
-        made, failed, shapes, digest = None, None, None, None
+    def _take_turn(self) -> SentItem:
+        """The next item, which one rank has made. Collective."""
+        self._prepare_items()
+        me, position = world.get_world(), self._position
+        maker, number, is_compared = self._find_maker(position), self.order[position], self._is_compared(position)
+        tensors, failure, shapes, digest = None, None, None, None
         if me.rank == maker or (is_compared and me.rank < me.trainers):
             try:
-                made = self._pull()
-                shapes = [tuple(one.shape) for one in made]
-                digest = batches.digest_tensors(made) if is_compared else None
+                tensors = self._pull()
+                shapes = [tuple(tensor.shape) for tensor in tensors]
+                digest = batches.digest_tensors(tensors) if is_compared else None
             except tf.errors.OpError as error:
-                failed = error.error_code, self._tell_failure(number, error)
-        mine = at, number, shapes, digest, failed
+                failure = error.error_code, self._describe_failure(number, error)
+        mine = _Report(position, number, shapes, digest, failure)
         if is_compared:
-            everyone = objects.allgather(mine, f"comparing {NEXT}")
+            everyone = [_Report(*report) for report in objects.allgather(tuple(mine), f"comparing {NEXT}")]
             self._compare(everyone[: me.trainers])
-            told = next((one for one in everyone if one[-1]), everyone[maker])
+            report = next((report for report in everyone if report.failure), everyone[maker])
         else:
-            told = _send_to_all(mine if me.rank == maker else None, maker)
-        if told[:2] != mine[:2]:
+            report = _Report(*_send_to_all(tuple(mine) if me.rank == maker else None, maker))
+        if (report.position, report.number) != (position, number):
             raise errors.MismatchError(
-                f"ranks take other items of {self.source.name}: rank {maker} item {told[1]} as number {told[0]} of an "
-                f"epoch, rank {me.rank} ({me.host}) item {number} as number {at}"
+                f"ranks take other items of {self.source.name}: rank {maker} item {report.number} as number "
+                f"{report.position} of an epoch, rank {me.rank} ({me.host}) item {number} as number {position}"
             )
-        self._go_to(at + 1)
-        return Turn(self.source, number, maker, made if me.rank == maker else None, told[2], told[-1])
+        self._move_to(position + 1)
+        sent = tensors if me.rank == maker else None
+        return SentItem(self.source, number, maker, sent, report.shapes, report.failure)
 
-    def _tell_failure(self, number: int, error: Any) -> str:
+    def _describe_failure(self, number: int, error: Any) -> str:
         me = world.get_world()
         text = _OP.sub("", error.message)
         return f"rank {me.rank} ({me.host}) cannot make item {number} of {self.source.name}: {text}"
 
-    def _compare(self, everyone: Sequence[Any]) -> None:
-        other = next((rank for rank, one in enumerate(everyone) if one[3] != everyone[0][3]), 0)
-        if other and not any(one[-1] for one in everyone):
+    def _compare(self, everyone: Sequence[_Report]) -> None:
+        """Print a note if ranks have made different items of the same number."""
+        other = next((rank for rank, report in enumerate(everyone) if report.digest != everyone[0].digest), 0)
+        if other and not any(report.failure for report in everyone):
             notes.print_note(
                 f"ranks 0 and {other} made different items of the same number of {self.source.name}, at whose items "
                 "ranks take turns: they depend on what else was made. The results are not exactly those of the script "

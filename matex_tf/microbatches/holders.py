@@ -63,14 +63,14 @@ class _Sum(_Last):
         dtype = tf.float32 if self.value.dtype.name in HALF else self.value.dtype
         shape = self.value.shape
         is_known = shape is not None and None not in shape
-        neutral = tf.constant(_find_neutral(self.value.placement.by, dtype), dtype)
+        neutral = tf.constant(_find_neutral(self.value.placement.reduction, dtype), dtype)
         start = tf.fill(shape, neutral) if is_known else neutral
         return [start], [tf.TensorShape(shape if is_known else None)]
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
         import tensorflow as tf
 
-        by, total = self.value.placement.by, tensors[0]
+        by, total = self.value.placement.reduction, tensors[0]
         if self.value.dtype.is_bool:
             return [(tf.logical_or if by == "max" else tf.logical_and)(total, result)]
         return [{"sum": tf.add, "max": tf.maximum, "min": tf.minimum}[by](total, tf.cast(result, total.dtype))]

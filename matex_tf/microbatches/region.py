@@ -160,7 +160,7 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
         return
     if placement.is_sharded:
         tensor = part_copy.slice_rows(tensor, placement)
-    elif placement.kind == PARTIAL and placement.by == "sum":
+    elif placement.kind == PARTIAL and placement.reduction == "sum":
         tensor = tf.where(is_first, tensor, tf.zeros_like(tensor))
     elif placement.kind == SIZES:
         # `make_sizes_whole` computes sizes for `total` rows from those for `count` rows: here from the rank's to the

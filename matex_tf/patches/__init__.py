@@ -1,6 +1,6 @@
-"""The import-time patches of TensorFlow, Keras and Python, one file for each subject.
+"""Installs the patches of TensorFlow, Keras and Python at import, one module for each subject.
 
-A file has `HOOKS`, the table of its hooks, and `install()` if it does more. The order matters: a hook may wrap the
+A module has `HOOKS`, the table of its hooks, and `install()` if it does more. The order matters: a hook may wrap the
 function that an earlier hook has installed.
 """
 
@@ -33,23 +33,22 @@ ranks that train apart, and for ranks that update pieces.
 """
 
 
-def _load_part(name: str) -> Any:
+def _load(name: str) -> Any:
     return importlib.import_module(f"matex_tf.{name}")
 
 
 def install() -> None:
     """Install all patches. Communicates only where TensorFlow is not needed."""
-    for part in map(_load_part, _ALWAYS):
-        part.install() if hasattr(part, "install") else part.HOOKS.install()
+    for module in map(_load, _ALWAYS):
+        module.install() if hasattr(module, "install") else module.HOOKS.install()
     if owners.is_chosen() or update_costs.are_noted():
         slots.start_pieces()
         update_costs.start_noting()
 
 
 def list_hooks() -> Iterator[tuple[str, Hook]]:
-    """All hooks, each with the name of its file."""
-    names = [*_ALWAYS, *_ON_REQUEST]
-    parts = {"runtime.seeding": seeding, **{name: _load_part(name) for name in names}}
-    for name, part in parts.items():
-        for hook in getattr(part, "HOOKS", ()):
+    """All hooks, each with the name of its module."""
+    modules = {"runtime.seeding": seeding, **{name: _load(name) for name in (*_ALWAYS, *_ON_REQUEST)}}
+    for name, module in modules.items():
+        for hook in getattr(module, "HOOKS", ()):
             yield name, hook

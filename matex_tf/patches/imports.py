@@ -1,7 +1,6 @@
-"""Disables Python's garbage collector while TensorFlow and Keras are imported; it would take a seventh of the import
-time.
+"""Disables Python's garbage collector while TensorFlow and Keras are imported, which saves a seventh of the time.
 
-The half a million objects of an import persist. They are moved to the oldest generation at once, so that later
+The half million objects of an import persist. They are moved to the oldest generation at once, so that later
 collections do not scan them as young objects.
 """
 
@@ -22,14 +21,14 @@ class _LargeFinder(MetaPathFinder):
     """Finds each package of `_LARGE` once, through the other finders."""
 
     def __init__(self) -> None:
-        self._left = set(_LARGE) - sys.modules.keys()
+        self._not_imported = set(_LARGE) - sys.modules.keys()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in self._left:
+        if name not in self._not_imported:
             return None
-        self._left.remove(name)
+        self._not_imported.remove(name)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
@@ -49,12 +48,12 @@ class _Loader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        was_on = gc.isenabled()
+        was_enabled = gc.isenabled()
         gc.disable()
         try:
             self._loader.exec_module(module)
         finally:
-            if was_on:
+            if was_enabled:
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation
                 gc.enable()

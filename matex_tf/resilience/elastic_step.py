@@ -126,7 +126,7 @@ def _find_obstacle(step: plan.StepPlan, inner_ops: Sequence[Any]) -> str:
     # Resources that can be restored: the variables that the function refers to, ...
     restorable = {inner_handles.get(id(one.handle)) for one in graph.variables}
     # ... iterators that are arguments, which are replayed (only handles of variables have shape data), ...
-    for handle in graph.inputs[: step.given]:
+    for handle in graph.inputs[: step.argument_count]:
         if not handle_data_util.get_resource_handle_data(handle).is_set:
             restorable.add(id(handle))
     # ... and the iterator of the source op, if no other op uses it.

@@ -1,4 +1,8 @@
-"""Builds the copy of one program: its ops in order, with collectives between them."""
+"""Builds the copy of one program: its ops in order, with collectives between them.
+
+Ops that need no change are kept by their definitions (`kept`). All others are created, level by level, and the
+collectives of each wave (`waves`) follow the ops of the level before.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,19 @@ from matex_tf.rewrite.sharing import Publication, cut_piece
 
 
 class Body:
-    """The copy of one program in one graph."""
+    """The copy of one program in one graph.
+
+    gives: the placements that the outputs are brought to.
+    kept: the ops that the copy keeps unchanged.
+    publications: the assignments of pieces to variables that are published, by the ids of the pieces.
+    tensors: the tensors of values in the placements of the values, by the ids of the values.
+    whole: the results of collectives that made values whole.
+    brought: the tensors of values in other placements.
+    counted: the tensors of sizes that count rows, each made once.
+    operations: for each node, by its id, the operations after which it has run.
+    last: the operations that the next collective must wait for.
+    after: the operations after which all effects of the program have happened.
+    """
 
     def __init__(self, copy: Any, program: Program, gives: Sequence[Placement]):
         self.copy, self.program, self.gives = copy, paths.drop_unused(program, gives), list(gives)
@@ -30,16 +46,16 @@ class Body:
         self.brought: dict[tuple[int, Placement], Any] = {}
         self.counted: dict[tuple[Any, ...], Any] = {}
         self.operations: dict[int, list[Any]] = {}
-        self.publications: dict[int, Node] = {}  # assignments of pieces to variables, by the ids of the pieces
-        self.last: list[Any] = []  # operations that the next collective must wait for
-        self.after: list[Any] = []  # operations after which all effects have happened
+        self.publications: dict[int, Node] = {}
+        self.last: list[Any] = []
+        self.after: list[Any] = []
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
         if self.copy.is_ordered:
             self.publications = {
-                value: node
-                for value, node in _find_publications(self.program, self.gives).items()
+                piece_id: node
+                for piece_id, node in _find_publications(self.program, self.gives).items()
                 if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
             }
         exchanges = waves.schedule(self.program, self.gives, self._list_published())
@@ -51,76 +67,82 @@ class Body:
         levels.
         """
         published = self._list_published()
-        values = [[one.value for one in wave if id(one.value) not in self.publications] for wave in exchanges]
-        found_labels = labels.label_waves(self.program, values)
-        last = max((level for level, wave in enumerate(found_labels) if any(wave)), default=None)
-        nodes = (one for one in self.program.nodes if id(one) not in published and not paths.is_constant(one))
-        of_level = {level: list(some) for level, some in itertools.groupby(nodes, lambda node: node.level)}
+        values = [
+            [exchange.value for exchange in wave if id(exchange.value) not in self.publications] for wave in exchanges
+        ]
+        labels_of_waves = labels.label_waves(self.program, values)
+        last_labelled = max((level for level, wave in enumerate(labels_of_waves) if any(wave)), default=None)
+        nodes = (node for node in self.program.nodes if id(node) not in published and not paths.is_constant(node))
+        nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
         for level in range(len(exchanges) + 1):
-            for node in of_level.get(level, ()):
+            for node in nodes_of_levels.get(level, ()):
                 if self.kept.takes(node):
                     self._keep(node)
                 else:
                     self._build_node(node)
             if level < len(exchanges):
-                wave = [one for one in exchanges[level] if id(one.value) not in self.publications]
-                self._exchange(list(zip(wave, found_labels[level])), level == last)
-                self._publish([one.value for one in exchanges[level] if id(one.value) in self.publications])
-        made = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
-        for tensor, value, need in zip(made, self.program.outputs, self.gives):
+                wave = [exchange for exchange in exchanges[level] if id(exchange.value) not in self.publications]
+                self._exchange(list(zip(wave, labels_of_waves[level])), level == last_labelled)
+                self._publish(
+                    [exchange.value for exchange in exchanges[level] if id(exchange.value) in self.publications]
+                )
+        outputs = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
+        for tensor, value, need in zip(outputs, self.program.outputs, self.gives):
             if (shape := self._find_shape(value, need)) is not None:
                 tensor.set_shape(shape)
-        kept = [one for one in self.program.effects if one in self.kept]
-        self.after = self._wait_for([one for one in self.program.effects if one not in self.kept])
+        kept = [node for node in self.program.effects if node in self.kept]
+        self.after = self._wait_for([node for node in self.program.effects if node not in self.kept])
         self.after += self.kept.finish(kept)
-        return made
+        return outputs
 
     def _list_published(self) -> set[int]:
         """The ids of the nodes that a publication replaces: they assign pieces to variables."""
         return {id(node) for node in self.publications.values()}
 
     def _build_node(self, node: Node) -> None:
+        """Create the op of a node, or what its decision emits in place of it."""
         if node.is_reused:
             self.tensors.update((id(value), value.tensor) for value in node.outputs)
             self.operations[id(node)] = [node.op]
             return
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         before = self._wait_for(node.controls)
-        ordered = has_collective(node) or any(body.has_collectives or not self.copy.is_ordered for body in node.bodies)
-        before += self.last if ordered else []
+        is_ordered = has_collective(node) or any(body.has_collectives for body in node.bodies)
+        is_ordered = is_ordered or (bool(node.bodies) and not self.copy.is_ordered)
+        before += self.last if is_ordered else []
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             emit: Callable[..., Any] | None = node.decision.emit
             if emit is None:
-                made = self._create(node, inputs)
+                tensors = self._create(node, inputs)
             elif getattr(emit, "takes_copy", False):
-                made = emit(self.copy, *inputs)
+                tensors = emit(self.copy, *inputs)
             else:
-                made = emit(*inputs)
+                tensors = emit(*inputs)
         if node.outputs:
-            self.tensors.update((id(value), tensor) for value, tensor in zip(node.outputs, made))
-            self.operations[id(node)] = [made[0].op]
+            self.tensors.update((id(value), tensor) for value, tensor in zip(node.outputs, tensors))
+            self.operations[id(node)] = [tensors[0].op]
         elif emit is not None:
-            self.operations[id(node)] = [made[0].op] if made else []
-        if ordered:
-            self.last = [made[0].op]
+            self.operations[id(node)] = [tensors[0].op] if tensors else []
+        if is_ordered:
+            self.last = [tensors[0].op]
 
     def _create(self, node: Node, inputs: Sequence[Any]) -> list[Any]:
-        made = self.copy.create_op(node, inputs)
-        if not made:
+        tensors = self.copy.create_op(node, inputs)
+        if not tensors:
             self.operations[id(node)] = [tf.compat.v1.get_default_graph().get_operations()[-1]]
-        return made
+        return tensors
 
     def _wait_for(self, nodes: Sequence[Node]) -> list[Any]:
         """The operations of the graph after which these ops have run."""
-        made = [op for one in nodes for op in self.operations.get(id(one), ())]
-        return made + self.kept.wait_for([one for one in nodes if one in self.kept])
+        created = [op for node in nodes for op in self.operations.get(id(node), ())]
+        return created + self.kept.wait_for([node for node in nodes if node in self.kept])
 
     def _keep(self, node: Node) -> None:
         """Add an op to the copy unchanged."""
         inputs = [self._find_input(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         controls: list[Any] = []
-        for one in node.controls:
-            controls += [one] if one in self.kept else self.operations.get(id(one), ())
+        for control in node.controls:
+            controls += [control] if control in self.kept else self.operations.get(id(control), ())
         self.kept.add(node, inputs, controls)
 
     def _find_input(self, value: Value, need: Placement | None) -> Any:
@@ -146,22 +168,21 @@ class Body:
         return self.tensors[id(value)]
 
     def _count(self, value: Value, sizes: Sequence[Size], rows: Any) -> Any:
-        """The numbers of a `sizes` placement as a tensor, for this rank's number of rows."""
+        """The numbers of a `sizes` placement as a tensor. rows: the number of rows that they count, a scalar."""
         key = tuple(sizes), value.dtype, value.shape == [], id(rows)
         if key not in self.counted:
             with tf.control_dependencies(None):
                 entries = [
-                    tf.constant(one.value, value.dtype)
-                    if one.rows is None
-                    else tf.cast(rows if one.rows.unit == 1 else rows * one.rows.unit, value.dtype)
-                    for one in sizes
+                    tf.constant(size.value, value.dtype)
+                    if size.rows is None
+                    else tf.cast(rows if size.rows.unit == 1 else rows * size.rows.unit, value.dtype)
+                    for size in sizes
                 ]
                 self.counted[key] = entries[0] if value.shape == [] else tf.stack(entries)
         return self.counted[key]
 
     def _convert(self, value: Value, need: Placement | None) -> Any:
-        """Convert the tensor of a value to another placement."""
-
+        """The tensor of a value in the placement `need`. A collective that this needs has been made before."""
         path = paths.find_path(value, need)
         if path == paths.SAME or need is None:
             return self._find_tensor(value)
@@ -185,41 +206,44 @@ class Body:
         return self.brought[key]
 
     def _exchange(self, wave: Sequence[tuple[waves.Exchange, Any]], is_last: bool) -> None:
-        """Run the exchanges of one wave after those of the wave before. is_last: no later wave has labelled values."""
+        """Run the exchanges of one wave, with the labels of their values, after those of the wave before.
 
+        is_last: no later wave has labelled values.
+        """
         from matex_tf.rewrite.gathering import prepare
 
         if not wave:
             return
-        pieces = [one.find_piece() for one, _ in wave]
-        values = [one.value for one, _ in wave]
-        prepared = [prepare(self.copy, value, self._find_tensor(value), one) for value, one in zip(values, pieces)]
-        requests = [request for one in prepared for request in one.requests]
-        given = [label for (_, label), one in zip(wave, prepared) for _ in one.requests]
+        pieces = [exchange.find_piece() for exchange, _ in wave]
+        values = [exchange.value for exchange, _ in wave]
+        prepared = [prepare(self.copy, value, self._find_tensor(value), piece) for value, piece in zip(values, pieces)]
+        requests = [request for each in prepared for request in each.requests]
+        labels_of_requests = [label for (_, label), each in zip(wave, prepared) for _ in each.requests]
         with tf.control_dependencies(self.last):
-            found = self.copy.exchanger.exchange(requests, self.copy.batch_slice, given, is_last)
-        if found:
-            self.last = [found[-1].op] if self.copy.is_ordered else [tf.group(*found)]
-        for value, one, piece in zip(values, prepared, pieces):
-            taken, found = found[: len(one.requests)], found[len(one.requests) :]
+            results = self.copy.exchanger.exchange(requests, self.copy.batch_slice, labels_of_requests, is_last)
+        if results:
+            self.last = [results[-1].op] if self.copy.is_ordered else [tf.group(*results)]
+        remaining = iter(results)
+        for value, each, piece in zip(values, prepared, pieces):
+            tensor = each.finish(list(itertools.islice(remaining, len(each.requests))))
             if piece is None:
-                self.whole[id(value)] = one.finish(taken)
+                self.whole[id(value)] = tensor
             else:
-                self.brought[id(value), piece] = one.finish(taken)
+                self.brought[id(value), piece] = tensor
 
     def _publish(self, values: Sequence[Value]) -> None:
         """Assign pieces to variables, and publish the new values to all ranks."""
         nodes = [self.publications[id(value)] for value in values]
         before = [self._wait_for(node.controls) for node in nodes]
-        given = [
+        publications = [
             Publication(
-                node.type, self._find_tensor(node.inputs[0]), self._find_tensor(value), value.placement.cuts, ops
+                node.type, self._find_tensor(node.inputs[0]), self._find_tensor(value), value.placement.cuts, operations
             )
-            for node, value, ops in zip(nodes, values, before)
+            for node, value, operations in zip(nodes, values, before)
         ]
-        if given:
+        if publications:
             with tf.control_dependencies(self.last):
-                self.last = self.copy.exchanger.publish(given)
+                self.last = self.copy.exchanger.publish(publications)
         self.operations.update((id(node), self.last) for node in nodes)
 
     def _find_shape(self, value: Value, placement: Placement) -> list[int | None] | None:
@@ -227,8 +251,8 @@ class Body:
         if placement.is_piece:
             first, last = placement.cuts[self.copy.exchanger.rank :][:2]
             return [last - first]
-        shape, at = value.whole_shape, placement.axis if placement.is_sharded else -1
-        return None if shape is None else [None if at == axis else size for axis, size in enumerate(shape)]
+        shape, row_axis = value.whole_shape, placement.axis if placement.is_sharded else -1
+        return None if shape is None else [None if axis == row_axis else size for axis, size in enumerate(shape)]
 
 
 def _find_publications(program: Program, needs: Sequence[Placement]) -> dict[int, Node]:
@@ -237,9 +261,9 @@ def _find_publications(program: Program, needs: Sequence[Placement]) -> dict[int
     An assignment qualifies if no other op needs the piece as a whole tensor. Every rank holds the whole variable, so
     the ranks publish their new values to one another.
     """
-    users: dict[int, list[Node | None]] = {}
+    users: dict[int, list[Node | None]] = {}  # of each piece that becomes whole: assignments, or None
     for value, need, node in program.iterate_needs(needs):
         if value.placement.is_piece and needs_exchange(value.placement, need):
             is_assigned = node is not None and node.type in ASSIGNS and node.inputs[1] is value
             users.setdefault(id(value), []).append(node if is_assigned else None)
-    return {value: of[0] for value, of in users.items() if len(of) == 1 and of[0] is not None}
+    return {piece_id: nodes[0] for piece_id, nodes in users.items() if len(nodes) == 1 and nodes[0] is not None}

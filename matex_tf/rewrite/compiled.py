@@ -28,11 +28,11 @@ def place_call(reader: Any, node: Node) -> Decision:
     of the exchanges, all ranks compute the call on whole inputs.
     """
     callee = find_callee(node.op, node.read_attribute("f").name)
-    body = reader.read(callee, node.placements, (*node.key, "compiled"), [one.constant for one in node.inputs])
+    body = reader.read(callee, node.placements, (*node.key, "compiled"), [value.constant for value in node.inputs])
     if not all(map(_can_travel, _list_exchanged(body))):
         raise NoRuleError
     node.bodies = [body]
-    gives = [one.placement for one in body.outputs]
+    gives = [value.placement for value in body.outputs]
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
         inner = copies.copy(copy)
@@ -44,8 +44,8 @@ def place_call(reader: Any, node: Node) -> Decision:
         run.__name__ = callee.name
         return list(compile_function(run)())
 
-    return Decision([None] * len(node.inputs), gives, mark_taker(emit), [one.constant for one in body.outputs],
-                    [one.shape for one in body.outputs])  # fmt: skip
+    return Decision([None] * len(node.inputs), gives, mark_taker(emit), [value.constant for value in body.outputs],
+                    [value.shape for value in body.outputs])  # fmt: skip
 
 
 def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
@@ -87,7 +87,9 @@ class _Padding:
     ) -> list[Any]:
         from matex_tf.ops import overlap
 
-        given = [Request("sum", self._pad(one.tensor)) if one.kind == "gather" else one for one in requests]
+        given = [
+            Request("sum", self._pad(request.tensor)) if request.kind == "gather" else request for request in requests
+        ]
         with overlap.trace_for_xla():
             found: list[Any] = self.exchanger.exchange(given, batch_slice, labels, is_last)
         return found

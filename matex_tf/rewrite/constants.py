@@ -11,7 +11,7 @@ import numpy as np
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import evaluate_op, list_functions
-from matex_tf.rewrite.nodes import MOST, Node, Value
+from matex_tf.rewrite.nodes import MAX_TRACKED, Node, Value
 from matex_tf.rewrite.subgraphs import FLOW
 
 _FOLDED = ("int32", "int64", "bool")
@@ -27,14 +27,14 @@ def find_constants(node: Node) -> None:
         if node.inputs[0].placement.is_replicated and shape is not None and None not in shape:
             node.outputs[0].constant = np.array(shape, node.outputs[0].dtype.as_numpy_dtype)
     elif _is_foldable(node):
-        given = [one.constant for one in node.inputs if one.constant is not None]
-        for value, constant in zip(node.outputs, evaluate(node, given)):
+        arrays = [value.constant for value in node.inputs if value.constant is not None]
+        for value, constant in zip(node.outputs, evaluate(node, arrays)):
             value.constant = constant
 
 
 def note_sizes(value: Value) -> None:
     """Turn the sizes that a rule found into a constant, if all of them are fixed."""
-    numbers = [one.value for one in value.placement.sizes]
+    numbers = [size.value for size in value.placement.sizes]
     shape = value.tensor.shape
     if None not in numbers and shape.rank in (0, 1) and value.constant is None:
         value.constant = np.array(numbers, value.dtype.as_numpy_dtype).reshape([-1] if shape.rank else [])
@@ -48,18 +48,20 @@ def find_shapes(node: Node) -> list[list[int | None] | None]:
         return []
     if all(tensor.shape.is_fully_defined() for tensor in op.outputs) or list_functions(node.definition):
         return []
-    if any(one.dtype.name in ("resource", "variant") for one in node.inputs):
+    if any(value.dtype.name in ("resource", "variant") for value in node.inputs):
         return []
     with tf.Graph().as_default() as graph:
-        given = [
-            tf.compat.v1.placeholder(one.dtype, one.shape)
-            if one.constant is None
-            else tf.constant(one.constant, one.dtype)
-            for one in node.inputs
+        inputs = [
+            tf.compat.v1.placeholder(value.dtype, value.shape)
+            if value.constant is None
+            else tf.constant(value.constant, value.dtype)
+            for value in node.inputs
         ]
         attributes = {name: value for name, value in node.definition.attr.items() if not name.startswith("_")}
-        made = graph._create_op_internal(node.type, given, [one.dtype for one in op.outputs], attrs=attributes)
-        return [None if one.shape.rank is None else one.shape.as_list() for one in made.outputs]
+        created = graph._create_op_internal(
+            node.type, inputs, [tensor.dtype for tensor in op.outputs], attrs=attributes
+        )
+        return [None if tensor.shape.rank is None else tensor.shape.as_list() for tensor in created.outputs]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -69,13 +71,13 @@ def _read(serialized: bytes) -> np.ndarray | None:
 
     proto = tensor_pb2.TensorProto.FromString(serialized)
     dtype = tf.as_dtype(proto.dtype)
-    if math.prod(dim.size for dim in proto.tensor_shape.dim) > MOST:
+    if math.prod(dim.size for dim in proto.tensor_shape.dim) > MAX_TRACKED:
         return None
     return np.asarray(tf.make_ndarray(proto)) if dtype.is_floating or dtype.name in _FOLDED else None
 
 
 _evaluated: dict[tuple[str, _Attributes, tuple[Any, ...]], list[np.ndarray]] = {}
-_MOST_EVALUATED = 4096
+_MAX_EVALUATED = 4096
 
 
 def evaluate(node: Node, given: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -83,20 +85,21 @@ def evaluate(node: Node, given: Sequence[np.ndarray]) -> list[np.ndarray]:
     attributes = tuple(
         (name, value.SerializeToString(deterministic=True)) for name, value in sorted(node.definition.attr.items())
     )
-    key = node.type, attributes, tuple((one.dtype.str, one.shape, one.tobytes()) for one in given)
+    key = node.type, attributes, tuple((array.dtype.str, array.shape, array.tobytes()) for array in given)
     if key not in _evaluated:
-        if len(_evaluated) >= _MOST_EVALUATED:
+        if len(_evaluated) >= _MAX_EVALUATED:
             _evaluated.clear()
         _evaluated[key] = evaluate_op(node.op, list(given))
     return _evaluated[key]
 
 
 def _is_foldable(node: Node) -> bool:
-    for one in node.inputs:
-        if one.constant is None:
+    """Whether the op of a node can run now: its inputs are fixed, and it makes few numbers."""
+    for value in node.inputs:  # a loop, since this function runs for each op, and the first input mostly decides
+        if value.constant is None:
             return False
-    if not node.inputs or any(one.dtype.name not in _FOLDED for one in node.outputs) or node.op.op_def is None:
+    if not node.inputs or any(value.dtype.name not in _FOLDED for value in node.outputs) or node.op.op_def is None:
         return False
     if node.op.op_def.is_stateful or node.type in FLOW:
         return False
-    return all((one.tensor.shape.num_elements() or MOST + 1) <= MOST for one in node.outputs)
+    return all((value.tensor.shape.num_elements() or MAX_TRACKED + 1) <= MAX_TRACKED for value in node.outputs)

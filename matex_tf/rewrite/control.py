@@ -1,34 +1,26 @@
-"""Branches and loops. Each body is copied for the placements of its inputs; all ranks take the same
-branch and turns.
+"""Branches and loops. Each body is a program of its own, for the placements of its inputs.
+
+All ranks take the same branch, and the same number of turns: conditions are whole. The outputs of all branches, and
+the variables that a loop carries from turn to turn, need placements that hold after each branch and turn.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.functions import find_callee
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import (
-    LIST,
-    PARTIAL,
-    PIECE,
-    REPLICATED,
-    SHARDED,
-    SIZES,
-    WHOLE,
-    Placement,
-    join,
-    list_of,
-)
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
+from matex_tf.rewrite.placement import LIST, PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, join, list_of
 from matex_tf.rewrite.rules.sizes import mark_taker
 
-MOST_TURNS = 12
-"""The most times that the body of a loop is read until its output placements equal its input placements."""
+MAX_READINGS = 12
+"""How often the body of a loop is read at most, until its output placements equal its input placements."""
 
 
 def needs_exchange(placement: Placement, need: Placement | None) -> bool:
-    """Whether a collective is needed to bring a tensor from one placement to another. None: it stays as it is."""
+    """Whether a collective is needed to bring a tensor from one placement to another. need: None: to no other."""
     if placement.kind == REPLICATED or need is None:
         return False
     if placement.kind == PARTIAL:
@@ -50,98 +42,101 @@ def strip_placement(placement: Placement) -> Placement:
     """Remove the parts of a placement that hold within one turn or branch only."""
     if placement.kind == LIST and placement.item is not None:
         return list_of(strip_placement(placement.item), placement.dtype)
-    return placement._replace(numbers=None, zero=False)
+    return placement._replace(numbers=None, is_zero=False)
 
 
 def strip_slice(placement: Placement) -> Placement:
     """Remove from the placement of an output all that depends on the slice of a batch which the body took by itself."""
-    one = strip_placement(placement)
-    if one.feed is not None:
-        return one
-    if one.kind == LIST and (one.item is None or one.item.is_replicated):
-        return one
+    stripped = strip_placement(placement)
+    if stripped.feed is not None:
+        return stripped
+    if stripped.kind == LIST and (stripped.item is None or stripped.item.is_replicated):
+        return stripped
     return WHOLE
 
 
 def place_branches(reader: Any, node: Node) -> Decision:
-    """`tf.cond` and `tf.switch_case`: an output whose placement differs between branches becomes
-    whole in each of them.
-    """
+    """`tf.cond` and `tf.switch_case`: where branches give an output different placements, each converts it to one."""
     names = (
-        [one.name for one in node.op.node_def.attr["branches"].list.func]
+        [function.name for function in node.op.node_def.attr["branches"].list.func]
         if node.type in ("Case", "StatelessCase")
         else [node.read_attribute(name).name for name in ("then_branch", "else_branch")]
     )
     given = node.inputs[1:]
     node.bodies = [
-        reader.read(find_callee(node.op, name, list(node.op.inputs)[1:]), [one.placement for one in given],
-                    (*node.key, index), [one.constant for one in given])
+        reader.read(find_callee(node.op, name, list(node.op.inputs)[1:]), [value.placement for value in given],
+                    (*node.key, index), [value.constant for value in given])
         for index, name in enumerate(names)
     ]  # fmt: skip
-    gives = []
-    for index in range(len(node.op.outputs)):
-        found = [body.outputs[index].placement for body in node.bodies]
-        one = strip_placement(found[0])
-        for other in found[1:]:
-            one = join(one, strip_placement(other))
-        leaves = one.is_sharded and one.rows.chosen is not None
-        gives.append(strip_slice(one) if any(body.takes_batch for body in node.bodies) else WHOLE if leaves else one)
-        if any(needs_exchange(placement, gives[-1]) and placement.kind == LIST and placement.dtype is None
-               for placement in map(strip_placement, found)):  # fmt: skip
-            raise NoRuleError  # residuals of different branches cannot be combined
+    gives = [_join_branches(node, index) for index in range(len(node.op.outputs))]
     for body in node.bodies:
         body.gives = gives
 
     def emit(copy: Any, index: Any, *arguments: Any) -> list[Any]:
         def run(body: Any) -> Any:
-            made = copy.build(body, arguments, body.gives)
-            return made or [tf.constant(0)]
+            return copy.build(body, arguments, body.gives) or [tf.constant(0)]
 
         if len(names) == 2 and node.type not in ("Case", "StatelessCase"):
-            made = tf.cond(tf.cast(index, tf.bool), lambda: run(node.bodies[0]), lambda: run(node.bodies[1]))
+            outputs = tf.cond(tf.cast(index, tf.bool), lambda: run(node.bodies[0]), lambda: run(node.bodies[1]))
         else:
-            made = tf.switch_case(index, [lambda body=body: run(body) for body in node.bodies])
-        return list(made) if isinstance(made, (list, tuple)) else [made]
+            outputs = tf.switch_case(index, [lambda body=body: run(body) for body in node.bodies])
+        return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
     return Decision([WHOLE, *[None] * len(given)], gives, mark_taker(emit))
 
 
+def _join_branches(node: Node, index: int) -> Placement:
+    """The placement of an output to which each branch can be brought."""
+    placements = [strip_placement(body.outputs[index].placement) for body in node.bodies]
+    joined = functools.reduce(join, placements)
+    if any(body.takes_batch for body in node.bodies):
+        joined = strip_slice(joined)
+    elif joined.is_sharded and joined.rows.chosen is not None:  # a mask of one branch means nothing outside
+        joined = WHOLE
+    if any(
+        needs_exchange(placement, joined) and placement.kind == LIST and placement.dtype is None
+        for placement in placements
+    ):
+        raise NoRuleError  # residuals of different branches cannot be combined
+    return joined
+
+
 def place_loop(reader: Any, node: Node) -> Decision:
-    """`tf.while_loop`: finds placements of the loop variables that a turn preserves."""
+    """`tf.while_loop`: finds placements of the loop variables that a turn preserves.
+
+    The body is read with the placements that the variables have before the loop. Where a turn gives another placement,
+    the variable gets one to which both can be brought, and the body is read again, until no placement changes.
+    """
     cond_name, body_name = (node.read_attribute(name).name for name in ("cond", "body"))
     body_graph = find_callee(node.op, body_name)
     inputs = node.inputs
-    kept = [
+    # Whether a turn leaves a loop variable unchanged.
+    are_kept = [
         index < len(body_graph.outputs) and body_graph.outputs[index] is tensor
         for index, tensor in enumerate(body_graph.inputs)
     ]
-    constants = [value.constant if is_kept else None for value, is_kept in zip(inputs, kept)]
-    # A loop variable that begins as zeros may be a partial sum, such as a gradient that each turn adds to.
-    carried = [
-        value.placement if is_kept else strip_placement(value.placement)._replace(zero=value.placement.zero)
-        for value, is_kept in zip(inputs, kept)
-    ]
-    carried = [WHOLE if one.is_piece or (one.is_sharded and one.rows.chosen is not None and not is_kept) else one
-               for one, is_kept in zip(carried, kept)]  # fmt: skip
-    settled: set[int] = set()
-    for _ in range(MOST_TURNS):
+    constants = [value.constant if is_kept else None for value, is_kept in zip(inputs, are_kept)]
+    carried = [_find_start(value, is_kept) for value, is_kept in zip(inputs, are_kept)]
+    fixed = {index for index, is_kept in enumerate(are_kept) if is_kept}  # variables whose placement stays
+    for _ in range(MAX_READINGS):
         body = reader.read_turn(body_graph, carried, (*node.key, "body"), constants)
         strip = strip_slice if body.takes_batch else strip_placement
-        given = [strip(made.placement) for made in body.outputs]
+        results = [strip(value.placement) for value in body.outputs]
+        # First variables that can be carried in slices get slices, since other placements may follow from these.
         after = [
-            given[index] if not is_kept and index not in settled and _can_slice(value, one, made, given[index]) else one
-            for index, (value, one, made, is_kept) in enumerate(zip(inputs, carried, body.outputs, kept))
+            results[index]
+            if index not in fixed and _can_slice(value, placement, body.outputs[index], results[index])
+            else placement
+            for index, (value, placement) in enumerate(zip(inputs, carried))
         ]
         if after == carried:
             after = [
-                one if is_kept or index in settled else join(one, given[index])
-                for index, (one, is_kept) in enumerate(zip(carried, kept))
+                placement if index in fixed else join(placement, results[index])
+                for index, placement in enumerate(carried)
             ]
         if after == carried:
             break
-        settled |= {
-            index for index, (one, other) in enumerate(zip(carried, after)) if other == WHOLE and not one.is_replicated
-        }
+        fixed |= {index for index, new in enumerate(after) if new == WHOLE and not carried[index].is_replicated}
         carried = after
     else:
         raise NoRuleError
@@ -151,27 +146,43 @@ def place_loop(reader: Any, node: Node) -> Decision:
     turns = node.read_attribute("parallel_iterations", 10)
 
     def emit(copy: Any, *arguments: Any) -> list[Any]:
-        made = tf.while_loop(
-            lambda *held: copy.build(condition, held, condition.gives)[0],
-            lambda *held: copy.build(body, held, body.gives),
+        outputs = tf.while_loop(
+            lambda *variables: copy.build(condition, variables, condition.gives)[0],
+            lambda *variables: copy.build(body, variables, body.gives),
             list(arguments),
             shape_invariants=[tf.TensorShape(value.shape) for value in body.inputs],
             parallel_iterations=turns,
         )
-        return list(made)
+        return list(outputs)
 
-    needs = [None if one == value.placement else one for one, value in zip(carried, inputs)]
+    needs = [None if placement == value.placement else placement for placement, value in zip(carried, inputs)]
     return Decision(needs, carried, mark_taker(emit))
 
 
-def _can_slice(first: Any, one: Placement, made: Any, after: Placement) -> bool:
-    """Whether the loop can carry slices of `first`, a replicated loop variable whose length is the number of rows.
+def _find_start(value: Value, is_kept: bool) -> Placement:
+    """The placement in which a loop variable enters the loop. is_kept: a turn leaves it unchanged."""
+    placement = value.placement
+    if placement.is_piece:
+        return WHOLE
+    if is_kept:
+        return placement
+    if placement.is_sharded and placement.rows.chosen is not None:
+        return WHOLE
+    # A loop variable that begins as zeros may be a partial sum, such as a gradient that each turn adds to.
+    return strip_placement(placement)._replace(is_zero=placement.is_zero)
 
-    one: its placement before a turn. made: its value after a turn. after: the placement of `made`.
+
+def _can_slice(first: Value, before: Placement, result: Value, after: Placement) -> bool:
+    """Whether the loop can carry slices of a replicated loop variable whose length is the number of rows.
+
+    first: the variable before the loop.
+    before: its placement before a turn.
+    result: the variable after a turn.
+    after: the placement of `result`.
     """
-    if not one.is_replicated or not after.is_sharded or after.rows.chosen is not None:
+    if not before.is_replicated or not after.is_sharded or after.rows.chosen is not None:
         return False
-    lengths = [None if one.whole_shape is None else one.whole_shape[after.axis] for one in (first, made)]
+    lengths = [None if value.whole_shape is None else value.whole_shape[after.axis] for value in (first, result)]
     return lengths[0] is not None and lengths[0] == lengths[1]
 
 

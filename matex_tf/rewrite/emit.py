@@ -1,4 +1,7 @@
-"""Builds the copy of a step: its ops on this rank's rows, with collectives between them."""
+"""Builds the copy of a step: its ops on this rank's rows, with collectives between them.
+
+A `Copy` builds each program of a step by a `Body`, and gives the rules' `emit` functions this rank's slice.
+"""
 
 from __future__ import annotations
 
@@ -39,22 +42,18 @@ class Copy:
         make_slice: Callable[[Sequence[Any]], Slice] | None = None,
         make_own_slice: Callable[[Sequence[Any], Any], OwnRows] | None = None,
     ):
-        self.batch_slice, self.exchanger, self.make_slice, self.make_own_slice = (
-            batch_slice,
-            exchanger,
-            make_slice,
-            make_own_slice,
-        )
+        self.batch_slice, self.exchanger = batch_slice, exchanger
+        self.make_slice, self.make_own_slice = make_slice, make_own_slice
         self.transform: Callable[[Program, Sequence[Placement]], Program] | None = None
-        self._made: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
+        self._once: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}  # see `make_once`
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
         """The outputs of a program for these inputs, brought to the placements `gives`, after its effects."""
         # The slice of a batch that a branch or a turn takes by itself is valid inside of it only.
         copy = copies.copy(self) if program.takes_batch else self
-        made, after = copy.build_apart(program, inputs, gives)
+        outputs, after = copy.build_apart(program, inputs, gives)
         with tf.control_dependencies(after):
-            return [tf.identity(tensor) for tensor in made] if after else made
+            return [tf.identity(tensor) for tensor in outputs] if after else outputs
 
     def build_apart(
         self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]
@@ -64,23 +63,23 @@ class Copy:
             if self.transform is not None:
                 program = self.transform(program, gives)
             body = Body(self, program, gives)
-            made = body.build(inputs)
-        return made, body.after if self.is_ordered else body.after + body.last
+            outputs = body.build(inputs)
+        return outputs, body.after if self.is_ordered else body.after + body.last
 
     def keep_once(self, tensor: Any) -> Any:
         """This rank's term of a sum that equals a replicated tensor: the tensor on one rank, 0 on the others."""
         return tf.where(self.batch_slice.keeps, tensor, tf.zeros_like(tensor))
 
-    def make_once(self, of: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
-        """The tensors that `make` creates in the current graph. They are created once for equal `of`, a tensor and
-        more.
+    def make_once(self, key_parts: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
+        """The tensors that `make` creates in the current graph, once for equal `key_parts`: a tensor, and hashable
+        values.
         """
-        tensor, *rest = of
+        tensor, *rest = key_parts
         key = id(tf.compat.v1.get_default_graph()), id(tensor), *rest
-        if key not in self._made:
+        if key not in self._once:
             with tf.control_dependencies(None):
-                self._made[key] = tensor, make()  # keeps the tensor alive, so that its id stays unique
-        return self._made[key][1]
+                self._once[key] = tensor, make()  # keeps the tensor alive, so that its id stays unique
+        return self._once[key][1]
 
     def find_first(self, rows: Rows, count: Any) -> Any:
         """The index, int64, of this rank's first entry along an axis of `count` entries with these rows."""
@@ -100,10 +99,10 @@ class Copy:
         dtypes = [value.dtype for value in node.outputs]
         name = node.op.name.rsplit("/", 1)[-1].lstrip("_")
         graph = tf.compat.v1.get_default_graph()
-        given = [graph.capture(one) if one.graph is not graph else one for one in inputs]
+        captured = [graph.capture(tensor) if tensor.graph is not graph else tensor for tensor in inputs]
         with tf.device(node.op.device) if node.op.device else contextlib.nullcontext():
             # The public create_op checks for deprecated arguments, which takes a third of the time.
-            op = graph._create_op_internal(node.type, given, dtypes, name=name or node.type, attrs=attributes)
+            op = graph._create_op_internal(node.type, captured, dtypes, name=name or node.type, attrs=attributes)
         return list(op.outputs)
 
     def draw(self, node: Node, inputs: Sequence[Any]) -> Any:
@@ -116,30 +115,28 @@ class Copy:
         sizes = tf.shape(tensor, tf.int64)
         length, is_axis = sizes[to.axis], tf.equal(tf.range(tf.rank(tensor)), to.axis)
         known = None if tensor.shape.rank is None else tensor.shape.as_list()[to.axis]
-        before, parts = tf.constant(0, tf.int64), []
+        block_start, parts = tf.constant(0, tf.int64), []
         for index, block in enumerate(blocks):
             unit = length // batch_slice.total if len(blocks) == 1 else tf.constant(block, tf.int64)
-            first, count = before + unit * batch_slice.first, unit * batch_slice.count
-            if known is None:
-                alone = tf.equal(length, 1)
-                first, count = (
-                    tf.where(alone, tf.zeros_like(first), first),
-                    tf.where(alone, tf.constant(int(not index), tf.int64), count),
-                )
+            first, count = block_start + unit * batch_slice.first, unit * batch_slice.count
+            if known is None:  # the axis may have one entry for all rows, which is taken once, with the first block
+                is_single = tf.equal(length, 1)
+                first = tf.where(is_single, tf.zeros_like(first), first)
+                count = tf.where(is_single, tf.constant(int(index == 0), tf.int64), count)
             start = tf.where(is_axis, first, tf.zeros_like(sizes))
             parts.append(tf.slice(tensor, start, tf.where(is_axis, count, sizes)))
-            before += unit * batch_slice.total
-        found = parts[0] if len(parts) == 1 else tf.concat(parts, to.axis)
+            block_start += unit * batch_slice.total
+        rows = parts[0] if len(parts) == 1 else tf.concat(parts, to.axis)
         if tensor.shape.rank is not None:
-            found.set_shape([None if at == to.axis else size for at, size in enumerate(tensor.shape)])
-        return found
+            rows.set_shape([None if axis == to.axis else size for axis, size in enumerate(tensor.shape)])
+        return rows
 
     def make_sizes_whole(self, tensor: Any, placement: Placement) -> Any:
         """Turn sizes of this rank's slice into sizes of the whole batch. Needs no message: each row has equally many
         entries.
         """
-        count, total = (tf.cast(one, tensor.dtype) for one in (self.batch_slice.count, self.batch_slice.total))
-        counts = [one.rows is not None and one.rows.chosen is None for one in placement.sizes]
+        count, total = (tf.cast(number, tensor.dtype) for number in (self.batch_slice.count, self.batch_slice.total))
+        counts = [size.rows is not None and size.rows.chosen is None for size in placement.sizes]
         mask = counts[0] if tensor.shape.rank == 0 else counts
         counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)  # -1 stands for any size
         return tf.where(counts_rows, tensor * total // count, tensor)

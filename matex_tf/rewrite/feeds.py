@@ -28,8 +28,8 @@ class Feed(Protocol):
     def place_end(self, node: Node) -> Decision:
         """Decide on `OptionalHasValue`."""
 
-    def pass_on(self, node: Node, one: Placement) -> Decision:
-        """Decide on any other op with an input of this feed. one: the placement of the input."""
+    def pass_on(self, node: Node, placement: Placement) -> Decision:
+        """Decide on any other op with an input of this feed. placement: the placement of the input."""
 
 
 class FeedRefusedError(Exception):
@@ -47,7 +47,7 @@ class SharedFeed:
     are_rows: which of the flat tensors of a batch have rows.
     communicates: whether `take` runs collectives.
     take: `take(copy, element)` adds ops to the graph; it gives the tensors of a batch and the rank's share.
-    origin: the feed of which this one is made.
+    origin: the feed of the dataset from which the elements come, if this feed widens it; else this feed.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SharedFeed:
     ):
         self.specs, self.are_rows, self.communicates, self.take = list(specs), list(are_rows), communicates, take
         self.origin: SharedFeed = origin or self
-        self._zipped: dict[Any, Placement] = {}  # by the op: a loop is read until its placements stay
+        self._zipped: dict[Any, Placement] = {}  # by the op, so that each reading of a loop finds equal placements
 
     def place_batch(self, node: Node, is_batch: bool) -> Decision:
         outputs = node.op.outputs
@@ -69,8 +69,8 @@ class SharedFeed:
 
         def emit(copy: Any, handle: Any) -> list[Any]:
             tensors, batch_slice = self.take(copy, sources.around_pull(lambda: self._create(copy, node, handle)))
-            for tensor, one, is_rows in zip(tensors, outputs, self.are_rows):
-                tensor.set_shape([None, *one.shape[1:]] if is_rows else one.shape)
+            for tensor, output, is_rows in zip(tensors, outputs, self.are_rows):
+                tensor.set_shape([None, *output.shape[1:]] if is_rows else output.shape)
             if is_batch:
                 copy.batch_slice = batch_slice
                 return tensors
@@ -85,22 +85,22 @@ class SharedFeed:
     def place_end(self, node: Node) -> Decision:
         return Decision([WHOLE], [WHOLE])  # all ranks have batches, or none
 
-    def pass_on(self, node: Node, one: Placement) -> Decision:
+    def pass_on(self, node: Node, placement: Placement) -> Decision:
         if node.type == "MakeIterator":
             iterator = node.inputs[1].node
             if iterator is None or iterator.type != "AnonymousIteratorV3":
                 raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' is for an iterator from outside")
-            iterator.decide_on(Decision([], [one], mark_taker(lambda copy: self._create(copy, iterator))))
+            iterator.decide_on(Decision([], [placement], mark_taker(lambda copy: self._create(copy, iterator))))
             return Decision([WHOLE, WHOLE], [])
         if node.type == "IteratorGetNextAsOptional" or node.type in _ORDERS:
             emit = mark_taker(lambda copy, *inputs: self._create(copy, node, *inputs))
-            return Decision([WHOLE] * len(node.inputs), [one], emit)
+            return Decision([WHOLE] * len(node.inputs), [placement], emit)
         if node.type == "ZipDataset" and sum(value.placement.feed is not None for value in node.inputs) == 1:
             return self._zip(node)
         if takes_rows(node) or any(value.dtype.name == "variant" for value in node.outputs):
             why = f"{node.type} '{node.op.name}' takes the elements of the dataset itself"
             raise FeedRefusedError(self.origin, why)
-        return Decision([WHOLE] * len(node.inputs), [one] * len(node.op.outputs))
+        return Decision([WHOLE] * len(node.inputs), [placement] * len(node.op.outputs))
 
     def _zip(self, node: Node) -> Decision:
         """`ZipDataset` of the dataset of this feed and of ranges of numbers, as `enumerate` makes it."""
@@ -121,24 +121,25 @@ class SharedFeed:
         if None in types:
             why = f"{node.type} '{node.op.name}' takes another dataset, too, in which ranks may find different elements"
             raise FeedRefusedError(self.origin, why)
-        at = next(at for at, value in enumerate(node.inputs) if value.placement.feed)
-        behind, size = len(others) - at, len(self.specs)
+        start = next(index for index, value in enumerate(node.inputs) if value.placement.feed)
+        end = start + len(self.specs)
         numbers = [(dtype, tf.TensorShape([])) for dtype in types]
 
         def take(copy: Any, element: list[Any]) -> tuple[list[Any], Any]:
-            tensors, batch_slice = self.take(copy, element[at : at + size])
-            return [*element[:at], *tensors, *element[at + size :]], batch_slice
+            tensors, batch_slice = self.take(copy, element[start:end])
+            return [*element[:start], *tensors, *element[end:]], batch_slice
 
-        specs, rows = [*numbers[:at], *self.specs, *numbers[at:]], [False] * at + self.are_rows + [False] * behind
-        return SharedFeed(specs, rows, self.communicates, take, self.origin)
+        specs = [*numbers[:start], *self.specs, *numbers[start:]]
+        are_rows = [False] * start + self.are_rows + [False] * (len(others) - start)
+        return SharedFeed(specs, are_rows, self.communicates, take, self.origin)
 
     def _create(self, copy: Any, node: Node, *inputs: Any) -> list[Any]:
         """The op of a node on elements of this feed."""
         types, shapes = zip(*self.specs)
-        names = [one.name for one in node.op.op_def.input_arg]
-        make = getattr(tf.raw_ops, node.type)
-        made = make(**dict(zip(names, inputs)), output_types=types, output_shapes=shapes)
-        return list(made) if isinstance(made, (list, tuple)) else [made]
+        names = [argument.name for argument in node.op.op_def.input_arg]
+        create = getattr(tf.raw_ops, node.type)
+        outputs = create(**dict(zip(names, inputs)), output_types=types, output_shapes=shapes)
+        return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
 def _find_type_of_range(value: Value) -> Any:

@@ -1,4 +1,4 @@
-"""The graphs of the functions that ops call, and of our functions that replace an op."""
+"""The graphs of functions that ops call, or that replace an op, and the order in which the ops of a graph are read."""
 
 from __future__ import annotations
 
@@ -31,18 +31,24 @@ def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
 
 
 class OpRecord:
-    """The facts about an op that each reading of its graph needs: its tensors and ops, by their ids."""
+    """The facts about an op that each reading of its graph needs: its tensors and ops, by their ids.
+
+    number: the id of the op.
+    needs: the ops that run before it.
+    inputs, outputs, controls: the ids of its tensors and control inputs.
+    before: the ids of its inputs and control inputs.
+    """
 
     __slots__ = ("before", "controls", "inputs", "is_stateful", "name", "needs", "number", "op", "outputs", "type")
 
-    def __init__(self, op: Any, inputs: Sequence[Any], given: Container[int]):
-        """given: the ids of the inputs of the graph."""
+    def __init__(self, op: Any, inputs: Sequence[Any], input_ids: Container[int]):
+        """input_ids: the ids of the inputs of the graph."""
         controls = op.control_inputs
         self.op, self.number, self.name, self.type = op, id(op), op.name, op.type
-        self.needs = [tensor.op for tensor in inputs if id(tensor) not in given] + controls
+        self.needs = [tensor.op for tensor in inputs if id(tensor) not in input_ids] + controls
         self.inputs = [id(tensor) for tensor in inputs]
         self.outputs = [id(tensor) for tensor in op.outputs]
-        self.controls = [id(one) for one in controls]
+        self.controls = [id(control) for control in controls]
         self.before = [*self.inputs, *self.controls] if controls else self.inputs
         self.is_stateful = is_stateful(op)
 
@@ -52,13 +58,13 @@ _stateful: dict[str, bool] = {}
 
 def is_stateful(op: Any) -> bool:
     """Whether an op has side effects, or returns other results each time."""
-    found = _stateful.get(op.type)
-    if found is None:
+    known = _stateful.get(op.type)
+    if known is None:
         definition = op.op_def
         if definition is None:
             return True  # a call of a function by the function's name
-        found = _stateful[op.type] = definition.is_stateful
-    return found
+        known = _stateful[op.type] = definition.is_stateful
+    return known
 
 
 _movable: dict[str, bool] = {}
@@ -66,15 +72,15 @@ _movable: dict[str, bool] = {}
 
 def is_movable(node: Node) -> bool:
     """Whether an op can move into another function: it calls no function and takes no reference of a variable."""
-    found = _movable.get(node.type)
-    if found is None:
+    known = _movable.get(node.type)
+    if known is None:
         definition = node.op.op_def
         if definition is None:
             return False
-        calls = any(one.type in ("func", "list(func)") for one in definition.attr)
-        refers = any(one.is_ref for one in (*definition.input_arg, *definition.output_arg))
-        found = _movable[node.type] = not calls and not refers
-    return found
+        calls = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
+        refers = any(argument.is_ref for argument in (*definition.input_arg, *definition.output_arg))
+        known = _movable[node.type] = not calls and not refers
+    return known
 
 
 @functools.cache
@@ -93,48 +99,52 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
     from tensorflow.python.eager import context
     from tensorflow.python.framework import function_def_to_graph
 
-    given = list(op.inputs) if inputs is None else list(inputs)
+    tensors = list(op.inputs) if inputs is None else list(inputs)
     function = op.graph._get_function(name)
-    found = getattr(function, "graph", None)
-    if found is not None and len(getattr(found, "inputs", None) or ()) == len(given):
-        return found
+    graph = getattr(function, "graph", None)
+    if graph is not None and len(getattr(graph, "inputs", None) or ()) == len(tensors):
+        return graph
     definition = getattr(function, "cached_definition", None) or context.context().get_function_def(name)
     if definition is None:
         raise LookupError(f"the graph of the function {name}, which {op.type} '{op.name}' calls, is not known")
     with op.graph.as_default():  # which has the functions that this one calls
-        return function_def_to_graph.function_def_to_graph(definition, input_shapes=[one.shape for one in given])
+        return function_def_to_graph.function_def_to_graph(
+            definition, input_shapes=[tensor.shape for tensor in tensors]
+        )
 
 
-def list_ops(graph: Any, run: Iterable[Any], has_loops: bool = False) -> list[OpRecord]:
-    """The ops between the inputs and the outputs of a graph, and the ops in `run`, in an order in which they can run.
+def list_ops(graph: Any, effects: Iterable[Any], has_loops: bool = False) -> list[OpRecord]:
+    """The ops that the outputs of a graph or the ops in `effects` need, in an order in which they can run.
 
     The order of creation is kept where it is such an order. It is not always: a gradient adds residuals to the inputs
-    of a loop after the loop was created. `has_loops`: the graph may have loops of tf.compat.v1, whose back edges are
-    left out.
+    of a loop after the loop was created.
+
+    Args:
+        has_loops: the graph may have loops of tf.compat.v1, whose back edges are left out.
     """
-    given = {id(tensor) for tensor in graph.inputs}
-    pending = [*(tensor.op for tensor in graph.outputs if id(tensor) not in given), *run]
-    steps: dict[Any, OpRecord] = {}
+    input_ids = {id(tensor) for tensor in graph.inputs}
+    pending = [*(tensor.op for tensor in graph.outputs if id(tensor) not in input_ids), *effects]
+    records: dict[Any, OpRecord] = {}
     while pending:
         op = pending.pop()
-        if op not in steps:
-            one = steps[op] = OpRecord(op, list_inputs(op) if has_loops else op.inputs, given)
-            pending += one.needs
-    found: list[OpRecord] = []
-    is_found: dict[Any, bool] = {}  # False: the op waits for its inputs
-    for made in graph.get_operations():
-        waiting = [made] if made in steps else []
+        if op not in records:
+            records[op] = OpRecord(op, list_inputs(op) if has_loops else op.inputs, input_ids)
+            pending += records[op].needs
+    ordered: list[OpRecord] = []
+    is_listed: dict[Any, bool] = {}  # False: the op waits for its inputs
+    for created in graph.get_operations():
+        waiting = [created] if created in records else []
         while waiting:
             op = waiting[-1]
-            missing = [one for one in steps[op].needs if not is_found.get(one)]
+            missing = [needed for needed in records[op].needs if not is_listed.get(needed)]
             if not missing:
-                if not is_found.get(op):
-                    is_found[op] = True
-                    found.append(steps[op])
+                if not is_listed.get(op):
+                    is_listed[op] = True
+                    ordered.append(records[op])
                 waiting.pop()
                 continue
-            if op in is_found:
+            if op in is_listed:
                 raise NoRuleError  # a cycle, as loops of tf.compat.v1 have
-            is_found[op] = False
+            is_listed[op] = False
             waiting += missing
-    return found
+    return ordered

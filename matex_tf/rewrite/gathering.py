@@ -1,4 +1,7 @@
-"""The inputs of a collective, and the whole tensor that is made of its results."""
+"""The requests of a collective on a value, and the whole tensor that is made of their results.
+
+A `Body` prepares all exchanges of a wave, hands their requests to the exchanger together, and finishes each.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
     placement = value.placement
     if placement.kind == PARTIAL:
         cuts = () if piece is None else piece.cuts
-        return Prepared([Request(placement.by, tensor, cuts, placement.owned)], lambda found: found[0])
+        return Prepared([Request(placement.reduction, tensor, cuts, placement.owned)], lambda results: results[0])
     if placement.kind == PIECE:
         return _prepare_piece(value, tensor)
     if placement.kind == SIZES:
@@ -35,13 +38,13 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
 
 def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
     """Gathers rows with the sharded axis in front, block by block."""
-    turned = swap_axes(tensor, axis)
-    parts = [turned]
+    rows_first = swap_axes(tensor, axis)
+    parts = [rows_first]
     if len(rows.blocks) > 1:
-        parts = tf.split(turned, [block * copy.batch_slice.count for block in rows.blocks], num=len(rows.blocks))
+        parts = tf.split(rows_first, [block * copy.batch_slice.count for block in rows.blocks], num=len(rows.blocks))
 
-    def finish(found: Sequence[Any]) -> Any:
-        whole = swap_axes(found[0] if len(found) == 1 else tf.concat(list(found), 0), axis)
+    def finish(results: Sequence[Any]) -> Any:
+        whole = swap_axes(results[0] if len(results) == 1 else tf.concat(list(results), 0), axis)
         shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
         if shape is not None:
             shape[axis] = None
@@ -53,7 +56,8 @@ def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
 
 def _prepare_piece(value: Value, tensor: Any) -> Prepared:
     return Prepared(
-        [Request("gather", tensor, value.placement.cuts, owned=True)], lambda found: tf.reshape(found[0], value.shape)
+        [Request("gather", tensor, value.placement.cuts, owned=True)],
+        lambda results: tf.reshape(results[0], value.shape),
     )
 
 
@@ -61,17 +65,17 @@ def swap_axes(tensor: Any, axis: int) -> Any:
     """The tensor with this axis and the first one exchanged."""
     if axis == 0:
         return tensor
-    places = tf.range(tf.rank(tensor))
-    order = tf.where(tf.equal(places, 0), axis, tf.where(tf.equal(places, axis), 0, places))
+    axes = tf.range(tf.rank(tensor))
+    order = tf.where(tf.equal(axes, 0), axis, tf.where(tf.equal(axes, axis), 0, axes))
     return tf.transpose(tensor, order)
 
 
 def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
     """Numbers of rows that a mask selected: only the ranks together know them."""
-    chosen = [one.rows is not None and one.rows.chosen is not None for one in placement.sizes]
+    chosen = [size.rows is not None and size.rows.chosen is not None for size in placement.sizes]
     mask = tf.constant(chosen[0] if tensor.shape.rank == 0 else chosen)
     part = tf.where(mask, tensor, tf.zeros_like(tensor))
-    return Prepared([Request("sum", part)], lambda found: tf.where(mask, found[0], tensor))
+    return Prepared([Request("sum", part)], lambda results: tf.where(mask, results[0], tensor))
 
 
 def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
@@ -80,12 +84,12 @@ def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
     dtype = value.placement.dtype
     stacked = tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)
     if item is not None and item.kind == PARTIAL:
-        inner = Prepared([Request(item.by, stacked)], lambda found: found[0])
+        inner = Prepared([Request(item.reduction, stacked)], lambda results: results[0])
     else:
         inner = _prepare_rows(copy, stacked, item.axis + 1 if item else 1, item.rows if item else Rows())
 
-    def finish(found: Sequence[Any]) -> Any:
-        whole = inner.finish(found)
+    def finish(results: Sequence[Any]) -> Any:
+        whole = inner.finish(results)
         return tf.raw_ops.TensorListFromTensor(tensor=whole, element_shape=tf.shape(whole)[1:])
 
     return Prepared(inner.requests, finish)

@@ -50,10 +50,11 @@ def list_functions(node: Any) -> list[str]:
 def iterate_graphs(graph: Any) -> Iterator[Any]:
     """`graph`, and the graphs of the functions that its ops call, recursively, each once; the nearest first."""
     pending, seen = [graph], {id(graph)}
-    for one in pending:
-        yield one
-        for name in (name for op in one.get_operations() if _is_call(op) for name in list_functions(op.node_def)):
-            called = getattr(one._get_function(name), "graph", None)
+    for current in pending:
+        yield current
+        calls = filter(_is_call, current.get_operations())
+        for name in (name for op in calls for name in list_functions(op.node_def)):
+            called = getattr(current._get_function(name), "graph", None)
             if called is not None and id(called) not in seen:
                 seen.add(id(called))
                 pending.append(called)
@@ -67,22 +68,22 @@ def evaluate_op(op: Any, inputs: list[Any]) -> list[Any]:
     """The arrays that an op computes from known arrays, by running it now; empty if it cannot run."""
     from tensorflow.python.eager import context, execute
 
-    if any(part.dtype.name in ("variant", "resource", "string") for part in (*op.inputs, *op.outputs)):
+    if any(tensor.dtype.name in ("variant", "resource", "string") for tensor in (*op.inputs, *op.outputs)):
         return []
     attributes: list[Any] = []
-    for one in op.op_def.attr:
-        value = op.get_attr(one.name)
-        if one.type not in ("type", "list(type)", "int", "list(int)", "bool", "float", "string"):
+    for attribute in op.op_def.attr:
+        value = op.get_attr(attribute.name)
+        if attribute.type not in ("type", "list(type)", "int", "list(int)", "bool", "float", "string"):
             return []
-        if one.type == "type":
+        if attribute.type == "type":
             value = value.as_datatype_enum
-        elif one.type == "list(type)":
-            value = [part.as_datatype_enum for part in value]
-        attributes += [one.name, value]
+        elif attribute.type == "list(type)":
+            value = [dtype.as_datatype_enum for dtype in value]
+        attributes += [attribute.name, value]
     with tf.init_scope(), tf.device("CPU:0"):
-        given = [tf.constant(one, part.dtype) for one, part in zip(inputs, op.inputs)]
+        tensors = [tf.constant(array, tensor.dtype) for array, tensor in zip(inputs, op.inputs)]
         try:
-            made = execute.quick_execute(op.type, len(op.outputs), given, tuple(attributes), context.context())
+            outputs = execute.quick_execute(op.type, len(op.outputs), tensors, tuple(attributes), context.context())
         except (tf.errors.OpError, ValueError, TypeError):
             return []  # the run of the op itself raises the error
-        return [np.asarray(one._numpy_internal()) for one in made]
+        return [np.asarray(tensor._numpy_internal()) for tensor in outputs]

@@ -1,6 +1,7 @@
 """Labels of tensors of the script's graph, and the assignment of the copy's sums to labels.
 
-A gradient is labelled where the script computes it. Its sum over the ranks may be made before or after that place.
+A gradient is labelled where the script computes it (`steps.gradients`). Its sum over the ranks may be made before or
+after that place, so each sum of a wave is assigned to the labelled tensor that it is a part of, or that is made of it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,8 @@ def set_label(tensor: Any, label: Any) -> None:
 
 
 def get_labels(graph: Any) -> dict[int, tuple[Any, Any]]:
-    """The labelled tensors of a graph, or of the graph that it is a part of, with their labels, by
-    the ids of tensors.
-    """
-    labels: dict[int, tuple[Any, Any]] = tags.get_tag(getattr(graph, "of", graph), _LABELS, {})
+    """The labelled tensors of a graph or a part of a graph, with their labels, by the ids of the tensors."""
+    labels: dict[int, tuple[Any, Any]] = tags.get_tag(getattr(graph, "whole_graph", graph), _LABELS, {})
     return labels
 
 
@@ -35,62 +34,66 @@ def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list
     A sum belongs to a tensor if the tensor is a linear combination of sums that include it, or is computed from the
     whole sum and other whole tensors. Among several sums of a tensor, the last ones count.
     """
-    found: list[list[Any]] = [[None] * len(wave) for wave in waves]
+    labels_of_waves: list[list[Any]] = [[None] * len(wave) for wave in waves]
     _spread_labels(program)
     if not any(value.label is not None for node in program.nodes for value in (*node.inputs, *node.outputs)):
-        return found
+        return labels_of_waves
     users: dict[int, list[Node]] = {}
     for node in program.nodes:
         for value in node.inputs:
             users.setdefault(id(value), []).append(node)
-    known: set[int] = set()
-    for labels, wave in zip(reversed(found), reversed(waves)):
-        labels[:] = [_take_only(_list_before(value) or _list_after(value, users), known) for value in wave]
-        known.update(map(id, labels))
-    return found
+    used: set[int] = set()  # the ids of labels of later waves
+    for labels, wave in zip(reversed(labels_of_waves), reversed(waves)):
+        labels[:] = [_find_only(_list_before(value) or _list_after(value, users), used) for value in wave]
+        used.update(map(id, labels))
+    return labels_of_waves
 
 
 def _spread_labels(program: Program) -> None:
-    """An input of a branch or a loop has the label that it has outside."""
+    """Give the inputs of branches and loops the labels that they have outside."""
     for node in program.nodes:
         for body in node.bodies:
             for outer, inner in zip(reversed(node.inputs), reversed(body.inputs)):
-                inner.label = inner.label or _take_only(_list_before(outer), set())
+                inner.label = inner.label or _find_only(_list_before(outer), set())
 
 
-def _take_only(labels: Iterable[Any], known: set[int]) -> Any:
-    found = list({id(one): one for one in labels}.values())
-    return found[0] if len(found) == 1 and id(found[0]) not in known else None
+def _find_only(labels: Iterable[Any], used: set[int]) -> Any:
+    """The label, if all are one and its id is not in `used`; else None."""
+    different = {id(label): label for label in labels}
+    if len(different) != 1:
+        return None
+    ((label_id, label),) = different.items()
+    return None if label_id in used else label
 
 
 def _list_before(value: Value) -> list[Any]:
     """The labels of the nearest tensors that a value is made of by sums alone."""
-    found, pending, seen = [], [value], {id(value)}
+    labels, pending, seen = [], [value], {id(value)}
     while pending:
-        one = pending.pop()
-        if one.label is not None:
-            found.append(one.label)
-        elif one.node is not None and one.placement.is_partial:
-            given = [each for each in one.node.inputs if id(each) not in seen]
-            seen.update(map(id, given))
-            pending += [each for each in given if each.label is not None or each.placement.is_partial]
-    return found
+        current = pending.pop()
+        if current.label is not None:
+            labels.append(current.label)
+        elif current.node is not None and current.placement.is_partial:
+            new = [source for source in current.node.inputs if id(source) not in seen]
+            seen.update(map(id, new))
+            pending += [source for source in new if source.label is not None or source.placement.is_partial]
+    return labels
 
 
 def _list_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
     """The labels of the nearest tensors that are made of a value after it became whole."""
-    found, pending, seen = [], [value], {id(value)}
+    labels, pending, seen = [], [value], {id(value)}
     while pending:
         for node in users.get(id(pending.pop()), ()):
-            for one in node.outputs:
-                if id(one) in seen or not one.placement.is_replicated:
+            for output in node.outputs:
+                if id(output) in seen or not output.placement.is_replicated:
                     continue
-                seen.add(id(one))
-                if one.label is not None:
-                    found.append(one.label)
+                seen.add(id(output))
+                if output.label is not None:
+                    labels.append(output.label)
                 else:
-                    pending.append(one)
-    return found
+                    pending.append(output)
+    return labels
 
 
 def are_looked_at(program: Program, types: Sequence[str]) -> bool:
@@ -101,5 +104,7 @@ def are_looked_at(program: Program, types: Sequence[str]) -> bool:
         if is_made and node.type in types:
             return True
         if is_made:
-            made.update(id(one) for one in node.outputs if one.placement.kind == PARTIAL or one.placement.is_replicated)
+            made.update(
+                id(value) for value in node.outputs if value.placement.kind == PARTIAL or value.placement.is_replicated
+            )
     return any(are_looked_at(body, types) for node in program.nodes for body in node.bodies)

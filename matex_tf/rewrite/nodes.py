@@ -9,8 +9,8 @@ import numpy as np
 
 from matex_tf.rewrite.placement import REPLICATED, SIZES, WHOLE, Placement, Size
 
-MOST = 64
-"""The longest vector whose values are tracked."""
+MAX_TRACKED = 64
+"""The length of the longest vector whose values are tracked."""
 _UNREAD = object()
 _PLAIN = ("b", "i", "f", "s", "func", "shape")
 """Kinds of attributes that are read from the proto directly."""
@@ -21,8 +21,11 @@ USUAL_SIZE = 128
 class Value:
     """A tensor of the script's graph.
 
+    tensor: the tensor in the script's graph.
     key: the call path, the op and the output; the same in each reading of the graph.
-    constant: the value, if it is fixed.
+    placement: how the tensors of the ranks make up the script's tensor.
+    node: the node that makes the value; None for an input of the program.
+    constant: the array of numbers, if it is fixed before the graph runs.
     label: see `labels`.
     has_more_shape: more sizes are known than the script's graph shows.
     """
@@ -63,17 +66,20 @@ class Value:
         known = self.whole_shape
         if known is None:
             self._shape, self.has_more_shape = shape, True
-        elif len(known) == len(shape) and any(one is None is not other for one, other in zip(known, shape)):
-            self._shape = [other if one is None else one for one, other in zip(known, shape)]
+        elif len(known) == len(shape) and any(old is None is not new for old, new in zip(known, shape)):
+            self._shape = [new if old is None else old for old, new in zip(known, shape)]
             self.has_more_shape = True
 
     def estimate_bytes(self, rows: int) -> int:
         """Bytes of the script's tensor for a batch of so many rows; unknown sizes count as `USUAL_SIZE`."""
         product = int(self.dtype.size)
         for axis, size in enumerate(self.shape or [None]):
-            entries = rows * (self.placement.rows.unit or 1)
-            is_counted = self.placement.is_sharded and axis == self.placement.axis
-            product *= size if size is not None else entries if is_counted else USUAL_SIZE
+            if size is not None:
+                product *= size
+            elif self.placement.is_sharded and axis == self.placement.axis:
+                product *= rows * (self.placement.rows.unit or 1)
+            else:
+                product *= USUAL_SIZE
         return product
 
     @property
@@ -84,9 +90,9 @@ class Value:
         if self.placement.kind != REPLICATED or not self.dtype.is_integer or self.shape is None or len(self.shape) > 1:
             return None
         if self.constant is not None:
-            return tuple(Size(None, int(one)) for one in self.constant.reshape(-1)[: MOST + 1])
+            return tuple(Size(None, int(number)) for number in self.constant.reshape(-1)[: MAX_TRACKED + 1])
         count = self.tensor.shape.num_elements()
-        return None if count is None or count > MOST else (Size(),) * count
+        return None if count is None or count > MAX_TRACKED else (Size(),) * count
 
 
 class Decision(NamedTuple):
@@ -118,7 +124,13 @@ class Expansion(NamedTuple):
 class Node:
     """An op of the script's graph; an op of a function has one node for each call of the function.
 
-    rows: the number of rows of the batch in cost estimates. batch_rows: the number of rows, if it is fixed.
+    key: the call path and the op; the same in each reading of the graph.
+    inputs, outputs: values. controls: the nodes that run before.
+    decision: the placements that the op needs and gives.
+    bodies: the programs of the functions that the op calls, as those of branches and loops.
+    level: the number of waves of collectives before the op (`waves`).
+    rows: the number of rows of the batch in cost estimates.
+    batch_rows: the number of rows of the batch, if it is fixed.
     repeats: the op is inside of a loop.
     is_reused: the copy takes the outputs of the script's own op.
     """
@@ -182,31 +194,32 @@ class Node:
 
     def require_rows(self, index: int = 0) -> Placement:
         """The placement of an input that has rows. Raises NoRuleError for any other input."""
-        one = self.inputs[index].placement
-        if not one.is_sharded:
+        placement = self.inputs[index].placement
+        if not placement.is_sharded:
             raise NoRuleError
-        return one
+        return placement
 
-    def bring_rows(self, index: int, one: Placement) -> Placement | None:
-        """The placement that input `index` is brought to so that it has the rows of `one`, or one
-        entry for all rows.
+    def bring_rows(self, index: int, placement: Placement) -> Placement | None:
+        """The placement that an input needs in order to have the rows of `placement`, or one entry for all rows.
+
+        None: the input has these rows already.
         """
         value = self.inputs[index]
-        if value.placement.has_layout(one):
+        if value.placement.has_layout(placement):
             return None
-        if value.shape is not None and len(value.shape) > one.axis and value.shape[one.axis] == 1:
+        if value.shape is not None and len(value.shape) > placement.axis and value.shape[placement.axis] == 1:
             return WHOLE
-        if one.rows.chosen is not None:  # only the ranks that hold selected rows know which rows these are
+        if placement.rows.chosen is not None:  # only the ranks that hold selected rows know which rows these are
             raise NoRuleError
-        return one
+        return placement
 
     @property
     def placements(self) -> list[Placement]:
-        return [one.placement for one in self.inputs]
+        return [value.placement for value in self.inputs]
 
     @property
     def has_rows(self) -> bool:
-        return any(one.placement.is_sharded for one in self.inputs)
+        return any(value.placement.is_sharded for value in self.inputs)
 
     def read_attribute(self, name: str, default: Any = None) -> Any:
         attributes = self.definition.attr
@@ -230,14 +243,12 @@ class Node:
         value = self.inputs[index]
         return None if value.whole_shape is None else value.whole_shape[value.placement.axis]
 
-    def has_length(self, index: int, one: Placement) -> bool:
-        """Whether the script's tensor, an input, provably has one entry for each entry of the rows of `one` along its
-        axis.
-        """
-        shape, unit = self.inputs[index].whole_shape, one.rows.unit
-        if not one.is_sharded or not shape or len(shape) <= one.axis or not (self.batch_rows and unit):
+    def has_length(self, index: int, placement: Placement) -> bool:
+        """Whether an input of the script certainly has as many entries as the rows of `placement`, along its axis."""
+        shape, unit = self.inputs[index].whole_shape, placement.rows.unit
+        if not placement.is_sharded or not shape or len(shape) <= placement.axis or not (self.batch_rows and unit):
             return False
-        return shape[one.axis] == self.batch_rows * unit
+        return shape[placement.axis] == self.batch_rows * unit
 
     def read_constant(self, index: int) -> np.ndarray:
         constant = self.inputs[index].constant
@@ -292,8 +303,8 @@ class NoRuleError(Exception):
 def has_same_outputs(first: Node, second: Node) -> bool:
     """Whether replacing `first` by `second` changes no decision about later nodes."""
     return all(
-        one.placement == other.placement and one.shape == other.shape and _is_same(one.constant, other.constant)
-        for one, other in zip(first.outputs, second.outputs, strict=True)
+        value.placement == other.placement and value.shape == other.shape and _is_same(value.constant, other.constant)
+        for value, other in zip(first.outputs, second.outputs, strict=True)
     )
 
 

@@ -49,7 +49,7 @@ def has_collective(node: Node) -> bool:
 
 def takes_rows(node: Node) -> bool:
     """Whether an op returns data of an iterator, a dataset or an optional, or calls a function that takes such data."""
-    return has_op(node.op, SOURCES) or any(one.dtype.name not in HANDLES for one in node.op.outputs)
+    return has_op(node.op, SOURCES) or any(tensor.dtype.name not in HANDLES for tensor in node.op.outputs)
 
 
 class OwnFeed:
@@ -61,12 +61,12 @@ class OwnFeed:
     def place_end(self, node: Node) -> Decision:
         return place_own_end(node)
 
-    def pass_on(self, node: Node, one: Placement) -> Decision:
+    def pass_on(self, node: Node, placement: Placement) -> Decision:
         if node.type == "MakeIterator":
-            node.inputs[1].placement = one  # the iterator's state after this op
+            node.inputs[1].placement = placement  # the iterator's state after this op
         if takes_rows(node):
             raise OwnRowsError(f"{node.type} '{node.op.name}' takes rows out of their dataset by itself")
-        return Decision([WHOLE] * len(node.inputs), [one] * len(node.op.outputs))
+        return Decision([WHOLE] * len(node.inputs), [placement] * len(node.op.outputs))
 
 
 OWN = Placement(REPLICATED, feed=OwnFeed())
@@ -93,9 +93,9 @@ def place_own_end(node: Node) -> Decision:
     """`OptionalHasValue`: whether any rank has a batch."""
 
     def emit(copy: Any, optional: Any) -> list[Any]:
-        has = tf.raw_ops.OptionalHasValue(optional=optional)
-        (found,) = copy.exchanger.exchange([Request("max", tf.cast(has, tf.int32))], copy.batch_slice.of_all())
-        return [tf.cast(found, tf.bool)]
+        has_batch = tf.cast(tf.raw_ops.OptionalHasValue(optional=optional), tf.int32)
+        (has_any,) = copy.exchanger.exchange([Request("max", has_batch)], copy.batch_slice.of_all())
+        return [tf.cast(has_any, tf.bool)]
 
     return Decision([WHOLE], [WHOLE], mark_communicating(emit))
 
@@ -120,19 +120,19 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
         handle: the input of that op: an iterator, or an optional.
         outputs: tensors or specs of the components.
     """
-    attributes = {"output_types": [one.dtype for one in outputs], "output_shapes": [one.shape for one in outputs]}
+    attributes = {"output_types": [each.dtype for each in outputs], "output_shapes": [each.shape for each in outputs]}
     is_optional = kind == "OptionalGetValue"
     optional = handle if is_optional else tf.raw_ops.IteratorGetNextAsOptional(iterator=handle, **attributes)
-    has = tf.raw_ops.OptionalHasValue(optional=optional)
+    has_batch = tf.raw_ops.OptionalHasValue(optional=optional)
 
     def take() -> list[Any]:
         return list(tf.raw_ops.OptionalGetValue(optional=optional, **attributes))
 
     def make_none() -> list[Any]:
-        return [tf.zeros([0, *(size or 0 for size in one.shape.as_list()[1:])], one.dtype) for one in outputs]
+        return [tf.zeros([0, *(size or 0 for size in output.shape.as_list()[1:])], output.dtype) for output in outputs]
 
-    rows = _choose(has, take, make_none, outputs)
-    own = make_own_slice(rows, has)
+    rows = _choose(has_batch, take, make_none, outputs)
+    own = make_own_slice(rows, has_batch)
     if not is_optional:
 
         def end() -> list[Any]:
@@ -150,20 +150,20 @@ def fill_rows(rows: Sequence[Any], own: OwnRows) -> list[Any]:
 
     def make_row() -> list[Any]:
         shapes = [tf.concat([[tf.constant(1, tf.int64)], sizes], 0) for sizes in own.sizes]
-        return [tf.zeros(shape, one.dtype) for shape, one in zip(shapes, rows)]
+        return [tf.zeros(shape, component.dtype) for shape, component in zip(shapes, rows)]
 
     return _choose(own.batch_slice.contributes, lambda: list(rows), make_row, rows)
 
 
 def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> list[Any]:
-    made = tf.cond(condition, first, second)
-    made = list(made) if isinstance(made, (list, tuple)) else [made]
-    for tensor, one in zip(made, outputs):
-        tensor.set_shape([None, *one.shape[1:]])
-    return made
+    chosen = tf.cond(condition, first, second)
+    chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
+    for tensor, output in zip(chosen, outputs):
+        tensor.set_shape([None, *output.shape[1:]])
+    return chosen
 
 
 def gather_rows(exchanger: Any, tensors: Sequence[Any], batch_slice: Any) -> list[Any]:
     """The rows of all ranks, concatenated."""
-    found: list[Any] = exchanger.exchange([Request("gather", tensor) for tensor in tensors], batch_slice)
-    return found
+    rows: list[Any] = exchanger.exchange([Request("gather", tensor) for tensor in tensors], batch_slice)
+    return rows

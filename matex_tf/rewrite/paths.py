@@ -10,10 +10,12 @@ from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, PIECE, REPLICATED, SH
 from matex_tf.rewrite.programs import Program, drop_unneeded
 
 SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
-"""The tensor itself; numbers that the slice of the rank determines; the result of a collective; a conversion by ops."""
+"""The paths: the value's own tensor; numbers that the slice of the rank determines; the result of a collective; and a
+conversion by ops."""
 
 
 def find_path(value: Value, need: Placement | None) -> str:
+    """The path on which an op gets a value in the placement `need`; None: in the value's own placement."""
     placement = value.placement
     if placement.kind == REPLICATED and need is not None and need.kind == SIZES:
         return COUNTED
@@ -51,8 +53,10 @@ def find_counts(value: Value) -> tuple[Size, ...] | None:
     if value.placement.kind != SIZES:
         return None
     sizes = value.placement.sizes
-    for one in sizes:
-        if (one.value is None) if one.rows is None else (one.rows.unit is None or one.value is not None):
+    for size in sizes:
+        is_counted = size.rows is not None and size.rows.unit is not None and size.value is None
+        is_number = size.rows is None and size.value is not None
+        if not is_counted and not is_number:
             return None
     return sizes if value.shape in ([], [len(sizes)]) else None
 

@@ -29,7 +29,7 @@ ASSIGNS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
 class PiecesRefusedError(Exception):
-    """Ops take variables whole that ranks hold in pieces. refused: see `propagate.Reader`."""
+    """Ops take variables whole that ranks hold in pieces. refused: these ops, see `propagate.Reader`."""
 
     def __init__(self, refused: dict[int, Any]):
         super().__init__(refused)
@@ -49,7 +49,7 @@ def place(node: Node) -> Decision:
         if node.type in ASSIGNS and not node.get_placement(1).is_held:
             return node.decide([None, _find_need(node.inputs[1], first.cuts)])
         raise NoRuleError
-    if any(one.is_held for one in node.placements):
+    if any(placement.is_held for placement in node.placements):
         raise NoRuleError
     if node.type in _ENTRYWISE:
         return _compute_entries(node)
@@ -83,11 +83,13 @@ def list_cut(node: Node) -> list[Value]:
     """The inputs of an elementwise op that have as many entries as its result."""
     if node.type in _SAME_ORDER:
         return node.inputs[:1]
-    return [one for one in node.inputs if node.type in _ENTRYWISE and find_shape(one) == find_shape(node.outputs[0])]
+    return [
+        value for value in node.inputs if node.type in _ENTRYWISE and find_shape(value) == find_shape(node.outputs[0])
+    ]
 
 
 def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
-    """The placement that an op needs, which takes a piece of the value."""
+    """The placement to which a value is brought for an op that takes a piece of it; None: unchanged."""
     piece = cut(cuts)
     if count_entries(value) != cuts[-1]:
         raise NoRuleError
@@ -95,7 +97,7 @@ def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
 
 
 def _compute_entries(node: Node) -> Decision:
-    piece = next(one for one in node.inputs if one.placement.is_piece)
+    piece = next(value for value in node.inputs if value.placement.is_piece)
     shape, cuts = find_shape(piece), piece.placement.cuts
     if find_shape(node.outputs[0]) != shape or len(node.outputs) > 1:
         raise NoRuleError
@@ -124,7 +126,7 @@ def _describe(node: Node) -> Decision:
 def _reduce(node: Node) -> Decision:
     """A reduction over all entries: each rank reduces its piece, and a collective reduces the results."""
     shape, cuts = node.read_shape(0), node.get_placement(0).cuts
-    keeps = node.type != "L2Loss" and node.read_attribute("keep_dims", False)
+    keeps_axes = node.type != "L2Loss" and node.read_attribute("keep_dims", False)
     dtype = node.inputs[0].dtype
     if node.type == "L2Loss":
         return node.decide([None], Placement(PARTIAL, owned=True))
@@ -134,8 +136,8 @@ def _reduce(node: Node) -> Decision:
     def emit(piece: Any, _: Any) -> Sequence[Any]:
         reduce = {"Sum": tf.reduce_sum, "Mean": tf.reduce_sum, "Max": tf.reduce_max, "Min": tf.reduce_min,
                   "All": tf.reduce_all, "Any": tf.reduce_any}[node.type]  # fmt: skip
-        made = reduce(piece) / cuts[-1] if node.type == "Mean" else reduce(piece)
-        return [tf.reshape(made, [1] * len(shape)) if keeps else made]
+        result = reduce(piece) / cuts[-1] if node.type == "Mean" else reduce(piece)
+        return [tf.reshape(result, [1] * len(shape)) if keeps_axes else result]
 
-    found = node.decide([None, WHOLE], Placement(PARTIAL, by=_REDUCED_BY[node.type], owned=True), emit=emit)
-    return found._replace(shapes=[[1] * len(shape) if keeps else []])
+    decision = node.decide([None, WHOLE], Placement(PARTIAL, reduction=_REDUCED_BY[node.type], owned=True), emit=emit)
+    return decision._replace(shapes=[[1] * len(shape) if keeps_axes else []])

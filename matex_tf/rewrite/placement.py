@@ -11,17 +11,17 @@ SIZES, LIST, ANY = "sizes", "list", "any"
 HALF = ("float16", "bfloat16")
 """Dtypes of half precision. A partial sum of such a dtype becomes whole where it arises, in float32, rounded once.
 
-So it overflows, and is rounded, where the script's sum is, and gradients are finite exactly when the script's are. Sums
-over the turns of a loop become whole after the loop; otherwise each turn would have a collective.
+So the sum overflows, and is rounded, where the script's sum is, and gradients are finite exactly when the script's are.
+Sums over the turns of a loop become whole after the loop; otherwise each turn would have a collective.
 """
 
 
 class Rows(NamedTuple):
     """The entries along an axis that a rank holds.
 
-    blocks: the axis consists of blocks, each of which has so many entries for each row of the batch; None: that number
-        is unknown. A rank holds the entries of its rows in each block. (1,): the rows of the batch.
-    chosen: not None if a mask selected some of these entries, which only the data determine; equal for equal masks.
+    blocks: for each block of the axis, the number of its entries for each row of the batch; None: unknown. A rank holds
+        the entries of its rows in each block. A batch is one block, (1,); two concatenated batches are (1, 1).
+    chosen: None, or the key of the mask that selected some of these entries. Only the data determine how many.
     """
 
     blocks: tuple[int | None, ...] = (1,)
@@ -57,34 +57,42 @@ class Placement(NamedTuple):
 
         replicated   each rank has the script's tensor
         sharded      the script's tensor is the concatenation of the ranks' tensors along an axis
-        partial      the script's tensor is the sum (or `by`: the maximum, the minimum) of the ranks' tensors
-        piece        the script's tensor, flattened, is the concatenation of the ranks' vectors, cut at `cuts`
-        sizes        an integer scalar or short vector; each number has a placement of its own: a sharded tensor's shape
-        list         a TensorList (or an optional) whose items have the placement `item`; None: the list is empty
+        partial      the script's tensor is the sum, maximum or minimum of the ranks' tensors
+        piece        the script's tensor, flattened, is the concatenation of the ranks' vectors
+        sizes        an integer scalar or short vector whose numbers have placements of their own: a tensor's shape
+        list         a TensorList, or an optional, whose items have one placement
         any          no op uses the value, such as a residual of a branch that was not taken
 
-    `axis`, `rows` and `numbers` belong to sharded tensors, `sizes` to sizes, `item` to lists.
-
-    numbers: the values of the tensor are indices along such an axis of the script's tensor, as those of
-        `tf.range(batch)`.
-    zero: the tensor is 0 everywhere, so it is a partial sum, too.
-    dtype: the dtype of the items of a list.
-    axes: of a replicated vector that names axes: whether it names each axis; None: unknown.
-    feed: of an iterator, a dataset or an optional, replicated: how it gives each rank its rows (`feeds`); None: it
-        gives whole batches.
-    cuts: where the piece of each rank begins, and where the last one ends. A replicated handle has the cuts of its
-        variable, if ranks hold that in pieces, and `variable` is the variable's number.
-    owned: of a partial tensor: it is made of the ranks' pieces, so a rank without rows has a term, too.
+    Sharded:
+        axis: the axis along which the ranks' tensors are concatenated.
+        rows: the entries along the axis that a rank holds.
+        numbers: None, or rows: the values are indices of such entries of the script's tensor, as in `tf.range(batch)`.
+    Partial:
+        reduction: "sum", "max" or "min".
+        owned: the tensor is made of the ranks' pieces, so a rank without rows has a term, too.
+    Replicated:
+        is_zero: the tensor is 0 everywhere, so it is a partial sum, too.
+        axes: for a vector that names axes of a tensor: whether it names each axis; None: unknown.
+        feed: of an iterator, a dataset or an optional: how it gives each rank its rows (`feeds`); None: it gives whole
+            batches.
+        variable: of the handle of a variable in pieces: the number of the variable among the captured tensors.
+    Piece, and the handle of a variable in pieces:
+        cuts: the first entry of each rank's piece, and the end of the last piece.
+    Sizes, and a vector that a rule found to be fixed numbers, or maxima over the ranks:
+        sizes: the numbers.
+    List:
+        item: the placement of the items; None: the list is empty.
+        dtype: the dtype of the items.
     """
 
     kind: str
     axis: int = 0
     rows: Rows = Rows()
     numbers: Rows | None = None
-    zero: bool = False
+    is_zero: bool = False
     sizes: tuple[Size, ...] = ()
     item: Placement | None = None
-    by: str = "sum"
+    reduction: str = "sum"
     dtype: Any = None
     axes: tuple[bool | None, ...] | None = None
     feed: Any = None
@@ -103,7 +111,7 @@ class Placement(NamedTuple):
     @property
     def is_partial(self) -> bool:
         """Whether it is a partial sum, which linear ops keep."""
-        return self.kind == PARTIAL and self.by == "sum" and not self.owned
+        return self.kind == PARTIAL and self.reduction == "sum" and not self.owned
 
     @property
     def is_piece(self) -> bool:
@@ -111,7 +119,7 @@ class Placement(NamedTuple):
 
     @property
     def is_held(self) -> bool:
-        """Whether it belongs to the handle of a variable that ranks hold in pieces."""
+        """Whether the tensor is the handle of a variable that ranks hold in pieces."""
         return self.kind == REPLICATED and bool(self.cuts)
 
     @property
@@ -134,11 +142,11 @@ class Placement(NamedTuple):
 
 
 WHOLE = Placement(REPLICATED)
-ZERO = Placement(REPLICATED, zero=True)
+ZERO = Placement(REPLICATED, is_zero=True)
 SUM = Placement(PARTIAL)
 BATCH = Placement(SHARDED)
 EMPTY = Placement(LIST)
-NOBODYS = Placement(ANY)
+UNUSED = Placement(ANY)
 
 
 def shard(axis: int, rows: Rows = Rows()) -> Placement:  # noqa: B008 - a tuple that nothing changes
@@ -159,21 +167,21 @@ def list_of(item: Placement | None, dtype: Any = None) -> Placement:
 
 
 def make_sizes(sizes: Sequence[Size]) -> Placement:
-    """A `sizes` placement; a replicated one with `sizes` if each number is replicated, until the
-    reader has noted them.
+    """The placement of these sizes. If each number is replicated, so is the vector; the reader then makes a constant of
+    the sizes (`constants.note_sizes`).
     """
-    return Placement(SIZES if any(one.rows for one in sizes) else REPLICATED, sizes=tuple(sizes))
+    return Placement(SIZES if any(size.rows for size in sizes) else REPLICATED, sizes=tuple(sizes))
 
 
 def multiply_sizes(sizes: Sequence[Size]) -> Size | None:
     """The product of sizes; None if it counts the entries of no known axis."""
-    counts = [one for one in sizes if one.rows is not None]
-    others = [one.value for one in sizes if one.rows is None]
-    product = None if None in others else math.prod(value for value in others if value is not None)
-    if not counts:
+    row_sizes = [size.rows for size in sizes if size.rows is not None]
+    numbers = [size.value for size in sizes if size.rows is None]
+    product = None if None in numbers else math.prod(number for number in numbers if number is not None)
+    if not row_sizes:
         return Size(None, product)
-    rows = counts[0].rows
-    if len(counts) > 1 or rows is None or (product is None and len(rows.blocks) > 1):
+    rows = row_sizes[0]
+    if len(row_sizes) > 1 or (product is None and len(rows.blocks) > 1):
         return None
     return Size(rows.scale(product))
 
@@ -193,11 +201,11 @@ def join(first: Placement, second: Placement) -> Placement:
         if first.item is None or second.item is None:
             return first if second.item is None else second
         return list_of(first.item if first.item == second.item else WHOLE, first.dtype)
-    plain = [one._replace(zero=False, numbers=None) for one in (first, second)]
+    plain = [placement._replace(is_zero=False, numbers=None) for placement in (first, second)]
     if plain[0] == plain[1]:
         return plain[0]
-    kinds = {one.kind for one in plain}
-    if kinds == {REPLICATED, PARTIAL} and any(one.is_partial for one in plain):
+    kinds = {placement.kind for placement in plain}
+    if kinds == {REPLICATED, PARTIAL} and any(placement.is_partial for placement in plain):
         return SUM
     if kinds == {SIZES} and len(first.sizes) == len(second.sizes):
         same = [
@@ -205,5 +213,5 @@ def join(first: Placement, second: Placement) -> Placement:
             for a, b in zip(first.sizes, second.sizes)
         ]
         if None not in same:
-            return make_sizes([one for one in same if one is not None])
+            return make_sizes([size for size in same if size is not None])
     return WHOLE

@@ -65,14 +65,13 @@ def drop_unneeded(
     """
     needed = {id(value.node) for value in outputs}
     needed.update(map(id, effects))
-    found = []
+    kept = []
     for node in reversed(nodes):
         if id(node) in needed:
-            found.append(node)
+            kept.append(node)
             for value, need in zip(node.inputs, node.decision.needs):
                 if is_used is None or is_used(value, need):
                     needed.add(id(value.node))
-            for one in node.controls:
-                needed.add(id(one))
-    found.reverse()
-    return found
+            needed.update(map(id, node.controls))
+    kept.reverse()
+    return kept

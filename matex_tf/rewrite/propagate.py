@@ -1,4 +1,9 @@
-"""Propagates placements forward: reads a graph op by op, with called functions inlined."""
+"""Propagates placements forward: reads a graph op by op, with called functions inlined, into a program.
+
+A partial sum that several ops need whole is best converted once, where it arises. Which sums these are is known only
+after all ops have been read, so `read_program` reads the graph again until no sum is new; each reading keeps the nodes
+of the last one whose inputs are the same.
+"""
 
 from __future__ import annotations
 
@@ -29,58 +34,70 @@ ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient",
 class _Reading:
     """The last reading of one graph at one call path.
 
-    values: by the ids of tensors. made: the nodes whose outputs replace those of an op, by the op's id. nodes: all
-        nodes that were read for the op.
+    controls: the nodes that the call of the graph waits for.
+    values: the values of tensors, by the ids of the tensors.
+    nodes: all nodes that were read for an op, by the op's id.
+    ends: the nodes that an op waits for whose control input this op is, by the op's id.
     """
 
-    __slots__ = ("controls", "graph", "made", "nodes", "values")
+    __slots__ = ("controls", "ends", "graph", "nodes", "values")
 
     def __init__(self, graph: Any):
         self.graph = graph
         self.controls: list[Node] = []
         self.values: dict[int, Value] = {}
-        self.made: dict[int, list[Node]] = {}
         self.nodes: dict[int, list[Node]] = {}
+        self.ends: dict[int, list[Node]] = {}
 
 
 class Reader:
     """Reads graphs into programs. A further reading repeats only what has changed.
 
-    converted: partial sums that are converted where they arise, by their keys, with the placements that they get.
-    refused: ops that take a variable whole which ranks hold in pieces, by the variable's number.
     takes_batches: an op inside may give the batch (`sources`). The first such op of a program does, unless the program
         is given rows of a batch; the others give whole tensors.
     rows: the number of rows of the batch in cost estimates; it changes no result.
-    reused: of a part of a session's graph, the ops that the copy takes from the script's graph. Ops there need not run
-        in the order of their creation. None: the function of a call in eager code.
+    reused: for a part of a session's graph, the ops that the copy takes from the script's graph. Ops there need not run
+        in the order of their creation. None: the graph is the function of a call in eager code.
+    converted: the placements to which partial sums are converted where they arise, by the keys of the sums.
+    refused: ops that take a variable whole which ranks hold in pieces, by the variable's number.
     loops: the number of loops around the op that is being read.
+    batch_rows: the number of rows of the batch of the program that is being read, if it is fixed.
+
+    _have_batch: for each program that is being read, the outermost first, whether it has a batch.
+    _changed_keys: the keys of the sums whose conversion is new in the next reading, and all prefixes of these keys.
+    _inputs: the values of programs' inputs, by their keys.
+    _readings: the last readings, by their call paths.
+    _ops: for each graph that was read, by its id: the graph, its effects (`_list_effects`) and its ops in order.
     """
 
     def __init__(self, takes_batches: bool = True, rows: int = USUAL_SIZE, reused: Container[Any] | None = None):
         self.takes_batches, self.rows, self.reused, self.loops = takes_batches, rows, reused, 0
-        self.batch_rows: int | None = None  # of the program that is being read, if it is fixed
+        self.batch_rows: int | None = None
         self.converted: dict[tuple[Any, ...], Placement] = {}
         self.refused: dict[int, Any] = {}
-        self._have_batch: list[bool] = []  # for each program that is being read, the outermost first
-        self._added: set[tuple[Any, ...]] = set()  # their keys, and all prefixes of their keys
+        self._have_batch: list[bool] = []
+        self._changed_keys: set[tuple[Any, ...]] = set()
         self._inputs: dict[tuple[Any, ...], Value] = {}
         self._readings: dict[tuple[Any, ...], _Reading] = {}
-        self._steps: dict[int, tuple[Any, list[Any], list[OpRecord]]] = {}
+        self._ops: dict[int, tuple[Any, list[Any], list[OpRecord]]] = {}
 
     def read(
         self, graph: Any, placements: Sequence[Placement], key: tuple[Any, ...] = (), constants: Sequence[Any] = ()
     ) -> Program:
-        """The program of a function's graph for inputs of these placements. `constants`: their
-        fixed values, or None.
+        """The program of a function's graph for inputs of these placements.
+
+        Args:
+            key: the call path; empty for the outermost graph.
+            constants: for each input, its fixed value or None.
         """
         inputs = [
-            self._read_input(tensor, (*key, tensor.op.name, tensor.value_index), one, constant)
-            for (tensor, one), constant in zip_longest(zip(graph.inputs, placements, strict=True), constants)
+            self._read_input(tensor, (*key, tensor.op.name, tensor.value_index), placement, constant)
+            for (tensor, placement), constant in zip_longest(zip(graph.inputs, placements, strict=True), constants)
         ]
         nodes: list[Node] = []
-        has_batch = (self._have_batch[-1:] or [False])[0] or _is_split(inputs)
-        batch_rows = self.batch_rows
-        if has_batch and not self._have_batch:
+        is_outermost, outer_rows = not self._have_batch, self.batch_rows
+        has_batch = _is_split(inputs) or (not is_outermost and self._have_batch[-1])
+        if has_batch and is_outermost:
             self.batch_rows = count_rows(inputs)
         self._have_batch.append(has_batch)
         try:
@@ -88,20 +105,17 @@ class Reader:
             takes_batch = not has_batch and self._have_batch[-1]
         finally:
             self._have_batch.pop()
-            self.batch_rows = batch_rows
-        if takes_batch or not self._have_batch:
+            self.batch_rows = outer_rows
+        if takes_batch or is_outermost:
             _wrap_whole(nodes, outputs)
         needed = drop_unneeded(nodes, outputs, effects)
         takes_batch = takes_batch and any(map(is_batch, needed))
         return Program(put_first(needed) if takes_batch else needed, inputs, outputs, effects, takes_batch)
 
     def convert_sums(self, needed: dict[tuple[Any, ...], Placement]) -> bool:
-        """Convert these sums, too, where they arise. Returns whether any is new; then the graph must be read again.
-
-        That reading decides again only on ops whose inputs have changed.
-        """
+        """Convert these sums, too, where they arise. Returns whether any is new; then the graph must be read again."""
         new = {key: need for key, need in needed.items() if self.converted.get(key) != need}
-        self._added = {key[:length] for key in new for length in range(1, len(key) + 1)}
+        self._changed_keys = {key[:length] for key in new for length in range(1, len(key) + 1)}
         self.converted |= new
         return bool(new)
 
@@ -116,71 +130,78 @@ class Reader:
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
     ) -> tuple[list[Value], list[Node]]:
-        """The values of the outputs of `graph`, and the nodes that must run before ops that wait for the graph."""
-        if id(graph) not in self._steps:
-            run = self._list_run(graph)
-            self._steps[id(graph)] = graph, run, list_ops(graph, run, self.reused is not None)
-        _, run, steps = self._steps[id(graph)]
+        """Read a graph at a call path, and append its nodes to `nodes`.
+
+        Returns the values of the outputs of `graph`, and the nodes that must run before ops that wait for the graph.
+        """
+        if id(graph) not in self._ops:
+            effects = self._list_effects(graph)
+            self._ops[id(graph)] = graph, effects, list_ops(graph, effects, self.reused is not None)
+        _, effects, records = self._ops[id(graph)]
         last = self._readings.pop(key, None)  # a reading that failed is not resumed
-        one = last if last is not None and last.graph is graph else _Reading(graph)
-        changed: set[int] = set()  # the ids of tensors and ops whose values have changed
+        reading = last if last is not None and last.graph is graph else _Reading(graph)
+        changed: set[int] = set()  # the ids of tensors and ops that differ from the last reading
         for tensor, value in zip(graph.inputs, inputs):
-            if one.values.get(id(tensor)) is not value:
-                one.values[id(tensor)] = value
+            if reading.values.get(id(tensor)) is not value:
+                reading.values[id(tensor)] = value
                 changed.add(id(tensor))
-        given, labels = {id(tensor) for tensor in graph.inputs}, get_labels(graph)
-        is_moved, one.controls = one.controls != controls, controls
-        for step in steps:
-            if self.reused is None and step.outputs and step.outputs[0] in given:
+        input_ids, labels = {id(tensor) for tensor in graph.inputs}, get_labels(graph)
+        have_controls_changed, reading.controls = reading.controls != controls, controls
+        for record in records:
+            if self.reused is None and record.outputs and record.outputs[0] in input_ids:
                 continue
-            at = (*key, step.name)
-            if (step.number in one.nodes and changed.isdisjoint(step.before) and at not in self._added
-                    and not (is_moved and step.is_stateful)):  # fmt: skip
-                nodes += one.nodes[step.number]
-                for node in filter(is_batch, one.nodes[step.number]):
+            op_key = (*key, record.name)
+            is_same = record.number in reading.nodes and changed.isdisjoint(record.before)
+            if is_same and op_key not in self._changed_keys and not (have_controls_changed and record.is_stateful):
+                nodes += reading.nodes[record.number]
+                for node in filter(is_batch, reading.nodes[record.number]):
                     self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
                 continue
-            before = [node for number in step.controls for node in one.made.get(number, ())] if step.controls else []
-            taken = [one.values[number] for number in step.inputs]
-            own: list[Node] = []
-            if step.is_stateful:
-                before = before + controls
-            found, made = self._read_op(own, step, taken, at, before, one.nodes.get(step.number, ()))
-            if one.made.get(step.number) != made:
-                one.made[step.number] = made
-                changed.add(step.number)
-            for number, value in zip(step.outputs, found):
-                if number not in given and one.values.get(number) is not value:
-                    one.values[number] = value
+            before = [node for number in record.controls for node in reading.ends.get(number, ())]
+            if record.is_stateful:
+                before += controls
+            values = [reading.values[number] for number in record.inputs]
+            op_nodes: list[Node] = []
+            last_nodes = reading.nodes.get(record.number, ())
+            outputs, ends = self._read_op(op_nodes, record, values, op_key, before, last_nodes)
+            if reading.ends.get(record.number) != ends:
+                reading.ends[record.number] = ends
+                changed.add(record.number)
+            for number, value in zip(record.outputs, outputs):
+                if number not in input_ids and reading.values.get(number) is not value:
+                    reading.values[number] = value
                     changed.add(number)
                 if number in labels:
                     value.label = labels[number][1]
-            one.nodes[step.number] = own
-            nodes += own
-        self._readings[key] = one
-        effects = [node for op in run for node in one.made.get(id(op), ())]
-        return [one.values[id(tensor)] for tensor in graph.outputs], effects
+            reading.nodes[record.number] = op_nodes
+            nodes += op_nodes
+        self._readings[key] = reading
+        all_ends = [node for op in effects for node in reading.ends.get(id(op), ())]
+        return [reading.values[id(tensor)] for tensor in graph.outputs], all_ends
 
-    def _list_run(self, graph: Any) -> list[Any]:
+    def _list_effects(self, graph: Any) -> list[Any]:
         """The ops that run although no output needs them."""
-        run = list(graph.control_outputs)
+        effects = list(graph.control_outputs)
         if self.reused is not None and graph.building_function:  # all of these run, though no op waits for them
-            run += [op for op in graph.get_operations() if is_stateful(op) and op not in run]
-        return run
+            effects += [op for op in graph.get_operations() if is_stateful(op) and op not in effects]
+        return effects
 
     def _read_op(
-        self, nodes: list[Node], step: OpRecord, inputs: list[Value], key: tuple[Any, ...], controls: list[Node],
-        last: Sequence[Node],
+        self, nodes: list[Node], record: OpRecord, inputs: list[Value], key: tuple[Any, ...], controls: list[Node],
+        last_nodes: Sequence[Node],
     ) -> tuple[list[Value], list[Node]]:  # fmt: skip
-        """The values of an op's outputs, and the nodes that stand for the op. `last`: the nodes of the last reading of
-        the op.
+        """Read an op, and append its nodes to `nodes`. last_nodes: the nodes of the last reading of the op.
+
+        Returns the values of the op's outputs, and the nodes that ops wait for whose control input this op is.
         """
-        op = step.op
+        op = record.op
         if op.op_def is None and op not in (self.reused or ()):  # its type is the name of the function that it calls
             return self._read_into(nodes, find_callee(op, op.type), inputs, key, controls)
-        if step.type in compiled.CALLS and not compiled.is_compiled(op) and self.is_shared(op, inputs):
+        if record.type in compiled.CALLS and not compiled.is_compiled(op) and self.is_shared(op, inputs):
             return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)
-        if step.type in ALIASES and self.reused is None:  # in a session's graph it has a place in an order or a branch
+        if (
+            record.type in ALIASES and self.reused is None
+        ):  # in a session's graph it has a place in an order or a branch
             return inputs, controls + [value.node for value in inputs if value.node is not None]
         node = Node(op, key, inputs, controls)
         node.rows, node.batch_rows, node.repeats = self.rows, self.batch_rows, bool(self.loops)
@@ -197,13 +218,13 @@ class Reader:
         for value in node.outputs:
             if value.placement.sizes and value.placement.is_replicated:
                 note_sizes(value)
-        if not decision.shapes and any(one.has_more_shape for one in inputs):
+        if not decision.shapes and any(value.has_more_shape for value in inputs):
             for value, shape in zip(node.outputs, find_shapes(node)):
                 if shape is not None:
                     value.set_shape(shape)
-        before = next((one for one in last if one.key == key), None)
-        if before is not None and has_same_outputs(before, node):
-            node = before.become(node)
+        last_node = next((each for each in last_nodes if each.key == key), None)
+        if last_node is not None and has_same_outputs(last_node, node):
+            node = last_node.become(node)  # so that later ops see the values of the last reading, and need no new one
         nodes.append(node)
         return [self._convert_sum(nodes, value) for value in node.outputs], [node]
 
@@ -215,8 +236,8 @@ class Reader:
         return value
 
     def _convert_sum(self, nodes: list[Node], value: Value) -> Value:
-        """The value, or the whole sum in its place: for sums in `converted`, and those of half
-        precision (see `HALF`).
+        """The value, or in its place the sum after its conversion: for sums in `converted`, and sums of half precision
+        (see `HALF`).
         """
         if value.placement.kind != PARTIAL:
             return value
@@ -238,17 +259,15 @@ class Reader:
         return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
 
     def _decide(self, node: Node) -> Decision | Expansion:
-        special = [one.placement for one in node.inputs if one.placement is not WHOLE]
-        fed = next((one for one in special if one.feed is not None), None)
-        is_batch = node.type in SOURCES and self.takes_batches and not self._have_batch[-1]
-        if node.type in SOURCES and (fed or (is_batch and all(one.is_replicated for one in special))):
-            decision = fed.feed.place_batch(node, is_batch) if fed else place_batch(node)
-            if is_batch:
-                self._have_batch[-1] = any(one.is_sharded for one in decision.gives)
-                for value, one in zip(node.outputs, decision.gives):
-                    value.placement = one
-                self.batch_rows = count_rows(node.outputs)
-            return decision
+        """The placements that an op needs and gives, by the first of these that applies: the feed of an input, the
+        bodies of a branch or loop, pieces of variables, compilation, the rule of the op's type; else whole inputs.
+        """
+        special = [value.placement for value in node.inputs if value.placement is not WHOLE]
+        fed = next((placement for placement in special if placement.feed is not None), None)
+        if node.type in SOURCES:
+            is_batch = self.takes_batches and not self._have_batch[-1]
+            if fed or (is_batch and all(placement.is_replicated for placement in special)):
+                return self._decide_on_source(node, fed, is_batch)
         if fed and node.type == "OptionalHasValue":
             return fed.feed.place_end(node)
         if node.type in ALIASES:
@@ -256,7 +275,7 @@ class Reader:
         try:
             if node.type in control.FLOW and self.is_shared(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
-            if any(one.is_held or one.is_piece for one in special):
+            if any(placement.is_held or placement.is_piece for placement in special):
                 return pieces.place(node)
             # A session does not run collectives inside of a compiled function: all ranks call it with all rows.
             if special and self.reused is None and compiled.is_compiled(node.op) and _is_split(node.inputs):
@@ -265,17 +284,32 @@ class Reader:
                 return RULES[node.type](node)
         except NoRuleError:
             node.bodies = []
-        for one in special:
-            if one.is_held:
-                self.refused.setdefault(one.variable, node.op)
+        for placement in special:
+            if placement.is_held:
+                self.refused.setdefault(placement.variable, node.op)
         if fed:
             return fed.feed.pass_on(node, fed)
-        is_drawn = has_no_seed(node.op) and not any(one.dtype.name == "string" for one in node.outputs)
+        is_drawn = has_no_seed(node.op) and not any(value.dtype.name == "string" for value in node.outputs)
         return draw_once(node) if is_drawn else decide_without_rule(node)
+
+    def _decide_on_source(self, node: Node, fed: Placement | None, is_batch: bool) -> Decision:
+        """Decide on an op that returns a batch.
+
+        Args:
+            fed: the placement of the op's input, if that has a feed.
+            is_batch: the op gives the batch of the program.
+        """
+        decision = fed.feed.place_batch(node, is_batch) if fed else place_batch(node)
+        if is_batch:
+            self._have_batch[-1] = any(placement.is_sharded for placement in decision.gives)
+            for value, placement in zip(node.outputs, decision.gives):
+                value.placement = placement
+            self.batch_rows = count_rows(node.outputs)
+        return decision
 
 
 def _is_split(inputs: Iterable[Value]) -> bool:
-    """Whether a function that takes these inputs must be copied: it cannot run as it is."""
+    """Whether an input differs between ranks, or is a part, so that a function with these inputs must be copied."""
     return any(
         value.placement.kind not in (REPLICATED, ANY)
         and not (value.placement.kind == LIST and (value.placement.item or WHOLE).is_replicated)
@@ -287,7 +321,7 @@ def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
     """Bring optionals that leave the program to whole values before they are wrapped."""
     for value in outputs:
         node = value.node
-        if node is None or node.type != "OptionalFromValue" or any(value in one.inputs for one in nodes):
+        if node is None or node.type != "OptionalFromValue" or any(value in user.inputs for user in nodes):
             continue
         value.placement = list_of(WHOLE)
         node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])

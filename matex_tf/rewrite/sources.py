@@ -69,7 +69,7 @@ def count_rows(batch: Iterable[Value]) -> int | None:
 
 
 def are_in(graph: Any) -> bool:
-    """Whether such an op is in a graph, or in a function that it calls."""
+    """Whether an op that takes a batch is in a graph, or in a function that it calls."""
     return any(node.op in SOURCES for node in iterate_nodes(graph))
 
 
@@ -80,13 +80,13 @@ def place_batch(node: Node) -> Decision:
     def emit(copy: Any, *inputs: Any) -> list[Any]:
         return take_rows(copy, around_pull(lambda: copy.create_op(node, inputs)), rows)
 
-    gives = [BATCH if one else WHOLE for one in rows]
+    gives = [BATCH if has_rows else WHOLE for has_rows in rows]
     return Decision([WHOLE] * len(node.inputs), gives, mark_taker(emit))
 
 
 def is_batch(node: Node) -> bool:
     """Whether a node takes the batch of its program."""
-    return node.type in SOURCES and any(one.is_sharded for one in node.decision.gives)
+    return node.type in SOURCES and any(placement.is_sharded for placement in node.decision.gives)
 
 
 def put_first(nodes: list[Node]) -> list[Node]:
@@ -95,16 +95,16 @@ def put_first(nodes: list[Node]) -> list[Node]:
     Sizes that follow from the slice do not depend on the tensors of the batch, so no data edge keeps that order.
     """
     source = next(node for node in nodes if is_batch(node))
-    before = {id(source)}
+    first_ids = {id(source)}
     pending = [source]
     while pending:
         node = pending.pop()
-        for one in (*(value.node for value in node.inputs if value.node is not None), *node.controls):
-            if id(one) not in before:
-                before.add(id(one))
-                pending.append(one)
-    first = [node for node in nodes if id(node) in before]
-    rest = [node for node in nodes if id(node) not in before]
+        for needed in (*(value.node for value in node.inputs if value.node is not None), *node.controls):
+            if id(needed) not in first_ids:
+                first_ids.add(id(needed))
+                pending.append(needed)
+    first = [node for node in nodes if id(node) in first_ids]
+    rest = [node for node in nodes if id(node) not in first_ids]
     for node in rest:
         if _uses_slice(node) and not node.has_rows and source not in node.controls:
             node.controls = [*node.controls, source]
@@ -115,7 +115,7 @@ def _uses_slice(node: Node) -> bool:
     """Whether a node's computation depends on the slice of the rank."""
     takes_copy = getattr(node.decision.emit, "takes_copy", False)
     slices = any(need is not None and need.is_sharded for need in node.decision.needs)
-    return takes_copy or slices or any(one.kind == SIZES for one in node.placements)
+    return takes_copy or slices or any(placement.kind == SIZES for placement in node.placements)
 
 
 def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
@@ -125,12 +125,14 @@ def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
     """
     if copy.make_slice is None or not any(are_rows):
         return tensors
-    copy.batch_slice = batch_slice = copy.make_slice([tensor for tensor, one in zip(tensors, are_rows) if one])
-    found = []
-    for tensor, one in zip(tensors, are_rows):
-        if one:
-            static = tensor.shape[1:]
+    copy.batch_slice = batch_slice = copy.make_slice(
+        [tensor for tensor, has_rows in zip(tensors, are_rows) if has_rows]
+    )
+    sliced = []
+    for tensor, has_rows in zip(tensors, are_rows):
+        if has_rows:
+            row_shape = tensor.shape[1:]
             tensor = tensor[batch_slice.first : batch_slice.first + batch_slice.count]
-            tensor.set_shape([None, *static])
-        found.append(tensor)
-    return found
+            tensor.set_shape([None, *row_shape])
+        sliced.append(tensor)
+    return sliced

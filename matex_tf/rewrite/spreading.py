@@ -1,6 +1,7 @@
 """Tensors that repeat one row, such as the gradient of a mean: each rank repeats it for its own rows only.
 
-Otherwise each rank would make all rows and slice them, and a sum would travel once for each row.
+Otherwise each rank would make all rows and slice them, and a partial sum would be repeated before its all-reduce, which
+then sends it once for each row. The reader calls `spread_rows` for each op that slices an input.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ Decide = Callable[[Node], Any]
 
 
 def spread_rows(node: Node, decide: Decide) -> list[Node]:
-    """The new nodes that make the rows which `node`, whose decision is known, needs of replicated or partial inputs."""
-    made: list[Node] = []
+    """New nodes that make the rows of replicated or partial inputs that `node` needs. Its decision is known.
+
+    The inputs of `node` become the outputs of new nodes. An input that cannot be made by rows stays, and is sliced.
+    """
+    added: list[Node] = []
     for index, need in enumerate(node.decision.needs):
         if need is not None and need.is_sharded and node.inputs[index].placement.kind in (REPLICATED, PARTIAL):
-            found = _make_rows(node, index, need, (*node.key, "rows", index), decide)
-            if found:
-                made += found
-                node.inputs[index] = found[-1].outputs[0]
-    return made
+            new = _make_rows(node, index, need, (*node.key, "rows", index), decide)
+            if new:
+                added += new
+                node.inputs[index] = new[-1].outputs[0]
+    return added
 
 
 def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], decide: Decide) -> list[Node]:
@@ -54,31 +58,31 @@ def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], de
 
 def _repeat_rows(node: Node, need: Placement) -> Decision:
     """The op repeats the entry for the rank's rows only."""
-    at = _SIZES[node.type]
+    sizes_input = _SIZES[node.type]
     if node.type != "Fill":
-        given = node.read_shape(0)
-        axis = need.axis - len(node.outputs[0].whole_shape or []) + len(given)
-        if axis >= 0 and given[axis] != 1:
+        shape = node.read_shape(0)
+        axis = need.axis - len(node.outputs[0].whole_shape or []) + len(shape)
+        if axis >= 0 and shape[axis] != 1:
             raise NoRuleError
-    sizes = node.read_sizes(at)
+    sizes = node.read_sizes(sizes_input)
     wanted = (*sizes[: need.axis], Size(need.rows), *sizes[need.axis + 1 :])
-    needs = [find_need(node, index, wanted) if index == at else WHOLE for index in range(len(node.inputs))]
+    needs = [find_need(node, index, wanted) if index == sizes_input else WHOLE for index in range(len(node.inputs))]
     return Decision(needs, [shard(*need.layout)])
 
 
 def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:
     """The op computes the rank's rows from the rows of its inputs. Returns the nodes that make these rows."""
-    count, made = len(node.outputs[0].whole_shape or []), list[Node]()
+    count, added = len(node.outputs[0].whole_shape or []), list[Node]()
     for index in range(len(node.inputs)):
         shape = node.read_shape(index)
         axis = need.axis - count + len(shape)
         if axis >= 0 and shape[axis] != 1:
-            found = _make_rows(node, index, shard(axis, need.rows), (*node.key, index), decide)
-            if not found:
+            new = _make_rows(node, index, shard(axis, need.rows), (*node.key, index), decide)
+            if not new:
                 raise NoRuleError
-            made += found
-            node.inputs[index] = found[-1].outputs[0]
+            added += new
+            node.inputs[index] = new[-1].outputs[0]
     decision = decide(node)
     if isinstance(decision, Decision) and decision.emit is None:
         node.decide_on(decision)
-    return made
+    return added

@@ -1,4 +1,8 @@
-"""Parts of a graph. The reader takes a part as it takes the graph of a function."""
+"""Parts of a graph, for copies of some of its ops. The reader takes a part as it takes the graph of a function.
+
+A step's function without the op whose batch is taken before the call, a call with its residuals as further outputs, and
+the ops that one run of a session needs are such parts.
+"""
 
 from __future__ import annotations
 
@@ -15,53 +19,61 @@ _CALLS = ("StatefulPartitionedCall",)
 
 
 class Subgraph:
-    """The ops of the graph `of` between its given tensors and its requested ones."""
+    """The ops of `whole_graph` between `inputs` and `outputs`, and the ops `control_outputs`, which run in any case.
+
+    The attributes have the names of those of a FuncGraph.
+    """
 
     building_function = False
 
-    def __init__(self, of: Any, inputs: Sequence[Any], outputs: Sequence[Any], control_outputs: Sequence[Any]):
-        self.of, self.inputs, self.outputs = of, list(inputs), list(outputs)
+    def __init__(self, whole_graph: Any, inputs: Sequence[Any], outputs: Sequence[Any], control_outputs: Sequence[Any]):
+        self.whole_graph, self.inputs, self.outputs = whole_graph, list(inputs), list(outputs)
         self.control_outputs = list(control_outputs)
 
     def get_operations(self) -> list[Any]:
-        operations: list[Any] = self.of.get_operations()
+        operations: list[Any] = self.whole_graph.get_operations()
         return operations
 
 
 class SessionSubgraph(Subgraph):
-    """The ops that run when the tensors `given` are fed, and `tensors` and `operations` are fetched.
+    """The ops of one run of a session. The ops that depend on sliced tensors are copied, the others are reused.
 
-    inputs: the tensors that ranks slice, then the other given ones.
+    inputs: the tensors that ranks slice, then the other tensors that are fed.
+    outputs: the fetched tensors that are copied.
+    control_outputs: the fetched operations that are copied, and the copied calls of functions with effects.
     needed: the ops that run, in the order of their creation.
-    reused: the ops among them that do not depend on the sliced tensors.
-    outputs, control_outputs: the fetches that depend on the sliced tensors; calls of functions with effects are
-        included.
+    reused: the needed ops that the copy takes from the script's graph.
+    copied: the other needed ops.
     """
 
     def __init__(
         self,
         needed: Sequence[Any],
-        given: Sequence[Any],
-        rows: Sequence[Any],
+        fed: Sequence[Any],
+        sliced: Sequence[Any],
         tensors: Iterable[Any],
         operations: Iterable[Any],
         roots: Iterable[Any] = (),
     ):
-        """needed: see `list_needed`. rows: the tensors that ranks slice. roots: ops that are copied with all their
-        dependents.
         """
-        names = {tensor.name for tensor in rows}
-        fed = {tensor.name for tensor in given}
-        tensors, operations = list(tensors), list(operations)
+        Args:
+            needed: see `list_needed`.
+            fed: the tensors that are fed.
+            sliced: the tensors that ranks slice.
+            tensors, operations: the fetches.
+            roots: ops that are copied with all their dependents.
+        """
+        sliced_names = {tensor.name for tensor in sliced}
+        fed_names = {tensor.name for tensor in fed}
+        copied = _list_dependents(needed, fed_names, sliced_names, roots)
         self.needed = list(needed)
-        copied = _list_dependents(needed, fed, names, roots)
-        self.reused = set(self.needed) - copied
-        outputs = [tensor for tensor in tensors if tensor.op in copied and tensor.name not in fed | names]
+        self.copied = [op for op in needed if op in copied]
+        self.reused = set(needed) - copied
+        outputs = [tensor for tensor in tensors if tensor.op in copied and tensor.name not in fed_names | sliced_names]
         effects = [op for op in operations if op in copied]
-        effects += [op for op in self.needed if op in copied and op.type in _CALLS]
-        inputs = [*rows, *(tensor for tensor in given if tensor.name not in names)]
-        super().__init__(self.needed[0].graph if self.needed else None, inputs, outputs, effects)
-        self.copied = [op for op in self.needed if op in copied]
+        effects += [op for op in self.copied if op.type in _CALLS]
+        inputs = [*sliced, *(tensor for tensor in fed if tensor.name not in sliced_names)]
+        super().__init__(needed[0].graph if needed else None, inputs, outputs, effects)
 
     def get_operations(self) -> list[Any]:
         return self.needed
@@ -76,31 +88,36 @@ def list_inputs(op: Any) -> Sequence[Any]:
     return () if op.type in _WAY_BACK else op.inputs
 
 
-def list_needed(graph: Any, given: set[str], tensors: Iterable[Any], operations: Iterable[Any]) -> list[Any]:
-    """The ops that run when the tensors with the names `given` are fed, in the order of their creation."""
-    pending = [tensor.op for tensor in tensors if tensor.name not in given] + list(operations)
+def list_needed(graph: Any, fed: set[str], tensors: Iterable[Any], operations: Iterable[Any]) -> list[Any]:
+    """The ops that a run with these fetches needs, in the order of their creation. fed: the names of tensors that are
+    fed.
+    """
+    pending = [tensor.op for tensor in tensors if tensor.name not in fed] + list(operations)
     found: set[Any] = set()
     while pending:
         op = pending.pop()
         if op not in found:
             found.add(op)
-            pending += [tensor.op for tensor in op.inputs if tensor.name not in given]
+            pending += [tensor.op for tensor in op.inputs if tensor.name not in fed]
             pending += op.control_inputs
     return [op for op in graph.get_operations() if op in found]
 
 
-def _list_dependents(ops: Iterable[Any], given: set[str], names: set[str], roots: Iterable[Any]) -> set[Any]:
-    """The ops among `ops` that depend on the tensors `names`, by data or control edges, and the roots."""
+def _list_dependents(ops: Iterable[Any], fed: set[str], sliced: set[str], roots: Iterable[Any]) -> set[Any]:
+    """The ops among `ops` that depend on a sliced tensor or a root, by data or control edges, and the roots.
+
+    fed, sliced: names of tensors.
+    """
     users: dict[Any, list[Any]] = {}
     pending = list(roots)
     for op in ops:
         for tensor in op.inputs:
-            if tensor.name in names:
+            if tensor.name in sliced:
                 pending.append(op)
-            elif tensor.name not in given:
+            elif tensor.name not in fed:
                 users.setdefault(tensor.op, []).append(op)
-        for one in op.control_inputs:
-            users.setdefault(one, []).append(op)
+        for control in op.control_inputs:
+            users.setdefault(control, []).append(op)
     found: set[Any] = set()
     while pending:
         op = pending.pop()

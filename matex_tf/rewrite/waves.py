@@ -1,6 +1,7 @@
-"""Schedules collectives in waves (ALAP): independent ones travel together, each as late as possible.
+"""Schedules the collectives of a program in waves: independent ones travel together, each as late as possible (ALAP).
 
-The number of waves is the length of the longest chain of dependent collectives. The loss, the metrics and the gradients
+The ops of a program run in levels. Wave 0 travels between the ops of level 0 and those of level 1, and so on. So the
+number of waves is the length of the longest chain of dependent collectives. The loss, the metrics and the gradients
 of a step without batch statistics are one wave. A sum that could travel in several waves joins the last wave that has
 sums anyway, so that it causes no further message.
 """
@@ -16,7 +17,7 @@ from matex_tf.rewrite.programs import Program
 
 
 class Exchange:
-    """A collective on a value. needs: the placements that ops need. wave: the level after which it travels."""
+    """A collective on a value. needs: the placements that ops need. wave: the number of its wave, from 0."""
 
     __slots__ = ("needs", "value", "wave")
 
@@ -36,69 +37,78 @@ def schedule(
     publishing: Container[int] = (),
     is_early: Callable[[Node], bool] | None = None,
 ) -> list[list[Exchange]]:
-    """Set the level of each node, its number of preceding waves, and list the exchanges of each wave.
+    """Set the level of each node, and list the exchanges of each wave.
 
     needs: the placements that the outputs are brought to.
     publishing: the ids of nodes that an exchange replaces: the exchange runs one level after the inputs of the node.
     is_early: whether a node runs as early as it can; else it runs as late as it can.
     """
-    earliest: dict[int, int] = {}
-    for node in program.nodes:
-        level = max((earliest[id(one)] for one in node.controls if id(one) in earliest), default=0)
-        level += id(node) in publishing
-        for value, need in zip(node.inputs, node.decision.needs):
-            made = 0 if value.node is None else earliest.get(id(value.node), 0)
-            level = max(level, made + needs_exchange(value.placement, need))
-        earliest[id(node)] = level
-    last = max(earliest.values(), default=0)
-    ends = [
-        (0 if value.node is None else earliest.get(id(value.node), 0)) + needs_exchange(value.placement, need)
-        for value, need in zip(program.outputs, needs)
-    ]
-    last = max([last, *ends])
+    earliest = _find_earliest(program, publishing)
+    ends = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, needs))
+    last_level = max([0, *earliest.values(), *ends])
 
-    def place(of_sums: Container[int]) -> dict[int, Exchange]:
-        """The exchanges, by the ids of their values, each as late as possible; sums in one of the waves `of_sums` if
-        they can.
+    def place(sum_waves: Container[int]) -> dict[int, Exchange]:
+        """The exchanges, by the ids of their values, each as late as possible; sums in one of `sum_waves` if they can.
+
+        Walks back from the outputs: each use of a value lowers the latest level of the node that makes it.
         """
-        latest = {id(node): last for node in program.nodes}
-        waves: dict[int, Exchange] = {}
+        latest = {id(node): last_level for node in program.nodes}
+        exchanges: dict[int, Exchange] = {}
 
-        def take(value: Value, need: Placement | None, level: int) -> None:
+        def note_use(value: Value, need: Placement | None, level: int) -> None:
+            """Record that the ops of a level take a value in the placement `need`."""
             if needs_exchange(value.placement, need):
                 wave = level - 1
                 if value.placement.is_partial:
-                    first = earliest.get(id(value.node), 0)
-                    wave = next((one for one in range(wave, first - 1, -1) if one in of_sums), wave)
-                found = waves.setdefault(id(value), Exchange(value, wave))
-                level = found.wave = min(found.wave, wave)
-                found.needs.add(need)  # type: ignore[arg-type]
+                    first_wave = earliest.get(id(value.node), 0)
+                    possible = range(wave, first_wave - 1, -1)
+                    wave = next((number for number in possible if number in sum_waves), wave)
+                exchange = exchanges.setdefault(id(value), Exchange(value, wave))
+                exchange.wave = min(exchange.wave, wave)
+                exchange.needs.add(need)  # type: ignore[arg-type]
+                level = exchange.wave
             if value.node is not None and id(value.node) in latest:
                 latest[id(value.node)] = min(latest[id(value.node)], level)
 
         for output, wanted in zip(program.outputs, needs):
-            take(output, wanted, last)
+            note_use(output, wanted, last_level)
         for node in reversed(program.nodes):
             node.level = (earliest if is_early is not None and is_early(node) else latest)[id(node)]
             for value, need in zip(node.inputs, node.decision.needs):
-                take(value, need, node.level)
-            for one in node.controls:
-                if id(one) in latest:
-                    latest[id(one)] = min(latest[id(one)], node.level - (id(node) in publishing))
-        return waves
+                note_use(value, need, node.level)
+            for control in node.controls:
+                if id(control) in latest:
+                    latest[id(control)] = min(latest[id(control)], node.level - (id(node) in publishing))
+        return exchanges
 
-    waves = place(())
-    sums = [one for one in waves.values() if one.value.placement.is_partial]
-    of_sums = {one.wave for one in sums if one.wave == earliest.get(id(one.value.node), 0)}
-    if any(one.wave not in of_sums for one in sums):
-        waves = place(of_sums)
-    found: list[list[Exchange]] = [[] for _ in range(last)]
-    # Ordered by the ops that make them. The order of their users may differ between ranks, if a script keeps variables
-    # in a set.
-    order = {id(one): place for place, one in enumerate([*program.inputs, *_list_outputs(program)])}
-    for exchange in sorted(waves.values(), key=lambda one: order[id(one.value)]):
-        found[exchange.wave].append(exchange)
-    return found
+    exchanges = place(())
+    sums = [exchange for exchange in exchanges.values() if exchange.value.placement.is_partial]
+    # Waves that have a sum anyway: one that cannot travel earlier. If other sums have other waves, place all again.
+    sum_waves = {exchange.wave for exchange in sums if exchange.wave == earliest.get(id(exchange.value.node), 0)}
+    if any(exchange.wave not in sum_waves for exchange in sums):
+        exchanges = place(sum_waves)
+    waves: list[list[Exchange]] = [[] for _ in range(last_level)]
+    # Ordered by the ops that make the values. The order of their users may differ between ranks, if a script keeps
+    # variables in a set.
+    order = {id(value): index for index, value in enumerate([*program.inputs, *_list_outputs(program)])}
+    for exchange in sorted(exchanges.values(), key=lambda exchange: order[id(exchange.value)]):
+        waves[exchange.wave].append(exchange)
+    return waves
+
+
+def _find_earliest(program: Program, publishing: Container[int]) -> dict[int, int]:
+    """The first level in which each node can run, by the ids of nodes."""
+    earliest: dict[int, int] = {}
+    for node in program.nodes:
+        after_controls = max((earliest.get(id(control), 0) for control in node.controls), default=0)
+        ready = (_find_ready(earliest, value, need) for value, need in zip(node.inputs, node.decision.needs))
+        earliest[id(node)] = max([after_controls + (id(node) in publishing), *ready])
+    return earliest
+
+
+def _find_ready(earliest: dict[int, int], value: Value, need: Placement | None) -> int:
+    """The first level whose ops can take a value in the placement `need`."""
+    return earliest.get(id(value.node), 0) + needs_exchange(value.placement, need)
 
 
 def _list_outputs(program: Program) -> list[Value]:

@@ -22,32 +22,34 @@ def find_needed_sums(program: Program) -> dict[Key, Placement]:
     A sum becomes whole if one op needs it whole and another takes it unchanged. A sum becomes pieces if all that
     depends on it, by elementwise ops, needs a piece.
     """
-    needed: set[Key] = set()
-    kept: set[Key] = set()
-    _note_needs(program, needed, kept)
-    found = dict.fromkeys(needed & kept, WHOLE)
-    cuts: dict[Key, tuple[int, ...]] = {}
-    if any(one.placement.cuts for one in program.inputs):  # values that pieces are made of
-        _find_cuts(program, {}, needed, cuts)
-    return found | {key: cut(one) for key, one in cuts.items()}
+    converted: set[Key] = set()
+    unchanged: set[Key] = set()
+    _note_needs(program, converted, unchanged)
+    needed = dict.fromkeys(converted & unchanged, WHOLE)
+    cuts_of_sums: dict[Key, tuple[int, ...]] = {}
+    if any(value.placement.cuts for value in program.inputs):  # the step takes variables in pieces
+        _find_cuts(program, {}, converted, cuts_of_sums)
+    return needed | {key: cut(cuts) for key, cuts in cuts_of_sums.items()}
 
 
-def _note_needs(program: Program, needed: set[Key], kept: set[Key]) -> None:
+def _note_needs(program: Program, converted: set[Key], unchanged: set[Key]) -> None:
+    """Add the keys of the sums that some op takes converted, and the keys of sums that some op takes unchanged."""
     for value, need, node in program.iterate_needs([WHOLE] * len(program.outputs)):
         if value.placement.kind == PARTIAL and (node is None or node.type != WHOLE_SUM):
-            (kept if need is None else needed).add(value.key)
+            (unchanged if need is None else converted).add(value.key)
     for node in program.nodes:
         for body in node.bodies:
-            _note_needs(body, needed, kept)
+            _note_needs(body, converted, unchanged)
 
 
 def _find_cuts(
-    program: Program, wanted: dict[int, tuple[int, ...]], needed: set[Key], found: dict[Key, tuple[int, ...]]
+    program: Program, wanted: dict[int, tuple[int, ...]], converted: set[Key], found: dict[Key, tuple[int, ...]]
 ) -> None:
     """Go back from pieces to the sums that they are made of.
 
     wanted: the cuts of the pieces that some op needs, directly or later, by the ids of values.
-    needed: the keys of sums that some op does not take unchanged.
+    converted: the keys of sums that some op takes converted.
+    found: gets the cuts of the sums, by their keys.
     """
 
     def want(value: Value, cuts: tuple[int, ...]) -> None:
@@ -59,16 +61,16 @@ def _find_cuts(
 
     for node in reversed(program.nodes):
         for body in node.bodies:
-            _find_cuts(body, wanted, needed, found)
-            for within, value in zip(body.inputs, node.inputs[1:] if node.type in _BRANCHES else ()):
-                if id(within) in wanted and not value.placement.is_held:
-                    want(value, wanted[id(within)])
+            _find_cuts(body, wanted, converted, found)
+            for inner, value in zip(body.inputs, node.inputs[1:] if node.type in _BRANCHES else ()):
+                if id(inner) in wanted and not value.placement.is_held:
+                    want(value, wanted[id(inner)])
         for value, need in zip(node.inputs, node.decision.needs):
             if need is not None and need.is_piece:
                 want(value, need.cuts)
         if len(node.outputs) == 1 and id(node.outputs[0]) in wanted:
             for value in _list_sources(node):
-                if node.type == WHOLE_SUM or not value.placement.is_partial or value.key in needed:
+                if node.type == WHOLE_SUM or not value.placement.is_partial or value.key in converted:
                     want(value, wanted[id(node.outputs[0])])
 
 

@@ -1,7 +1,8 @@
 """Comparisons between the ranks, so that all of them hold the weights that the script alone would hold.
 
 Code that every rank computes by itself may give different values: all ranks then take rank 0's. If a weight of a shared
-step differs, that is an error: the results of the step would mix two models.
+step differs, that is an error: the results of the step would mix two models. Plans of steps compare traces and
+variables here; `fit`, `evaluate`, and every MATEX_DRIFT_STEPS-th step compare weights.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ AS_TRAINING_STARTS = "comparing the variables as training starts"
 
 _SHARED = "is of a step that ranks share"
 _steps = 0
-_unchecked = False
+_has_unchecked = False
+"""Whether a step has changed weights since the last comparison."""
 _are_apart = False
 
 
@@ -56,7 +58,8 @@ def agree_on_new(used: Iterable[Any]) -> bool:
 
 def count_rows(tensors: Iterable[Any], are_rows: Iterable[bool]) -> int:
     """The number of rows of the batches that a function was traced for; 0 for any number."""
-    return next((one.shape.as_list()[0] for one, has_rows in zip(tensors, are_rows) if has_rows), None) or 0
+    counts = (tensor.shape.as_list()[0] for tensor, has_rows in zip(tensors, are_rows) if has_rows)
+    return next(counts, None) or 0
 
 
 def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str:
@@ -82,7 +85,7 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
     """The reason why a step is not shared; empty if it is. Collective.
 
     Args:
-        digest: of the ops of the step. Constants, such as file names, may differ between ranks.
+        digest: a digest of the ops of the step, without constants: file names may differ between ranks.
         why_whole: the reason why this rank would compute it whole.
         place: names the step in messages.
         rows: see `count_rows`.
@@ -94,8 +97,9 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
     reasons = [why for _, why, _ in everyone if why]
     if reasons:
         return reasons[0]
-    for rank, (other, *_) in enumerate(everyone):
-        if other != everyone[0][0]:
+    first_digest = everyone[0][0]
+    for rank, (digest_of_rank, *_) in enumerate(everyone):
+        if digest_of_rank != first_digest:
             fingerprint.check_rows([(rank, rows) for rank, (*_, rows) in enumerate(everyone)], f"a batch of {place}")
             hosts = world.get_world().hosts
             raise errors.MismatchError(
@@ -113,11 +117,11 @@ def note_shared(used: Iterable[Any]) -> None:
 
 def note_step() -> None:
     """Count a step. After 1, 2, 4, 8, ... steps, and every MATEX_DRIFT_STEPS, the weights are compared: collective."""
-    global _steps, _unchecked
+    global _steps, _has_unchecked
     _steps += 1
-    _unchecked = True
-    every = settings.get_settings().drift_steps
-    if every and not _are_apart and (_steps & (_steps - 1) == 0 or _steps % every == 0):
+    _has_unchecked = True
+    period = settings.get_settings().drift_steps
+    if period and not _are_apart and (_steps & (_steps - 1) == 0 or _steps % period == 0):
         compare_weights(f"after {_steps} steps")
 
 
@@ -127,12 +131,12 @@ def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
     Raises:
         MismatchError: on every rank, if a weight of a shared step differs.
     """
-    global _unchecked
+    global _has_unchecked
     events.ranks_meet(f"comparing weights {when}")
-    _unchecked = False
-    found = [*(one for one in variables.list_agreed() if _is_trainable(one)), *more]
-    shared = [one for one in found if _is_trainable(one) and tags.get_tag(variables.find_tf_variable(one), _SHARED)]
-    differing = variables.synchronize_variables(found, f"comparing weights {when}", shared)
+    _has_unchecked = False
+    compared = [*filter(_is_trainable, variables.list_agreed()), *more]
+    shared = [one for one in compared if _is_trainable(one) and tags.get_tag(variables.find_tf_variable(one), _SHARED)]
+    differing = variables.synchronize_variables(compared, f"comparing weights {when}", shared)
     if differing:
         notes.print_note(
             f"{_name_first(differing)} differ between ranks: code that every rank runs whole has changed them by data "
@@ -143,8 +147,8 @@ def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
 def agree_on_model(model: Any) -> None:
     """Give all ranks the same weights of a model, and the same variables of its optimizer. Collective."""
     events.ranks_meet("comparing the variables as training starts")
-    owned = getattr(getattr(model, "optimizer", None), "variables", [])
-    variables.synchronize_variables([*list_weights(model), *(owned() if callable(owned) else owned)])
+    slots = getattr(getattr(model, "optimizer", None), "variables", [])
+    variables.synchronize_variables([*list_weights(model), *(slots() if callable(slots) else slots)])
 
 
 def compare_model(model: Any, kind: str, is_within_fit: bool) -> None:
@@ -178,7 +182,7 @@ def _name_first(names: list[str]) -> str:
 
 
 def _check_end() -> None:
-    if settings.get_settings().drift_steps and _unchecked:
+    if settings.get_settings().drift_steps and _has_unchecked:
         compare_weights("at the end of the script")
 
 

@@ -1,4 +1,4 @@
-"""The arguments of a call of a `tf.function`: which of them have rows, and which trace the call needs."""
+"""The arguments of a call of a `tf.function` or a model: which of them have rows, and which trace the call needs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from matex_tf.steps.batches import find_dealt
 class Arguments:
     """The flattened arguments of a call.
 
+    given: the positional and the keyword arguments.
+    leaves: the same, flattened.
     rows: the first size that most tensors share; 0 if there is none.
     are_rows: for each leaf, whether it has so many rows. The choice of the sliced tensors changes the messages, and no
         result.
@@ -43,25 +45,25 @@ class Arguments:
 
     def make_key(self) -> Any:
         """The key of a trace: calls with equal keys have the same trace."""
-        kinds: list[Any] = []
+        parts: list[Any] = []
         self.kept = []
         for leaf in self.leaves:
             if isinstance(leaf, tf.Variable):  # its type does not tell which arguments are the same variable
-                kinds.append(self._keep(leaf))
+                parts.append(self._keep(leaf))
             elif isinstance(leaf, (np.generic, tf.Tensor)):
-                kinds.append((leaf.dtype, _list_sizes(leaf)))
+                parts.append((leaf.dtype, _list_sizes(leaf)))
             elif is_source(leaf):
-                kinds.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf), find_signature(leaf)))
+                parts.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf), find_signature(leaf)))
             elif isinstance(leaf, tf.__internal__.CompositeTensor):
-                kinds.append(tf.type_spec_from_value(leaf))
+                parts.append(tf.type_spec_from_value(leaf))
             elif isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)):
-                kinds.append((type(leaf), leaf))
+                parts.append((type(leaf), leaf))
             else:
-                kinds.append(self._keep(leaf))
+                parts.append(self._keep(leaf))
         args, kwargs = self.given
         if not kwargs and len(args) == len(self.leaves) and all(map(operator.is_, args, self.leaves)):
-            return tuple(kinds), len(args)  # the usual case, without the slow text
-        return tuple(kinds), repr(tf.nest.map_structure(lambda leaf: 0, self.given))
+            return tuple(parts), len(args)  # the usual case, without the slow text
+        return tuple(parts), repr(tf.nest.map_structure(lambda leaf: 0, self.given))
 
     @property
     def has_lasting_key(self) -> bool:
@@ -79,7 +81,7 @@ class Arguments:
         attributes, such as masks.
         """
         leaves = [leaf for leaf in self.leaves if isinstance(leaf, tf.Tensor)]
-        return leaves + [one for leaf in leaves for one in list_hung(leaf).values()]
+        return leaves + [tensor for leaf in leaves for tensor in list_attached(leaf).values()]
 
     def list_row_tensors(self) -> list[Any]:
         """The tensors of `list_tensors` that have rows."""
@@ -94,28 +96,28 @@ class Arguments:
 
         def call(*tensors: Any) -> Any:
             count = sum(isinstance(leaf, tf.Tensor) for leaf in self.leaves)
-            rest, hung = iter(tensors[:count]), iter(tensors[count:])
+            arguments, attached = iter(tensors[:count]), iter(tensors[count:])
             leaves = list(self.leaves)
             for index, leaf in enumerate(self.leaves):
                 if isinstance(leaf, tf.Tensor):
-                    leaves[index] = next(rest)
-                    set_hung(leaves[index], {name: next(hung) for name in list_hung(leaf)})
+                    leaves[index] = next(arguments)
+                    attach_tensors(leaves[index], {name: next(attached) for name in list_attached(leaf)})
             args, kwargs = tf.nest.pack_sequence_as(self.given, leaves)
             result = function(*args, **kwargs)
-            return result, [list_hung(one) for one in tf.nest.flatten(result, expand_composites=True)]
+            return result, list(map(list_attached, tf.nest.flatten(result, expand_composites=True)))
 
         return capture.trace_graph(call, [tf.TensorSpec(one.shape, one.dtype) for one in self.list_tensors()])
 
 
-def list_hung(tensor: Any) -> dict[str, Any]:
+def list_attached(tensor: Any) -> dict[str, Any]:
     """The tensors attached to a tensor as attributes, by name: Keras attaches masks and logits."""
-    return {name: one for name, one in getattr(tensor, "__dict__", {}).items() if isinstance(one, tf.Tensor)}
+    return {name: value for name, value in getattr(tensor, "__dict__", {}).items() if isinstance(value, tf.Tensor)}
 
 
-def set_hung(tensor: Any, hung: dict[str, Any]) -> None:
-    """Attach tensors to a tensor."""
-    for name, one in hung.items():
-        setattr(tensor, name, one)
+def attach_tensors(tensor: Any, attached: dict[str, Any]) -> None:
+    """Attach tensors to a tensor as attributes, by name."""
+    for name, value in attached.items():
+        setattr(tensor, name, value)
 
 
 def _make_reference(leaf: Any) -> Any:

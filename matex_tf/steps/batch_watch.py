@@ -20,20 +20,26 @@ from matex_tf.steps.batches import Batch, WholeBatch
 
 
 class BatchWatch:
-    """The comparisons of one step. what: names the step's batch in messages."""
+    """The comparisons of one step. what: names the step's batch in messages.
+
+    _flag: a variable of the graph, which orders that the next batch of the graph is kept.
+    _calls: the number of calls so far.
+    _sources: weak references to the iterators and datasets of the last comparison.
+    _kept: the batch that the graph has kept.
+    """
 
     def __init__(self, what: str):
         self.what = what
-        self._flag: Any = None  # a variable
+        self._flag: Any = None
         self._calls = 0
         self._sources: list[Any] = []
         self._kept: Batch | None = None
 
-    def make_slice(self, components: Sequence[Any], parts: slices.SliceRatios | None = None) -> Slice:
+    def make_slice(self, components: Sequence[Any], slice_ratios: slices.SliceRatios | None = None) -> Slice:
         """The slice of a batch that is taken within the graph, with its digest kept if the flag is set."""
-        read = [one for one in components if one.dtype.name not in ("variant", "resource")]
-        self.keep(read, lambda *rows: WholeBatch(rows, [True] * len(rows)))
-        return slices.make_checked_slice(components, parts)
+        readable = [tensor for tensor in components if tensor.dtype.name not in ("variant", "resource")]
+        self.keep(readable, lambda *rows: WholeBatch(rows, [True] * len(rows)))
+        return slices.make_checked_slice(components, slice_ratios)
 
     def keep(self, tensors: Sequence[Any], make: Callable[..., Batch]) -> None:
         """Add ops that keep the batch which `make` makes of the graph's tensors, if the flag is set.
@@ -74,11 +80,11 @@ class BatchWatch:
         """
         self._calls += 1
         is_new = len(sources) != len(self._sources) or any(
-            one() is not source for one, source in zip(self._sources, sources)
+            reference() is not source for reference, source in zip(self._sources, sources)
         )
         compares = is_new or self._calls & (self._calls - 1) == 0
         if compares:
-            self._sources = [weakref.ref(one) for one in sources]
+            self._sources = [weakref.ref(source) for source in sources]
             self._kept = None
             if batch is not None:
                 fingerprint.compare_batch(batch.digest(), self.what)

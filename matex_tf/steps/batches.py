@@ -19,7 +19,7 @@ All are int64 scalars, except for the bool `contributes`. The rank's rows follow
 
 
 class Bounds(NamedTuple):
-    """A rank's rows of a batch: the index of the first, their number, and whether they are its own (see `Slice`)."""
+    """A rank's rows of a batch: the index of the first row, their number, and `contributes` (see `Slice`)."""
 
     first: int
     number: int
@@ -85,11 +85,11 @@ class WholeBatch:
 
     def __init__(self, tensors: Sequence[Any], are_rows: Sequence[bool]):
         self.tensors, self.are_rows = list(tensors), list(are_rows)
-        counts = {len(one) for one in self._list_rows()}
+        counts = {len(tensor) for tensor in self._list_rows()}
         self.total, self.is_even = max(counts, default=0), len(counts) < 2
 
     def _list_rows(self) -> list[Any]:
-        return [one for one, is_rows in zip(self.tensors, self.are_rows) if is_rows]
+        return [tensor for tensor, has_rows in zip(self.tensors, self.are_rows) if has_rows]
 
     def take_slice(self, ratios: Any = None) -> list[Any]:
         bounds = find_bounds(self.total, ratios)
@@ -104,21 +104,22 @@ class WholeBatch:
 
 def slice_rows(tensors: Sequence[Any], are_rows: Sequence[bool], bounds: Bounds) -> list[Any]:
     end = bounds.first + bounds.number
-    return [one[bounds.first : end] if is_rows else one for one, is_rows in zip(tensors, are_rows)]
+    return [tensor[bounds.first : end] if has_rows else tensor for tensor, has_rows in zip(tensors, are_rows)]
 
 
 @functools.lru_cache(maxsize=256)
 def make_numbers(bounds: Bounds, total: int) -> tuple[Any, ...]:
     """first, count, total, contributes: eager tensors, int64 and bool."""
-    numbers = (tf.constant(one, tf.int64) for one in (bounds.first, bounds.number, total))
+    numbers = (tf.constant(number, tf.int64) for number in (bounds.first, bounds.number, total))
     return *numbers, tf.constant(bounds.contributes)
 
 
 def digest_tensors(tensors: Sequence[Any]) -> int:
-    total = 0
-    for one in tensors:
-        total = fingerprint.digest_value(one, total)
-    return total
+    """A hash of the tensors' values."""
+    digest = 0
+    for tensor in tensors:
+        digest = fingerprint.digest_value(tensor, digest)
+    return digest
 
 
 class SharedBatches(Protocol):
@@ -129,7 +130,7 @@ class SharedBatches(Protocol):
 
 
 def note_shared_batches(iterator: Any, shared: SharedBatches) -> None:
-    """Record that an iterator, and the tensor that stands for it in functions, gives whole batches of `ratios`."""
+    """Record that an iterator, and the tensor that stands for it in functions, gives batches that ranks share."""
     tags.set_tag(iterator, _SHARED, shared)
     tags.set_tag(iterator._iterator_resource, _SHARED, shared)
 
@@ -161,16 +162,17 @@ class Dealer(Protocol):
         """The batch of an element, from the element's flat tensors."""
 
     def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
-        """In a graph: the flat tensors of other rows of a ticket's batch, selected by int64 scalars."""
+        """In a graph: the flat tensors of any rows of a ticket's batch, selected by int64 scalars."""
 
     def work_on(self, ratios: Any) -> None:
         """Begin to prepare the rank's rows ahead of time. ratios: see `find_bounds`."""
 
 
 class Dealt(NamedTuple):
-    """The source of a tensor that stands for an iterator or a dataset of whole batches.
+    """The elements that steps take in place of whole batches, of a tensor that stands for an iterator or a dataset.
 
-    handle: the tensor that stands for the iterator or dataset of the elements of `dealer`.
+    dealer: makes batches from the elements.
+    handle: the tensor that stands for the iterator or dataset of the elements.
     """
 
     dealer: Dealer

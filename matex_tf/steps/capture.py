@@ -11,19 +11,8 @@ from matex_tf import tags
 from matex_tf.lazy import tf
 
 _state = threading.local()
-_UNLIKE = frozenset(
-    (
-        "config",
-        "config_proto",
-        "container",
-        "debug_name",
-        "message",
-        "metadata",
-        "seed",
-        "seed2",
-        "shared_name",
-        "token",
-    )
+_IGNORED_ATTRIBUTES = frozenset(
+    "config config_proto container debug_name message metadata seed seed2 shared_name token".split()
 )
 """Attributes that differ between traces of the same function."""
 
@@ -39,31 +28,31 @@ def note_opened() -> None:
 
 
 def has_opened() -> bool:
-    """Whether that happened in the last trace of a step."""
+    """Whether a batch got an unknown number of rows (`note_opened`) in the last trace of a step."""
     return getattr(_state, "has_opened", False)
 
 
 def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The ConcreteFunction that a call of a `tf.function` has alone, too.
+    """The ConcreteFunction that a call of a `tf.function` has alone, too. Raises errors of the script's Python code.
 
-    If XLA compiles it, or if TensorFlow has added residuals for gradients to its graph, it is that of a function which
-    calls it. Raises the errors of the script's Python code.
+    If XLA compiles the function, or if TensorFlow has added residuals for gradients to its graph, the result is the
+    ConcreteFunction of a new function that calls it.
     """
 
     def make_caller() -> Any:
         caller = tf.function(lambda *given, **named: function(*given, **named), autograph=False)
         return caller.get_concrete_function(*args, **kwargs)
 
-    before = is_tracing(), has_opened()
+    was_tracing, had_opened = is_tracing(), has_opened()
     _state.traces, _state.has_opened = True, False
     try:
-        own = function.get_concrete_function(*args, **kwargs)
-        if not function._jit_compile and len(own.graph.outputs) == len(own.function_type.flat_outputs):
-            return own
-        return tags.get_or_make_tag(own.graph, "caller", make_caller)
+        traced = function.get_concrete_function(*args, **kwargs)
+        if not function._jit_compile and len(traced.graph.outputs) == len(traced.function_type.flat_outputs):
+            return traced
+        return tags.get_or_make_tag(traced.graph, "caller", make_caller)
     finally:
-        _state.traces = before[0]
-        _state.has_opened = has_opened() or (before[0] and before[1])
+        _state.traces = was_tracing
+        _state.has_opened = has_opened() or (was_tracing and had_opened)  # the trace of a step within a step
 
 
 def trace_graph(function: Any, specs: Any) -> Any:
@@ -83,8 +72,8 @@ def digest_graph(graph: Any, for_ranks: bool = False) -> bytes:
         a set.
     """
     definition = graph.as_graph_def()
-    library = {one.signature.name: one for one in definition.library.function}
-    return digest_nodes(definition.node, library, for_ranks, gives=[one.name for one in graph.outputs])
+    library = {function.signature.name: function for function in definition.library.function}
+    return digest_nodes(definition.node, library, for_ranks, gives=[tensor.name for tensor in graph.outputs])
 
 
 def digest_nodes(
@@ -100,28 +89,29 @@ def digest_nodes(
     """
     numbers = {name: -1 - number for number, name in enumerate(takes)}
 
-    def find(name: str) -> tuple[Any, ...]:
-        of, *at = name.lstrip("^").split(":")
-        return name[:1] == "^", numbers.get(of), *at
+    def identify(name: str) -> tuple[Any, ...]:
+        """An input by the number of its node, and the output of it; the first entry marks control inputs."""
+        node_name, *output = name.lstrip("^").split(":")
+        return name[:1] == "^", numbers.get(node_name), *output
 
-    found = []
+    digests = []
     for number, node in enumerate(nodes):
         numbers[node.name] = number
-        one = hashlib.blake2b(repr((node.op, [] if for_ranks else list(map(find, node.input)))).encode())
+        digest = hashlib.blake2b(repr((node.op, [] if for_ranks else list(map(identify, node.input)))).encode())
         for name in sorted(node.attr):
             value = node.attr[name]
             called = [value.func.name] if value.HasField("func") else [each.name for each in value.list.func]
-            for each in filter(library.__contains__, called):
-                function = library[each]
+            for function_name in filter(library.__contains__, called):
+                function = library[function_name]
                 arguments = [argument.name for argument in function.signature.input_arg]
                 results = [function.ret[result.name] for result in function.signature.output_arg]
-                one.update(digest_nodes(function.node_def, library, for_ranks, arguments, results))
+                digest.update(digest_nodes(function.node_def, library, for_ranks, arguments, results))
             is_value = for_ranks and (node.op, name) == ("Const", "value")
-            if not (called or name[0] == "_" or name in _UNLIKE or is_value):
-                one.update(name.encode() + value.SerializeToString(deterministic=True))
-        found.append(one.digest())
-    ends = b"" if for_ranks else repr(list(map(find, gives))).encode()
-    return hashlib.blake2b(b"".join([*(sorted(found) if for_ranks else found), ends])).digest()
+            if not (called or name[0] == "_" or name in _IGNORED_ATTRIBUTES or is_value):
+                digest.update(name.encode() + value.SerializeToString(deterministic=True))
+        digests.append(digest.digest())
+    results_digest = b"" if for_ranks else repr(list(map(identify, gives))).encode()
+    return hashlib.blake2b(b"".join([*(sorted(digests) if for_ranks else digests), results_digest])).digest()
 
 
 def open_spec(spec: Any) -> Any:

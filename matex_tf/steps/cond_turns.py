@@ -1,5 +1,7 @@
-"""Collectives in branches of `tf.compat.v1` graphs. A collective in a dead branch does not run, and later ones would
-wait for it; so an op in the other branch completes its turn in the sequence.
+"""Collectives of the script in branches of `tf.compat.v1` graphs.
+
+Each collective has a turn, its number in the sequence, and waits for the turns before. In a branch that is not taken a
+collective does not run, and later ones would wait forever; so an op in the other branch completes its turn.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ def is_within(op: Any) -> bool:
 
 
 def pass_turns(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-    """An op to run with `collectives`, or none: it completes their turns if their branches are not taken.
+    """A list with the op to run with `collectives`: it completes their turns if their branches are not taken. The list
+    is empty if none is in a branch.
 
     Also returns the collectives inside of a loop, which have no turn.
     """
-    made, within_loops = [], set()
+    passes, within_loops = [], set()
     finalized = graph.finalized
     graph._unsafe_unfinalize()
     with graph.as_default(), tf.control_dependencies(None):
@@ -35,11 +38,11 @@ def pass_turns(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[A
                 with _enter_context(graph, context.outer_context):
                     taken = tf.raw_ops.Switch(data=context.pred, pred=context.pred)
                     other = taken.output_true if context.branch == 0 else taken.output_false
-                    made.append(ops.pass_turn(other, op.get_attr("turn")))
-        every = [tf.group(*made)] if made else []
+                    passes.append(ops.pass_turn(other, op.get_attr("turn")))
+        together = [tf.group(*passes)] if passes else []
     if finalized:
         graph.finalize()
-    return every, within_loops
+    return together, within_loops
 
 
 def _iterate_contexts(op: Any) -> Iterator[Any]:

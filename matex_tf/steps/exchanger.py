@@ -1,7 +1,12 @@
-"""The collectives of one wave of a copied step: all floating-point sums in one message, others one by one."""
+"""The collectives of one wave of a copied step.
+
+All floating-point sums travel in one message; gradients that are checked for finite values have a message of their
+own. Pieces, and numbers that ranks own, are joined by kind and dtype. Every other request is one message.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +21,7 @@ from matex_tf.world import world
 _SUMMED = ("float16", "bfloat16", "float32", "float64")
 _REDUCED = (*_SUMMED, "int32", "int64")
 _GATHERED = (*_REDUCED, "uint8", "bool")
-_BYTES = 256
+_BYTE_VALUES = 256
 
 
 class RankExchanger:
@@ -41,29 +46,37 @@ class RankExchanger:
     def exchange(
         self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False
     ) -> list[Any]:
-        made: list[Any] = [None] * len(requests)
+        results: list[Any] = [None] * len(requests)
         labels = labels or [None] * len(requests)
-        before: list[Any] = []
+        last_ops: list[Any] = []  # of the message before
         for indexes, checked in self._list_sums(requests, labels, is_last):
-            given = [requests[index] for index in indexes]
-            with tf.control_dependencies(before if not self.is_ordered else []):
-                summed, op = self._add_up(
-                    given, batch_slice, [labels[index] for index in indexes], checked, is_last and not before
+            is_update = is_last and not last_ops
+            with self._run_after(last_ops):
+                sums, op = self._add_up(
+                    [requests[index] for index in indexes],
+                    batch_slice,
+                    [labels[index] for index in indexes],
+                    checked,
+                    is_update,
                 )
-            for index, one in zip(indexes, summed):
-                made[index] = one
-            before = [op]
-        before = [] if self.is_ordered else before
-        for indexes, exchange in _group(requests, made):
-            with tf.control_dependencies(before):
-                found = exchange(self, [requests[index] for index in indexes], batch_slice)
-            before = [] if self.is_ordered else [one.op for one in found]
-            for index, one in zip(indexes, found):
-                made[index] = one
-        for (kind, tensor, cuts, _), one in zip(requests, made):
-            if not cuts:
-                one.set_shape([None, *tensor.shape[1:]] if kind == "gather" and tensor.shape.rank else tensor.shape)
-        return made
+            for index, total in zip(indexes, sums):
+                results[index] = total
+            last_ops = [op]
+        for indexes, exchange in _group(requests, results):
+            with self._run_after(last_ops):
+                exchanged = exchange(self, [requests[index] for index in indexes], batch_slice)
+            last_ops = [tensor.op for tensor in exchanged]
+            for index, tensor in zip(indexes, exchanged):
+                results[index] = tensor
+        for request, result in zip(requests, results):
+            shape = request.tensor.shape
+            if not request.cuts:
+                result.set_shape([None, *shape[1:]] if request.kind == "gather" and shape.rank else shape)
+        return results
+
+    def _run_after(self, last_ops: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+        """A context whose ops run after the message before, unless the copy orders all collectives anyway."""
+        return contextlib.nullcontext() if self.is_ordered else tf.control_dependencies(last_ops)
 
     def can_publish(self, handle: Any, dtype: Any) -> bool:
         return publishing.can_publish(handle, dtype)
@@ -74,31 +87,35 @@ class RankExchanger:
     def _list_sums(
         self, requests: Sequence[Request], labels: Sequence[Any], is_last: bool
     ) -> list[tuple[list[int], bool]]:
-        """The requests that travel in one message, and whether that is checked: then it holds gradients only.
+        """The messages of floating-point sums: the indices of their requests, and whether the message is checked.
 
-        An update without a sum consists of gathered gradients.
+        A checked message holds gradients only. The last wave has a message even without a sum, which counts the update:
+        the update then consists of gathered gradients.
         """
         sums = [
             index
-            for index, one in enumerate(requests)
-            if one.kind == "sum" and not one.owned and one.tensor.dtype.name in _SUMMED
+            for index, request in enumerate(requests)
+            if request.kind == "sum" and not request.owned and request.tensor.dtype.name in _SUMMED
         ]
-        of_gradients = [index for index in sums if self.checked and labels[index] is not None]
-        others = [index for index in sums if index not in of_gradients]
-        found = [(of_gradients, True)] if of_gradients else []
-        return [*found, (others, False)] if others or (is_last and not of_gradients) else found
+        checked = [index for index in sums if self.checked and labels[index] is not None]
+        others = [index for index in sums if index not in checked]
+        messages = [(checked, True)] if checked else []
+        if others or (is_last and not checked):
+            messages.append((others, False))
+        return messages
 
     def _add_up(
         self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any], checked: bool, is_update: bool
     ) -> tuple[list[Any], Any]:
         """Floating-point sums, in one message, and the op of the message."""
-        tensors = [one.tensor for one in requests] or [tf.zeros([])]
+        tensors = [request.tensor for request in requests] or [tf.zeros([])]
         names, numbers = name_sums(tensors, labels or [None])
         weight = self._find_weight(batch_slice, is_update)
-        cuts = [one.cuts for one in requests]
-        given = [] if settings.get_settings().elastic or not any(cuts) else cuts
-        summed = ops.reduce_gradients(tensors, names, weight, self.place, checked, numbers, is_update, given)
-        return [self._cut(one, cut) for one, cut in zip(summed, cuts)], summed[0].op
+        cuts = [request.cuts for request in requests]
+        # With `cuts`, the message may bring each rank its pieces only. An elastic run needs complete sums.
+        sent_cuts = [] if settings.get_settings().elastic or not any(cuts) else cuts
+        sums = ops.reduce_gradients(tensors, names, weight, self.place, checked, numbers, is_update, sent_cuts)
+        return [self._cut(total, cut) for total, cut in zip(sums, cuts)], sums[0].op
 
     def _find_weight(self, batch_slice: Slice, is_update: bool) -> Any:
         """The weight of this rank's terms: one tensor for all sums of a graph."""
@@ -117,8 +134,8 @@ class RankExchanger:
         return cut_piece(tensor, cuts, self.rank) if cuts else tensor
 
     def _reduce_one(self, requests: Sequence[Request], batch_slice: Slice) -> list[Any]:
-        (one,) = requests
-        return [self._cut(self._reduce(one.kind, one.tensor, batch_slice.contributes), one.cuts)]
+        (request,) = requests
+        return [self._cut(self._reduce(request.kind, request.tensor, batch_slice.contributes), request.cuts)]
 
     def _gather_one(self, requests: Sequence[Request], batch_slice: Slice) -> list[Any]:
         tensor = requests[0].tensor
@@ -127,18 +144,19 @@ class RankExchanger:
 
     def _reduce_numbers(self, requests: Sequence[Request], _: Slice) -> list[Any]:
         """Numbers of which each rank has a part, with or without rows: in one message."""
-        parts = [tf.reshape(one.tensor, [-1]) for one in requests]
-        whole = self._reduce(requests[0].kind, tf.concat(parts, 0), tf.constant(True))
-        sizes = [one.tensor.shape.num_elements() for one in requests]
-        return [tf.reshape(one, given.tensor.shape) for one, given in zip(tf.split(whole, sizes), requests)]
+        tensors = [request.tensor for request in requests]
+        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+        whole = self._reduce(requests[0].kind, flat, tf.constant(True))
+        parts = tf.split(whole, [tensor.shape.num_elements() for tensor in tensors])
+        return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors)]
 
     def _gather_pieces(self, requests: Sequence[Request], _: Slice) -> list[Any]:
-        """Gathers pieces in one message."""
-        whole = self._gather(tf.concat([one.tensor for one in requests], 0), tf.constant(True))
-        owned = [[last - first for first, last in itertools.pairwise(one.cuts)] for one in requests]
-        sizes = [size for of_rank in zip(*owned) for size in of_rank]
-        parts = tf.split(tf.ensure_shape(whole, [sum(sizes)]), sizes)
-        return [tf.concat(parts[at :: len(requests)], 0) for at in range(len(requests))]
+        """Gathers pieces in one message, in which the pieces of rank 0 precede those of rank 1, and so on."""
+        whole = self._gather(tf.concat([request.tensor for request in requests], 0), tf.constant(True))
+        sizes_of_requests = [[end - start for start, end in itertools.pairwise(request.cuts)] for request in requests]
+        sizes = [size for sizes_of_rank in zip(*sizes_of_requests) for size in sizes_of_rank]
+        pieces = tf.split(tf.ensure_shape(whole, [sum(sizes)]), sizes)
+        return [tf.concat(pieces[index :: len(requests)], 0) for index in range(len(requests))]
 
     def _reduce(self, kind: str, tensor: Any, contributes: Any) -> Any:
         """An integer sum, or an extreme, over the ranks that contribute."""
@@ -150,11 +168,8 @@ class RankExchanger:
             return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int32), contributes), tf.bool)
         if dtype.name not in _REDUCED:
             return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int64), contributes), dtype)
-        neutral = 0 if kind == "sum" else dtype.max if kind == "min" else dtype.min
-        if kind != "sum" and dtype.is_floating:
-            neutral = float("inf") if kind == "min" else -float("inf")
-        given = tf.where(contributes, tensor, tf.constant(neutral, dtype))
-        return ops.allreduce(given, kind, name=f"{self.place}: {tensor.op.name}")
+        term = tf.where(contributes, tensor, tf.constant(_find_neutral(kind, dtype), dtype))
+        return ops.allreduce(term, kind, name=f"{self.place}: {tensor.op.name}")
 
     def _gather(self, tensor: Any, contributes: Any) -> Any:
         rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
@@ -171,21 +186,34 @@ class RankExchanger:
         return ops.allgather(rows, name)
 
 
+def _find_neutral(kind: str, dtype: Any) -> Any:
+    """The term of a rank without rows, which changes no sum, minimum or maximum."""
+    if kind == "sum":
+        return 0
+    if dtype.is_floating:
+        return float("inf") if kind == "min" else -float("inf")
+    return dtype.max if kind == "min" else dtype.min
+
+
 def _keep_rows(copies: Any, mine: Any, batch_slice: Slice) -> Any:
-    """As many rows as all ranks have; missing ones are copies of rank 0's, which may have one row more."""
+    """As many gathered rows as the batch has, in a world whose other ranks do not exist (`world.phantom_rank`).
+
+    The gathered rows are one copy of this rank's rows for each rank. Other ranks may have one row less.
+    """
     return copies[: tf.shape(mine, tf.int64)[0] * batch_slice.total // batch_slice.count]
 
 
-def _group(requests: Sequence[Request], made: Sequence[Any]) -> Iterator[tuple[list[int], Callable[..., list[Any]]]]:
-    """The indices of requests that travel in one message, and the method that exchanges them."""
-    together: dict[tuple[str, str], list[int]] = {}
-    for index, one in enumerate(requests):
-        if made[index] is None:
-            if one.owned:
-                together.setdefault((one.kind, one.tensor.dtype.name), []).append(index)
-            else:
-                yield [index], RankExchanger._gather_one if one.kind == "gather" else RankExchanger._reduce_one
-    for (kind, _), indexes in together.items():
+def _group(requests: Sequence[Request], results: Sequence[Any]) -> Iterator[tuple[list[int], Callable[..., list[Any]]]]:
+    """The messages of the requests without a result: the indices of requests, and the method that exchanges these."""
+    owned: dict[tuple[str, str], list[int]] = {}
+    for index, request in enumerate(requests):
+        if results[index] is not None:
+            continue
+        if request.owned:
+            owned.setdefault((request.kind, request.tensor.dtype.name), []).append(index)
+        else:
+            yield [index], RankExchanger._gather_one if request.kind == "gather" else RankExchanger._reduce_one
+    for (kind, _), indexes in owned.items():
         yield indexes, RankExchanger._gather_pieces if kind == "gather" else RankExchanger._reduce_numbers
 
 
@@ -196,7 +224,7 @@ def _gather_strings(rows: Any, name: str) -> Any:
     lengths = ops.allgather(tf.strings.length(flat), name)
     with tf.control_dependencies([lengths.op]):
         data = ops.allgather(tf.io.decode_raw(tf.strings.reduce_join(flat), tf.uint8), name)
-    letters = tf.constant([bytes([code]) for code in range(_BYTES)])
+    letters = tf.constant([bytes([code]) for code in range(_BYTE_VALUES)])
     joined = tf.strings.reduce_join(tf.gather(letters, tf.cast(data, tf.int32)))
     starts = tf.cumsum(lengths, exclusive=True)
     found = tf.strings.substr(tf.fill(tf.shape(starts), joined), starts, lengths)

@@ -29,8 +29,8 @@ def _make_name(function: Any) -> str:
 
 def say_shared(step: str, program: Program) -> None:
     if settings.get_settings().explain:
-        travels = report.tell(report.describe(program))
-        notes.print_note(f"{step} is sharded: each rank computes its slice of every batch. {travels}")
+        collectives = report.format_report(report.describe(program))
+        notes.print_note(f"{step} is sharded: each rank computes its slice of every batch. {collectives}")
 
 
 def say_whole_batches(step: str, why: str) -> None:

@@ -25,8 +25,8 @@ _UNKNOWN_LINES = re.compile(
 def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> Iterator[None]:
     """A context around a call of a shared step: an error on one rank is raised on all.
 
-    The other ranks get it from the collective that they wait in. Then all take rank 0's values of the variables `used`,
-    some of which only some ranks have assigned.
+    The failed rank announces its error, and the collective in which the other ranks wait fails. All ranks then exchange
+    their errors, and take rank 0's values of the variables `used`, because some ranks may not have assigned them.
 
     Args:
         place: names the step in messages.
@@ -36,37 +36,37 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
         tf.errors.OpError: on every rank, of the kind of the first error, whose rank the text names. If all ranks failed
         alike, each raises its own.
     """
-    before = ops.count_completed(_FAILURE)
+    failures_before = ops.count_completed(_FAILURE)
     try:
         yield
     except tf.errors.OpError as error:
         if graph is not None:
-            error._message = _UNKNOWN_LINES.sub(lambda found: _tell_lines(found, graph), error.message)
+            error._message = _UNKNOWN_LINES.sub(lambda match: _add_lines(match, graph), error.message)
         if not world.is_active() or ops.read_failure():
             raise  # no collective continues
-        is_told = ops.count_completed(_FAILURE) != before
-        if not is_told:
-            with contextlib.suppress(errors.MismatchError):  # it names this rank
+        is_of_other_rank = ops.count_completed(_FAILURE) != failures_before
+        if not is_of_other_rank:
+            with contextlib.suppress(errors.MismatchError):  # the error that other ranks get, which names this rank
                 ops.rendezvous(_FAILURE, 0, f"{place}: {error.message}")
             if ops.read_failure():
                 raise
-        mine = None if is_told else (error.error_code, error.message)
+        mine = None if is_of_other_rank else (error.error_code, error.message)
         everyone = objects.allgather(mine, "which ranks failed in a step")
         variables.synchronize_variables(used, "comparing variables after an error in a step")
         if None not in everyone and len({code for code, _ in everyone}) == 1:
             raise
-        failed = [(rank, *one) for rank, one in enumerate(everyone) if one is not None]
-        # A collective that another rank has left fails with a code of its own.
-        rank, code, message = min(failed, key=lambda one: one[1] == tf.errors.FAILED_PRECONDITION)
+        failed = [(rank, *code_and_message) for rank, code_and_message in enumerate(everyone) if code_and_message]
+        # FAILED_PRECONDITION comes last: a collective that another rank has left fails with it.
+        rank, code, message = min(failed, key=lambda failure: failure[1] == tf.errors.FAILED_PRECONDITION)
         kind = tf.compat.v1.errors.exception_type_from_error_code(code)
         host = world.get_world().hosts[rank]
         raise kind(None, None, f"rank {rank} ({host}) failed in {place}: {message}") from error
 
 
-def _tell_lines(found: re.Match[str], graph: Any) -> str:
-    """Add the source line of the failed op: many ops of a copy are in functions without line information."""
-    for one in iterate_graphs(graph):
-        if found[2] in one._nodes_by_name:
-            lines = traceback.format_list(one.get_operation_by_name(found[2]).traceback)
-            return found[1] + "".join(lines)
-    return found[0]
+def _add_lines(match: re.Match[str], graph: Any) -> str:
+    """Add the source lines of the failed op: many ops of a copy are in functions without line information."""
+    for part in iterate_graphs(graph):
+        if match[2] in part._nodes_by_name:
+            lines = traceback.format_list(part.get_operation_by_name(match[2]).traceback)
+            return match[1] + "".join(lines)
+    return match[0]

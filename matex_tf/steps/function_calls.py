@@ -1,4 +1,8 @@
-"""Calls of `tf.function` in eager code: the steps of custom loops, and those of Keras."""
+"""Calls of `tf.function` in eager code: the steps of custom loops, and those of Keras.
+
+The hook of `tf.function` calls `call_function`. It finds the plan of the call by the arguments and the trace, and makes
+a new one if there is none. Then all ranks compute the call by the plan, or every rank computes it whole.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
 
 _PLANS = "step plans"
-_MOST_KEYS = 1024
+_MAX_KEYS = 1024
 NOT_TRACED = "its code raised an error when it was traced for any number of rows"
 NOT_SHARED = "it is compiled by XLA, or a tape records the call"
 
@@ -28,7 +32,7 @@ _takers: list[Callable[..., Any]] = []
 
 @contextlib.contextmanager
 def take_calls(taker: Callable[..., Any]) -> Iterator[None]:
-    """Within the context, `taker(original, function, args, kwargs)` answers calls of the main thread, shared or not."""
+    """Within the context, `taker(original, function, args, kwargs)` gives the results of the main thread's calls."""
     _takers.append(taker)
     try:
         yield
@@ -50,32 +54,32 @@ class _Plans:
     def find(self, function: Any, arguments: Arguments) -> StepPlan:
         """The plan of such a call. Collective if it is new."""
         key = arguments.make_key()
-        plan, kept = self.by_key.get(key, (None, []))
-        if plan is None or any(refer() is None for refer in kept):
-            if len(self.by_key) >= _MOST_KEYS:
+        plan, references = self.by_key.get(key, (None, []))
+        if plan is None or any(reference() is None for reference in references):
+            if len(self.by_key) >= _MAX_KEYS:
                 self.by_key.clear()
             plan = self._find_by_trace(function, arguments)
             self.by_key[key] = plan, arguments.kept
         return plan
 
     def _find_by_trace(self, function: Any, arguments: Arguments) -> StepPlan:
-        given, named = arguments.given
+        args, kwargs = arguments.given
         for leaf in arguments.leaves:
             if isinstance(leaf, tf.data.Dataset) and own_data.is_own(leaf):
                 own_data.note_dataset(leaf)
         place = explain.name_step(function)
         try:
-            own = capture.trace_step(function, given, named)
+            traced = capture.trace_step(function, args, kwargs)
         except Exception as error:
             if capture.has_opened():
                 raise errors.UnsupportedError(own_data.explain_obstacle(place, NOT_TRACED)) from error
             raise
-        rows = {id(leaf) for leaf, one in zip(arguments.leaves, arguments.are_rows) if one}
-        inputs = own.function_type.unpack_inputs(own.function_type.bind(*given, **named))
-        are_rows, are_own = [id(one) in rows for one in inputs], [own_data.is_own(one) for one in inputs]
-        key = id(own.graph), *are_rows, *are_own, *map(find_signature, inputs)
+        ids_with_rows = {id(leaf) for leaf, has_rows in zip(arguments.leaves, arguments.are_rows) if has_rows}
+        inputs = _unpack_inputs(traced, arguments)
+        are_rows = [id(tensor) in ids_with_rows for tensor in inputs]
+        key = id(traced.graph), *are_rows, *map(own_data.is_own, inputs), *map(find_signature, inputs)
         if key not in self.by_trace:
-            self.by_trace[key] = StepPlan(own, are_rows, inputs, place, arguments.rows)
+            self.by_trace[key] = StepPlan(traced, are_rows, inputs, place, arguments.rows)
         return self.by_trace[key]
 
 
@@ -111,12 +115,17 @@ def call_function(
         if trains:
             events.step_trained(plan)
         return result
-    given, named = arguments.given
-    inputs = plan.traced.function_type.unpack_inputs(plan.traced.function_type.bind(*given, **named))
+    inputs = _unpack_inputs(plan.traced, arguments)
     batch = _take_batch(plan, inputs) if plan.source is not None else None
     if plan.source is not None and batch is None:
         return plan.call_at_end(inputs)
     return plan.call(inputs, batch, arguments.list_sources())
+
+
+def _unpack_inputs(traced: Any, arguments: Arguments) -> list[Any]:
+    """The tensor arguments of a call, in the order of the inputs of its trace."""
+    args, kwargs = arguments.given
+    return list(traced.function_type.unpack_inputs(traced.function_type.bind(*args, **kwargs)))
 
 
 def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:

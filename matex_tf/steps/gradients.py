@@ -1,4 +1,7 @@
-"""Which tensors of a trace are gradients, and of which variables: recorded where the script computes them."""
+"""Which tensors of a trace are gradients, and of which variables: recorded where the script computes them.
+
+Labels name the sums of gradients in messages, and number them for the engine.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +59,9 @@ def are_checked(program: Program) -> bool:
     return settings.get_settings().check_numerics and not labels.are_looked_at(program, _FINITE)
 
 
-def name_sums(tensors: Sequence[Any], found: Sequence[Label | None]) -> tuple[list[str], list[int]]:
-    """Names and numbers of sums; each variable's number is used once."""
-    numbers = [0 if one is None else one.number for one in found]
+def name_sums(tensors: Sequence[Any], labels_of_sums: Sequence[Label | None]) -> tuple[list[str], list[int]]:
+    """Names and numbers of sums. The first sum of a variable gets the variable's number, any other sum 0."""
+    numbers = [0 if label is None else label.number for label in labels_of_sums]
     numbers = [0 if number in numbers[:index] else number for index, number in enumerate(numbers)]
-    return [tensor.op.name if one is None else one.name for tensor, one in zip(tensors, found)], numbers
+    names = [tensor.op.name if label is None else label.name for tensor, label in zip(tensors, labels_of_sums)]
+    return names, numbers

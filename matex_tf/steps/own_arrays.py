@@ -1,4 +1,7 @@
-"""Datasets of each rank's own rows, from its arrays or its dataset, with equally many batches on all ranks."""
+"""Datasets of each rank's own rows, from its arrays or its dataset, with equally many batches on all ranks.
+
+The hooks of Keras' `fit`, `evaluate` and `predict` call it for arrays of `matex_tf.shard` and readers.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ def are_for_one(inputs: Any, name: str) -> bool:
     or fewer rows than ranks. Collective, unless there are fewer rows.
     """
     arrays = _list_arrays(inputs)
-    few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
-    return any(map(shard_arrays.is_shard, arrays)) or few or fingerprint.are_each_ranks_own(arrays, name)
+    are_few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
+    return any(map(shard_arrays.is_shard, arrays)) or are_few or fingerprint.are_each_ranks_own(arrays, name)
 
 
 def _list_arrays(inputs: Any) -> list[np.ndarray]:
@@ -56,10 +59,14 @@ def count_rows(inputs: Any, name: str) -> list[int]:
 
 
 def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> shard_arrays.Dealt:
-    """How a reader dealt the rows, which depends on the batch size. Collective."""
+    """How a reader dealt the rows to the ranks, which depends on the batch size. Collective.
+
+    Raises:
+        BatchError: on every rank, if the rows were dealt for other batches than those of `batch_size` rows.
+    """
     dealt = shard_arrays.Dealt()
-    for one in map(shard_arrays.find_deal, _list_arrays(inputs)):
-        dealt = shard_arrays.Dealt(*(mine if mine is not None else its for mine, its in zip(dealt, one)))
+    for deal in map(shard_arrays.find_deal, _list_arrays(inputs)):
+        dealt = shard_arrays.Dealt(*(known if known is not None else new for known, new in zip(dealt, deal)))
     everyone = objects.allgather((dealt, batch_size), f"how the rows of {name} were dealt")
     if any(theirs != everyone[0] for theirs in everyone) or dealt.batch_size not in (None, batch_size):
         raise errors.BatchError(
@@ -84,22 +91,24 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
         shuffle: this rank's rows come in a new order in each epoch.
         dealt: how the rows were dealt to the ranks.
     """
-    rank, number = world.get_world().rank, -(-sum(counts) // batch_size)
-    taken = [apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size)[rank] for step in range(number)]
-    ends = np.cumsum([0, *taken]).astype(np.int64)
-    plan = tf.data.Dataset.from_tensor_slices((ends[:-1], ends[1:]))
-    take, before_epoch = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
+    rank, steps = world.get_world().rank, -(-sum(counts) // batch_size)
+    rows_of_steps = [
+        apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size)[rank] for step in range(steps)
+    ]
+    bounds = np.cumsum([0, *rows_of_steps]).astype(np.int64)
+    ranges = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
+    read_rows, before_epoch = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)
 
     def order(_: Any) -> Any:
         rows = tf.range(counts[rank], dtype=tf.int64)
         return tf.random.shuffle(rows) if shuffle else rows
 
-    def steps_of(rows: Any) -> Any:
-        return plan.map(lambda start, end: rows[start:end])
+    def split_in_steps(rows: Any) -> Any:
+        return ranges.map(lambda start, end: rows[start:end])
 
-    chosen = tf.data.Dataset.range(1).map(order).flat_map(steps_of)
-    dataset = py_functions.hold_py_functions(lambda: chosen.map(take, num_parallel_calls=tf.data.AUTOTUNE))
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(number)).prefetch(tf.data.AUTOTUNE)
+    chosen = tf.data.Dataset.range(1).map(order).flat_map(split_in_steps)
+    dataset = py_functions.hold_py_functions(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
     if before_epoch is not None:
         shard_batches.note_before_epoch(dataset, before_epoch)
     tags.set_tag(dataset, _EVEN, True)
@@ -114,20 +123,20 @@ def _make_tuples(inputs: Any) -> Any:
 
 
 def pad_batches(dataset: Any, name: str) -> Any:
-    """The dataset with as many batches as the rank with the most has; added ones have no rows. Collective.
+    """The dataset with as many batches as on the rank that has most; added batches have no rows. Collective.
 
-    If one rank does not know its number of batches, all ranks go on until all have ended.
+    If one rank does not know its number of batches, the dataset has no known number either: all ranks go on until all
+    have ended.
     """
     if tags.get_tag(dataset, _EVEN, False):
         return dataset
     numbers = objects.allgather(int(dataset.cardinality()), f"counting the batches of {name}")
-    most = max(numbers)
     if tf.data.UNKNOWN_CARDINALITY in numbers:
         even = dataset.filter(lambda *_: True)
     else:
-        nothing = tf.nest.map_structure(lambda spec: _make_rows(spec, 0), dataset.element_spec)
-        endless = dataset.concatenate(tf.data.Dataset.from_tensors(nothing).repeat())
-        even = endless if tf.data.INFINITE_CARDINALITY in numbers else endless.take(most)
+        no_rows = tf.nest.map_structure(lambda spec: _make_rows(spec, 0), dataset.element_spec)
+        endless = dataset.concatenate(tf.data.Dataset.from_tensors(no_rows).repeat())
+        even = endless if tf.data.INFINITE_CARDINALITY in numbers else endless.take(max(numbers))
     tags.set_tag(even, _EVEN, True)
     return shard_arrays.mark_share(even)
 

@@ -1,6 +1,8 @@
-"""Data of which each rank has rows of its own, in eager code: code that reads a batch sees the rows of all ranks.
+"""Data of which each rank has rows of its own: arrays of `matex_tf.shard` and readers, and datasets of them.
 
-Within a step the rows stay where they are (`rewrite.own_batches`). The batch is the concatenation of the ranks' rows.
+The batch is the concatenation of the ranks' rows. Eager code that reads a batch sees the rows of all ranks. Within a
+step the rows stay where they are (`rewrite.own_batches`), so iterators and datasets are marked here for the planner of
+steps, and uses are refused that would compute one rank's rows as if all ranks had them.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ _state = threading.local()
 @contextlib.contextmanager
 def compute_alone() -> Iterator[None]:
     """Within the context this thread's work is its rank's own: no step is shared and no batch is gathered."""
-    before, _state.alone = is_alone(), True
+    was_alone, _state.alone = is_alone(), True
     try:
         yield
     finally:
-        _state.alone = before
+        _state.alone = was_alone
 
 
 def is_alone() -> bool:
@@ -52,13 +54,13 @@ def note_constant(array: np.ndarray) -> None:
         "Give the array itself to fit, a tf.function, a call of a model, feed_dict or tf.data.Dataset."
         "from_tensor_slices, or give every rank all of the data"
     )
-    what = "a tensor of each rank's own rows (matex_tf.shard, DataSet)"
+    subject = "a tensor of each rank's own rows (matex_tf.shard, DataSet)"
     if not tf.executing_eagerly():
         raise errors.UnsupportedError(
-            f"{what} is made within a function or a graph, for which all ranks must have the same. {advice}"
+            f"{subject} is made within a function or a graph, for which all ranks must have the same. {advice}"
         )
     notes.print_note(
-        f"{what} is made in eager code: each rank computes with its own, and no result is that of all. {advice}"
+        f"{subject} is made in eager code: each rank computes with its own, and no result is that of all. {advice}"
     )
 
 
@@ -85,9 +87,7 @@ def note_iterator(iterator: Any, dataset: Any) -> None:
 
 
 def _mark_handles(dataset: Any) -> None:
-    """Mark the handles of `dataset`, so that functions which take or capture it know that its rows
-    are this rank's own.
-    """
+    """Mark the handles of `dataset`, so that functions which take or capture it know its rows as this rank's own."""
     for step in slice_bounds.list_pipeline(dataset):
         if shard_arrays.is_shard(step) and hasattr(step._variant_tensor, "numpy"):
             tags.set_tag(step._variant_tensor, _OWN, True)
@@ -132,13 +132,12 @@ def note_batches(dataset: Any) -> Any:
 
 def _require_batches(dataset: Any) -> None:
     try:
-        known = any(tags.get_tag(step, _BATCHES, False) for step in slice_bounds.list_pipeline(dataset))
-        if not known and slice_bounds.is_batched(dataset) is False:
+        are_batches = any(tags.get_tag(step, _BATCHES, False) for step in slice_bounds.list_pipeline(dataset))
+        if not are_batches and slice_bounds.is_batched(dataset) is False:
             raise own_batches.OwnRowsError("it gives single rows; put .batch(...) at its end")
         specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
-        dense = [isinstance(spec, tf.TensorSpec) for spec in specs]
-        other = tf.TensorSpec([], tf.variant)
-        components = [spec if one else other for spec, one in zip(specs, dense)]
+        variant = tf.TensorSpec([], tf.variant)  # stands for a component that is no dense tensor
+        components = [spec if isinstance(spec, tf.TensorSpec) else variant for spec in specs]
         own_batches.check_components([(spec.dtype, spec.shape) for spec in components])
     except own_batches.OwnRowsError as error:
         raise errors.UnsupportedError(
@@ -172,13 +171,15 @@ def _make_taker(name: str, _: str, specs: Any) -> Any:
 
 
 def make_arrays_whole(arrays: Any, doing: str) -> Any:
-    """The structure with each marked array of this rank's own rows replaced by the rows of all
-    ranks. Collective if so.
+    """The structure with each array of this rank's own rows replaced by the rows of all ranks. Collective if so.
+
+    doing: names the use in messages.
     """
-    flat = tf.nest.flatten(arrays, expand_composites=False)
-    own = [isinstance(leaf, np.ndarray) and shard_arrays.is_shard(leaf) for leaf in flat]
-    if not any(own) or not world.is_active() or is_alone():
+    leaves = tf.nest.flatten(arrays, expand_composites=False)
+    are_shards = [isinstance(leaf, np.ndarray) and shard_arrays.is_shard(leaf) for leaf in leaves]
+    if not any(are_shards) or not world.is_active() or is_alone():
         return arrays
-    mine = [leaf for leaf, one in zip(flat, own) if one]
+    mine = [leaf for leaf, is_shard in zip(leaves, are_shards) if is_shard]
     whole = iter(exchange.join_rows(mine, f"the rows that {doing} is given"))
-    return tf.nest.pack_sequence_as(arrays, [next(whole) if one else leaf for leaf, one in zip(flat, own)])
+    joined = [next(whole) if is_shard else leaf for leaf, is_shard in zip(leaves, are_shards)]
+    return tf.nest.pack_sequence_as(arrays, joined)

@@ -1,4 +1,7 @@
-"""Variables that ranks hold in pieces. Import this module after TensorFlow."""
+"""Variables that ranks hold in pieces: the moments of an optimizer, with MATEX_STRATEGY=sharded.
+
+`servers.pieces` creates them, and steps take them by `pieces`. Import this module after TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +25,25 @@ _numbers = itertools.count()
 
 
 class PieceVariable(BaseResourceVariable):
-    """A variable of TensorFlow that every rank holds whole, or a piece of, while steps use it that take pieces.
+    """A variable of TensorFlow in one of two forms: every rank holds it whole, or each rank holds a piece of it.
 
     Its own resource holds the whole value, or does not exist: code that uses the handle directly gets an error, and
-        never a piece. Shared steps use `piece`. Eager code that reads the value gets all of it, which is a collective
-        while the variable is in pieces.
+    never a piece. Shared steps use `piece`. Eager code that reads the value gets all of it, which is a collective while
+    the variable is in pieces.
 
     number: its index among all such variables, in the order of their creation, which is the same on every rank.
-    cuts: the first entry of each rank's piece, and the end of the last piece; (): not known yet.
-    of: the weight whose entries match the entries of this variable.
-    owner: names its owner in messages.
+    cuts: the first entry of each rank's piece, and the end of the last piece; empty: not known yet.
+    of: a weak reference to the weight whose entries match the entries of this variable.
+    owner: names the optimizer in messages.
+    piece: a variable that holds this rank's piece, flattened.
     updates: the number of changes of its value, by steps with `--elastic`, and by eager code.
     is_refused: it stays whole, since a step takes it whole.
     is_settled: trials of steps no longer decide whether it is in pieces.
     """
 
     def __init__(self, *, value: Any, cuts: tuple[int, ...], of: Any, owner: str, name: str, **more: Any):
-        """value: a tensor, the initial value. Use keywords: otherwise TensorFlow treats the call as one of its own
-        variables.
+        """value: a tensor, the initial value. Use keywords: TensorFlow would treat a call with positional arguments as
+        one of its own variables.
         """
         self.number, self.cuts, self.of, self.owner = next(_numbers), cuts, weakref.ref(of), owner
         self.is_refused, self.is_settled, self.updates = False, False, 0
@@ -74,6 +78,7 @@ class PieceVariable(BaseResourceVariable):
             self.put_whole(self._gather())
 
     def put_whole(self, value: Any) -> None:
+        """Hold a whole value, and no piece."""
         self.updates += 1
         _assign(self, value)
         _assign(self.piece, tf.zeros([0], self.dtype))
@@ -119,12 +124,12 @@ class PieceVariable(BaseResourceVariable):
         return tf.constant(True)
 
     def __repr__(self) -> str:
-        """Without the value: one rank alone, in a message of its own, could not read it."""
+        """Without the value, which one rank alone cannot read."""
         return f"<tf.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}, of which ranks have pieces>"
 
 
 def _read(variable: Any) -> Any:
-    """Read outside of the current graph, which does not record that it uses the variable."""
+    """The value. Unlike `read_value`, the read is not recorded as a use of the variable by the current function."""
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
@@ -133,7 +138,7 @@ def _assign(variable: Any, value: Any) -> None:
 
 
 def _take_whole(name: str) -> Any:
-    """A method of variables that reads or changes a part of the value: eager code sees the whole value."""
+    """The method of this name, which reads or changes entries of the value: in eager code it first makes them whole."""
     original = getattr(BaseResourceVariable, name)
 
     @functools.wraps(original)
@@ -154,6 +159,5 @@ for _name in (
 
 
 def _remove_resource(handle: Any) -> None:
-    """Python may collect a variable while it traces a function."""
-    with context.eager_mode():
+    with context.eager_mode():  # Python may collect a variable while it traces a function
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)

@@ -1,6 +1,8 @@
 """The plan of a step: its trace, the placements of its tensors, and the copy that all ranks run together.
 
-There is one way for every kind of step: capture, plan, agree, call.
+`function_calls` captures the trace of a function and makes one plan for it. The plan finds the placements, builds the
+copy, and lets the ranks agree that all of them have one. Each call then runs the copy on this rank's slice of the
+batch. A step without a copy is computed whole: every rank runs the script's function on the complete batch.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
 from matex_tf.rewrite.own_batches import OWN, OwnRowsError
 from matex_tf.rewrite.pieces import PiecesRefusedError
-from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.placement import BATCH, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.sharing import Exchanger
@@ -49,15 +51,15 @@ NO_BATCH = "it takes no batch"
 NO_WORK = "it has no work that grows with the rows of its batch"
 Compute = Callable[[Mapping[int, Any]], Any]
 Execute = Callable[["StepPlan", Compute, Sequence[Any]], Any]
-_execute: Execute = lambda plan, compute, given: compute({})  # noqa: E731
+_execute: Execute = lambda plan, compute, iterators: compute({})  # noqa: E731
 
 
 def execute_by(execute: Execute) -> None:
-    """Let `execute(plan, compute, given)` return the outputs of each call of a step. given: the iterators and datasets
-    among the arguments.
+    """Let `execute(plan, compute, iterators)` return the outputs of each call of a step. iterators: the iterators and
+    datasets among the arguments.
 
     Each call of `compute` computes the outputs for the batch that was taken before the call, with the current ranks.
-    `compute` takes replacements for tensors, by their ids.
+    `compute` takes replacements for tensors, by the ids of the tensors.
     """
     global _execute
     _execute = execute
@@ -74,17 +76,29 @@ class CopyKind(NamedTuple):
 class StepPlan:
     """How the calls of a traced function are computed.
 
-    traced: the script's trace, a ConcreteFunction.
-    why_whole: the reason why every rank computes the calls by the script's function; empty if ranks share them.
-    program: the placements; None if they could not be found.
-    trained: the weights that a call changes.
-    rows: the number of rows of the last call's batch; 0 if it is unknown.
-    parts: the slice ratios of the ranks; None if they are equal for good.
-    copy_kind: the kind of the copies that calls run.
+    The function:
+        traced: the script's trace, a ConcreteFunction.
+        place: names the step in messages.
+        argument_count: the number of tensor arguments. The other inputs of the trace are captured tensors.
+        are_own: for each argument and captured tensor, whether it gives rows of this rank alone.
+        trained: the weights that a call changes.
+    The batch:
+        source: the op whose batch is taken before the call, and which the copy lacks; None if there is none.
+        graph: the graph that is copied: the trace, with the batch of `source` as further inputs.
+        divided: for each input of `graph`, whether it has the rows that ranks divide.
+        feeds: for each argument and captured tensor, the feed of shared batches that it gives; None for other tensors.
+        batches: compares the batches of calls between ranks.
+        ratios: the slice ratios of the ranks; None if they are equal for good.
+        rows: the number of rows of the last call's batch; 0 if it is unknown.
+    The decision:
+        why_whole: the reason why every rank computes the calls by the script's function; empty if ranks share them.
+        program: the placements; None if they could not be found.
+        pieces: the variables that the copies take in pieces.
+        copy_kind: the kind of the copies that calls run.
     """
 
     def __init__(self, traced: Any, are_rows: Sequence[bool], inputs: Sequence[Any], place: str, rows: int = 0):
-        """Plan the calls of `own`, and tell how they are computed. Collective: all ranks make the same plan.
+        """Plan the calls of `traced`, and tell how they are computed. Collective: all ranks make the same plan.
 
         Args:
             are_rows: for each tensor argument, whether it has the rows that ranks divide.
@@ -97,30 +111,17 @@ class StepPlan:
                 differ.
         """
         self.traced, self.place, self.rows = traced, place, rows
-        graph = traced.graph
-        self.given = len(are_rows)  # tensor arguments; the other inputs of the graph are captured
-        self.pieces = pieces.Holding(graph)
-        captured = [one for one, _ in graph.captures]
-        handles = [*inputs, *captured]
-        self.are_own = list(map(own_data.is_own, handles))
-        self.divided = [one and bool(tensor.shape.rank) for one, tensor in zip(are_rows, graph.inputs)]
-        self.divided += [False] * len(captured)
-        self.graph = graph
-        self.source = self._find_source()
-        if self.source is not None:
-            self.graph = sources.give_batch(graph, self.source)
-            self.divided += sources.find_components([tensor.shape for tensor in self.source.outputs])
+        self.argument_count = len(are_rows)
+        self.trained = whole_code.list_trained(traced)
+        self.pieces = pieces.Holding(traced.graph)
         self.program: Program | None = None
         self.copy_kind = CopyKind()
         self._copies: dict[tuple[Any, ...], Any] = {}
-        self.parts = slices.make_ratios()
-        self.trained = whole_code.list_trained(traced)
-        self.batches = batch_watch.BatchWatch(f"a batch of {place}")
-        self.feeds = shared_feeds.list_feeds(handles, self.batches, self.parts, place)
+        self._find_batch(are_rows, [*inputs, *(outer for outer, _ in traced.graph.captures)])
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):
             if self.trained and agreement.is_watched():
-                agreement.agree_on_new(graph.variables)  # otherwise it is the rank's own work
+                agreement.agree_on_new(traced.graph.variables)  # otherwise it is the rank's own work
             explain.say_whole(place, self.why_whole, is_usual=not self.trained)
             return
         if not self.why_whole:
@@ -128,18 +129,21 @@ class StepPlan:
                 self.find_copy()
             except Exception as error:  # an error in any op: the script's own function is always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
-        self.why_whole = agreement.agree_on_trace(
-            graph, self.why_whole, place, agreement.count_rows(self.graph.inputs, self.divided)
-        )
-        events.step_planned(self)
-        if self.why_whole and any(self.are_own):
-            raise errors.UnsupportedError(own_data.explain_obstacle(place, self.why_whole))
-        if self.why_whole:
-            publishing.leave()
-        if self.why_whole or self.program is None:
-            explain.say_whole(place, self.why_whole, is_usual=False)
-        else:
-            explain.say_shared(place, self.program)
+        self._agree()
+
+    def _find_batch(self, are_rows: Sequence[bool], handles: Sequence[Any]) -> None:
+        """Find the inputs that have rows, or that give batches. handles: the arguments, then the captured tensors."""
+        self.graph = self.traced.graph
+        self.are_own = list(map(own_data.is_own, handles))
+        self.divided = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, self.graph.inputs)]
+        self.divided += [False] * (len(handles) - len(are_rows))
+        self.source = self._find_source()
+        if self.source is not None:
+            self.graph = sources.give_batch(self.graph, self.source)
+            self.divided += sources.find_components([tensor.shape for tensor in self.source.outputs])
+        self.ratios = slices.make_ratios()
+        self.batches = batch_watch.BatchWatch(f"a batch of {self.place}")
+        self.feeds = shared_feeds.list_feeds(handles, self.batches, self.ratios, self.place)
 
     def _find_source(self) -> Any:
         """The op whose batch is taken before the function is called; None if there is none, or no need.
@@ -153,9 +157,10 @@ class StepPlan:
 
     def _find_handle(self, source: Any) -> int:
         """The index, among the inputs, of the iterator from which `source` takes."""
-        return [id(one) for one in self.graph.inputs].index(id(source.inputs[0]))
+        return [id(tensor) for tensor in self.graph.inputs].index(id(source.inputs[0]))
 
     def _find_obstacle(self) -> str:
+        """The reason why ranks cannot share the calls, or would gain nothing; empty if there is none."""
         if getattr(self.traced.graph, "deferred_external_captures", None):
             return "it takes values that are known only when it is called"
         if not any(self.divided) and not sources.are_in(self.traced.graph):
@@ -170,37 +175,55 @@ class StepPlan:
             return NO_WORK
         return ""
 
+    def _agree(self) -> None:
+        """Let the ranks agree whether they share the calls, and tell the user. Collective."""
+        rows = agreement.count_rows(self.graph.inputs, self.divided)
+        self.why_whole = agreement.agree_on_trace(self.traced.graph, self.why_whole, self.place, rows)
+        events.step_planned(self)
+        if self.why_whole and any(self.are_own):
+            raise errors.UnsupportedError(own_data.explain_obstacle(self.place, self.why_whole))
+        if self.why_whole:
+            publishing.drop_unmoved()
+        if self.why_whole or self.program is None:
+            explain.say_whole(self.place, self.why_whole, is_usual=False)
+        else:
+            explain.say_shared(self.place, self.program)
+
     def _read(self, divided: Sequence[bool]) -> Program:
-        """Find the placements. Collective if an op takes a variable whole that ranks hold in pieces."""
-        placements = [BATCH if one else WHOLE for one in divided]
-        placements[: len(self.are_own)] = [OWN if is_own else one for one, is_own in zip(placements, self.are_own)]
+        """Find the placements. Collective if an op takes a variable whole that ranks hold in pieces.
+
+        An op may refuse a variable in pieces, or the rows that a feed gives. The placements are then found again, with
+        the variable whole, or without the feed.
+        """
         while True:
-            for at, feed in enumerate(self.feeds):
-                placements[at] = placements[at] if feed is None else feed.placement
-            held = self.pieces.place()
-            end = self.given + len(held)
-            placements[self.given : end] = [
-                one if mine is None else mine for one, mine in zip(placements[self.given : end], held)
-            ]
             try:
-                takes_batches = self.source is None
-                return read_program(self.graph, placements, takes_batches, self.rows or USUAL_SIZE)
+                return read_program(
+                    self.graph, self._place_inputs(divided), self.source is None, self.rows or USUAL_SIZE
+                )
             except PiecesRefusedError as error:
                 self.pieces.refuse(error.refused, self.place)
-                placements[self.given : end] = [WHOLE] * len(held)
             except FeedRefusedError as error:
                 explain.say_whole_batches(self.place, error.why)
-                placements[: len(self.feeds)] = [
-                    WHOLE if feed is not None and feed.placement.feed is error.feed else one
-                    for one, feed in zip(placements, self.feeds)
-                ]
                 self.feeds = [
-                    None if feed is None or feed.placement.feed is error.feed else feed for feed in self.feeds
+                    None if feed is not None and feed.placement.feed is error.feed else feed for feed in self.feeds
                 ]
 
-    def use_copy(self, kind: CopyKind, held: pieces.Holding | None = None) -> None:
-        """Run copies of this kind from now on; if `held` is given, with variables in pieces as it says."""
-        self.copy_kind, self.pieces = kind, held or self.pieces
+    def _place_inputs(self, divided: Sequence[bool]) -> list[Placement]:
+        """The placement of each input of the graph."""
+        placements = [BATCH if is_divided else WHOLE for is_divided in divided]
+        for index, (is_own, feed) in enumerate(zip(self.are_own, self.feeds)):
+            if feed is not None:
+                placements[index] = feed.placement
+            elif is_own:
+                placements[index] = OWN
+        for index, piece in enumerate(self.pieces.place(), self.argument_count):
+            if piece is not None:
+                placements[index] = piece
+        return placements
+
+    def use_copy(self, kind: CopyKind, holding: pieces.Holding | None = None) -> None:
+        """Run copies of this kind from now on; if `holding` is given, with variables in pieces as it says."""
+        self.copy_kind, self.pieces = kind, holding or self.pieces
 
     def find_copy(self, divided: Sequence[bool] | None = None) -> Any:
         """The copy that slices these inputs, by default all that have rows, for the current number of ranks.
@@ -226,30 +249,35 @@ class StepPlan:
         return self._copies[key]
 
     def _make_copy(self, program: Program, divided: Sequence[bool]) -> Any:
-        outer = self.pieces.find_handles(one for one, _ in self.traced.graph.captures)
-        outer = self._find_handles(outer, self.feeds[self.given :])
-        end = self.given + len(outer)
-        taken = [*self.graph.inputs[: self.given], *self.graph.inputs[end:]]
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken]
-        takes_own = self.source is not None and any(divided)
-        if takes_own:
+        """Build a copy. Its parameters are the arguments, the tensors of a batch that was taken before the call, and,
+        if these tensors have this rank's rows only, the four numbers of the slice (`slices.make_given_slice`).
+        """
+        count = self.argument_count
+        captured = self.pieces.find_handles(outer for outer, _ in self.traced.graph.captures)
+        captured = self._find_handles(captured, self.feeds[count:])
+        end = count + len(captured)
+        specs = [tf.TensorSpec(one.shape, one.dtype) for one in (*self.graph.inputs[:count], *self.graph.inputs[end:])]
+        is_batch_sliced = self.source is not None and any(divided)
+        if is_batch_sliced:
             specs = [
-                tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if one else spec
-                for spec, one in zip(specs, [*divided[: self.given], *divided[end:]])
+                tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has_rows else spec
+                for spec, has_rows in zip(specs, [*divided[:count], *divided[end:]])
             ]
             specs += [tf.TensorSpec([], tf.int64)] * 3 + [tf.TensorSpec([], tf.bool)]
-        make_slice = functools.partial(slices.make_slice if any(divided) else self.batches.make_slice, parts=self.parts)
+        make_any_slice = slices.make_slice if any(divided) else self.batches.make_slice
+        make_slice = functools.partial(make_any_slice, slice_ratios=self.ratios)
 
-        def step(*given: Any) -> Any:
-            here = tf.compat.v1.get_default_graph()
+        def step(*arguments: Any) -> Any:
+            graph = tf.compat.v1.get_default_graph()
             exchanger = self.copy_kind.make_exchanger(self.place, checked=gradients.are_checked(program))
             make_own_slice = functools.partial(slices.make_own_slice, RankExchanger(self.place))
             copy = self.copy_kind.make(slices.make_empty_slice(), exchanger, make_slice, make_own_slice)
             events.copy_begins(self, copy)
-            if takes_own:
-                given, copy.batch_slice = given[:-4], slices.make_given_slice(*given[-4:])
-            inputs = [*given[: self.given], *map(here.capture, outer), *given[self.given :]]
-            inputs = inputs if takes_own else sources.take_rows(copy, inputs, list(divided))
+            if is_batch_sliced:
+                arguments, copy.batch_slice = arguments[:-4], slices.make_given_slice(*arguments[-4:])
+            inputs = [*arguments[:count], *map(graph.capture, captured), *arguments[count:]]
+            if not is_batch_sliced:
+                inputs = sources.take_rows(copy, inputs, list(divided))
             outputs = copy.build(program, inputs, [WHOLE] * len(program.outputs))
             events.step_copied()
             return outputs
@@ -258,62 +286,50 @@ class StepPlan:
 
     def _find_handles(self, handles: Sequence[Any], feeds: Sequence[Any]) -> list[Any]:
         """The tensors that a copy takes for tensors that stand for iterators and datasets with these feeds."""
-        return [one if feed is None else feed.find_handle(one) for one, feed in zip(handles, feeds)]
+        return [handle if feed is None else feed.find_handle(handle) for handle, feed in zip(handles, feeds)]
 
     def take_batch(self, inputs: Sequence[Any]) -> Batch | None:
         """The batch of a call with these tensors, if it is taken before the call; None at the end of the data."""
         handle = [*inputs, *self.traced.captured_inputs][self._find_handle(self.source)]
         try:
-            found: SharedBatches | None = find_shared_batches(handle)
-            if found is not None:
-                return found.take()
+            shared: SharedBatches | None = find_shared_batches(handle)
+            if shared is not None:
+                return shared.take()
             dtypes, shapes = zip(*((tensor.dtype, tensor.shape) for tensor in self.source.outputs))
-            taken = tf.raw_ops.IteratorGetNext(iterator=handle, output_types=dtypes, output_shapes=shapes)
-            return WholeBatch(taken, self.divided[len(self.are_own) :])
+            components = tf.raw_ops.IteratorGetNext(iterator=handle, output_types=dtypes, output_shapes=shapes)
+            return WholeBatch(components, self.divided[len(self.are_own) :])
         except tf.errors.OutOfRangeError:
             return None
 
     def call_at_end(self, inputs: Sequence[Any]) -> Any:
         """The behavior of the script's function at the end of the data."""
-        for one in pieces.find_variables(self.traced.graph):  # the script's function may read it before the data end
-            if one is not None:
-                one.make_whole()
+        for variable in pieces.find_variables(self.traced.graph):  # the function may read it before the data end
+            if variable is not None:
+                variable.make_whole()
         return self.traced._call_flat(list(inputs), self.traced.captured_inputs)
 
-    def call(self, inputs: Sequence[Any], taken: Batch | None, given: Sequence[Any] = ()) -> Any:
+    def call(self, inputs: Sequence[Any], taken: Batch | None, iterators: Sequence[Any] = ()) -> Any:
         """The results of the script's function for these tensors, computed by all ranks. Collective.
 
         Args:
             taken: see `take_batch`; None without a `source`. A call with the same batch can be repeated.
-            given: the iterators and datasets among the arguments.
+            iterators: the iterators and datasets among the arguments.
         """
-        rows = [tensor for tensor, one in zip(inputs, self.divided) if one]
+        rows = [tensor for tensor, is_divided in zip(inputs, self.divided) if is_divided]
         batch = WholeBatch(rows, [True] * len(rows)) if taken is None and rows else taken
         self.rows = 0 if batch is None else batch.total
         events.step_begins(self)
-        compares_each = batch is not None and not self.trained  # ranks with other rows compute their own
+        # A step that trains nothing compares every batch, before the call: ranks with different rows compute their own.
+        compares_each = batch is not None and not self.trained
         is_same = batch is None or not compares_each or self.batches.is_same(batch)
         is_shared = batch is None or (batch.is_even and is_same)
-        divided = self.divided if is_shared else [False] * len(self.divided)
 
-        def compute(instead: Mapping[int, Any]) -> Any:
+        def compute(replacements: Mapping[int, Any]) -> Any:
             with failures.fail_together(self.place, self.traced.graph.variables, self.traced.graph):
-                copy = self.find_copy(divided)
-                publishing.settle()
-                self.pieces.prepare()
-                handles = list(inputs)
-                if any(self.feeds):  # prepare captured iterators for this call, too
-                    handles = self._find_handles([*inputs, *self.traced.captured_inputs], self.feeds)[: len(inputs)]
-                tensors = [instead.get(id(one), one) for one in handles]
-                rows = [] if taken is None else self._take_rows(taken, is_shared)
-                if not is_shared:  # here ranks that compute by themselves learn of a rank that failed to take its batch
-                    ops.allreduce(tf.zeros([]), "sum", f"the batch of {self.place}")
-                outputs = copy(*tensors, *rows)
-                events.step_computed(self)
-                return outputs
+                return self._compute(inputs, taken, is_shared, replacements)
 
-        with contextlib.nullcontext() if compares_each else self.batches.compare_batches(given, batch):
-            outputs = _execute(self, compute, given)
+        with contextlib.nullcontext() if compares_each else self.batches.compare_batches(iterators, batch):
+            outputs = _execute(self, compute, iterators)
         agreement.note_step()
         if self.trained:
             weak_scaling.note_training_call()
@@ -321,8 +337,27 @@ class StepPlan:
         events.step_ended(self)
         return self.traced.function_type.pack_output(outputs)
 
+    def _compute(
+        self, inputs: Sequence[Any], taken: Batch | None, is_shared: bool, replacements: Mapping[int, Any]
+    ) -> Any:
+        """The outputs of a call: of this rank's slice if `is_shared`, else of its whole batch. Collective."""
+        copy = self.find_copy(self.divided if is_shared else [False] * len(self.divided))
+        publishing.move_weights()
+        self.pieces.prepare()
+        handles = list(inputs)
+        if any(self.feeds):  # prepare captured iterators for this call, too
+            handles = self._find_handles([*inputs, *self.traced.captured_inputs], self.feeds)[: len(inputs)]
+        arguments = [replacements.get(id(tensor), tensor) for tensor in handles]
+        if taken is not None:
+            arguments += self._take_rows(taken, is_shared)
+        if not is_shared:  # here ranks that compute by themselves learn of a rank that failed to take its batch
+            ops.allreduce(tf.zeros([]), "sum", f"the batch of {self.place}")
+        outputs = copy(*arguments)
+        events.step_computed(self)
+        return outputs
+
     def _take_rows(self, batch: Batch, is_shared: bool) -> list[Any]:
         """The tensors of a batch that the copy takes: this rank's slice, or all rows."""
         if not is_shared:
             return batch.take_whole()
-        return batch.take_slice(None if self.parts is None else self.parts.deal(batch.total))
+        return batch.take_slice(None if self.ratios is None else self.ratios.record_rows(batch.total))

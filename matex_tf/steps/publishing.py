@@ -1,6 +1,8 @@
 """Publishes weights of which each rank has updated a piece: through shared memory, or by messages.
 
-In host memory a piece lies in the whole variable, so only the pieces of other ranks are copied.
+A step's copy updates a small variable that refers to this rank's piece of the weight (`matex_lend`), and then brings
+the pieces of the other ranks (`matex_publish`). In host memory a piece lies in the whole weight, so no rank copies its
+own. Ranks of one host keep the weights in shared memory, to which they move before the first step.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from matex_tf.rewrite.sharing import Publication
 from matex_tf.world import world
 
 _TYPES = ("float16", "bfloat16", "float32", "float64")
-_LEAST_BYTES = 256 << 10
-"""Seconds for one more group: a synchronization of its own, 0.1 ms over Ethernet; these bytes take 2 ms at 1 Gbit/s."""
-_MOST_GROUPS = 8
+_MIN_GROUP_BYTES = 256 << 10
+"""Each group costs a synchronization, 0.1 ms over Ethernet. These bytes take 2 ms at 1 Gbit/s."""
+_MAX_GROUPS = 8
 _holdings: dict[tuple[int, ...], int] = {}
+"""The number of the shared memory of each group of variables, by the ids of their handles."""
 _numbers = itertools.count()
-_unsettled: list[tuple[list[Any], dict[str, Any]]] = []
+_unmoved: list[tuple[list[Any], dict[str, Any]]] = []
 """Handles of variables that must still move to shared memory, with the arguments of the op that moves them."""
 
 
@@ -35,43 +38,50 @@ def can_publish(handle: Any, dtype: Any) -> bool:
 
 def publish(publications: Sequence[Publication], place: str) -> list[Any]:
     """The operations after which the variables, in host memory, have the new values on every rank. Collective."""
-    found = sorted(publications, key=lambda one: _find_outer(one.handle)._id)
-    made: list[Any] = []
-    for dtype in dict.fromkeys(one.value.dtype for one in found):
-        for number, group in reversed(list(enumerate(_group([one for one in found if one.value.dtype == dtype])))):
-            with tf.control_dependencies(made[-1:]):
-                made.append(_publish_group(group, place, number))
-    return made
+    ordered = sorted(publications, key=lambda publication: _find_outer(publication.handle)._id)
+    operations: list[Any] = []
+    for dtype in dict.fromkeys(publication.value.dtype for publication in ordered):
+        groups = _group([publication for publication in ordered if publication.value.dtype == dtype])
+        for number, group in reversed(list(enumerate(groups))):
+            with tf.control_dependencies(operations[-1:]):
+                operations.append(_publish_group(group, place, number))
+    return operations
 
 
 def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any:
+    """The operation that updates this rank's pieces of a group of variables, and brings the other ranks' pieces.
+
+    number: the position of the group in the order in which a step needs its groups.
+    """
     dtype = group[0].value.dtype
     with tf.init_scope():
         pieces = _make_pieces(len(group), dtype)
-    handles = [one.handle for one in pieces]
-    lent = [at for at, one in enumerate(group) if one.kind != "AssignVariableOp"]
-    if lent:
-        with tf.control_dependencies([op for at in lent for op in group[at].before]):
+    handles = [piece.handle for piece in pieces]
+    # `x += value` reads the piece, so its variable must refer to the weight's entries. `x = value` reads nothing.
+    read = [index for index, publication in enumerate(group) if publication.kind != "AssignVariableOp"]
+    if read:
+        with tf.control_dependencies([op for index in read for op in group[index].before]):
             lend = ops.get_library().ops.matex_lend(
-                wholes=[group[at].handle for at in lent], pieces=[handles[at] for at in lent], T=dtype,
-                cuts=[cut for at in lent for cut in group[at].cuts],
+                wholes=[group[index].handle for index in read], pieces=[handles[index] for index in read], T=dtype,
+                cuts=[cut for index in read for cut in group[index].cuts],
             )  # fmt: skip
     updates = []
-    for at, one in enumerate(group):
-        with tf.control_dependencies([lend] if at in lent else one.before):
-            updates.append(getattr(tf.raw_ops, one.kind)(resource=handles[at], value=one.value))
+    for index, publication in enumerate(group):
+        with tf.control_dependencies([lend] if index in read else publication.before):
+            assign = getattr(tf.raw_ops, publication.kind)
+            updates.append(assign(resource=handles[index], value=publication.value))
     several = f" and {len(group) - 1} more" if len(group) > 1 else ""
     arguments = {
         "T": dtype,
-        "cuts": [cut for one in group for cut in one.cuts],
+        "cuts": [cut for publication in group for cut in publication.cuts],
         "place": f"new weights of {place}",
-        "names": [f"weight {at}{several}" for at in range(len(group))],
+        "names": [f"weight {index}{several}" for index in range(len(group))],
     }
     arguments["holding"] = -1 if _is_sent() else _find_holding(group, arguments)
     with tf.control_dependencies(updates):
         return make_in_order(
             ops.get_library().ops.matex_publish,
-            wholes=[one.handle for one in group],
+            wholes=[publication.handle for publication in group],
             pieces=handles,
             later=_is_later(),
             needed=number,
@@ -80,28 +90,28 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
 
 
 def _make_pieces(count: int, dtype: Any) -> list[Any]:
-    """Variables in eager code that refer to the pieces of others."""
+    """Variables in eager code that are to refer to pieces of other variables."""
     from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
     return [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in range(count)]
 
 
-def leave() -> None:
-    """Leave the weights of copies that do not run where they are."""
-    _unsettled.clear()
+def drop_unmoved() -> None:
+    """Leave the weights of a copy that does not run in the memory where they are."""
+    _unmoved.clear()
 
 
-def settle() -> None:
+def move_weights() -> None:
     """Move published weights to shared memory before the first step allocates anything else. Collective.
 
     So their old memory is free for the variables of the optimizer.
     """
     library = ops.get_library().ops
-    while _unsettled:
-        wholes, arguments = _unsettled.pop(0)
+    while _unmoved:
+        wholes, arguments = _unmoved.pop(0)
         dtype = arguments["T"]
-        kept = _make_pieces(len(wholes), dtype)
-        pieces = [one.handle for one in kept]
+        variables = _make_pieces(len(wholes), dtype)  # keeps the handles valid
+        pieces = [variable.handle for variable in variables]
         library.matex_lend(wholes=wholes, pieces=pieces, T=dtype, cuts=arguments["cuts"])
         library.matex_publish(wholes=wholes, pieces=pieces, order=[], **arguments)
 
@@ -123,21 +133,21 @@ def _group(publications: list[Publication]) -> list[list[Publication]]:
     """
     if not _is_later():
         return [publications]
-    sizes = [one.cuts[-1] * one.value.dtype.size for one in publications]
-    least = max(_LEAST_BYTES, sum(sizes) // _MOST_GROUPS)
+    sizes = [publication.cuts[-1] * publication.value.dtype.size for publication in publications]
+    group_bytes = max(_MIN_GROUP_BYTES, sum(sizes) // _MAX_GROUPS)
     groups: list[list[Publication]] = [[]]
-    room = least
-    for one, size in zip(reversed(publications), reversed(sizes)):
-        if room <= 0:
+    missing_bytes = group_bytes
+    for publication, size in zip(reversed(publications), reversed(sizes)):
+        if missing_bytes <= 0:
             groups.insert(0, [])
-            room = least
-        groups[0].insert(0, one)
-        room -= size
+            missing_bytes = group_bytes
+        groups[0].insert(0, publication)
+        missing_bytes -= size
     return groups
 
 
 def _find_outer(handle: Any) -> Any:
-    """The tensor in eager code that a function has captured as this handle; None if it is no captured handle."""
+    """The eager tensor that a function has captured as `handle`; `handle` itself if eager; None if not captured."""
     while not hasattr(handle, "numpy"):
         captures = getattr(handle.graph, "captures", ())
         handle = next((outer for outer, inner in captures if inner is handle), None)
@@ -147,16 +157,16 @@ def _find_outer(handle: Any) -> Any:
 
 
 def _find_holding(group: Sequence[Publication], arguments: dict[str, Any]) -> int:
-    """The number of the shared memory of these variables, which belongs to the first of them.
+    """The number of the shared memory of these variables, which lives as long as the first of them.
 
-    arguments: those of the op that publishes the variables.
+    arguments: of the op that publishes the variables.
     """
-    outer = [_find_outer(one.handle) for one in group]
-    key = tuple(one._id for one in outer)
+    outer = [_find_outer(publication.handle) for publication in group]
+    key = tuple(handle._id for handle in outer)
     if key not in _holdings:
         number = _holdings[key] = next(_numbers)
         weakref.finalize(outer[0], _drop_memory, key, number).atexit = False
-        _unsettled.append((outer, {**arguments, "holding": number}))
+        _unmoved.append((outer, {**arguments, "holding": number}))
     return _holdings[key]
 
 

@@ -1,4 +1,7 @@
-"""The messages of a step: sums, and gathered rows with the op, its source line, and the bytes."""
+"""The collectives of a step as `--explain` prints them: their number, the bytes of sums, and each gathered tensor.
+
+`adapt` reads the bytes of sums, and microbatches the source lines of ops.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from matex_tf.runtime import script_frames
 
 
 class Gathering(NamedTuple):
-    """Gathered rows of one value. bytes: of each row; None if unknown."""
+    """Gathered rows of one value: the op that needs them, its source line, and the bytes of a row; None if unknown."""
 
     op: str
     place: str
@@ -25,8 +28,10 @@ class Gathering(NamedTuple):
 
 
 class Report(NamedTuple):
-    """collectives: synchronizations of the ranks in a step, outside of loops. bytes: of all sums; None if unknown.
+    """The collectives of a step.
 
+    collectives: the number of waves, in which ranks synchronize, outside of loops.
+    bytes: the bytes of all sums; None if unknown.
     gatherings: the gathered values, each with the first op that needs it.
     """
 
@@ -37,13 +42,14 @@ class Report(NamedTuple):
 
 def describe(program: Program) -> Report:
     collectives = len(waves.schedule(program, [WHOLE] * len(program.outputs)))
-    rows: dict[int, Gathering] = {}
+    gathered: dict[int, Gathering] = {}
     for value, node in _list_needs(program, [WHOLE] * len(program.outputs)):
         if value.placement.kind == SHARDED:
-            op = "the result" if node is None else node.type
-            made = value.tensor.op if node is None else node.op
-            rows.setdefault(id(value), Gathering(op, find_line(made), count_bytes(value, value.placement.axis)))
-    return Report(collectives, count_summed_bytes(program), list(dict.fromkeys(rows.values())))
+            name = "the result" if node is None else node.type
+            op = value.tensor.op if node is None else node.op
+            gathering = Gathering(name, find_line(op), count_bytes(value, value.placement.axis))
+            gathered.setdefault(id(value), gathering)
+    return Report(collectives, count_summed_bytes(program), list(dict.fromkeys(gathered.values())))
 
 
 def count_summed_bytes(program: Program) -> int | None:
@@ -51,12 +57,13 @@ def count_summed_bytes(program: Program) -> int | None:
     needs = _list_needs(program, [WHOLE] * len(program.outputs))
     sums = {id(value): value for value, _ in needs if value.placement.kind == PARTIAL}
     sizes = [count_bytes(value) for value in sums.values()]
-    return None if None in sizes else sum(one for one in sizes if one is not None)
+    return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def _list_needs(program: Program, gives: Sequence[Placement]) -> Iterator[tuple[Value, Node | None]]:
-    """The values that become whole, each with the ops that need it; None: the result of the program, brought to
-    `gives`.
+    """Each value that a collective brings to another placement, with each op that needs it.
+
+    The op is None for a result of the program, which is brought to its placement in `gives`.
     """
     for value, need, node in program.iterate_needs(gives):
         if needs_exchange(value.placement, need):
@@ -70,24 +77,24 @@ def count_bytes(value: Value, axis: int | None = None) -> int | None:
     shape = value.shape
     if shape is None or not value.dtype.size:
         return None
-    sizes = [size for at, size in enumerate(shape) if at != axis]
+    sizes = [size for index, size in enumerate(shape) if index != axis]
     return None if None in sizes else math.prod(size for size in sizes if size is not None) * value.dtype.size
 
 
 def find_line(op: Any) -> str:
-    """The innermost source line of the script that created an op; a line of a library if the script has none."""
+    """The innermost source line of the script that created an op; the op's name if no line of the script did."""
     frames = list(getattr(op, "traceback", None) or [])
-    own = [one for one in frames if not script_frames.is_library(one.filename) and not one.filename.startswith("<")]
-    if not own:
-        return f"'{op.name}'"
-    return f"{os.path.basename(own[-1].filename)} line {own[-1].lineno}"
+    for frame in reversed(frames):
+        if not script_frames.is_library(frame.filename) and not frame.filename.startswith("<"):
+            return f"{os.path.basename(frame.filename)} line {frame.lineno}"
+    return f"'{op.name}'"
 
 
-def tell(report: Report) -> str:
+def format_report(report: Report) -> str:
     """The line of `--explain` about the step."""
     size = "sums" if report.bytes is None else f"sums of {settings.format_bytes(report.bytes)}"
-    found = [f"{report.collectives} collective{'s' if report.collectives != 1 else ''} a step, {size}"]
-    for one in report.gatherings:
-        amount = "rows" if one.bytes is None else f"{settings.format_bytes(one.bytes)} a row"
-        found.append(f"gathered for {one.op} ({one.place}): {amount}")
-    return "; ".join(found)
+    parts = [f"{report.collectives} collective{'s' if report.collectives != 1 else ''} a step, {size}"]
+    for gathering in report.gatherings:
+        amount = "rows" if gathering.bytes is None else f"{settings.format_bytes(gathering.bytes)} a row"
+        parts.append(f"gathered for {gathering.op} ({gathering.place}): {amount}")
+    return "; ".join(parts)

@@ -1,4 +1,8 @@
-"""Random ops of a session's graph: all copies of an op share one number sequence, as the op has alone."""
+"""Random ops of a session's graph: all copies of an op draw from the one sequence of numbers that the op has alone.
+
+A copy draws by the stateless form of the op. The position in the sequence, a counter of the Philox generator, is in a
+variable that all copies of the op share.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +44,18 @@ class SessionCopy(Copy):
             return super().draw(node, inputs)
         shape, *bounds = inputs
         state, self.starts[op.name] = _find_state(op)
-        taken = tf.reduce_prod(tf.cast(shape, tf.int64)) * _RESERVED
-        moved = tf.raw_ops.AssignAddVariableOp(resource=state, value=taken)
-        with tf.control_dependencies([moved]):
-            before = tf.raw_ops.ReadVariableOp(resource=state, dtype=tf.int64) - taken
-        key, counter = ([op.get_attr("seed")], [before, op.get_attr("seed2")])
-        how = {"minval": bounds[0], "maxval": bounds[1]} if bounds else {"dtype": op.outputs[0].dtype}
+        step = tf.reduce_prod(tf.cast(shape, tf.int64)) * _RESERVED
+        advance = tf.raw_ops.AssignAddVariableOp(resource=state, value=step)
+        with tf.control_dependencies([advance]):
+            position = tf.raw_ops.ReadVariableOp(resource=state, dtype=tf.int64) - step
+        key, counter = ([op.get_attr("seed")], [position, op.get_attr("seed2")])
+        options = {"minval": bounds[0], "maxval": bounds[1]} if bounds else {"dtype": op.outputs[0].dtype}
         return getattr(tf.raw_ops, _STATELESS[op.type])(
-            shape=shape, key=tf.cast(key, tf.uint64), counter=tf.cast(tf.stack(counter), tf.uint64), alg=_PHILOX, **how
+            shape=shape,
+            key=tf.cast(key, tf.uint64),
+            counter=tf.cast(tf.stack(counter), tf.uint64),
+            alg=_PHILOX,
+            **options,
         )
 
 

@@ -19,38 +19,37 @@ def add_to(graph: Any) -> Iterator[None]:
     v1 = tf.compat.v1
     finalized = graph.finalized
     scopes, functions = tags.get_or_make_tag(graph, _ADDED, lambda: ([], set()))
-    before = set(graph._functions)
+    functions_before = set(graph._functions)
     graph._unsafe_unfinalize()
     try:
         with contextlib.ExitStack() as stack:
-            for one in (graph.as_default(), tf.control_dependencies(None), tf.device(None), use_v2_behavior()):
-                stack.enter_context(one)
+            for context in (graph.as_default(), tf.control_dependencies(None), tf.device(None), use_v2_behavior()):
+                stack.enter_context(context)
             stack.enter_context(v1.name_scope(None))
             scopes.append(stack.enter_context(v1.name_scope(_SCOPE)))
             yield
     finally:
-        functions |= set(graph._functions) - before
+        functions |= set(graph._functions) - functions_before
         if finalized:
             graph.finalize()
 
 
 @contextlib.contextmanager
 def use_v2_behavior() -> Iterator[None]:
-    """Within the context TF2 shapes (sizes are ints) and TF2 control flow (branches are functions) are on, whatever the
-    script has chosen.
+    """Within the context TF2 shapes (sizes are ints) and TF2 control flow (branches are functions) are on.
 
     Collectives in functions run in order, and no rank waits for those of a branch that is not taken.
     """
     v1 = tf.compat.v1
-    has_numbers, has_functions = isinstance(tf.TensorShape([1])[0], int), v1.control_flow_v2_enabled()
+    had_shapes, had_control_flow = isinstance(tf.TensorShape([1])[0], int), v1.control_flow_v2_enabled()
     v1.enable_v2_tensorshape()
     v1.enable_control_flow_v2()
     try:
         yield
     finally:
-        if not has_numbers:
+        if not had_shapes:
             v1.disable_v2_tensorshape()
-        if not has_functions:
+        if not had_control_flow:
             v1.disable_control_flow_v2()
 
 
@@ -59,7 +58,7 @@ def drop_copies(graph: Any, definition: Any) -> Any:
     scopes, functions = tags.get_tag(graph, _ADDED, ((), ()))
     if scopes:
         nodes = [node for node in definition.node if not node.name.startswith(tuple(scopes))]
-        library = [one for one in definition.library.function if one.signature.name not in functions]
+        library = [function for function in definition.library.function if function.signature.name not in functions]
         del definition.node[:], definition.library.function[:]
         definition.node.extend(nodes)
         definition.library.function.extend(library)

@@ -1,4 +1,9 @@
-"""Runs of sessions of `tf.compat.v1`: a plan for each set of fetches and feeds."""
+"""Runs of sessions of `tf.compat.v1`: a plan for each set of fetches and feeds.
+
+The hook of `Session.run` calls `run_session`. Ranks slice the arrays that are fed to placeholders with an open first
+dimension, or the batch of an iterator. If they can share the run, the plan adds a copy of the ops that depend on these
+rows to the script's graph, and runs fetch the copy's tensors. Otherwise every rank runs the script's own fetches.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ from matex_tf.world import world
 
 PLACE = "a run of a session"
 NO_BATCH = "it takes no batch of two rows or more from a placeholder or an iterator of an open first dimension (None)"
-_PLANS, _VARIABLES = "plans of runs", "what is known of variables"
+_PLANS, _VARIABLES = "plans of runs", "known state of variables"
 _lock = threading.RLock()
 feeds_shares = ThreadFlag()
 """Whether the run in this thread is fed this rank's own rows."""
@@ -52,35 +57,45 @@ def run_session(
     """
     if is_inside or not world.is_active():
         return run(operations, tensors)
-    given = {reference.deref(): value for reference, value in feeds.items()}
-    open_rows = [one for one in given if sources.has_open_rows(one.shape)]
-    rows = open_rows if feeds_shares else _find_rows({one: given[one] for one in open_rows})
-    names = [[one.name for one in some] for some in (operations, tensors, rows)]
-    key = (*map(tuple, names), frozenset(one.name for one in given), bool(feeds_shares))
+    arrays = {reference.deref(): array for reference, array in feeds.items()}
+    placeholders = [tensor for tensor in arrays if sources.has_open_rows(tensor.shape)]
+    rows = placeholders if feeds_shares else _find_rows({tensor: arrays[tensor] for tensor in placeholders})
+    fetched_and_sliced = [tuple(each.name for each in group) for group in (operations, tensors, rows)]
+    key = (*fetched_and_sliced, frozenset(tensor.name for tensor in arrays), bool(feeds_shares))
     with _lock:
         plans = tags.get_or_make_tag(session.graph, _PLANS, dict)
         if key not in plans:
-            plans[key] = SessionPlan(session.graph, operations, tensors, list(given), rows, bool(feeds_shares))
+            plans[key] = SessionPlan(session.graph, operations, tensors, list(arrays), rows, bool(feeds_shares))
         plan = plans[key]
-        held = tags.get_or_make_tag(session, _VARIABLES, SessionVariables)
-    found = plan.run(session, held, [given[one] for one in rows], run)
-    if plan.count and plan.changed:
+        variables = tags.get_or_make_tag(session, _VARIABLES, SessionVariables)
+    values = plan.run(session, variables, [arrays[tensor] for tensor in rows], run)
+    if plan.sliced_count and plan.changed:
         events.step_trained(None)
-    return found
+    return values
 
 
 def _find_rows(feeds: Mapping[Any, Any]) -> list[Any]:
     """The tensors that are fed the most common number of rows, if that is 2 or more."""
-    counts = {one: len(value) for one, value in feeds.items()}
-    known = [count for count in counts.values() if count > 1]
-    most = max(known, key=known.count) if known else 0
-    return [one for one, count in counts.items() if count == most]
+    counts = {tensor: len(array) for tensor, array in feeds.items()}
+    several = [count for count in counts.values() if count > 1]
+    most_common = max(several, key=several.count) if several else 0
+    return [tensor for tensor, count in counts.items() if count == most_common]
 
 
 class SessionPlan:
     """How runs with the same fetches and alike feeds are computed.
 
     why_whole: the reason why every rank computes the runs whole; empty if ranks share them.
+    program: the placements; None if ranks cannot share the runs.
+    operations, tensors: the fetches of a run: of the copy if ranks share the runs, else those of the script.
+    part: the ops that a run needs.
+    variables: the variable ops among these.
+    changed: the names of variables that a run may leave different on the ranks.
+    sliced_count: the number of tensors that ranks slice, the first inputs of `part`.
+    are_own: each rank feeds its own rows.
+    own_row_count: a placeholder for the number of this rank's own rows; None unless `are_own`.
+    starts: the operations that start sequences of random numbers (`SessionCopy`).
+    turns: the numbers in the sequence of the script's own collectives.
     """
 
     def __init__(
@@ -88,7 +103,7 @@ class SessionPlan:
         graph: Any,
         operations: Sequence[Any],
         tensors: Sequence[Any],
-        given: Sequence[Any],
+        fed: Sequence[Any],
         rows: Sequence[Any],
         are_own: bool,
     ):
@@ -96,7 +111,8 @@ class SessionPlan:
 
         Args:
             operations, tensors: the fetches of the script.
-            given: the tensors that are fed; those in `rows` have the rows that ranks divide.
+            fed: the tensors that are fed.
+            rows: the tensors among these that have the rows that ranks divide.
             are_own: each rank feeds its own rows.
 
         Raises:
@@ -109,13 +125,13 @@ class SessionPlan:
         self.batches = BatchWatch(f"the arrays fed to {PLACE}")
         self.turns: list[int] = []
         self.starts: dict[str, Any] = {}
-        needed = list_needed(graph, {one.name for one in given}, tensors, operations)
+        needed = list_needed(graph, {tensor.name for tensor in fed}, tensors, operations)
         rows = rows or ([] if are_own else _find_batch(needed))
-        self.count, self.are_own = len(rows), are_own
-        self.own_rows: Any = None
-        self.part = SessionSubgraph(needed, given, rows, tensors, operations, filter(has_no_seed, needed))
+        self.sliced_count, self.are_own = len(rows), are_own
+        self.own_row_count: Any = None
+        self.part = SessionSubgraph(needed, fed, rows, tensors, operations, filter(has_no_seed, needed))
         self.variables = list_variables(needed)
-        self.changed = list_changed(needed, bool(given))
+        self.changed = list_changed(needed, bool(fed))
         with session_graphs.use_v2_behavior(), context.eager_mode():  # reading computes constant values
             self.program, self.why_whole = self._read(rows)
         if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
@@ -140,7 +156,7 @@ class SessionPlan:
         return program, "" if self.are_own or worth.has_shared_work(program) else NO_WORK
 
     def _agree(self) -> None:
-        """Build the copy if all ranks share the runs. Collective."""
+        """Build the copy, and let the ranks agree whether all of them have one. Collective."""
         if not self.why_whole:
             try:
                 copied = self._build()
@@ -149,7 +165,7 @@ class SessionPlan:
         digest = capture.digest_nodes([op.node_def for op in self.part.needed], {}, for_ranks=True)
         self.why_whole = agree_on_plan(digest, self.why_whole, PLACE)
         if not self.why_whole:
-            self.operations, self.tensors = copied
+            self.operations, self.tensors = copied  # a copy that one rank has alone stays unused in its graph
             assert self.program is not None
             explain.say_shared(PLACE, self.program)
             events.unmeasured(PLACE)
@@ -170,19 +186,19 @@ class SessionPlan:
             copy = SessionCopy(self.graph, slices.make_empty_slice(), exchanger, slices.make_checked_slice)
             events.copy_begins(self, copy)
             if self.are_own:
-                self.own_rows = tf.compat.v1.placeholder(tf.int64, [])
-                rows = [one[: self.own_rows] for one in part.inputs[: self.count]]
+                self.own_row_count = tf.compat.v1.placeholder(tf.int64, [])
+                rows = [tensor[: self.own_row_count] for tensor in part.inputs[: self.sliced_count]]
                 own = slices.make_own_slice(exchanger, rows, tf.constant(True))
                 copy.batch_slice = own.batch_slice
-                inputs = own_batches.fill_rows(rows, own) + part.inputs[self.count :]
+                inputs = own_batches.fill_rows(rows, own) + part.inputs[self.sliced_count :]
             else:
-                are_rows = [index < self.count for index in range(len(part.inputs))]
+                are_rows = [index < self.sliced_count for index in range(len(part.inputs))]
                 inputs = sources.take_rows(copy, list(part.inputs), are_rows)
-            made, effects = copy.build_apart(program, inputs, [WHOLE] * len(part.outputs))
+            outputs, effects = copy.build_apart(program, inputs, [WHOLE] * len(part.outputs))
         self.starts = copy.starts
-        instead = {tensor.name: one for tensor, one in zip(part.outputs, made)}
-        kept = [op for op in self.operations if op in part.reused]
-        return kept + effects, [instead.get(tensor.name, tensor) for tensor in self.tensors]
+        copied = {tensor.name: output for tensor, output in zip(part.outputs, outputs)}
+        reused = [op for op in self.operations if op in part.reused]
+        return reused + effects, [copied.get(tensor.name, tensor) for tensor in self.tensors]
 
     def _order_collectives(self) -> None:
         """Make the script's own collectives run in the order of their creation."""
@@ -194,36 +210,37 @@ class SessionPlan:
             self.turns = sorted(op.get_attr("turn") for op in own if op not in within_loops)
 
     def run(
-        self, session: Any, held: SessionVariables, rows: Sequence[Any], run: Callable[..., list[Any]]
+        self, session: Any, variables: SessionVariables, rows: Sequence[Any], run: Callable[..., list[Any]]
     ) -> list[Any]:
         """The results of the script's run. Collective, if ranks share it.
 
         Args:
-            held: the known state of the session's variables.
+            variables: the known state of the session's variables.
             rows: the arrays with rows, if any are fed.
             run: see `run_session`.
         """
         if self.why_whole:
-            held.forget(self.changed)
+            variables.forget(self.changed)
             return self._run_in_turns(run)
         if self.ranks != world.get_world().size:
             excepthook.refuse_after_loss(PLACE)
-        held.start(session, self.starts)
-        held.agree(session, self.variables)
+        variables.start(session, self.starts)
+        variables.agree(session, self.variables)
         try:
             batch = None if self.are_own else WholeBatch(rows, [True] * len(rows))
             with self.batches.compare_batches((), batch), failures.fail_together(PLACE):
                 return self._run_shared(rows, run)
         except tf.errors.OpError:  # some ranks may have assigned variables that others have not
-            held.forget(op.name for op in self.variables)
+            variables.forget(op.name for op in self.variables)
             raise
 
     def _run_shared(self, rows: Sequence[Any], run: Callable[..., list[Any]]) -> list[Any]:
-        if self.own_rows is None:
+        if self.own_row_count is None:
             return run(self.operations, self.tensors)
-        return run(self.operations, self.tensors, {self.own_rows: np.int64(len(rows[0]))})
+        return run(self.operations, self.tensors, {self.own_row_count: np.int64(len(rows[0]))})
 
     def _run_in_turns(self, run: Callable[..., list[Any]]) -> list[Any]:
+        """Run the script's fetches with the script's own collectives in the order of their creation."""
         if len(self.turns) < 2:
             return run(self.operations, self.tensors)
         ops.announce_turns(self.turns)
@@ -236,7 +253,8 @@ class SessionPlan:
 def _find_batch(needed: Sequence[Any]) -> list[Any]:
     """The tensors with rows of the first iterator."""
     for op in needed:
-        found = [one for one in op.outputs if sources.has_open_rows(one.shape)] if op.type in sources.SOURCES else []
-        if found:
-            return found
+        if op.type in sources.SOURCES:
+            rows = [tensor for tensor in op.outputs if sources.has_open_rows(tensor.shape)]
+            if rows:
+                return rows
     return []

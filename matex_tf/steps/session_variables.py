@@ -1,4 +1,8 @@
-"""Variables of a session: equal on all ranks before a shared run."""
+"""Variables of a session: equal on all ranks before a shared run.
+
+`session_runs` finds the variables that a run uses, changes and trains, by the ops of the graph. `SessionVariables`
+records for each session which of them are known to be equal.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +31,11 @@ def list_variables(needed: Iterable[Any]) -> list[Any]:
 
 
 def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
-    """The names of variables that were equal on all ranks, and that a run may leave different.
+    """The names of variables that were equal on all ranks, and that a run of the ops `needed` may leave different.
 
     A run without feeds, of ops whose only state is variables and seeds, gives equal results on all ranks.
     """
-    if not has_feeds and not any(map(_is_apart, needed)):
+    if not has_feeds and not any(map(_may_differ, needed)):
         return set()
     return _list_used(needed, lambda op, tensor: op.type not in _READS and _may_write(op, tensor))
 
@@ -56,18 +60,20 @@ def _list_used(needed: Iterable[Any], is_used: Callable[[Any, Any], bool]) -> se
 
 
 def _reads(op: Any, tensor: Any) -> bool:
+    """Whether an op reads the value of the variable to which this input refers."""
     if tensor.dtype._is_ref_dtype:
         return not _may_write(op, tensor)
     return op.op_def is None or not op.type.startswith(("Assign", "VarIsInitialized", "VariableShape"))
 
 
 def _may_write(op: Any, tensor: Any) -> bool:
+    """Whether an op may change the variable to which this input refers."""
     if tensor.dtype._is_ref_dtype:
         return op.op_def is None or any(one.is_ref for one in op.op_def.input_arg)
     return tensor.dtype.name == "resource"
 
 
-def _is_apart(op: Any) -> bool:
+def _may_differ(op: Any) -> bool:
     """Whether an op may return or do something different on each rank."""
     stateful = op.op_def is None or op.op_def.is_stateful
     if not stateful or op.type in _KINDS or any(map(_is_reference, op.inputs)):
@@ -96,8 +102,8 @@ def _find_variables(tensor: Any) -> list[Any]:
 class SessionVariables:
     """The known state of a session's variables.
 
-    agreed: the names of those that are equal on all ranks. started: the names of random ops whose position in their
-        number sequence is known.
+    agreed: the names of variables that are equal on all ranks.
+    started: the names of random ops whose sequences of numbers have started.
     """
 
     def __init__(self) -> None:
@@ -105,8 +111,8 @@ class SessionVariables:
         self.started: set[str] = set()
 
     def start(self, session: Any, starts: Mapping[str, Any]) -> None:
-        """Start number sequences that have not started in the session."""
-        if new := [one for name, one in starts.items() if name not in self.started]:
+        """Start sequences of random numbers in the session, unless they have started. starts: see `SessionCopy`."""
+        if new := [operation for name, operation in starts.items() if name not in self.started]:
             with is_inside.set():
                 session.run(new)
             self.started.update(starts)
@@ -127,13 +133,13 @@ class SessionVariables:
             differing = variables.find_differing(names, values, "comparing the variables before a run of a session")
             for index in differing:
                 value = objects.broadcast(values[index], f"sending variable '{names[index]}' from rank 0")
-                _, given, assign = readers[index]
-                session.run(assign, {given: value})
+                _, new_value, assign = readers[index]
+                session.run(assign, {new_value: value})
         self.agreed.update(names)
 
 
 def _find_readers(graph: Any, new: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
-    """For each variable: its value, and the feed and the operation that assign another."""
+    """For each variable: its value; the placeholder of a new value; and the operation that assigns it."""
     known: dict[str, tuple[Any, Any, Any]] = tags.get_or_make_tag(graph, _READERS, dict)
     missing = [op for op in new if op.name not in known]
     if missing:
@@ -143,7 +149,7 @@ def _find_readers(graph: Any, new: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
 
 
 def _read(session: Any, tensors: Sequence[Any]) -> list[np.ndarray]:
-    """Their values; an empty vector for a variable without a value."""
+    """The values of variables; an empty vector for a variable without a value."""
     try:
         return [np.asarray(one) for one in session.run(tensors)]
     except tf.errors.FailedPreconditionError:
@@ -154,8 +160,8 @@ def _read(session: Any, tensors: Sequence[Any]) -> list[np.ndarray]:
 
 def _make_reader(op: Any) -> tuple[Any, Any, Any]:
     variable, dtype = op.outputs[0], op.get_attr("dtype")
-    given = tf.compat.v1.placeholder(dtype)
+    new_value = tf.compat.v1.placeholder(dtype)
     if op.type == "VarHandleOp":
         read = tf.raw_ops.ReadVariableOp(resource=variable, dtype=dtype)
-        return read, given, tf.raw_ops.AssignVariableOp(resource=variable, value=given)
-    return tf.identity(variable), given, tf.raw_ops.Assign(ref=variable, value=given, validate_shape=False)
+        return read, new_value, tf.raw_ops.AssignVariableOp(resource=variable, value=new_value)
+    return tf.identity(variable), new_value, tf.raw_ops.Assign(ref=variable, value=new_value, validate_shape=False)

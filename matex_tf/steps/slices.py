@@ -25,7 +25,7 @@ class SliceRatios:
     """The slice ratios of the ranks for one step. They are equal until others are set between calls.
 
     ratios: for each rank that trains, its part of their sum; an int64 variable.
-    rows: the largest number of rows of a batch since it was set to 0; a scalar int64 variable.
+    rows: the largest number of rows of a batch since the variable was set to 0; a scalar int64 variable.
     """
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class SliceRatios:
             self.ratios = tf.Variable(tf.ones([world.get_world().trainers], tf.int64), trainable=False)
             self.rows = tf.Variable(tf.zeros([], tf.int64), trainable=False)
 
-    def deal(self, rows: int) -> Any:
-        """Record the number of rows of a batch, of which this rank has a slice. Returns the slice ratios."""
+    def record_rows(self, rows: int) -> Any:
+        """Record the number of rows of a batch that ranks slice. Returns the slice ratios."""
         self.rows.assign(max(rows, int(self.rows)))
         return self.list_ratios()
 
@@ -62,32 +62,33 @@ def make_ratios() -> SliceRatios | None:
     return SliceRatios() if _may_change else None
 
 
-def make_slice(components: Sequence[Any], parts: SliceRatios | None = None) -> Slice:
+def make_slice(components: Sequence[Any], slice_ratios: SliceRatios | None = None) -> Slice:
     """This rank's slice of a whole batch, from its components: tensors with equally many rows."""
-    return make_slice_of_rows(tf.shape(components[0], tf.int64)[0], parts)
+    return make_slice_of_rows(tf.shape(components[0], tf.int64)[0], slice_ratios)
 
 
-def make_checked_slice(components: Sequence[Any], parts: SliceRatios | None = None) -> Slice:
+def make_checked_slice(components: Sequence[Any], slice_ratios: SliceRatios | None = None) -> Slice:
     """This rank's slice of a whole batch that the graph takes, from its components: tensors with rows.
 
     If the components have different numbers of rows, all ranks raise an error.
     """
-    counts = [tf.shape(one, tf.int64)[0] for one in components]
+    counts = [tf.shape(component, tf.int64)[0] for component in components]
     if len(counts) > 1:
         is_even = tf.reduce_all(tf.equal(tf.stack(counts[1:]), counts[0]))
         check = tf.debugging.Assert(is_even, [UNEVEN, tf.stack(counts)], summarize=-1)
         with tf.control_dependencies([] if check is None else [check]):
             counts[0] = tf.identity(counts[0])
-    return make_slice_of_rows(counts[0], parts)
+    return make_slice_of_rows(counts[0], slice_ratios)
 
 
-def make_slice_of_rows(total: Any, parts: SliceRatios | None = None) -> Slice:
+def make_slice_of_rows(total: Any, slice_ratios: SliceRatios | None = None) -> Slice:
     """This rank's slice of a batch of `total` rows, a scalar int64."""
     me = world.get_world()
     ratios: Any = me.trainers
-    if parts is not None:
-        with tf.control_dependencies([parts.rows.assign(tf.maximum(parts.rows, total), read_value=False)]):
-            ratios = tf.pad(parts.ratios, [[0, me.servers]])
+    if slice_ratios is not None:
+        record = slice_ratios.rows.assign(tf.maximum(slice_ratios.rows, total), read_value=False)
+        with tf.control_dependencies([record]):
+            ratios = tf.pad(slice_ratios.ratios, [[0, me.servers]])
     start, stop, has_rows = slice_bounds.find_slice_bounds(total, me.rank, ratios)
     return Slice(start, stop - start, total, has_rows, tf.constant(me.rank == 0))
 
@@ -100,28 +101,29 @@ def make_given_slice(first: Any, count: Any, total: Any, contributes: Any) -> Sl
 def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: Any) -> OwnRows:
     """This rank's slice of a batch of which `components` are its own rows: tensors of at least one dimension.
 
-    If the components of a rank have different numbers of rows, all ranks raise an error.
+    The ranks gather one vector of each rank: whether it has a batch, then the shapes of its components. If the
+    components of a rank have different numbers of rows, all ranks raise an error.
     """
     excepthook.refuse_after_loss("a step on each rank's own rows")
     me = world.get_world()
-    shapes = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
-    (everyone,) = exchanger.exchange([Request("gather", shapes[tf.newaxis])], _make_slice_of_ranks())
-    ends = list(itertools.accumulate([1, *(one.shape.rank for one in components)]))
-    rows = tf.stack([everyone[:, at] for at in ends[:-1]])
-    agree = tf.debugging.Assert(
+    mine = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
+    (everyone,) = exchanger.exchange([Request("gather", mine[tf.newaxis])], _make_slice_of_ranks())
+    bounds = list(itertools.accumulate([1, *(component.shape.rank for component in components)]))
+    rows = tf.stack([everyone[:, start] for start in bounds[:-1]])  # by component and rank
+    check = tf.debugging.Assert(
         tf.reduce_all(tf.equal(rows, rows[0])),
         ["the components of a rank's own batch have different numbers of rows; by component and rank:", rows],
         summarize=-1,
     )
-    with tf.control_dependencies([agree] if agree is not None else []):
+    with tf.control_dependencies([check] if check is not None else []):
         counts = tf.identity(rows[0])
-    count, before = counts[me.rank], tf.reduce_sum(counts[: me.rank])
+    count, rows_before = counts[me.rank], tf.reduce_sum(counts[: me.rank])
     has_rows = count > 0
-    first = tf.where(has_rows, before, tf.zeros_like(before))
+    first = tf.where(has_rows, rows_before, tf.zeros_like(rows_before))
     keeps = tf.constant(me.rank == 0)
     batch_slice = Slice(first, tf.maximum(count, 1), tf.reduce_sum(counts), has_rows, keeps)
     largest = tf.reduce_max(everyone, 0)
-    sizes = [largest[start + 1 : end] for start, end in itertools.pairwise(ends)]
+    sizes = [largest[start + 1 : end] for start, end in itertools.pairwise(bounds)]
     return OwnRows(batch_slice, largest[0] > 0, sizes)
 
 

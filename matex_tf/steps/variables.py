@@ -15,17 +15,17 @@ from matex_tf.lazy import tf
 from matex_tf.runtime import objects
 from matex_tf.world import world
 
-_AGREED = "number among those on which the ranks have agreed"
+_AGREED = "number among the variables on which the ranks have agreed"
 _numbers = itertools.count()
 _agreed: dict[int, weakref.ref[Any]] = {}
-"""The variables by these numbers, which follow the order in which the ranks agreed on them."""
+"""The variables on which the ranks have agreed, numbered in the order of the agreements, which all ranks share."""
 
 
 def find_tf_variable(variable: Any) -> Any:
     """The TensorFlow variable of a Keras variable, also if Keras casts its reads; any other variable itself."""
     for name in ("_value", "_variable"):
-        behind = getattr(variable, name, None)
-        variable = behind if behind is not None and hasattr(behind, "assign") else variable
+        wrapped = getattr(variable, name, None)
+        variable = wrapped if wrapped is not None and hasattr(wrapped, "assign") else variable
     return variable
 
 
@@ -56,8 +56,8 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
     found = []
     for variable in variables:
         inner = find_tf_variable(variable)
-        is_one = hasattr(inner, "assign") and hasattr(inner, "dtype")
-        if is_one and id(inner) not in seen and not _is_apart(inner):
+        is_variable = hasattr(inner, "assign") and hasattr(inner, "dtype")
+        if is_variable and id(inner) not in seen and not _is_apart(inner):
             seen.add(id(inner))
             found.append(variable)
     return sorted(found, key=find_birth)
@@ -76,11 +76,11 @@ def _digest_values(values: Sequence[np.ndarray]) -> list[tuple[Any, ...]]:
 def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str) -> list[int]:
     """The indices of the variables whose values differ between ranks. Collective.
 
-    None if all ranks have the same values in another order: an optimizer creates its variables in the order of the
-    script's list of weights, which may come from a set.
+    The list is empty if all ranks have the same values in another order: an optimizer creates its variables in the
+    order of the script's list of weights, which may come from a set.
 
     Raises:
-        MismatchError: on every rank, if the ranks have other variables or shapes; it names the first that differs.
+        MismatchError: on every rank, if the ranks have different variables or shapes; it names the first difference.
     """
     digests = _digest_values(values)
     if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), what))) == 1:
@@ -101,8 +101,7 @@ def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str
                 raise errors.MismatchError(
                     f"the ranks' models differ. The first variable that differs is number {index} ({what}): rank 0 "
                     f"({hosts[0]}) has {_describe_row(here)}, rank {rank} ({hosts[rank]}) has {_describe_row(there)}. "
-                    f"Every "
-                    "rank must run the same script and build the same model."
+                    "Every rank must run the same script and build the same model."
                 )
     return [index for index in range(len(first)) if len({theirs[index][3] for theirs in everyone}) > 1]
 
@@ -158,12 +157,12 @@ def _is_agreed(variable: Any) -> bool:
 
 def select_new(variables: Iterable[Any]) -> list[Any]:
     """The variables on which the ranks have not agreed yet, each once, in the order of their creation."""
-    return _select_readable(one for one in variables if not _is_agreed(one))
+    return _select_readable(variable for variable in variables if not _is_agreed(variable))
 
 
 def list_agreed() -> list[Any]:
     """The variables that all ranks once agreed on and that still exist on all of them. Collective."""
-    found = {number: reference() for number, reference in list(_agreed.items())}
-    mine = [number for number, variable in found.items() if variable is not None]
+    agreed = {number: reference() for number, reference in list(_agreed.items())}
+    mine = [number for number, variable in agreed.items() if variable is not None]
     everyone = objects.allgather(mine, "which variables still live")
-    return [found[number] for number in sorted(set(mine).intersection(*everyone))]
+    return [agreed[number] for number in sorted(set(mine).intersection(*everyone))]

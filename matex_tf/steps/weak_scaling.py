@@ -12,12 +12,12 @@ from matex_tf.world import world
 
 _LOOP = "the loop of weak scaling"
 UNEVEN = "rows of batches that a step of weak scaling joins have different sizes"
-_calls = 0  # training steps
+_training_calls = 0
 
 
 def note_training_call() -> None:
-    global _calls
-    _calls += 1
+    global _training_calls
+    _training_calls += 1
 
 
 def is_on() -> bool:
@@ -25,18 +25,24 @@ def is_on() -> bool:
 
 
 class _Loop:
-    """The state of an iterator in eager code: the number of training steps at its last batch, and whether it trains."""
+    """The state of an iterator in eager code.
+
+    calls: the number of training steps before its last batch; None before its first batch.
+    trains: whether the loop over the iterator trains.
+    """
 
     calls: int | None = None
     trains = False
 
 
 def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
-    """The next element of an iterator in eager code: once a step has trained since its last batch, one batch for each
-    rank.
+    """The next element of an iterator in eager code; from `pull`, which takes one batch.
+
+    Once a step has trained between two of its batches, the loop trains: each element is then the concatenation of one
+    batch for each rank.
     """
     loop = tags.get_or_make_tag(iterator, _LOOP, _Loop)
-    if not loop.trains and loop.calls not in (None, _calls):
+    if not loop.trains and loop.calls not in (None, _training_calls):
         loop.trains = True
         say_weak("the batches of loops that train are each rank's own")
     batches = [pull()]
@@ -45,7 +51,7 @@ def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
             batches.append(pull())
         except tf.errors.OutOfRangeError:
             break
-    loop.calls = _calls
+    loop.calls = _training_calls
     if len(batches) == 1:
         return batches[0]
     return tf.nest.map_structure(lambda *parts: join_batches(parts), *batches, expand_composites=False)

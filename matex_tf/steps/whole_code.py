@@ -1,4 +1,7 @@
-"""Training steps that ranks do not share: every rank computes them whole. A line tells it once if they train."""
+"""Training steps in eager code, which every rank computes whole, and the variables that traced functions change.
+
+The hook of `GradientTape.gradient` calls `take_gradients`, which marks the end of a training step in eager code.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ EAGER = (
     "its ops run one by one, as Python comes to them. Decorate the step with @tf.function, or leave out "
     "run_eagerly=True, and ranks share it"
 )
-_ENOUGH = 2
-"""Gradients that are taken only once are no training."""
+_MIN_TRAINING_STEPS = 2
+"""A script that takes gradients only once does not train."""
 
-_times = 0
+_gradient_count = 0
 _shared: list[str] = []
 _said: set[str] = set()
-_REASON, _UNSAID = "why ranks cannot share its step", "nothing is said of its step"
+_REASON, _UNREPORTED = "why ranks cannot share its step", "no message about its step"
 
 
-def leave_unsaid(tapes: Iterable[Any]) -> None:
-    """Tell nothing of the step that these tapes record: ranks may share the next one."""
+def leave_unreported(tapes: Iterable[Any]) -> None:
+    """Print no message about the step that these tapes record: ranks may share the next one."""
     for tape in tapes:
-        tags.set_tag(tape, _UNSAID, True)
+        tags.set_tag(tape, _UNREPORTED, True)
 
 
 def note_reason(tapes: Iterable[Any], why: str) -> None:
@@ -37,15 +40,16 @@ def note_reason(tapes: Iterable[Any], why: str) -> None:
 
 
 def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
-    """The gradients of variables that eager code gets: `found` by `tape`, in any structure. Collective in some cases.
+    """The gradients that eager code gets: `found` by `tape`, of the variables `sources`, in any structure.
 
     If the ranks began with different values of these variables, all have rank 0's now, and get its gradients.
+    Collective if `sources` has variables on which the ranks have not agreed yet, and if weights are due to be compared.
     """
-    global _times
-    _times += 1
-    if _times >= _ENOUGH:
+    global _gradient_count
+    _gradient_count += 1
+    if _gradient_count >= _MIN_TRAINING_STEPS:
         events.trained_eagerly()
-        if not tags.get_tag(tape, _UNSAID) and world.get_world().size > 1:
+        if not tags.get_tag(tape, _UNREPORTED) and world.get_world().size > 1:
             _say_whole(tags.get_tag(tape, _REASON, EAGER))
     if agreement.agree_on_new(sources):
         found = _take_first_rank(found)
@@ -79,14 +83,15 @@ def count_gradients() -> int:
     """The number of times that eager code has computed gradients of variables: each marks the end
     of a training step.
     """
-    return _times
+    return _gradient_count
 
 
 def _take_first_rank(found: Any) -> Any:
-    parts = tf.nest.flatten(found, expand_composites=True)
-    mine = [part.numpy() if isinstance(part, tf.Tensor) else part for part in parts]
+    """The gradients of rank 0. Collective."""
+    components = tf.nest.flatten(found, expand_composites=True)
+    mine = [component.numpy() if isinstance(component, tf.Tensor) else component for component in components]
     first = objects.broadcast(mine, "the gradients of variables that ranks had begun with other values")
-    values = [one if one is None else tf.convert_to_tensor(one) for one in first]
+    values = [None if array is None else tf.convert_to_tensor(array) for array in first]
     return tf.nest.pack_sequence_as(found, values, expand_composites=True)
 
 
@@ -95,7 +100,11 @@ def list_written(graph: Any) -> list[Any]:
     from tensorflow.python.framework import auto_control_deps_utils
 
     only_read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
-    return [one for index, one in enumerate(graph.inputs) if one.dtype.name == "resource" and index not in only_read]
+    return [
+        tensor
+        for index, tensor in enumerate(graph.inputs)
+        if tensor.dtype.name == "resource" and index not in only_read
+    ]
 
 
 def list_changed(function: Any) -> list[Any]:
@@ -107,7 +116,5 @@ def list_changed(function: Any) -> list[Any]:
 
 
 def list_trained(function: Any) -> list[Any]:
-    """The weights that a ConcreteFunction changes. Integer variables are counters, even if they are
-    marked trainable.
-    """
+    """The weights that a ConcreteFunction changes, without integer variables: these are counters, even if trainable."""
     return [one for one in list_changed(function) if one.trainable and not one.dtype.is_integer]

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from matex_tf.rewrite.programs import Program
 
-_HEAVY = (
-    "MatMul",
-    "Conv",
-    "Einsum",
-    "RNN",
-    "Fft",
-    "Cholesky",
-    "Svd",
-    "Qr",
-    "Pool",
-    "CropAndResize",
-    "NonMaxSuppression",
-)
+_HEAVY = "MatMul Conv Einsum RNN Fft Cholesky Svd Qr Pool CropAndResize NonMaxSuppression".split()
+"""Substrings of the types of expensive ops."""
 
 
 def has_shared_work(program: Program) -> bool:

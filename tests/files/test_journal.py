@@ -89,7 +89,7 @@ def test_a_rank_far_behind_sees_the_first_of_several_states(ends, tmp_path):
 
 def test_large_files_are_not_copied_and_copies_do_not_stay(ends, tmp_path, monkeypatch):
     note, there, numbers = ends
-    monkeypatch.setattr(journal, "_MOST_BYTES", 10)
+    monkeypatch.setattr(journal, "_MAX_COPY_BYTES", 10)
     large, folder = tmp_path / "large", tmp_path / "folder"
     folder.mkdir()
     for path in (large, folder / "large"):

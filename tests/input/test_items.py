@@ -46,7 +46,7 @@ def test_a_draw_is_seen_and_can_be_taken_back(name):
     assert not before.is_drawn_from()
     first = draw(holder)
     assert before.is_drawn_from()
-    before.put_back()
+    before.restore()
     assert not before.is_drawn_from() and draw(holder) == first
 
 
@@ -66,7 +66,7 @@ def test_an_object_that_changes_is_afterwards_as_alone(monkeypatch):
     monkeypatch.setattr(items.world, "get_world", lambda: type("", (), {"rank": 1, "hosts": [], "is_several": False}))
     found = items.compare_items(here, "it")
     assert found.why and here.last == alone.last
-    np.testing.assert_array_equal(found.made, want)
+    np.testing.assert_array_equal(found.items, want)
 
 
 CHANGES = {

@@ -60,13 +60,13 @@ from matex_tf.world import world
 mark, place, at = sys.argv[1:]
 keras.utils.set_random_seed(1)
 keras.backend.set_floatx("float64")
-turns._MEASURED = float("inf")
+turns._MEASURED_ITEMS = float("inf")
 exchanged = []
 
 def lose(original):
     def call(turn, *args):
         exchanged.append(0)
-        holds = (turn._made is not None) == (place == "maker")
+        holds = (turn._tensors is not None) == (place == "maker")
         if holds and len(exchanged) >= int(at) and world.get_world().rank and not posix.access(mark, posix.F_OK):
             posix.close(posix.open(mark, os.O_CREAT | os.O_WRONLY))
             os.kill(os.getpid(), signal.SIGKILL)
@@ -81,7 +81,7 @@ class Items(keras.utils.PyDataset):
         return rows, rows[:, :1] * 2 + 1
 
 if "mpi4py" in sys.modules:
-    turns.Turn._exchange = lose(turns.Turn._exchange)
+    turns.SentItem._exchange = lose(turns.SentItem._exchange)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
 model.compile(keras.optimizers.Adam(0.01), "mse")
 print("LOSSES", *model.fit(Items(), epochs=3, verbose=0).history["loss"], *model.predict(Items(), verbose=0)[:, 0])

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from matex_tf.input import turns
 
-turns._MEASURED = float("inf")
+turns._MEASURED_ITEMS = float("inf")
 rank = sys.modules["matex_tf"].rank() if "mpi4py" in sys.modules else 0
 keras.backend.set_floatx("float64")
 ITEMS, EPOCHS = 23, 3

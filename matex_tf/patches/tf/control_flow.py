@@ -1,7 +1,7 @@
-"""Loops and branches capture the handle that orders our ops through the surrounding function, like its tensors.
+"""Loops and branches capture the handle that orders the library's ops through the surrounding function.
 
-Without this patch, they would capture an eager tensor directly, and TensorFlow could not find a graph for it in their
-gradients.
+Without this patch they would capture the handle, an eager tensor, directly, and TensorFlow could not find a graph for
+it in their gradients.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ HOOKS = Table()
 )
 def _wrap_capture(original: Any) -> Any:
     def capture(self, tensor, *args, **kwargs):
-        around = self.outer_graph
-        if order.is_handle(tensor) and around.building_function:
-            tensor = around.capture(tensor)
+        outer = self.outer_graph
+        if order.is_handle(tensor) and outer.building_function:
+            tensor = outer.capture(tensor)
         return original(self, tensor, *args, **kwargs)
 
     return capture

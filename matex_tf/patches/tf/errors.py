@@ -10,7 +10,9 @@ from matex_tf.runtime.hooks import Table
 
 HOOKS = Table()
 
-_OWN_FOLDERS = tuple(os.path.join(os.path.dirname(os.path.abspath(str(one.__file__))), "") for one in (settings, ops))
+_OWN_FOLDERS = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(str(module.__file__))), "") for module in (settings, ops)
+)
 
 
 @HOOKS.replace(

@@ -12,26 +12,26 @@ from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement]:
     """The placements that give all of these inputs the rows of the first sharded input."""
     first = next(node.get_placement(index) for index in indexes if node.get_placement(index).is_sharded)
-    one = shard(*first.layout)
-    return [node.bring_rows(index, one) for index in indexes], one
+    placement = shard(*first.layout)
+    return [node.bring_rows(index, placement) for index in indexes], placement
 
 
 @register_rule("Pack", moves=slice(None))
 def pack(node: Node) -> Decision:
     if not node.has_rows:
         raise NoRuleError
-    needs, one = _match_rows(node, range(len(node.inputs)))
+    needs, placement = _match_rows(node, range(len(node.inputs)))
     axis = node.read_attribute("axis") % (node.count_axes(0) + 1)
-    return node.decide(needs, one._replace(axis=one.axis + (axis <= one.axis)))
+    return node.decide(needs, placement._replace(axis=placement.axis + (axis <= placement.axis)))
 
 
 @register_rule("Unpack", moves=0)
 def unpack(node: Node) -> Decision:
-    one, count = node.require_rows(), len(node.op.outputs)
+    placement, count = node.require_rows(), len(node.op.outputs)
     axis = node.read_attribute("axis") % node.count_axes(0)
-    if axis == one.axis:
+    if axis == placement.axis:
         raise NoRuleError
-    return Decision([None], [shard(one.axis - (axis < one.axis), one.rows)] * count)
+    return Decision([None], [shard(placement.axis - (axis < placement.axis), placement.rows)] * count)
 
 
 @register_rule("ConcatV2", moves=slice(0, -1))
@@ -48,26 +48,26 @@ def concatenate(node: Node) -> Decision:
         if len(blocks) > 1 and None in blocks:
             raise NoRuleError
         return node.decide([*[None] * len(parts), WHOLE], shard(axis, Rows(blocks)))
-    needs, one = _match_rows(node, parts)
-    if one.axis == axis:
+    needs, placement = _match_rows(node, parts)
+    if placement.axis == axis:
         raise NoRuleError
-    return node.decide([*needs, WHOLE], one)
+    return node.decide([*needs, WHOLE], placement)
 
 
 @register_rule("Split", moves=1)
 @register_rule("SplitV", moves=0)
 def split(node: Node) -> Decision:
     data, at = (1, 0) if node.type == "Split" else (0, 2)
-    one, count = node.require_rows(data), len(node.op.outputs)
+    placement, count = node.require_rows(data), len(node.op.outputs)
     needs: list[Placement | None] = [WHOLE] * len(node.inputs)
     needs[data] = None
-    if one.axis not in node.read_axes(at, node.count_axes(data)):
-        return Decision(needs, [shard(*one.layout)] * count)
-    unit = one.rows.unit
+    if placement.axis not in node.read_axes(at, node.count_axes(data)):
+        return Decision(needs, [shard(*placement.layout)] * count)
+    unit = placement.rows.unit
     if node.type == "SplitV" or unit is None or unit % count:
         raise NoRuleError
     each = unit // count  # splits concatenated batches
-    return Decision(needs, [shard(one.axis, take_blocks(one.rows, part * each, (part + 1) * each))
+    return Decision(needs, [shard(placement.axis, take_blocks(placement.rows, part * each, (part + 1) * each))
                             for part in range(count)])  # fmt: skip
 
 
@@ -84,42 +84,42 @@ def take_blocks(rows: Rows, begin: int, end: int | None) -> Rows:
 
 @register_rule("PadV2")
 def pad_with(node: Node) -> Decision:
-    is_linear = not node.get_placement(0).is_sharded and node.get_placement(2).zero
+    is_linear = not node.get_placement(0).is_sharded and node.get_placement(2).is_zero
     return keep_sum(node) if is_linear else pad(node)
 
 
 @register_rule("Pad MirrorPad", moves=0)
 def pad(node: Node) -> Decision:
-    one, rest = node.require_rows(), [WHOLE] * (len(node.inputs) - 1)
-    if node.read_constant(1)[one.axis].any():
+    placement, rest = node.require_rows(), [WHOLE] * (len(node.inputs) - 1)
+    if node.read_constant(1)[placement.axis].any():
         raise NoRuleError
-    return node.decide([None, *rest], shard(*one.layout))
+    return node.decide([None, *rest], shard(*placement.layout))
 
 
 @register_rule("ReverseSequence", linear=0)
 def reverse_sequence(node: Node) -> Decision:
     axis = node.read_attribute("batch_dim")
-    found = next((one for one in node.placements if one.is_sharded), None)
-    if found is None or (node.get_placement(0).is_sharded and found.axis != axis):
+    first = next((placement for placement in node.placements if placement.is_sharded), None)
+    if first is None or (node.get_placement(0).is_sharded and first.axis != axis):
         raise NoRuleError
-    one = shard(axis, found.rows)
-    return node.decide([node.bring_rows(0, one), node.bring_rows(1, shard(0, found.rows))], one)
+    placement = shard(axis, first.rows)
+    return node.decide([node.bring_rows(0, placement), node.bring_rows(1, shard(0, first.rows))], placement)
 
 
 @register_rule("SpaceToBatchND", linear=0)
 def space_to_batch(node: Node) -> Decision:
     """Several copies of the batch, concatenated: each image has its part in every copy."""
-    one = node.require_rows()
-    if one.axis or one.rows.unit is None or len(one.rows.blocks) > 1:
+    placement = node.require_rows()
+    if placement.axis or placement.rows.unit is None or len(placement.rows.blocks) > 1:
         raise NoRuleError
-    return node.decide([None, WHOLE, WHOLE], shard(0, Rows((one.rows.unit,) * int(node.read_constant(1).prod()))))
+    return node.decide([None, WHOLE, WHOLE], shard(0, Rows((placement.rows.unit,) * int(node.read_constant(1).prod()))))
 
 
 @register_rule("BatchToSpaceND", linear=0)
 def batch_to_space(node: Node) -> Decision:
-    one = node.require_rows()
-    count, blocks = int(node.read_constant(1).prod()), one.rows.blocks
-    if one.axis or one.rows.unit is None or len(blocks) != count or len(set(blocks)) > 1:
+    placement = node.require_rows()
+    count, blocks = int(node.read_constant(1).prod()), placement.rows.blocks
+    if placement.axis or placement.rows.unit is None or len(blocks) != count or len(set(blocks)) > 1:
         raise NoRuleError
     return node.decide([None, WHOLE, WHOLE], shard(0, Rows(blocks[:1])))
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import (
-    LIST,
-    SIZES,
-    WHOLE,
-    Placement,
-    Size,
-    make_sizes,
-    multiply_sizes,
-    shard,
-)
+from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Placement, Size, make_sizes, multiply_sizes, shard
 from matex_tf.rewrite.rules.registry import add_rules, keep_sum, register_rule
 
 IDENTITIES = "CheckNumerics CheckNumericsV2 DebugIdentityV2"
@@ -80,31 +71,34 @@ def keep(node: Node) -> Decision:
 
 @register_rule("Cast")
 def cast(node: Node) -> Decision:
-    one = node.get_placement(0)
+    placement = node.get_placement(0)
     source, target = node.inputs[0].dtype, node.op.outputs[0].dtype
-    if one.kind == SIZES:
-        return node.decide([None], one) if target.is_integer and target.size >= 4 else node.decide_whole()
+    if placement.kind == SIZES:
+        return node.decide([None], placement) if target.is_integer and target.size >= 4 else node.decide_whole()
     # Other casts of a sum round or overflow, so the sum must be whole first. In a loop that is a collective in each
     # turn.
     wraps = source.is_integer and target.is_integer and target.size <= source.size
     widens = node.repeats and source.is_floating and target.is_floating and target.size >= source.size
-    if one.is_partial and (wraps or widens):
-        return node.decide([None], one)
-    if one.numbers is not None and target.is_integer and target.size >= 4:
-        return node.decide([None], one)
-    if one.zero:
-        return node.decide([None], one)
+    if placement.is_partial and (wraps or widens):
+        return node.decide([None], placement)
+    if placement.numbers is not None and target.is_integer and target.size >= 4:
+        return node.decide([None], placement)
+    if placement.is_zero:
+        return node.decide([None], placement)
     return compute_entries(node)
 
 
 @register_rule(SUMS, linear=slice(None))
 def add(node: Node) -> Decision:
-    if any(one.kind == LIST for one in node.placements):
-        items = {one.item for one in node.placements if one.kind == LIST and one.item is not None}
-        if len(items) > 1 or any(one.kind != LIST for one in node.placements):
+    if any(placement.kind == LIST for placement in node.placements):
+        items = {
+            placement.item for placement in node.placements if placement.kind == LIST and placement.item is not None
+        }
+        if len(items) > 1 or any(placement.kind != LIST for placement in node.placements):
             raise NoRuleError
         return node.decide(
-            [None] * len(node.inputs), next((one for one in node.placements if one.item), node.get_placement(0))
+            [None] * len(node.inputs),
+            next((placement for placement in node.placements if placement.item), node.get_placement(0)),
         )
     sizes = _combine_sizes(node, _subtract_sizes if node.type == "Sub" else _add_sizes)
     return sizes or compute_entries(node)
@@ -140,7 +134,7 @@ def select_rows(node: Node) -> Decision:
         if frame is None:
             raise NoRuleError
         return node.decide([WHOLE, *frame[0]], frame[1])
-    sharded = next((one for one in node.placements if one.is_sharded), None)
+    sharded = next((placement for placement in node.placements if placement.is_sharded), None)
     if sharded is None or sharded.axis != 0 or sharded.rows.chosen is not None:
         raise NoRuleError
     return node.decide([shard(0, sharded.rows)] * 3, shard(0, sharded.rows))
@@ -148,19 +142,20 @@ def select_rows(node: Node) -> Decision:
 
 def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> Decision | None:
     """The sizes that an operation on sizes returns, if they count rows again; None: the numbers become whole first."""
-    if all(one.kind != SIZES for one in node.placements) or any(one.is_sharded for one in node.placements):
+    placements = node.placements
+    if all(placement.kind != SIZES for placement in placements) or any(each.is_sharded for each in placements):
         return None
-    found = [one.sizes for one in node.inputs]
-    if len(found) != 2 or found[0] is None or found[1] is None:
+    terms = [value.sizes for value in node.inputs if value.sizes is not None]
+    if len(terms) != 2 or len(node.inputs) != 2:
         return None
-    length = max(map(len, found))  # type: ignore[arg-type]
-    first, second = (one * length if len(one) == 1 else one for one in found if one is not None)
+    length = max(map(len, terms))
+    first, second = (sizes * length if len(sizes) == 1 else sizes for sizes in terms)
     if len(first) != len(second):
         return None
-    made = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
-    if None in made:
+    combined = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
+    if None in combined:
         return None
-    return node.decide([None, None], make_sizes([one for one in made if one is not None]))
+    return node.decide([None, None], make_sizes([size for size in combined if size is not None]))
 
 
 def _give_no_size(first: Size, second: Size) -> Size | None:
@@ -192,8 +187,8 @@ def _divide_sizes(first: Size, second: Size) -> Size | None:
 
 def _raise_sizes(first: Size, second: Size) -> Size | None:
     """max(n, 1) of a number of rows n: the batch has a row, and so has each rank's slice."""
-    for one, other in ((first, second), (second, first)):
-        least = other.value if other.rows is None else None
-        if one.rows is not None and one.rows.chosen is None and least is not None and least <= 1:
-            return one if 0 not in one.rows.blocks else None
+    for counting, number in ((first, second), (second, first)):
+        bound = number.value if number.rows is None else None
+        if counting.rows is not None and counting.rows.chosen is None and bound is not None and bound <= 1:
+            return counting if 0 not in counting.rows.blocks else None
     return None

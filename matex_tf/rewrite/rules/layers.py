@@ -93,20 +93,20 @@ def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) 
     index = next((index for index in of_rows if node.get_placement(index).is_sharded), None)
     if index is None:
         raise NoRuleError
-    one = shard(*node.get_placement(index).layout)
-    if mixes(node, index, one.axis):
+    placement = shard(*node.get_placement(index).layout)
+    if mixes(node, index, placement.axis):
         raise NoRuleError
     needs: list[Placement | None] = [WHOLE] * len(node.inputs)
     for at, kind in enumerate(takes):
         if kind == "rows":
-            needs[at] = node.bring_rows(at, one)
+            needs[at] = node.bring_rows(at, placement)
         elif kind == "sizes":
             first, *rest = node.read_sizes(at)
-            if first.rows not in (None, one.rows) or any(size.rows is not None for size in rest):
+            if first.rows not in (None, placement.rows) or any(size.rows is not None for size in rest):
                 raise NoRuleError
-            needs[at] = find_need(node, at, (Size(one.rows), *rest))
+            needs[at] = find_need(node, at, (Size(placement.rows), *rest))
     every = [*gives, *[gives[-1]] * (len(node.op.outputs) - len(gives))]
-    return Decision(needs, [one if kind == "rows" else SUM for kind in every])
+    return Decision(needs, [placement if kind == "rows" else SUM for kind in every])
 
 
 def _add_table(table: list[tuple[str, Mixes, str]], linear: int | None) -> None:
@@ -126,11 +126,11 @@ def find_channel_axis(node: Node) -> int:
 
 @register_rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
 def normalize(node: Node) -> Decision | Expansion:
-    one, count_outputs = node.require_rows(), len(node.op.outputs)
-    if one.axis == find_channel_axis(node):
+    placement, count_outputs = node.require_rows(), len(node.op.outputs)
+    if placement.axis == find_channel_axis(node):
         raise NoRuleError
     if not node.read_attribute("is_training"):
-        return Decision([None, *[WHOLE] * 4], [shard(*one.layout), *[WHOLE] * (count_outputs - 1)])
+        return Decision([None, *[WHOLE] * 4], [shard(*placement.layout), *[WHOLE] * (count_outputs - 1)])
     return Expansion(_make_norm, (
         find_channel_axis(node), node.count_axes(0), count_outputs, node.read_attribute("epsilon"),
         node.read_attribute("exponential_avg_factor", 1.0)))  # fmt: skip
@@ -160,8 +160,8 @@ def _make_norm(
 
 @register_rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
 def normalize_backward(node: Node) -> Decision | Expansion:
-    one, count_outputs = node.get_placement(0), len(node.op.outputs)
-    if not node.has_rows or one.axis == find_channel_axis(node):
+    placement, count_outputs = node.get_placement(0), len(node.op.outputs)
+    if not node.has_rows or placement.axis == find_channel_axis(node):
         raise NoRuleError
     return Expansion(_make_norm_backward, (
         find_channel_axis(node), node.count_axes(0), count_outputs, node.read_attribute("epsilon"),

@@ -11,8 +11,8 @@ from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import (
     EMPTY,
     LIST,
-    NOBODYS,
     SIZES,
+    UNUSED,
     WHOLE,
     Placement,
     Size,
@@ -61,10 +61,10 @@ def put(node: Node) -> Decision:
     needs: list[Placement | None] = [None] + [WHOLE] * (len(node.inputs) - 1)
     if item.kind == LIST:
         raise NoRuleError
-    rows = [item.rows] if item.is_sharded else [size.rows for size in item.sizes if size.rows]
-    if any(one.chosen is not None for one in rows):
-        item = WHOLE  # items differ between turns
-    item = item._replace(numbers=None, zero=False)
+    all_rows = [item.rows] if item.is_sharded else [size.rows for size in item.sizes if size.rows]
+    if any(rows.chosen is not None for rows in all_rows):
+        item = WHOLE  # the masks of different turns select different rows
+    item = item._replace(numbers=None, is_zero=False)
     if held is not None and item.is_replicated and node.has_length(last, held):
         item = held
     elif held is not None:
@@ -107,12 +107,12 @@ def stack(node: Node) -> Decision:
 
 @register_rule("TensorListFromTensor")
 def unstack(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.is_sharded and one.axis:
-        item = shard(one.axis - 1, one.rows)
+    placement = node.get_placement(0)
+    if placement.is_sharded and placement.axis:
+        item = shard(placement.axis - 1, placement.rows)
         return node.decide([None, _keep_sizes(node, 1, item)], _make_list(node, item))
-    if one.is_partial:
-        return node.decide([None, _keep_sizes(node, 1)], _make_list(node, one))
+    if placement.is_partial:
+        return node.decide([None, _keep_sizes(node, 1)], _make_list(node, placement))
     return node.decide([WHOLE, WHOLE], _make_list(node, WHOLE))
 
 
@@ -142,7 +142,7 @@ def make_none(node: Node) -> Decision:
 
 @register_rule("FakeParam")
 def stand_in(node: Node) -> Decision:
-    return node.decide([], NOBODYS)
+    return node.decide([], UNUSED)
 
 
 @register_rule("OptionalFromValue")

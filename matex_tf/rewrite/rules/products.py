@@ -11,7 +11,7 @@ from matex_tf.rewrite.rules.registry import register_rule
 
 def place_product(node: Node, terms: Sequence[Sequence[str]], result: Sequence[str]) -> Decision:
     """The placements of a product whose inputs have axes with these labels, as in `tf.einsum`."""
-    first = next((index for index, one in enumerate(node.placements) if one.is_sharded), None)
+    first = next((index for index, placement in enumerate(node.placements) if placement.is_sharded), None)
     if first is None:
         raise NoRuleError
     label, rows = terms[first][node.get_placement(first).axis], node.get_placement(first).rows

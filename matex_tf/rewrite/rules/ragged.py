@@ -17,10 +17,10 @@ def split_texts(node: Node) -> Decision:
 
     The shape that goes with the words is the largest of the ranks' shapes: each rank knows the number of texts.
     """
-    one = node.require_rows()
-    if node.count_axes(0) != 1 or one.rows.chosen is not None or len(one.rows.blocks) != 1:
+    placement = node.require_rows()
+    if node.count_axes(0) != 1 or placement.rows.chosen is not None or len(placement.rows.blocks) != 1:
         raise NoRuleError
-    rows = one.rows
+    rows = placement.rows
     chosen = Rows(rows.blocks, ("parts", node.inputs[0].key))
 
     def emit(copy: Any, texts: Any, separator: Any) -> list[Any]:
@@ -31,7 +31,7 @@ def split_texts(node: Node) -> Decision:
         return [indices + tf.stack([first, tf.zeros_like(first)]), parts, tf.stack([total, shape[1]])]
 
     numbered = shard(0, chosen)._replace(numbers=rows)
-    largest = Placement(PARTIAL, by="max", sizes=(Size(rows), Size()))
+    largest = Placement(PARTIAL, reduction="max", sizes=(Size(rows), Size()))
     return node.decide([None, WHOLE], numbered, shard(0, chosen), largest, emit=mark_taker(emit))
 
 

@@ -55,13 +55,13 @@ def draw_all(node: Node) -> Decision:
     if has_no_seed(node.op):  # any numbers will do for the rows of a rank
         return node.decide([taken] + [WHOLE] * (len(node.inputs) - 1), shard(*found))
     rest = [WHOLE] * (len(node.inputs) - 1)
-    one = shard(*found)
+    placement = shard(*found)
 
     def emit(copy: Any, sizes: Any, *others: Any) -> list[Any]:
         whole = copy.draw(node, [copy.make_sizes_whole(sizes, taken), *others])
-        return [copy.slice_rows(whole, one)]
+        return [copy.slice_rows(whole, placement)]
 
-    return node.decide([taken, *rest], one, emit=mark_taker(emit))
+    return node.decide([taken, *rest], placement, emit=mark_taker(emit))
 
 
 _have_seeds: dict[str, bool] = {}  # by the types of ops
@@ -79,7 +79,7 @@ def draw_once(node: Node) -> Decision:
     """Draws of an op without a seed from whole inputs, such as sampled candidates: one rank draws for all."""
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
-        return [copy.keep_once(one) for one in copy.create_op(node, inputs)]
+        return [copy.keep_once(tensor) for tensor in copy.create_op(node, inputs)]
 
     outputs = node.op.outputs
     return Decision([WHOLE] * len(node.inputs), [SUM] * len(outputs), mark_taker(emit))

@@ -6,17 +6,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
-from matex_tf.rewrite.placement import (
-    HALF,
-    PARTIAL,
-    SIZES,
-    SUM,
-    WHOLE,
-    Placement,
-    make_sizes,
-    multiply_sizes,
-    shard,
-)
+from matex_tf.rewrite.placement import HALF, PARTIAL, SIZES, SUM, WHOLE, Placement, make_sizes, multiply_sizes, shard
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 
@@ -24,28 +14,28 @@ def find_reduced(node: Node) -> tuple[bool, int, list[int | None] | None]:
     """Whether the rows are reduced; if not, their axis after the reduction; and the shape of the result, if it is
     known.
     """
-    one, shape = node.get_placement(0), node.read_shape(0)
+    placement, shape = node.get_placement(0), node.read_shape(0)
     named = node.read_named_axes(1, len(shape))
     keeps = node.read_attribute("keep_dims", False)
     after = None
     if None not in named:
         after = [1 if state else size for size, state in zip(shape, named) if keeps or not state]
-    if not one.is_sharded or named[one.axis]:
+    if not placement.is_sharded or named[placement.axis]:
         return True, 0, after
-    if named[one.axis] is None or (not keeps and None in named[: one.axis]):
+    if named[placement.axis] is None or (not keeps and None in named[: placement.axis]):
         raise NoRuleError
-    return False, one.axis if keeps else one.axis - sum(map(bool, named[: one.axis])), after
+    return False, placement.axis if keeps else placement.axis - sum(map(bool, named[: placement.axis])), after
 
 
 @register_rule("Sum")
 def add_up(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.kind == SIZES:
+    placement = node.get_placement(0)
+    if placement.kind == SIZES:
         raise NoRuleError
-    if not one.is_sharded:
+    if not placement.is_sharded:
         return keep_sum(node)._replace(shapes=[_find_shape(node)])
     reduced, axis, shape = find_reduced(node)
-    return Decision([None, WHOLE], [SUM if reduced else shard(axis, one.rows)], None, (), [shape])
+    return Decision([None, WHOLE], [SUM if reduced else shard(axis, placement.rows)], None, (), [shape])
 
 
 def _find_shape(node: Node) -> list[int | None] | None:
@@ -58,13 +48,13 @@ def _find_shape(node: Node) -> list[int | None] | None:
 @register_rule("Mean")
 def average(node: Node) -> Decision | Expansion:
     """A mean over the rows: the sum divided by the number of all rows."""
-    one, dtype = node.get_placement(0), node.inputs[0].dtype
-    if not one.is_sharded:
+    placement, dtype = node.get_placement(0), node.inputs[0].dtype
+    if not placement.is_sharded:
         inexact = dtype.is_floating or dtype.is_complex
-        return keep_sum(node) if not one.is_partial or inexact else node.decide_whole()
+        return keep_sum(node) if not placement.is_partial or inexact else node.decide_whole()
     reduced, axis, _ = find_reduced(node)
     if not reduced:
-        return node.decide([None, WHOLE], shard(axis, one.rows))
+        return node.decide([None, WHOLE], shard(axis, placement.rows))
     named = node.read_named_axes(1, node.count_axes(0))
     axes = tuple(axis for axis, is_named in enumerate(named) if is_named)
     return Expansion(_make_mean, (axes, node.read_attribute("keep_dims")))
@@ -85,9 +75,9 @@ def _widen(rows: Any) -> Any:
 
 @register_rule("Prod")
 def multiply(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.kind == SIZES and node.count_axes(0) == 1 and node.read_constant(1).size:
-        product = multiply_sizes(one.sizes)
+    placement = node.get_placement(0)
+    if placement.kind == SIZES and node.count_axes(0) == 1 and node.read_constant(1).size:
+        product = multiply_sizes(placement.sizes)
         if product is not None:
             return node.decide([None, WHOLE], make_sizes([product]))
         return node.decide_whole()
@@ -102,13 +92,13 @@ def take_extreme(node: Node) -> Decision:
     """Over the rows: the extreme of the ranks' extremes. A rank without rows computes the extreme of another rank's
     row.
     """
-    one = node.require_rows()
+    placement = node.require_rows()
     reduced, axis, shape = find_reduced(node)
     if not reduced:
-        return Decision([None, WHOLE], [shard(axis, one.rows)], None, (), [shape])
-    if node.type not in _BY or node.inputs[0].dtype.name not in _COMPARED or one.rows.chosen is not None:
+        return Decision([None, WHOLE], [shard(axis, placement.rows)], None, (), [shape])
+    if node.type not in _BY or node.inputs[0].dtype.name not in _COMPARED or placement.rows.chosen is not None:
         return node.decide_whole()
-    return Decision([None, WHOLE], [Placement(PARTIAL, by=_BY[node.type])], None, (), [shape])
+    return Decision([None, WHOLE], [Placement(PARTIAL, reduction=_BY[node.type])], None, (), [shape])
 
 
 _COMPARED = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
@@ -116,8 +106,8 @@ _COMPARED = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "boo
 
 @register_rule("EuclideanNorm")
 def take_norm(node: Node) -> Decision | Expansion:
-    one = node.get_placement(0)
-    if not one.is_sharded or not find_reduced(node)[0]:
+    placement = node.get_placement(0)
+    if not placement.is_sharded or not find_reduced(node)[0]:
         return take_extreme(node)
     return Expansion(_make_norm, (tuple(node.read_axes(1, node.count_axes(0))), node.read_attribute("keep_dims")))
 
@@ -128,11 +118,11 @@ def _make_norm(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
 
 @register_rule("ArgMax ArgMin")
 def find_along_axis(node: Node) -> Decision:
-    one = node.require_rows()
+    placement = node.require_rows()
     axes = node.read_axes(1, node.count_axes(0))
-    if one.axis in axes:
+    if placement.axis in axes:
         raise NoRuleError
-    return node.decide([None, WHOLE], shard(one.axis - (axes[0] < one.axis), one.rows))
+    return node.decide([None, WHOLE], shard(placement.axis - (axes[0] < placement.axis), placement.rows))
 
 
 def _is_cheaper_gathered(node: Node) -> bool:
@@ -167,14 +157,16 @@ def add_by_number(node: Node) -> Decision:
 def scatter(node: Node) -> Decision:
     """Entries at the same index add up, so each rank has a partial sum."""
     numbers, updates = node.get_placement(0), node.get_placement(1)
-    one = numbers if numbers.is_sharded else updates
-    if not one.is_sharded:
+    placement = numbers if numbers.is_sharded else updates
+    if not placement.is_sharded:
         raise NoRuleError
     if _is_cheaper_gathered(node):
         return node.decide_whole()
-    if one.axis >= node.count_axes(0) - 1 or (one.rows.chosen is not None and not numbers.has_layout(updates)):
+    if placement.axis >= node.count_axes(0) - 1 or (
+        placement.rows.chosen is not None and not numbers.has_layout(updates)
+    ):
         raise NoRuleError
-    return node.decide([shard(*one.layout), shard(*one.layout), WHOLE], SUM)
+    return node.decide([shard(*placement.layout), shard(*placement.layout), WHOLE], SUM)
 
 
 @register_rule("Bincount DenseBincount")

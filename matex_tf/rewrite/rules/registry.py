@@ -27,8 +27,9 @@ def register_rule(
 ) -> Callable[[_Rule], _Rule]:
     """Register a rule for ops of these types. One text may list several types, separated by blanks.
 
-    linear: the inputs in which these ops are jointly linear, for any values of the other inputs.
-    moves: the inputs whose entries these ops only move to other positions, which makes the ops linear in them.
+    linear: the indices of the inputs in which these ops are jointly linear, for any values of the other inputs.
+    moves: the indices of the inputs whose entries these ops only move to other positions. Then the ops are linear in
+        them, and move sizes without a rule of their own.
     is_product: the ops are linear in each of their inputs.
     """
 
@@ -42,6 +43,8 @@ def register_rule(
 
 
 def _move_or(moves: int | slice, rule: Rule) -> Rule:
+    """The rule that moves sizes, and applies `rule` to all other inputs."""
+
     def decide(node: Node) -> Decision | Expansion:
         indexes = _select(node, moves)
         if any(node.get_placement(index).kind == SIZES for index in indexes):
@@ -52,24 +55,25 @@ def _move_or(moves: int | slice, rule: Rule) -> Rule:
 
 
 def _move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
-    """Move sizes: each number keeps its meaning at its new position. The op itself, run on positions, tells where that
-    is.
+    """Move sizes: each number keeps its meaning at its new position.
+
+    The op itself shows the new positions: it is run on arrays of the old positions.
     """
-    entries = [Size(None, 0)]  # the fill value of the op
-    given: list[np.ndarray] = []
+    entries = [Size(None, 0)]  # position 0: the fill value of the op
+    inputs: list[np.ndarray] = []
     for index, value in enumerate(node.inputs):
         if index not in indexes:
-            given.append(node.read_constant(index))
+            inputs.append(node.read_constant(index))
             continue
         sizes = node.read_sizes(index)
-        numbers = np.arange(len(entries), len(entries) + len(sizes))
-        given.append(numbers if value.tensor.shape.rank else numbers.reshape([]))
+        positions = np.arange(len(entries), len(entries) + len(sizes))
+        inputs.append(positions if value.tensor.shape.rank else positions.reshape([]))
         entries += sizes
-    made = evaluate(node, given)
-    if len(made) != len(node.outputs) or any(one.ndim > 1 for one in made):
+    outputs = evaluate(node, inputs)
+    if len(outputs) != len(node.outputs) or any(positions.ndim > 1 for positions in outputs):
         raise NoRuleError
-    needs = [None if one.kind == SIZES else WHOLE for one in node.placements]
-    return Decision(needs, [make_sizes([entries[at] for at in one.reshape(-1)]) for one in made])
+    needs = [None if placement.kind == SIZES else WHOLE for placement in node.placements]
+    return Decision(needs, [make_sizes([entries[index] for index in positions.reshape(-1)]) for positions in outputs])
 
 
 def _select(node: Node, which: int | slice) -> Sequence[int]:
@@ -90,20 +94,20 @@ def decide_without_rule(node: Node) -> Decision:
     """All inputs become whole, except for partial sums that the op keeps; so the outputs are the script's."""
     linear = _LINEAR.get(node.type)
     if node.type in _PRODUCTS:
-        sums = [index for index, one in enumerate(node.placements) if one.is_partial]
+        sums = [index for index, placement in enumerate(node.placements) if placement.is_partial]
         linear = sums[0] if len(sums) == 1 else None
     return node.decide_whole() if linear is None else keep_sum(node, linear)
 
 
 def keep_sum(node: Node, linear: int | slice = 0) -> Decision:
     """For an op that is linear in these inputs: partial sums give a partial sum, and zeros give zeros."""
-    if all(one.placement is WHOLE for one in node.inputs):
+    if all(value.placement is WHOLE for value in node.inputs):
         return node.decide_whole()
     indexes, count = _select(node, linear), len(node.op.outputs)
-    found = [node.get_placement(index) for index in indexes]
+    terms = [node.get_placement(index) for index in indexes]
     needs: list[Placement | None] = [WHOLE] * len(node.inputs)
-    if any(one.is_partial for one in found) and all(one.is_partial or one.zero for one in found):
-        for index, one in zip(indexes, found):
-            needs[index] = None if one.is_partial else SUM
+    if any(term.is_partial for term in terms) and all(term.is_partial or term.is_zero for term in terms):
+        for index, term in zip(indexes, terms):
+            needs[index] = None if term.is_partial else SUM
         return Decision(needs, [SUM] * count)
-    return Decision(needs, [ZERO if all(one.zero for one in found) else WHOLE] * count)
+    return Decision(needs, [ZERO if all(term.is_zero for term in terms) else WHOLE] * count)

@@ -36,10 +36,10 @@ def gather(node: Node) -> Decision:
     if not node.has_rows:
         raise NoRuleError
     if outer:
-        one = shard(*(table if table.is_sharded else numbers).layout)
-        if one.axis >= outer:
+        placement = shard(*(table if table.is_sharded else numbers).layout)
+        if placement.axis >= outer:
             raise NoRuleError
-        return node.decide([node.bring_rows(0, one), node.bring_rows(1, one), *rest], one)
+        return node.decide([node.bring_rows(0, placement), node.bring_rows(1, placement), *rest], placement)
     if numbers.is_sharded:
         return node.decide([WHOLE, None, *rest], shard(axis + numbers.axis, numbers.rows))
     if table.axis == axis:
@@ -85,10 +85,10 @@ def gather_nd(node: Node) -> Decision:
 @register_rule("Where")
 def where(node: Node) -> Decision:
     """The indices of true entries, for each axis: along the axis of the rows, indices into the script's tensor."""
-    one, count = node.require_rows(), node.count_axes(0)
-    if one.axis or one.rows.chosen is not None or len(one.rows.blocks) != 1:
+    placement, count = node.require_rows(), node.count_axes(0)
+    if placement.axis or placement.rows.chosen is not None or len(placement.rows.blocks) != 1:
         raise NoRuleError
-    rows = one.rows
+    rows = placement.rows
 
     def emit(copy: Any, mask: Any) -> list[Any]:
         return [tf.where(mask) + place_first(copy.find_first(rows, tf.shape(mask)[0]), count)]
@@ -99,8 +99,8 @@ def where(node: Node) -> Decision:
 
 @register_rule("OneHot")
 def one_hot(node: Node) -> Decision:
-    one = node.require_rows()
+    placement = node.require_rows()
     count = node.count_axes(0)
     axis = node.read_attribute("axis")
     axis += count + 1 if axis < 0 else 0
-    return node.decide([None, WHOLE, WHOLE, WHOLE], shard(one.axis + (axis <= one.axis), one.rows))
+    return node.decide([None, WHOLE, WHOLE, WHOLE], shard(placement.axis + (axis <= placement.axis), placement.rows))

@@ -7,16 +7,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import (
-    LIST,
-    SIZES,
-    WHOLE,
-    ZERO,
-    Placement,
-    Rows,
-    Size,
-    shard,
-)
+from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, ZERO, Placement, Rows, Size, shard
 from matex_tf.rewrite.rules.entrywise import compute_entries
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_need, find_rows, mark_taker
@@ -31,85 +22,90 @@ def constant(node: Node) -> Decision:
 
 @register_rule("ZerosLike OnesLike")
 def fill_like(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.is_sharded or one.kind == LIST:
-        return node.decide([None], shard(*one.layout) if one.is_sharded else one)
+    placement = node.get_placement(0)
+    if placement.is_sharded or placement.kind == LIST:
+        return node.decide([None], shard(*placement.layout) if placement.is_sharded else placement)
     same = ZERO if node.type == "ZerosLike" else WHOLE
-    return node.decide([None if one.is_partial else WHOLE], same)
+    return node.decide([None if placement.is_partial else WHOLE], same)
 
 
 @register_rule("Fill")
 def fill(node: Node) -> Decision:
     found = find_rows(node.read_sizes(0)) if node.get_placement(0).kind == SIZES else None
     if found is None:
-        return node.decide([WHOLE, WHOLE], ZERO if node.get_placement(1).zero else WHOLE)
+        return node.decide([WHOLE, WHOLE], ZERO if node.get_placement(1).is_zero else WHOLE)
     return node.decide([None, WHOLE], shard(*found))
 
 
 @register_rule("Reshape", moves=0)
 def reshape(node: Node) -> Decision:
-    one = node.require_rows()
+    placement = node.require_rows()
     wanted, before = node.read_sizes(1), node.inputs[0].shape
     if before is None:
-        if one.axis or not wanted or wanted[0].rows != one.rows:
+        if placement.axis or not wanted or wanted[0].rows != placement.rows:
             raise NoRuleError
-        return node.decide([None, None], shard(*one.layout))
+        return node.decide([None, None], shard(*placement.layout))
     whole = node.outputs[0].whole_shape
     if whole is not None and len(whole) == len(wanted):
-        wanted = tuple(Size(None, size) if one == Size(None, -1) and size is not None else one
-                       for one, size in zip(wanted, whole))  # fmt: skip
-    place, rows = _follow_rows(one, before, wanted)
-    numbers = one.numbers if len(before) == 1 or all(size == 1 for size in before[1:]) else None
-    if wanted[place].value not in (None, -1):
-        wanted = (*wanted[:place], Size(rows), *wanted[place + 1 :])
-    needs = find_need(node, 1, wanted)
+        wanted = tuple(
+            Size(None, known) if size == Size(None, -1) and known is not None else size
+            for size, known in zip(wanted, whole)
+        )
+    axis, rows = _follow_rows(placement, before, wanted)
+    numbers = placement.numbers if len(before) == 1 or all(size == 1 for size in before[1:]) else None
+    if wanted[axis].value not in (None, -1):
+        wanted = (*wanted[:axis], Size(rows), *wanted[axis + 1 :])
+    need = find_need(node, 1, wanted)
     fixed = [None if size.rows is not None or size.value == -1 else size.value for size in wanted]
-    found = node.decide([None, needs], shard(place, rows)._replace(numbers=numbers))
-    return found._replace(shapes=[fixed])
+    decision = node.decide([None, need], shard(axis, rows)._replace(numbers=numbers))
+    return decision._replace(shapes=[fixed])
 
 
-def _follow_rows(one: Placement, before: list[int | None], wanted: tuple[Size, ...]) -> tuple[int, Rows]:
-    """The axis of the rows after a reshape to `wanted`, and its number of entries for each row."""
-    at = one.axis
-    while at > 0 and before[at - 1] == 1:
-        at -= 1  # a single entry: the rows are the outermost axis that changes
-    place = 0
-    for size in before[:at]:
-        if place >= len(wanted) or size is None or wanted[place] != Size(None, size):
+def _follow_rows(placement: Placement, before: list[int | None], wanted: tuple[Size, ...]) -> tuple[int, Rows]:
+    """The axis of the rows after a reshape from sizes `before` to `wanted`, and the rows along it.
+
+    The axes outside of the rows must stay, and the rows absorb or give up entries of the axes inside.
+    """
+    outermost = placement.axis
+    while outermost > 0 and before[outermost - 1] == 1:
+        outermost -= 1  # axes of one entry directly outside of the rows may go
+    axis = 0
+    for size in before[:outermost]:
+        if axis >= len(wanted) or size is None or wanted[axis] != Size(None, size):
             raise NoRuleError
-        place += 1
-    while place < len(wanted) and wanted[place] == Size(None, 1) and len(wanted) > place + 1:
-        place += 1
-    if place >= len(wanted):
+        axis += 1
+    while axis < len(wanted) and wanted[axis] == Size(None, 1) and len(wanted) > axis + 1:
+        axis += 1  # and new ones may come
+    if axis >= len(wanted):
         raise NoRuleError
-    rows, rest = wanted[place], wanted[place + 1 :]
-    if any(size.rows is not None for size in rest):
+    row_size, inner = wanted[axis], wanted[axis + 1 :]
+    if any(other.rows is not None for other in inner):
         raise NoRuleError
-    inner, outer = before[one.axis + 1 :], [size.value for size in rest]
-    factor = _divide(inner, outer)
-    if rows.rows is not None:
-        if rows.rows == one.rows and factor in (1, None):
-            return place, one.rows
-        if one.rows.chosen is not None or rows.rows.chosen is not None or None in one.rows.blocks:
+    rows, inner_sizes = placement.rows, [other.value for other in inner]
+    factor = _divide(before[placement.axis + 1 :], inner_sizes)
+    if row_size.rows is None:
+        if row_size.value is None or -1 in inner_sizes:
             raise NoRuleError
-        if factor is None and rows.rows.unit is not None and one.rows.unit and rows.rows.unit % one.rows.unit == 0:
-            factor = rows.rows.unit // one.rows.unit
-        if factor is None and len(one.rows.blocks) == 1:
-            return place, rows.rows
-        return place, _scale(one.rows, factor)
-    if rows.value is None or -1 in outer:
+        return axis, _scale(rows, factor)
+    if row_size.rows == rows and factor in (1, None):
+        return axis, rows
+    if rows.chosen is not None or row_size.rows.chosen is not None or None in rows.blocks:
         raise NoRuleError
-    return place, _scale(one.rows, factor)
+    if factor is None and row_size.rows.unit is not None and rows.unit and row_size.rows.unit % rows.unit == 0:
+        factor = row_size.rows.unit // rows.unit
+    if factor is None and len(rows.blocks) == 1:
+        return axis, row_size.rows
+    return axis, _scale(rows, factor)
 
 
 def _scale(rows: Rows, factor: Any) -> Rows:
     """The rows of an axis with `factor` entries, possibly fewer than one, in the place of each."""
     if factor is None or (rows.chosen is not None and factor != 1):
         raise NoRuleError
-    made = [None if block is None else block * factor for block in rows.blocks]
-    if any(block is None or int(block) != block for block in made) and factor != 1:
+    blocks = [None if block is None else block * factor for block in rows.blocks]
+    if any(block is None or int(block) != block for block in blocks) and factor != 1:
         raise NoRuleError
-    return rows._replace(blocks=tuple(None if block is None else int(block) for block in made))
+    return rows._replace(blocks=tuple(None if block is None else int(block) for block in blocks))
 
 
 def _divide(inner: list[int | None], outer: list[int | None]) -> float | None:
@@ -122,25 +118,25 @@ def _divide(inner: list[int | None], outer: list[int | None]) -> float | None:
 
 @register_rule("ExpandDims", moves=0)
 def expand(node: Node) -> Decision:
-    one = node.require_rows()
+    placement = node.require_rows()
     count = node.count_axes(0)
     axis = int(node.read_constant(1).reshape(()))
     axis += count + 1 if axis < 0 else 0
-    return node.decide([None, WHOLE], one._replace(axis=one.axis + (axis <= one.axis)))
+    return node.decide([None, WHOLE], placement._replace(axis=placement.axis + (axis <= placement.axis)))
 
 
 @register_rule("Squeeze", moves=0)
 def squeeze(node: Node) -> Decision:
-    one = node.require_rows()
+    placement = node.require_rows()
     before = node.read_shape(0)
     axes = [int(axis) % len(before) for axis in node.read_attribute("squeeze_dims")]
     if not axes:
-        if any(size is None for index, size in enumerate(before) if index != one.axis):
+        if any(size is None for index, size in enumerate(before) if index != placement.axis):
             raise NoRuleError
-        axes = [index for index, size in enumerate(before) if size == 1 and index != one.axis]
-    if one.axis in axes:
+        axes = [index for index, size in enumerate(before) if size == 1 and index != placement.axis]
+    if placement.axis in axes:
         raise NoRuleError  # a batch may have one row, and a rank none or all of them
-    after = one._replace(axis=one.axis - sum(axis < one.axis for axis in axes))
+    after = placement._replace(axis=placement.axis - sum(axis < placement.axis for axis in axes))
 
     def emit(part: Any) -> list[Any]:
         return [tf.squeeze(part, axes) if axes else tf.identity(part)]
@@ -150,9 +146,9 @@ def squeeze(node: Node) -> Decision:
 
 @register_rule("EnsureShape", linear=0)
 def ensure(node: Node) -> Decision:
-    one, wanted = node.require_rows(), node.read_attribute("shape")
-    if wanted.unknown_rank or wanted.dim[one.axis].size < 0:
-        return node.decide([None], one)
+    placement, wanted = node.require_rows(), node.read_attribute("shape")
+    if wanted.unknown_rank or wanted.dim[placement.axis].size < 0:
+        return node.decide([None], placement)
     raise NoRuleError
 
 
@@ -165,14 +161,14 @@ def bitcast(node: Node) -> Decision:
 
 @register_rule("Transpose ConjugateTranspose", moves=0)
 def transpose(node: Node) -> Decision:
-    one = node.require_rows()
+    placement = node.require_rows()
     order = [int(axis) for axis in node.read_constant(1).reshape(-1)]
-    return node.decide([None, WHOLE], shard(order.index(one.axis), one.rows))
+    return node.decide([None, WHOLE], shard(order.index(placement.axis), placement.rows))
 
 
 @register_rule("BroadcastTo", moves=0)
 def broadcast(node: Node) -> Decision:
-    one = node.get_placement(0)
+    placement = node.get_placement(0)
     if node.get_placement(1).kind != SIZES:
         raise NoRuleError
     sizes = node.read_sizes(1)
@@ -181,8 +177,8 @@ def broadcast(node: Node) -> Decision:
         raise NoRuleError
     place, rows = found
     ahead = len(sizes) - node.count_axes(0)
-    if one.is_sharded:
-        if (one.axis + ahead, one.rows) != found:
+    if placement.is_sharded:
+        if (placement.axis + ahead, placement.rows) != found:
             raise NoRuleError
         return node.decide([None, None], shard(place, rows))
     given = node.read_shape(0)
@@ -193,12 +189,12 @@ def broadcast(node: Node) -> Decision:
 
 @register_rule("Tile", moves=0)
 def tile(node: Node) -> Decision:
-    one = node.get_placement(0)
-    if one.is_sharded:
+    placement = node.get_placement(0)
+    if placement.is_sharded:
         scale = node.read_sizes(1)
-        if scale[one.axis] != Size(None, 1) or node.get_placement(1).kind == SIZES:
+        if scale[placement.axis] != Size(None, 1) or node.get_placement(1).kind == SIZES:
             raise NoRuleError
-        return node.decide([None, WHOLE], shard(*one.layout))
+        return node.decide([None, WHOLE], shard(*placement.layout))
     if node.get_placement(1).kind != SIZES:
         raise NoRuleError
     found = find_rows(node.read_sizes(1))

@@ -11,12 +11,12 @@ from matex_tf.rewrite.rules.registry import register_rule
 
 def describe_shape(node: Node, index: int) -> list[Size]:
     """The shape of an input, number by number."""
-    one, shape = node.get_placement(index), node.read_shape(index)
-    if one.kind == LIST:
+    placement, shape = node.get_placement(index), node.read_shape(index)
+    if placement.kind == LIST:
         raise NoRuleError
     sizes = [Size(None, size) for size in shape]
-    if one.is_sharded:
-        sizes[one.axis] = Size(one.rows)
+    if placement.is_sharded:
+        sizes[placement.axis] = Size(placement.rows)
     return sizes
 
 
@@ -45,19 +45,19 @@ def rank(node: Node) -> Decision:
 
 def find_rows(sizes: tuple[Size, ...]) -> tuple[int, Rows] | None:
     """The axis of a shape that counts rows, and these rows; None if no axis does."""
-    found = [(index, one.rows) for index, one in enumerate(sizes) if one.rows is not None]
-    if len(found) > 1:
+    row_axes = [(axis, size.rows) for axis, size in enumerate(sizes) if size.rows is not None]
+    if len(row_axes) > 1:
         raise NoRuleError
-    return found[0] if found else None
+    return row_axes[0] if row_axes else None
 
 
-def read_along(node: Node, index: int, at: int, one: Placement, length: int | None) -> tuple[Size, ...]:
-    """The numbers of an input; the number at `at` counts entries of an axis with the rows of `one`, of `length`
-    entries.
+def read_along(node: Node, index: int, at: int, placement: Placement, length: int | None) -> tuple[Size, ...]:
+    """The numbers of an input. The number at `at` is a position or a size along the axis with the rows of `placement`.
 
-    If that number and the length are constants, the number counts rows if it is a multiple of the rows of the batch.
+    If this number and the axis' `length` are constants, the number counts rows if it is a multiple of the rows of the
+    batch.
     """
-    sizes, unit = node.read_sizes(index), one.rows.unit
+    sizes, unit = node.read_sizes(index), placement.rows.unit
     number = sizes[at].value
     if sizes[at].rows is not None or not (number and length and unit) or number * unit % length:
         return sizes
@@ -65,14 +65,14 @@ def read_along(node: Node, index: int, at: int, one: Placement, length: int | No
 
 
 def find_need(node: Node, index: int, sizes: tuple[Size, ...]) -> Placement | None:
-    """The placement to which an input is brought whose numbers are read as `sizes`."""
+    """The placement to which an input of numbers is brought so that they are `sizes`; None: unchanged."""
     if node.get_placement(index).kind == SIZES:
         if sizes != node.read_sizes(index):
             raise NoRuleError
         return None
-    if all(one.rows is None for one in sizes):
+    if all(size.rows is None for size in sizes):
         return WHOLE
-    if any(one.value is None if one.rows is None else one.rows.unit is None for one in sizes):
+    if any(size.value is None if size.rows is None else size.rows.unit is None for size in sizes):
         raise NoRuleError
     return make_sizes(sizes)
 
@@ -91,20 +91,24 @@ def find_broadcast_axes(node: Node) -> Decision:
     steps of a single row are not shared.
     """
     needs = [WHOLE, WHOLE]
-    first, second = (one.sizes for one in node.inputs)
+    first, second = (value.sizes for value in node.inputs)
     if first is None or second is None:
         return node.decide(needs, WHOLE, WHOLE)
     count = max(len(first), len(second))
-    padded = [[Size(None, 1)] * (count - len(one)) + list(one) for one in (first, second)]
+    padded = [[Size(None, 1)] * (count - len(sizes)) + list(sizes) for sizes in (first, second)]
     pairs = list(zip(*padded))
-    equal = len(first) == len(second) and all(_may_be_equal(a, b) for a, b in pairs)
-    surely = equal and all(a == b and (a.rows or a.value is not None) for a, b in pairs)
-    axes = []
-    for sizes in padded:
-        states = [False if one.rows is not None or surely else None if one.value is None else one.value == 1
-                  for one in sizes]  # fmt: skip
-        axes.append(tuple(None if state and equal else state for state in states))
-    return Decision(needs, [WHOLE._replace(axes=one) for one in axes])
+    may_be_equal = len(first) == len(second) and all(_may_be_equal(a, b) for a, b in pairs)
+    are_equal = may_be_equal and all(a == b and (a.rows or a.value is not None) for a, b in pairs)
+
+    def is_named(size: Size) -> bool | None:
+        """Whether TensorFlow names an axis of this size; None if that is unknown."""
+        if size.rows is not None or are_equal:
+            return False
+        if size.value is None or (size.value == 1 and may_be_equal):
+            return None
+        return size.value == 1
+
+    return Decision(needs, [WHOLE._replace(axes=tuple(map(is_named, sizes))) for sizes in padded])
 
 
 def _may_be_equal(first: Size, second: Size) -> bool:
@@ -133,18 +137,18 @@ def stitch(node: Node) -> Decision:
 @register_rule("ConcatOffset")
 def find_offsets(node: Node) -> Decision:
     """The offset of each part of a concatenation."""
-    if all(one.kind != SIZES for one in node.placements[1:]):
+    if all(placement.kind != SIZES for placement in node.placements[1:]):
         return node.decide_whole()
     axis = int(node.read_constant(0).reshape(()))
     shapes = [node.read_sizes(index) for index in range(1, len(node.inputs))]
     axis %= len(shapes[0])
-    if any(len({one.rows for one in sizes}) > 1 for at, sizes in enumerate(zip(*shapes)) if at != axis):
+    if any(len({size.rows for size in sizes}) > 1 for at, sizes in enumerate(zip(*shapes)) if at != axis):
         raise NoRuleError
     gives, before = [], Size(None, 0)
     for shape in shapes:
         gives.append(make_sizes([before if at == axis else Size(None, 0) for at in range(len(shape))]))
         before = _join_lengths(before, shape[axis])
-    needs = [WHOLE, *(None if one.kind == SIZES else WHOLE for one in node.placements[1:])]
+    needs = [WHOLE, *(None if placement.kind == SIZES else WHOLE for placement in node.placements[1:])]
     return Decision(needs, gives)
 
 

@@ -16,10 +16,10 @@ from matex_tf.rewrite.rules.sizes import find_need, find_rows, mark_taker, read_
 def slice_with_strides(node: Node) -> Decision:
     if node.get_placement(0).kind == PARTIAL and node.get_placement(0).sizes:
         return _take_size(node)
-    one = node.require_rows()
-    found, needs = follow_axis(node, one, node.count_axes(0), node.read_length(0))
-    is_column = one.numbers is not None and node.count_axes(0) == 2 and _find_entry(node) == (None, 0)
-    return node.decide([None, *needs], found._replace(numbers=one.numbers) if is_column else found)
+    placement = node.require_rows()
+    found, needs = follow_axis(node, placement, node.count_axes(0), node.read_length(0))
+    is_column = placement.numbers is not None and node.count_axes(0) == 2 and _find_entry(node) == (None, 0)
+    return node.decide([None, *needs], found._replace(numbers=placement.numbers) if is_column else found)
 
 
 def _find_entry(node: Node) -> tuple[int | None, ...]:
@@ -50,11 +50,16 @@ def _take_size(node: Node) -> Decision:
     return node.decide([None, WHOLE, WHOLE, WHOLE], make_sizes([Size(rows)]), emit=mark_taker(emit))
 
 
-def follow_axis(node: Node, one: Placement, count: int, length: int | None) -> tuple[Placement, list[Placement | None]]:
-    """The axis of the rows in a slice of a tensor with `count` axes: the slice takes whole rows, or whole blocks of
-    them.
+def follow_axis(
+    node: Node, placement: Placement, count: int, length: int | None
+) -> tuple[Placement, list[Placement | None]]:
+    """The placement of a slice of a tensor, and the placements that its begin, end and stride need.
 
-    length: of the axis with the rows, if it is constant. Also returns the placements for the bounds and the stride.
+    The slice must take whole rows, or whole blocks of them.
+
+    Args:
+        placement: of the sliced tensor, which has `count` axes.
+        length: the length of the axis with the rows, if it is constant.
     """
     ellipsis, new, shrink, begins, ends = (
         node.read_attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
@@ -63,32 +68,34 @@ def follow_axis(node: Node, one: Placement, count: int, length: int | None) -> t
     if entries is None:
         raise NoRuleError
     named = sum(1 for index in range(entries) if not (new | ellipsis) >> index & 1)
-    made = taken = 0  # axes of the result, and of the sliced tensor
-    found: Placement | None = None
+    result_axis = axis = 0  # the next axes of the result and of the sliced tensor
+    result: Placement | None = None
     needs: list[Placement | None] = [None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2, 3)]
     for index in range(entries):
         bit = 1 << index
         if ellipsis & bit:
             skipped = count - named
-            if taken <= one.axis < taken + skipped:
-                found = shard(made + one.axis - taken, one.rows)
-            made, taken = made + skipped, taken + skipped
+            if axis <= placement.axis < axis + skipped:
+                result = shard(result_axis + placement.axis - axis, placement.rows)
+            result_axis, axis = result_axis + skipped, axis + skipped
         elif new & bit:
-            made += 1
+            result_axis += 1
         else:
-            if taken == one.axis:
+            if axis == placement.axis:
                 if shrink & bit or _read_entry(node, 3, index) != Size(None, 1):
                     raise NoRuleError
                 bounds: list[Size | None] = [None, None]
                 for which, mask in ((0, begins), (1, ends)):
                     if not mask & bit:
-                        sizes = read_along(node, which + 1, index, one, length)
+                        sizes = read_along(node, which + 1, index, placement, length)
                         bounds[which], needs[which] = sizes[index], find_need(node, which + 1, sizes)
-                found = shard(made, _cut(one.rows, *bounds))
+                result = shard(result_axis, _cut(placement.rows, *bounds))
             elif _has_rows_in_bounds(node, index, begins & bit, ends & bit or shrink & bit):
                 raise NoRuleError
-            made, taken = made + (0 if shrink & bit else 1), taken + 1
-    return shard(made + one.axis - taken, one.rows) if found is None else found, needs
+            result_axis, axis = result_axis + (0 if shrink & bit else 1), axis + 1
+    if result is None:  # the slice names fewer axes, and not the axis of the rows
+        result = shard(result_axis + placement.axis - axis, placement.rows)
+    return result, needs
 
 
 @register_rule("StridedSliceGrad", linear=4)
@@ -138,17 +145,17 @@ def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
 
 @register_rule("Slice", moves=0)
 def slice_by_sizes(node: Node) -> Decision:
-    one = node.require_rows()
-    begins, counts = (read_along(node, index, one.axis, one, node.read_length(0)) for index in (1, 2))
-    others = [size for part in (begins, counts) for at, size in enumerate(part) if at != one.axis]
+    placement = node.require_rows()
+    begins, counts = (read_along(node, index, placement.axis, placement, node.read_length(0)) for index in (1, 2))
+    others = [size for part in (begins, counts) for at, size in enumerate(part) if at != placement.axis]
     if any(size.rows is not None for size in others):
         raise NoRuleError
-    begin, size = begins[one.axis], counts[one.axis]
-    rows = one.rows
+    begin, size = begins[placement.axis], counts[placement.axis]
+    rows = placement.rows
     if not (begin == Size(None, 0) and (size == Size(None, -1) or size.rows == rows)):
         first, length = count_rows(begin), None if size == Size(None, -1) else count_rows(size)
         if rows.chosen is not None or first is None or (length is None and size != Size(None, -1)):
             raise NoRuleError
         rows = take_blocks(rows, first, None if length is None else first + length)
     needs = [None, find_need(node, 1, begins), find_need(node, 2, counts)]
-    return node.decide(needs, shard(one.axis, rows))
+    return node.decide(needs, shard(placement.axis, rows))

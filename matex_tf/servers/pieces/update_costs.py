@@ -134,7 +134,7 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
         captured = [WHOLE if size is None else hold((0, size), index) for index, size in enumerate(sizes)]
         try:
             placements = [value.placement for value in plan.program.inputs]
-            placements[plan.given : plan.given + len(outer)] = captured
+            placements[plan.argument_count : plan.argument_count + len(outer)] = captured
             program = read_program(plan.graph, placements, takes_batches=plan.source is None)
             return program, list(by_handle.values()), why_not
         except PiecesRefusedError as error:  # try again without the refused slots

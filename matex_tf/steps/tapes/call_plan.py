@@ -1,6 +1,7 @@
 """The plan of a call whose gradients a tape may request: a forward step, and a backward step from its residuals.
 
-Both take and return whole tensors. The residuals stay on the ranks in their placements.
+Residuals are the tensors of the forward step that the gradients need; they stay on the ranks in their placements. All
+other tensors that the two steps take and return are whole. `calls` selects the plan of a call by its trace.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ from matex_tf.steps.batches import WholeBatch
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
-AGAIN = "gradients are taken through it while a tape records, or of many values at once"
+SECOND_ORDER = "a tape records the computation of its gradients, or a jacobian computes them"
+"""Gradients that the backward step cannot give: it records nothing, and runs in eager code only."""
 
 
 class _Backward(NamedTuple):
-    """The gradients of a graph.
+    """The computation of the gradients of a forward graph.
 
-    graph: its inputs are the gradients of outputs, then residuals of the forward graph.
-    of: the ids of those outputs.
+    graph: its inputs are the gradients of the forward graph's outputs, then the residuals.
+    output_ids: the ids of these outputs of the forward graph.
     residuals: the tensors of the forward graph.
-    outputs: the components of the gradients, without those that are None.
+    outputs: the components of the computed gradients, without the gradients that are None.
     effects: ops that run although no gradient needs them.
-    pack: packs such tensors as gradients.
+    pack: makes a list of gradients from their components.
     """
 
     graph: Any
-    of: set[int]
+    output_ids: set[int]
     residuals: list[Any]
     outputs: list[Any]
     effects: list[Any]
@@ -48,20 +50,27 @@ class _Backward(NamedTuple):
 class CallPlan:
     """How calls of a traced function are computed while tapes record.
 
-    graph: the trace, a FuncGraph. Gradients can be requested for the inputs that `are_followed`.
+    graph: the trace, a FuncGraph. Gradients can be requested for its inputs `followed`.
+    ranks: the number of ranks for which the steps are built.
+    are_rows: for each input, whether it has the rows that ranks divide.
     why_whole: the reason why every rank computes the calls whole; empty if ranks share them.
+    output_count: the number of the call's outputs. TensorFlow may add residuals to the outputs of the graph later.
+    upstream: the indices of the outputs whose gradients the backward step takes.
+    value_inputs: the indices of the inputs that are no variables.
+    forward, backward: the steps, ConcreteFunctions.
     """
 
     def __init__(self, graph: Any, are_rows: Sequence[bool], are_followed: Sequence[bool], place: str):
         """Plan the calls. Collective: all ranks make the same plan.
 
         Args:
-            are_rows: for each input, whether it has the rows that ranks divide.
+            are_rows: for each input, whether it has as many rows as the batch.
+            are_followed: for each input, whether its gradients may be requested.
             place: names the call in messages.
         """
         self.graph, self.place, self.ranks = graph, place, world.get_world().size
-        self.are_rows = [one and bool(tensor.shape.rank) for one, tensor in zip(are_rows, graph.inputs)]
-        self.followed = [tensor for tensor, one in zip(graph.inputs, are_followed) if one]
+        self.are_rows = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, graph.inputs)]
+        self.followed = [tensor for tensor, is_followed in zip(graph.inputs, are_followed) if is_followed]
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
         self.why_whole = self._find_obstacle() or self._make_steps()
         self.why_whole = agreement.agree_on_trace(
@@ -79,96 +88,96 @@ class CallPlan:
         """Build both steps. Returns the reason if they cannot be built."""
         try:
             backward = _trace_backward(self.graph, self.followed)
-            placements = [BATCH if one else WHOLE for one in self.are_rows]
-            outputs = list(self.graph.outputs)
-            part = Subgraph(self.graph, self.graph.inputs, [*outputs, *backward.residuals], self.graph.control_outputs)
-            program = read_program(part, placements)
+            self.output_count = len(self.graph.outputs)
+            outputs = [*self.graph.outputs, *backward.residuals]
+            part = Subgraph(self.graph, self.graph.inputs, outputs, self.graph.control_outputs)
+            program = read_program(part, [BATCH if has_rows else WHOLE for has_rows in self.are_rows])
             if not worth.has_shared_work(program):
                 return plan.NO_WORK
-            self._build(program, backward)
+            self._build_forward(program)
+            self._build_backward(program, backward)
         except Exception as error:  # an error in any op: the script's own call is always right
             return f"its copy cannot be made ({type(error).__name__}: {error})"
         return ""
 
-    def _build(self, program: Program, backward: _Backward) -> None:
-        graph = self.graph
-        self.count = count = len(graph.outputs)  # TensorFlow may add residuals to them
-        results, residuals = program.outputs[:count], program.outputs[count:]
-        kept = [value.placement for value in residuals]
-        self.upstream = [index for index, tensor in enumerate(graph.outputs) if id(tensor) in backward.of]
-        sliced = [results[index].placement for index in self.upstream]
-        sliced = [one if one.is_sharded and one.rows.chosen is None else WHOLE for one in sliced]
-        constants = [None] * len(sliced) + [value.constant for value in residuals]
+    def _build_forward(self, program: Program) -> None:
+        """Build the step from the inputs, without variables, to whole outputs and residuals."""
+        inputs, count = self.graph.inputs, self.output_count
+        self.value_inputs = [index for index, tensor in enumerate(inputs) if tensor.dtype != tf.resource]
+        variables = {id(inner): outer for outer, inner in self.graph.captures}
+        gives = [WHOLE] * count + [residual.placement for residual in program.outputs[count:]]
+
+        def forward_step(*arguments: Any) -> Any:
+            graph = tf.compat.v1.get_default_graph()
+            tensors = [graph.capture(variables[id(one)]) if one.dtype == tf.resource else None for one in inputs]
+            for index, argument in zip(self.value_inputs, arguments):
+                tensors[index] = argument
+            copy = Copy(slices.make_empty_slice(), RankExchanger(self.place), slices.make_slice)
+            return copy.build(program, sources.take_rows(copy, tensors, self.are_rows), gives)
+
+        self.forward = trace_copy(forward_step, _list_specs([inputs[index] for index in self.value_inputs]))
+
+    def _build_backward(self, program: Program, backward: _Backward) -> None:
+        """Build the step from the number of rows, whole gradients of outputs, and residuals to whole gradients."""
+        self.upstream = [index for index, one in enumerate(self.graph.outputs) if id(one) in backward.output_ids]
+        self.pack = backward.pack
+        # Each rank slices a gradient as the forward step had sliced the output; a mask's selection cannot be repeated.
+        outputs = [program.outputs[index].placement for index in self.upstream]
+        sliced = [one if one.is_sharded and one.rows.chosen is None else WHOLE for one in outputs]
+        residuals = program.outputs[self.output_count :]
         back = read_program(
             Subgraph(backward.graph, backward.graph.inputs, backward.outputs, backward.effects),
-            [*sliced, *kept],
+            [*sliced, *(residual.placement for residual in residuals)],
             takes_batches=False,
-            constants=constants,
+            constants=[None] * len(sliced) + [residual.constant for residual in residuals],
         )
-        is_variable = [tensor.dtype == tf.resource for tensor in graph.inputs]
-        held = {id(inner): outer for outer, inner in graph.captures}
-        self.taken = [index for index, one in enumerate(is_variable) if not one]
 
-        def forward_step(*given: Any) -> Any:
-            here = tf.compat.v1.get_default_graph()
-            rest = iter(given)
-            tensors = [
-                here.capture(held[id(tensor)]) if one else next(rest) for tensor, one in zip(graph.inputs, is_variable)
+        def backward_step(total_rows: Any, *arguments: Any) -> Any:
+            exchanger = RankExchanger(f"the gradients of {self.place}", checked=gradients.are_checked(back))
+            copy = Copy(slices.make_slice_of_rows(total_rows), exchanger)
+            upstream = [
+                gradient if placement == WHOLE else copy.slice_rows(gradient, placement)
+                for gradient, placement in zip(arguments, sliced)
             ]
-            copy = Copy(slices.make_empty_slice(), RankExchanger(self.place), slices.make_slice)
-            inputs = sources.take_rows(copy, tensors, self.are_rows)
-            return copy.build(program, inputs, [WHOLE] * count + kept)
+            return copy.build(back, [*upstream, *arguments[len(sliced) :]], [WHOLE] * len(back.outputs))
 
-        def backward_step(total: Any, *given: Any) -> Any:
-            place, checked = f"the gradients of {self.place}", gradients.are_checked(back)
-            copy = Copy(slices.make_slice_of_rows(total), RankExchanger(place, checked=checked))
-            upstream = [tensor if one == WHOLE else copy.slice_rows(tensor, one) for tensor, one in zip(given, sliced)]
-            return copy.build(back, [*upstream, *given[len(sliced) :]], [WHOLE] * len(back.outputs))
+        specs = _list_specs([*backward.graph.inputs[: len(sliced)], *self.forward.outputs[self.output_count :]])
+        self.backward = trace_copy(backward_step, [tf.TensorSpec([], tf.int64), *specs])
 
-        def specify(tensors: Sequence[Any]) -> list[Any]:
-            return [tf.TensorSpec(one.shape, one.dtype) for one in tensors]
+    def call(self, inputs: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:
+        """The outputs of the graph for these inputs, recorded on the tapes. Collective.
 
-        inputs = [graph.inputs[index] for index in self.taken]
-        self.forward = trace_copy(forward_step, specify(inputs))
-        local = specify(self.forward.outputs[count:])
-        signature = [tf.TensorSpec([], tf.int64), *specify(backward.graph.inputs[: len(sliced)]), *local]
-        self.backward = trace_copy(backward_step, signature)
-        self.pack = backward.pack
-
-    def call(self, given: Sequence[Any], rows: int, followed: Sequence[Any]) -> list[Any]:
-        """The outputs of the graph for the inputs `given`, recorded on the tapes. Collective.
-
-        followed: the tensors of `given` whose gradients may be requested.
+        rows: the number of rows of the batch.
+        followed: the tensors of `inputs` whose gradients may be requested.
         """
         from tensorflow.python.eager import record
 
-        count = self.count
-        batch = [tensor for tensor, one in zip(given, self.are_rows) if one]
-        used = self.graph.variables
+        batch = [tensor for tensor, has_rows in zip(inputs, self.are_rows) if has_rows]
+        variables = self.graph.variables
         with (
             record.stop_recording(),
             self.batches.compare_batches((), WholeBatch(batch, [True] * len(batch))),
-            failures.fail_together(self.place, used),
+            failures.fail_together(self.place, variables),
         ):
             self._require_ranks()
-            made = list(self.forward(*(given[index] for index in self.taken)))
-        outputs, residuals = made[:count], made[count:]
+            results = list(self.forward(*(inputs[index] for index in self.value_inputs)))
+        outputs, residuals = results[: self.output_count], results[self.output_count :]
 
         def compute_gradients(*upstream: Any) -> list[Any]:
             if record.could_possibly_record() or not tf.executing_eagerly():
                 raise errors.UnsupportedError(
-                    f"{self.place}: {AGAIN}, which its first call did not show, so that ranks share its calls. Set "
+                    f"{self.place}: {SECOND_ORDER}. Its first call did not show this, so ranks share its calls. Set "
                     "MATEX_EAGER=whole, with which every rank computes whole batches in eager code, or put the step "
                     "into a tf.function"
                 )
             self._require_ranks()
             whole = [
-                tf.zeros_like(outputs[index]) if one is None else tf.convert_to_tensor(one)
-                for index, one in zip(self.upstream, upstream)
+                tf.zeros_like(outputs[index]) if gradient is None else tf.convert_to_tensor(gradient)
+                for index, gradient in zip(self.upstream, upstream)
             ]
-            with failures.fail_together(self.place, used):
-                found = list(self.backward(tf.constant(rows, tf.int64), *whole, *residuals))
-            return self.pack(found)
+            with failures.fail_together(self.place, variables):
+                components = list(self.backward(tf.constant(rows, tf.int64), *whole, *residuals))
+            return self.pack(components)
 
         record.record_operation(
             "SharedCall", [outputs[index] for index in self.upstream], list(followed), compute_gradients
@@ -181,12 +190,16 @@ class CallPlan:
             excepthook.refuse_after_loss(self.place)
 
 
+def _list_specs(tensors: Sequence[Any]) -> list[Any]:
+    return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
 def _list_variables(graph: Any, tensors: Sequence[Any]) -> list[Any]:
-    """The variables that inputs of a graph stand for, or the other objects."""
-    outer = {id(inner): one for one, inner in graph.captures}
-    variables = {id(one.handle): one for one in graph.variables}
-    found = [outer.get(id(tensor), tensor) for tensor in tensors]
-    return [variables.get(id(one), one) for one in found]
+    """For each of these inputs of a graph: its variable, else the tensor that the graph captures, else the input."""
+    captured = {id(inner): outer for outer, inner in graph.captures}
+    variables = {id(variable.handle): variable for variable in graph.variables}
+    handles = [captured.get(id(tensor), tensor) for tensor in tensors]
+    return [variables.get(id(handle), handle) for handle in handles]
 
 
 def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
@@ -201,22 +214,22 @@ def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
         backward = func_graph.FuncGraph("gradients")
     with backward.as_default():
         upstream = [graph_placeholder(tensor.dtype, tensor.shape) for tensor in outputs]
-        found = gradients_util._GradientsHelper(
+        computed = gradients_util._GradientsHelper(
             outputs, list(followed), grad_ys=upstream, src_graph=graph, unconnected_gradients="none"
         )
-        gradients.note_gradients(found, _list_variables(graph, followed))
-        flat = tf.nest.flatten(found, expand_composites=True)
-        made = [backward.capture(one) for one in flat if one is not None]
+        gradients.note_gradients(computed, _list_variables(graph, followed))
+        components = tf.nest.flatten(computed, expand_composites=True)
+        captured = [backward.capture(component) for component in components if component is not None]
     for outer, _ in backward.captures:
         if not tf.is_symbolic_tensor(outer) or outer.graph is not graph:
             raise NotImplementedError("its gradients take a tensor that it does not take")
     backward.inputs = [*upstream, *(inner for _, inner in backward.captures)]
 
     def pack(values: Sequence[Any]) -> Any:
-        rest = iter(values)
-        filled = [None if one is None else next(rest) for one in flat]
-        return tf.nest.pack_sequence_as(found, filled, expand_composites=True)
+        remaining = iter(values)
+        filled = [None if component is None else next(remaining) for component in components]
+        return tf.nest.pack_sequence_as(computed, filled, expand_composites=True)
 
     effects = [op for op in backward.get_operations() if op.op_def is not None and op.op_def.is_stateful]
     residuals = [outer for outer, _ in backward.captures]
-    return _Backward(backward, {id(one) for one in outputs}, residuals, made, effects, pack)
+    return _Backward(backward, {id(tensor) for tensor in outputs}, residuals, captured, effects, pack)

@@ -1,7 +1,8 @@
 """Calls of a Keras model, or of a `tf.function`, in eager code while tapes record. Ranks share them if that pays.
 
-The Python code of a model runs in each call, as it does alone, in a trace; the ops of the trace select the plan. The
-calls of the first step are the script's own, and reveal behavior that a trace does not show.
+Calls of a model or function are grouped by their arguments into kinds (`kinds`). The calls of the first step are the
+script's own, and reveal behavior that a trace does not show (`first_calls`). In later steps the Python code of a model
+runs in a trace, once for each call, as it does alone; the ops of the trace select the plan (`call_plan`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import capture, events, own_data, whole_code
-from matex_tf.steps.arguments import Arguments, list_hung, set_hung
+from matex_tf.steps.arguments import Arguments, attach_tensors, list_attached
 from matex_tf.steps.tapes import first_calls, still_models
 from matex_tf.steps.tapes.call_plan import CallPlan
 from matex_tf.steps.tapes.kinds import Kind, Trace, find_kinds
@@ -26,22 +27,15 @@ OTHER_OPS = "its ops are others from call to call"
 NO_TRACE = "its Python cannot be traced"
 DRAWS = "it draws random numbers from a state that no variable holds"
 OWN_GRADIENT = "a function in it has a gradient of its own (tf.custom_gradient)"
-_DRAWING = (
-    "RandomUniform",
-    "RandomUniformInt",
-    "RandomStandardNormal",
-    "TruncatedNormal",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "Multinomial",
+_DRAWING = frozenset(
+    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal ParameterizedTruncatedNormal RandomGamma "
+    "RandomPoissonV2 RandomShuffle Multinomial".split()
 )
 ONE_ROW = "have one row each, of which ranks can share nothing"
 OBJECT = "take an object of Python, of which nothing shows whether it is the one of a call before"
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 """The simple types: equal arguments of these types are of one kind."""
-_MOST_KINDS, _MOST_PLANS = 64, 16
+_MAX_KINDS, _MAX_PLANS = 64, 16
 
 
 class _Shared(NamedTuple):
@@ -54,7 +48,7 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
     """The result of `original(model, *args, **kwargs)` while tapes record. Collective if ranks share the call."""
 
     def trace(arguments: Arguments, kind: Kind) -> list[Any]:
-        if kind.trace is None or not kind.is_still():
+        if kind.trace is None or not kind.is_trace_valid():
             kind.undo = still_models.remember_python(model)
             graph = arguments.trace_call(lambda *given, **named: original(model, *given, **named))
             if graph is None:
@@ -62,8 +56,8 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
                 return []
             kind.refuse(_find_hidden(model, graph))
             kind.trace = Trace(graph, [outer for outer, _ in graph.captures])
-            is_known = all(isinstance(leaf, (tf.Tensor, *_VALUES)) for leaf in arguments.leaves)
-            kind.is_still = still_models.watch_model(model) if is_known else lambda: False
+            are_simple = all(isinstance(leaf, (tf.Tensor, *_VALUES)) for leaf in arguments.leaves)
+            kind.is_trace_valid = still_models.watch_model(model) if are_simple else lambda: False
         return arguments.list_tensors()
 
     if not getattr(model, "built", False):
@@ -75,21 +69,22 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
         return original(model, *args, **kwargs)
 
     def watched(kind: Kind) -> Any:
-        before, draws = {id(one) for one in still_models.list_kept_tensors(model)}, first_calls.count_draws()
+        tensors_before = set(map(id, still_models.list_kept_tensors(model)))
+        draws_before = first_calls.count_draws()
         result = first_calls.watch_call(plain, kind)
-        if any(id(one) not in before for one in still_models.list_kept_tensors(model)):
+        if any(id(tensor) not in tensors_before for tensor in still_models.list_kept_tensors(model)):
             kind.refuse(LEAVES)
-        if first_calls.count_draws() != draws:
+        if first_calls.count_draws() != draws_before:
             kind.refuse(DRAWS)
         return result
 
     result = _call(plain, watched, model, Arguments(args, kwargs), trace, str(model.name))
     if not isinstance(result, _Shared):
         return result
-    made, hung = result.outputs
-    for one, more in zip(tf.nest.flatten(made, expand_composites=True), hung):
-        set_hung(one, more)
-    return made
+    outputs, attached = result.outputs
+    for tensor, tensors_by_name in zip(tf.nest.flatten(outputs, expand_composites=True), attached):
+        attach_tensors(tensor, tensors_by_name)
+    return outputs
 
 
 def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments) -> Any:
@@ -97,11 +92,11 @@ def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments)
 
     def trace(arguments: Arguments, kind: Kind) -> list[Any]:
         if kind.trace is None:
-            own = capture.trace_step(function, *arguments.given)
-            kind.trace = Trace(own.graph, own.captured_inputs)
-            kind.function_type = own.function_type
-        given, named = arguments.given
-        return list(kind.function_type.unpack_inputs(kind.function_type.bind(*given, **named)))
+            traced = capture.trace_step(function, *arguments.given)
+            kind.trace = Trace(traced.graph, traced.captured_inputs)
+            kind.function_type = traced.function_type
+        args, kwargs = arguments.given
+        return list(kind.function_type.unpack_inputs(kind.function_type.bind(*args, **kwargs)))
 
     def watched(kind: Kind) -> Any:
         return first_calls.watch_call(plain, kind)
@@ -120,8 +115,8 @@ def _find_hidden(model: Any, graph: Any) -> str:
     from tensorflow.python.framework import ops
 
     with record.stop_recording():
-        losses = [one for one in model.losses if getattr(one, "graph", None) is graph]
-    if losses:
+        has_losses = any(getattr(loss, "graph", None) is graph for loss in model.losses)
+    if has_losses:
         return LEAVES
     for node in iterate_nodes(graph):
         if node.op in _DRAWING:
@@ -142,11 +137,13 @@ def _is_of_libraries(function: Any, seen: frozenset[int] = frozenset()) -> bool:
         return False
     for cell in function.__closure__ or ():
         try:
-            held = cell.cell_contents
+            content = cell.cell_contents
         except ValueError:  # a variable without a value
             return False
-        items = held.values() if isinstance(held, dict) else held if isinstance(held, (list, tuple, set)) else [held]
-        if not all(_is_of_libraries(one, seen | {id(function)}) for one in items if callable(one)):
+        items = content.values() if isinstance(content, dict) else content
+        if not isinstance(content, (dict, list, tuple, set)):
+            items = [content]
+        if not all(_is_of_libraries(item, seen | {id(function)}) for item in items if callable(item)):
             return False
     return True
 
@@ -161,30 +158,21 @@ def _call(
 ) -> Any:
     """The result of `plain()`, a call of `owner`, which `name` names in messages.
 
-    watched: calls `plain`, and records for the kind of call which behavior a shared call could not have.
-    trace: sets the trace of the kind of call, and returns tensors for its inputs, or the reason why there is no trace.
+    Returns a `_Shared` with the results of the graph if ranks share the call, and the result of `plain()` otherwise.
 
-    Returns a `_Shared` with the results of the graph if ranks share the call.
+    Args:
+        watched: calls `plain`, and records for the kind of call which behavior a shared call could not have.
+        trace: sets the trace of the kind of call, if it has one, and returns tensors for the trace's inputs.
     """
-    if arguments.rows < 2:
-        if arguments.rows:
-            whole_code.note_reason(first_calls.get_tapes(), f"the calls of '{name}' {ONE_ROW}")
+    kind = _find_kind(owner, arguments, name)
+    if kind is None:
         return plain()
-    kinds = find_kinds(owner)
-    hung = [tuple(list_hung(leaf)) for leaf in arguments.leaves]
-    key = len(first_calls.get_tapes()), tuple(hung), arguments.make_key()
-    if not arguments.has_lasting_key:
-        whole_code.note_reason(first_calls.get_tapes(), f"the calls of '{name}' {OBJECT}")
-        return plain()
-    if key not in kinds and len(kinds) >= _MOST_KINDS:
-        return plain()
-    kind = kinds.setdefault(key, Kind())
-    if whole_code.count_gradients() == kind.first_at:
+    if whole_code.count_gradients() == kind.first_at:  # the first step has not ended
         return watched(kind)
     if kind.is_agreed and kind.why:
         return _run_whole(plain, kind, name)
     tensors = [] if kind.why else trace(arguments, kind)
-    if not kind.is_agreed:
+    if not kind.is_agreed:  # all ranks get here, also a rank that has a reason of its own
         kind.agree(f"calls of '{name}' with {arguments.rows} rows")
     if kind.why or kind.trace is None:
         return _run_whole(plain, kind, name)
@@ -193,13 +181,32 @@ def _call(
     followed = _list_followed(graph, tensors)
     if not any(followed):
         return _run_plain(plain, kind)
-    found = _find_plan(kind, kind.trace, arguments, tensors, followed, name)
-    if found.why_whole:
+    plan = _find_plan(kind, kind.trace, arguments, tensors, followed, name)
+    if plan.why_whole:
         return _run_whole(plain, kind, name)
     kind.why = kind.next_why
-    outputs = found.call(tensors, arguments.rows, [one for one, is_one in zip(tensors, followed) if is_one])
+    followed_tensors = [tensor for tensor, is_followed in zip(tensors, followed) if is_followed]
+    outputs = plan.call(tensors, arguments.rows, followed_tensors)
     kind.undo = None
     return _Shared(_pack(graph.structured_outputs, outputs))
+
+
+def _find_kind(owner: Any, arguments: Arguments, name: str) -> Kind | None:
+    """The kind of a call; None if ranks cannot share it, whatever its code does."""
+    tapes = first_calls.get_tapes()
+    if arguments.rows < 2:
+        if arguments.rows:
+            whole_code.note_reason(tapes, f"the calls of '{name}' {ONE_ROW}")
+        return None
+    kinds = find_kinds(owner)
+    attached = tuple(tuple(list_attached(leaf)) for leaf in arguments.leaves)
+    key = len(tapes), attached, arguments.make_key()
+    if not arguments.has_lasting_key:
+        whole_code.note_reason(tapes, f"the calls of '{name}' {OBJECT}")
+        return None
+    if key not in kinds and len(kinds) >= _MAX_KINDS:
+        return None
+    return kinds.setdefault(key, Kind())
 
 
 def _run_whole(plain: Callable[[], Any], kind: Kind, name: str) -> Any:
@@ -209,7 +216,7 @@ def _run_whole(plain: Callable[[], Any], kind: Kind, name: str) -> Any:
 
 def _run_plain(plain: Callable[[], Any], kind: Kind) -> Any:
     undo, kind.undo = kind.undo, None
-    if undo is not None:  # the Python code has run once for a trace
+    if undo is not None:  # the Python code has run for a trace, and runs again now
         undo()
     return plain()
 
@@ -223,7 +230,7 @@ def _list_followed(graph: Any, tensors: Sequence[Any]) -> list[bool]:
         return [False] * len(tensors)  # forward-mode derivatives use the call itself
     for variable in graph.variables:
         resource_variable_ops.variable_accessed(variable)
-    return [backprop_util.IsTrainable(one) and record.should_record_backprop([one]) for one in tensors]
+    return [backprop_util.IsTrainable(tensor) and record.should_record_backprop([tensor]) for tensor in tensors]
 
 
 def _find_plan(
@@ -232,14 +239,14 @@ def _find_plan(
     """The plan of a call with these ops. Collective if it is new."""
     key = trace.key, tuple(followed), world.get_world().size
     if key not in kind.plans:
-        if len(kind.plans) + 1 == _MOST_PLANS:
+        if len(kind.plans) + 1 == _MAX_PLANS:
             kind.next_why = OTHER_OPS  # for later calls
-        rows = set(map(id, arguments.list_row_tensors()))
-        are_rows = [id(tensor) in rows for tensor in tensors]
-        place = f"the call of '{name}' with {arguments.rows} rows"  # makes errors tell where these differ
-        kind.plans[key] = made = CallPlan(trace.graph, are_rows, followed, place)
-        if made.why_whole:
-            kind.refuse(made.why_whole)
+        row_ids = set(map(id, arguments.list_row_tensors()))
+        are_rows = [id(tensor) in row_ids for tensor in tensors]
+        place = f"the call of '{name}' with {arguments.rows} rows"  # so errors show numbers of rows that differ
+        kind.plans[key] = plan = CallPlan(trace.graph, are_rows, followed, place)
+        if plan.why_whole:
+            kind.refuse(plan.why_whole)
         else:
             whole_code.note_shared(name)
             events.unmeasured(f"the call of '{name}'")
@@ -251,7 +258,8 @@ def _find_plan(
 
 
 def _pack(structure: Any, outputs: Sequence[Any]) -> Any:
-    rest = iter(outputs)
-    flat = [None if one is None else next(rest) for one in tf.nest.flatten(structure, expand_composites=True)]
-    assert next(rest, None) is None
+    remaining = iter(outputs)
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    flat = [None if leaf is None else next(remaining) for leaf in leaves]
+    assert next(remaining, None) is None
     return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)

@@ -1,4 +1,8 @@
-"""The first calls of their kind, which are the script's own: they reveal behavior that shared calls could not have."""
+"""The first calls of each kind, which are the script's own: they reveal behavior that shared calls could not have.
+
+Hooks of TensorFlow count reads of eager tensors, and random numbers that no variable holds the state of. `watch_call`
+compares the counts, and follows the results of the call to the computation of their gradients.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.steps import agreement, whole_code
-from matex_tf.steps.arguments import list_hung, set_hung
-from matex_tf.steps.tapes.call_plan import AGAIN
+from matex_tf.steps.arguments import attach_tensors, list_attached
+from matex_tf.steps.tapes.call_plan import SECOND_ORDER
 from matex_tf.steps.tapes.kinds import Kind
 
 READS = "its Python reads the values of tensors"
@@ -58,28 +62,28 @@ def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
     """The result of `plain()`. Behavior that a shared call could not have is recorded, now or in its gradients."""
     from tensorflow.python.eager import record
 
-    whole_code.leave_unsaid(get_tapes())
-    before = getattr(_state, "reads", 0)
+    whole_code.leave_unreported(get_tapes())
+    reads_before = getattr(_state, "reads", 0)
     result = plain()
-    if getattr(_state, "reads", 0) != before:
+    if getattr(_state, "reads", 0) != reads_before:
         kind.refuse(READS)
 
     def pass_on(gradient: Any) -> list[Any]:
         if record.could_possibly_record() or not tf.executing_eagerly():
-            kind.refuse(AGAIN)
+            kind.refuse(SECOND_ORDER)
         return [gradient]
 
-    def follow(one: Any) -> Any:
-        if not isinstance(one, tf.Tensor):
-            if one is not None:
+    def follow(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor):
+            if leaf is not None:
                 kind.refuse(OTHER_RESULTS)
-            return one
-        if not one.dtype.is_floating:
-            return one
+            return leaf
+        if not leaf.dtype.is_floating:
+            return leaf
         with record.stop_recording():
-            same = tf.identity(one)
-        record.record_operation("Watched", [same], [one], pass_on)
-        set_hung(same, {name: follow(more) for name, more in list_hung(one).items()})
+            same = tf.identity(leaf)
+        record.record_operation("Watched", [same], [leaf], pass_on)
+        attach_tensors(same, {name: follow(tensor) for name, tensor in list_attached(leaf).items()})
         return same
 
     return tf.nest.map_structure(follow, result, expand_composites=True)

@@ -14,19 +14,24 @@ _KINDS = "_matex_kinds_of_calls"
 
 
 class Trace:
-    """The graph of a call. outer: the tensors that it captures."""
+    """The graph of a call. outer: the tensors that it captures. key: equal for traces of one plan."""
 
     def __init__(self, graph: Any, outer: Sequence[Any]):
         self.graph, self.outer = graph, list(outer)
-        held = tuple(id(one) for one in outer if one.dtype == tf.resource)
-        self.key = capture.digest_graph(graph), held
+        handles = tuple(id(tensor) for tensor in outer if tensor.dtype == tf.resource)
+        self.key = capture.digest_graph(graph), handles
 
 
 class Kind:
     """How calls with arguments of one kind are computed: whole, for the reason `why`, or by the plan of their ops.
 
+    next_why: the reason for all later calls; empty if there is none.
+    undo: undoes the changes by Python code that ran for a trace; None if no code has run.
+    is_agreed: the ranks have agreed on `why`.
     first_at: the number of gradient computations before the first call.
-    trace: the last one; it is valid for the next call, too, if `is_still()`.
+    trace: the last trace; it is valid for the next call, too, if `is_trace_valid()`.
+    function_type: of the trace of a `tf.function`.
+    plans: the plans of calls, by their traces and the inputs whose gradients are requested.
     """
 
     def __init__(self) -> None:
@@ -36,7 +41,7 @@ class Kind:
         self.first_at = whole_code.count_gradients()
         self.trace: Trace | None = None
         self.function_type: Any = None
-        self.is_still: Callable[[], bool] = lambda: False
+        self.is_trace_valid: Callable[[], bool] = lambda: False
         self.plans: dict[Any, CallPlan] = {}
 
     def refuse(self, why: str) -> None:
@@ -57,7 +62,8 @@ class _Kinds:
 
 
 def find_kinds(owner: Any) -> dict[Any, Kind]:
-    held = vars(owner)  # Keras tracks attributes that are set
-    if _KINDS not in held:
-        held[_KINDS] = _Kinds()
-    return held[_KINDS].by_key
+    """The kinds of the calls of a model or function, by keys of arguments."""
+    attributes = vars(owner)  # not setattr: Keras tracks attributes that are set
+    if _KINDS not in attributes:
+        attributes[_KINDS] = _Kinds()
+    return attributes[_KINDS].by_key

@@ -1,7 +1,7 @@
 """Whether the Python code of a Keras model would make the same trace again, so that it need not run.
 
-That is known for models that consist of Keras and TensorFlow code: the trace depends on the arguments and on the
-    attributes of the layers, which are compared. The inputs of a script's own code are not known.
+This is known for models that consist of Keras and TensorFlow code: their trace depends on the arguments and on the
+attributes of the layers, which are compared. The inputs of a script's own code are not known.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def watch_model(model: Any) -> Callable[[], bool]:
 
 def list_kept_tensors(model: Any) -> list[Any]:
     """The tensors in attributes of the model's layers, such as losses that layers have added."""
-    return [one for one in _list_state(model._flatten_layers()) if isinstance(one, tf.Tensor)]
+    return [value for value in _list_state(model._flatten_layers()) if isinstance(value, tf.Tensor)]
 
 
 def remember_python(model: Any) -> Callable[[], None]:
@@ -69,7 +69,7 @@ def _list_state(layers: Iterable[Any]) -> list[Any]:
 
 
 def _is_of_libraries(value: Any) -> bool:
-    """Whether all code that a call of this may run belongs to Keras or TensorFlow."""
+    """Whether all code that a call of `value` may run belongs to Keras or TensorFlow."""
     if isinstance(value, _FUNCTIONS):
         return script_frames.find_function_package(getattr(value, "__func__", value)) in LIBRARIES
     if not callable(value):
