@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import ops, settings
+from matex_tf import ops, settings, tags
 from matex_tf.observe import epochs
-from matex_tf.observe.input_costs import InputCost, measure_input
+from matex_tf.observe.input_costs import Data, InputCost, measure_input
 from matex_tf.ops import records
 from matex_tf.runtime import real_files
 from matex_tf.world import world
@@ -37,6 +37,7 @@ LIMIT = 300
 _EVENTS = 1 << 18
 _TOLD = 0.2  # seconds
 _GRADIENTS = 1  # see `ops.count`
+_DATASET = "the dataset of an iterator"
 
 
 def start_measuring(asked: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]) -> Measured:
@@ -71,8 +72,8 @@ class Measured:
         self._is_late = False
         self._called: list[int] = []
         """The end of each step that changed weights, including replicated steps."""
-        self._take_next: Callable[[], bool] | None = None
-        """Takes the next batch of the last source of training; returns False at the end."""
+        self._data: Data | None = None
+        """The data of the last training step."""
         self._are_enough = threading.Event()
         self.input: InputCost | None = None
         self._lock = threading.Lock()
@@ -81,18 +82,24 @@ class Measured:
     def note_step(self, plan: Any) -> None:
         """A step has changed weights. After enough steps the input is measured, and the process ends."""
         self._called.append(records.read_clock())
-        if self._take_next is not None and self._are_enough.is_set():
-            self.input = measure_input(self._take_next)
+        if self._data is not None and self._are_enough.is_set():
+            self.input = measure_input(self._data)
             self.store_steps()
             os._exit(0)
 
-    def note_batch(self, plan: Any, seconds: float, take: Callable[[], Any]) -> None:
+    def note_pass(self, dataset: Any, iterator: Any) -> None:
+        """Eager code begins to iterate over a dataset."""
+        tags.set_tag(iterator._iterator_resource, _DATASET, dataset)
+
+    def note_batch(self, plan: Any, seconds: float, handle: Any) -> None:
         """The batch of a step was taken before its call."""
-        self._take_next = lambda: take() is not None
+        dataset = tags.get_tag(handle, _DATASET)
+        self._data = Data(dataset, lambda: plan.take_batch(handle), lambda one: plan.take_batch(one._iterator_resource))
 
     def note_batch_of_loop(self, iterator: Any, is_over: bool) -> None:
         """Eager code has taken a batch."""
-        self._take_next = lambda: next(iterator, None) is not None
+        dataset = tags.get_tag(iterator._iterator_resource, _DATASET)
+        self._data = Data(dataset, lambda: next(iterator, None), lambda one: next(one, None))
 
     def watch_updates(self) -> None:
         """Wait for enough updates, then end the process."""
@@ -111,7 +118,7 @@ class Measured:
                 are_enough = updates >= self.asked.steps or (late and updates >= LEAST)
                 if self._is_late or is_whole or are_enough:
                     break
-            if are_enough and self.asked.ranks and self._take_next is not None:
+            if are_enough and self.asked.ranks and self._data is not None:
                 self._are_enough.set()
                 time.sleep(INPUT_SECONDS)  # the training thread ends the process
         self.store_steps()
