@@ -299,9 +299,8 @@ def _find_source(dataset: Any) -> Source | None:
 
     if settings.is_asynchronous(settings.get_settings().strategy):
         return None  # ranks train whole batches in turn
-    specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
-    if not all(isinstance(one, tf.TensorSpec) for one in specs):
-        _explain(dataset, f"every rank runs it whole, because of {advice.explain_kept(dataset, [advice.NOT_DENSE])}")
+    if composites := advice.name_composites(dataset.element_spec):
+        _explain(dataset, f"every rank runs it whole, because of {advice.explain_kept(dataset, composites)}")
         return None
     if debug_mode.DEBUG_MODE:
         _explain(dataset, "every rank runs it whole: with enable_debug_mode() its functions are Python")

@@ -6,7 +6,8 @@ elements (`shuffle`, `repeat`, `take`, ...) order tickets as well, with the scri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matex_tf import tags
@@ -81,6 +82,21 @@ def _shuffle(step: Any, tickets: Any) -> Any:
 
 def _assert_cardinality(step: Any, tickets: Any) -> Any:
     return tickets.apply(tf.data.experimental.assert_cardinality(step._expected_cardinality))
+
+
+def zip_tickets(parts: Sequence[Any]) -> tuple[Any, Callable[[Tensors], list[Tensors]]]:
+    """The dataset of the tickets of all parts, with a function from the flat tensors of its ticket to theirs."""
+    sizes = [len(flatten_specs(one.element_spec)) for one in parts]
+    ends = list(itertools.accumulate(sizes))
+
+    def split(ticket: Tensors) -> list[Tensors]:
+        return [ticket[end - size : end] for size, end in zip(sizes, ends)]
+
+    return tf.data.Dataset.zip(tuple(parts)), split
+
+
+def join(lists: Iterable[Iterable[Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(lists))
 
 
 def flatten_specs(spec: Any) -> list[Any]:

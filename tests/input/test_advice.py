@@ -87,6 +87,13 @@ PIPELINES = {
     "AssignAddVariableOp": (lambda _: numbers().map(assign(tf.Variable(0, dtype=tf.int64))).batch(4),
                             lambda _: numbers().enumerate().map(lambda count, number: load(count + number)).batch(4)),
     "elements that are no batches": (lambda _: rows(), lambda _: rows().batch(4)),
+    "ragged elements": (lambda _: rows().batch(4).map(tf.RaggedTensor.from_tensor),
+                        lambda _: numbers().map(lambda number: tf.ragged.range(tf.stack([number, 2])).to_tensor())
+                        .padded_batch(4)),
+    "sparse elements": (lambda _: rows().batch(4).map(tf.sparse.from_dense),
+                        lambda _: rows().map(tf.sparse.from_dense).map(tf.sparse.to_dense).padded_batch(4)),
+    "elements that are no tensors": (lambda _: rows().batch(4).map(tf.experimental.Optional.from_value),
+                                     lambda _: rows().batch(4)),
     "DenseToRagged": (lambda _: rows().map(lambda row: row[: tf.cast(row[0], tf.int32)]).ragged_batch(4),
                       lambda _: rows().map(lambda row: row[: tf.cast(row[0], tf.int32)]).padded_batch(4)),
 }  # fmt: skip
@@ -94,7 +101,9 @@ PIPELINES = {
 
 
 def explain(dataset):
-    return advice.explain_kept(dataset, batch_tickets.find_batches(dataset).kept)
+    """What `--explain` says of causes."""
+    composites = advice.name_composites(dataset.element_spec)
+    return advice.explain_kept(dataset, composites or batch_tickets.find_batches(dataset).kept)
 
 
 @pytest.mark.parametrize("kept", PIPELINES)
