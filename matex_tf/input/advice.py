@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from matex_tf import settings
 from matex_tf.input import pipelines, records, tickets
 from matex_tf.lazy import tf
+from matex_tf.runtime import notes
 from matex_tf.sharding import slice_bounds
+from matex_tf.world import world
 
 _MAPS, _BATCHES = ("Map", "ParallelMap"), ("Batch", "ParallelBatch", "PaddedBatch")
 _SPREADS, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRecord", "TextLine", "FixedLengthRecord")
@@ -44,6 +47,13 @@ OF_OPS = (
 """For each step or type of op (a regular expression, of which the first match counts), its replacement."""
 NO_BATCHES = OF_OPS[0][0]
 _COMPOSITE = {"RaggedTensorSpec": "ragged elements", "SparseTensorSpec": "sparse elements"}
+
+
+def explain(dataset: Any, text: str) -> None:
+    """Print a line on a pipeline, with the setting `explain`."""
+    if settings.get_settings().explain and world.get_world().size > 1:
+        kinds = map(name_step, reversed(slice_bounds.list_pipeline(dataset)))
+        notes.print_note(f"the pipeline {', '.join(kinds)}: {text}")
 
 
 def explain_kept(dataset: Any, kept: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Whole batches for eager code: made in slices and gathered, if that is faster.
 
 Each rank makes the first batch of a dataset whole, and all ranks compare it. The second one is made in slices and
-gathered. Both are timed, and the ranks agree on the faster way.
+gathered. The next two are made in the same ways and timed, and the ranks agree on the faster way.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.input import tickets
+from matex_tf.input import advice, tickets
 from matex_tf.input.shared_batches import Batch, SharedBatches
 from matex_tf.lazy import tf
 from matex_tf.rewrite.sharing import Request, Slice
@@ -20,6 +20,8 @@ from matex_tf.steps import agreement, failures
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
+_TIMED = 4
+"""Batches until the choice; in the first two, functions run for the first time."""
 _PLACE, _WAY = "the next batch of a dataset", "way of whole batches"
 
 
@@ -56,28 +58,32 @@ class Way:
 
     is_open: the choice is still to be made.
     is_shared: ranks gather slices.
+    seconds: of the batches so far, each way in turn.
     """
 
     def __init__(self) -> None:
         self.is_open, self.is_shared = True, True
-        self.alone: float | None = None  # seconds to make one alone
+        self.seconds: list[float] = []
 
 
 def _choose(batch: Batch, way: Way) -> list[Any]:
     batch.source.prepare()
     _find_join(batch)
+    is_gathered = len(way.seconds) % 2 == 1
+    if is_gathered:
+        objects.barrier("the next batch of a dataset, to time it")
     began = time.perf_counter()
-    if way.alone is None:
-        found = batch.take_whole()
-        way.alone = time.perf_counter() - began
-        if not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
-            way.is_open = way.is_shared = False
-        return found
-    found = _put_together(batch)
-    took = time.perf_counter() - began, way.alone
-    everyone = objects.allgather(took, "choosing how batches are made")
-    saved = min(alone for _, alone in everyone) * (1 - 1 / world.get_world().trainers)
-    way.is_open, way.is_shared = False, max(together for together, _ in everyone) < saved
+    found = _put_together(batch) if is_gathered else batch.take_whole()
+    way.seconds.append(time.perf_counter() - began)
+    if len(way.seconds) == 1 and not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
+        way.is_open = way.is_shared = False
+    if len(way.seconds) == _TIMED:
+        everyone = objects.allgather(way.seconds[-2:], "choosing how batches are made")
+        alone, gathered = (one(column) for one, column in zip((min, max), zip(*everyone)))
+        way.is_open, way.is_shared = False, gathered < alone * (1 - 1 / world.get_world().trainers)
+        chosen = "ranks make slices and gather them" if way.is_shared else "every rank makes all rows"
+        times = f"a batch takes a rank {alone * 1e3:.3g} ms to make, and ranks {gathered * 1e3:.3g} ms to gather"
+        advice.explain(batch.source.dataset, f"for batches in eager code {chosen}: {times}")
     return found
 
 
