@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.input import functions
+from matex_tf.input import functions, pipelines
 from matex_tf.lazy import tf
 from matex_tf.sharding.slice_bounds import list_pipeline
 
@@ -46,7 +46,7 @@ def map_dataset(dataset: Any, function: Callable[..., Any], **options: Any) -> A
 
 
 ORDER: dict[str, Callable[[Any, Any], Any]] = {
-    "RepeatDataset": lambda step, tickets: tickets.repeat(step._count),
+    "RepeatDataset": lambda step, tickets: _repeat(step, tickets),
     "TakeDataset": lambda step, tickets: tickets.take(step._count),
     "SkipDataset": lambda step, tickets: tickets.skip(step._count),
     "ShardDataset": lambda step, tickets: tickets.shard(step._num_shards, step._index),
@@ -78,6 +78,15 @@ def _shuffle(step: Any, tickets: Any) -> Any:
         **tickets._flat_structure,
     )
     return dataset_ops._VariantDataset(variant, tickets.element_spec)
+
+
+def _repeat(step: Any, tickets: Any) -> Any:
+    """TensorFlow merges `repeat` with a `shuffle` right before it, which then draws other seeds in later iterations.
+
+    Tickets may lack the step between them in the script: empty options take its place.
+    """
+    is_merged = pipelines.name_kind(step._input_dataset) == "ShuffleDataset"
+    return (tickets if is_merged else tickets.with_options(tf.data.Options())).repeat(step._count)
 
 
 def _assert_cardinality(step: Any, tickets: Any) -> Any:

@@ -102,6 +102,20 @@ PIPELINES = {
     "directory, cache, shuffle": lambda at: from_directory(at).map(rescale).cache().shuffle(9, seed=4).prefetch(AUTO),
     "records, parse, shuffle, batch": lambda at: records(at).map(parse, AUTO).shuffle(9, seed=1).batch(BATCH),
     "records, shuffle, repeat": lambda at: records(at).shuffle(9, seed=1).repeat(2).map(parse, AUTO).batch(BATCH),
+    "shuffle, load, repeat": lambda at: paths(at).shuffle(30, seed=1).map(load, AUTO).repeat(2).batch(BATCH),
+    "shuffle, prefetch, repeat": lambda at: (
+        paths(at).shuffle(9, seed=1).prefetch(2).repeat(2).shuffle(9, seed=2).repeat(2).map(load).batch(BATCH)
+    ),
+    "shuffled batches, map, repeat": lambda at: (
+        paths(at).map(load).batch(BATCH).shuffle(9, seed=1).map(rescale).repeat(2)
+    ),
+    "names, repeat, names": lambda at: (
+        tf.data.Dataset.list_files(str(at / "*" / "*.png"), seed=1)
+        .repeat(2)
+        .map(lambda path: load(path, tf.strings.to_hash_bucket_fast(path, 99)))
+        .repeat(2)
+        .batch(BATCH)
+    ),
     "files, shuffle, load, augment": lambda at: paths(at).shuffle(30, seed=1).map(load, AUTO).map(augment).batch(BATCH),
     "files, load, cache, shuffle": lambda at: paths(at).map(load, AUTO).cache().shuffle(30, seed=1).batch(BATCH),
     "serial map": lambda at: paths(at).map(load).batch(BATCH),
