@@ -15,10 +15,13 @@ from matex_tf.world import world
 
 _MAPS, _BATCHES = ("Map", "ParallelMap"), ("Batch", "ParallelBatch", "PaddedBatch")
 _SPREADS, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRecord", "TextLine", "FixedLengthRecord")
+_UNINDEXED = ("Csv", "Load", "Sql")
+"""Steps that read files whose records are not indexed."""
 
 OF_STEPS = (
     ("a generator", "`Dataset.range(n)` and a map that makes element i"),
     ("a cache in a file", "`cache()` in memory, or `matex_tf.readers.DataSet`"),
+    ("Csv", "`TextLineDataset`, and `tf.io.decode_csv` in a map"),
     ("Filter", "`filter` of names or indices, before the first map; or rows with a weight of 0"),
     ("Batch|ParallelBatch|PaddedBatch", "one `batch`, and maps of rows before it"),
     ("Unbatch|Rebatch|Window|GroupByWindow", "maps of rows behind this step"),
@@ -124,7 +127,7 @@ def _is_work(step: Any) -> bool:
     kind = name_step(step)
     if kind in _SPREADS:
         return any(re.search("Map|TFRecord|TextLine|FixedLength|ReadFile", one) for one in _list_types(step))
-    return kind in (*_MAPS, *_READERS)
+    return kind in (*_MAPS, *_READERS, *_UNINDEXED)
 
 
 def _list_types(step: Any) -> list[str]:

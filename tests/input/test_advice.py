@@ -38,13 +38,15 @@ def draw(seed, row):
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
-    """Names of a file of records, compressed and not."""
+    """Names of files of records, compressed and not, and of a file of lines."""
     found = {}
     for kind in ("GZIP", ""):
         found[kind] = str(tmp_path_factory.mktemp("records") / "rows.tfrecord")
         with tf.io.TFRecordWriter(found[kind], tf.io.TFRecordOptions(kind)) as writer:
             for row in generate():
                 writer.write(row.tobytes())
+    found["csv"] = str(tmp_path_factory.mktemp("lines") / "rows.csv")
+    np.savetxt(found["csv"], list(generate()), delimiter=",")
     return found
 
 
@@ -54,6 +56,14 @@ def parse(record):
 
 def read(names, kind=""):
     return tf.data.TFRecordDataset(names[kind], kind).map(parse).batch(4)
+
+
+def stack(*row):
+    return tf.stack(row)
+
+
+def split(line):
+    return tf.stack(tf.io.decode_csv(line, [0.0] * 3))
 
 
 def assign(counter):
@@ -75,6 +85,8 @@ PIPELINES = {
     "Interleave": (lambda _: numbers().interleave(lambda one: tf.data.Dataset.range(one).map(load)).batch(4),
                    lambda _: numbers().interleave(tf.data.Dataset.range).map(load).batch(4)),
     "TFRecord": (lambda names: read(names, "GZIP"), read),
+    "Csv": (lambda names: tf.data.experimental.CsvDataset(names["csv"], [0.0] * 3).map(stack).batch(4),
+            lambda names: tf.data.TextLineDataset(names["csv"]).map(split).batch(4)),
     "a map of padded batches": (lambda _: rows().map(lambda row: row[: tf.cast(row[0], tf.int32)])
                                 .padded_batch(4).map(lambda batch: 2 * batch),
                                 lambda _: rows().map(lambda row: 2 * row[: tf.cast(row[0], tf.int32)]).padded_batch(4)),
