@@ -6,15 +6,15 @@ gathered. The next two are made in the same ways and timed, and the ranks agree 
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
-from matex_tf import tags
+from matex_tf import ops, tags
 from matex_tf.input import advice, tickets
 from matex_tf.input.shared_batches import Batch, SharedBatches
 from matex_tf.lazy import tf
 from matex_tf.rewrite.sharing import Request, Slice
-from matex_tf.runtime import objects
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import agreement, failures
 from matex_tf.steps.exchanger import RankExchanger
@@ -34,13 +34,15 @@ def take_whole(shared: SharedBatches) -> Any:
     source = shared.source
     if not agreement.is_watched():
         return tickets.pack(source.spec, shared.take().take_whole())
+    way = tags.get_or_make_tag(source, _WAY, Way)
+    way.taken += 1
     with failures.fail_together(_PLACE):
         try:
             batch = shared.take()
         except tf.errors.OutOfRangeError as error:
             end = error
         else:
-            return tickets.pack(source.spec, _take(batch, tags.get_or_make_tag(source, _WAY, Way)))
+            return tickets.pack(source.spec, _take(batch, way))
     raise end
 
 
@@ -58,29 +60,30 @@ class Way:
 
     is_open: the choice is still to be made.
     is_shared: ranks gather slices.
-    seconds: of the batches so far, each way in turn.
+    taken: how often a batch was taken. A batch that fails on one rank counts on all, so that ranks keep in step.
+    seconds: of the last batch that a rank made whole, and of the last one that ranks gathered.
     """
 
     def __init__(self) -> None:
-        self.is_open, self.is_shared = True, True
-        self.seconds: list[float] = []
+        self.is_open, self.is_shared, self.taken = True, True, 0
+        self.seconds = [math.inf, math.inf]
 
 
 def _choose(batch: Batch, way: Way) -> list[Any]:
     batch.source.prepare()
     _find_join(batch)
-    is_gathered = len(way.seconds) % 2 == 1
+    is_gathered = way.taken % 2 == 0
     if is_gathered:
-        objects.barrier("the next batch of a dataset, to time it")
+        ops.allreduce(tf.zeros([]), "sum", _PLACE)  # ranks begin together
     began = time.perf_counter()
     found = _put_together(batch) if is_gathered else batch.take_whole()
-    way.seconds.append(time.perf_counter() - began)
-    if len(way.seconds) == 1 and not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
+    way.seconds[is_gathered] = time.perf_counter() - began
+    if way.taken == 1 and not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
         way.is_open = way.is_shared = False
-    if len(way.seconds) == _TIMED:
-        everyone = objects.allgather(way.seconds[-2:], "choosing how batches are made")
-        alone, gathered = (one(column) for one, column in zip((min, max), zip(*everyone)))
-        way.is_open, way.is_shared = False, gathered < alone * (1 - 1 / world.get_world().trainers)
+    if is_gathered and way.taken >= _TIMED:
+        everyone = ops.allgather(tf.constant([way.seconds], tf.float64), _PLACE).numpy()
+        alone, gathered = everyone[:, 0].min(), everyone[:, 1].max()
+        way.is_open, way.is_shared = False, bool(gathered < alone * (1 - 1 / world.get_world().trainers))
         chosen = "ranks make slices and gather them" if way.is_shared else "every rank makes all rows"
         times = f"a batch takes a rank {alone * 1e3:.3g} ms to make, and ranks {gathered * 1e3:.3g} ms to gather"
         advice.explain(batch.source.dataset, f"for batches in eager code {chosen}: {times}")
