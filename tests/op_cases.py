@@ -228,6 +228,11 @@ def _drawn_for_rows(x, image):
             for rows in (x, image) for dtype in (tf.float32, tf.float64)]  # fmt: skip
 
 
+def _drawn_once(x):
+    """A single number for the rows of a batch, which may have a fixed number of rows."""
+    return x * tf.random.stateless_uniform([], [1, 2], dtype=tf.float64)
+
+
 def _fixed_draws(x):
     shape, seed, rate = tf.constant([2]), tf.constant([1, 2]), tf.constant([1.5, 2.0])
     key, counter = raw("StatelessRandomGetKeyCounter", seed)
@@ -500,6 +505,7 @@ CASES: list[tuple[str, Callable]] = [
     ("TensorListReserve TensorListFromTensor TensorListGetItem TensorListSetItem TensorListStack", _recurrent),
     ("EmptyTensorList TensorListPushBack TensorListPopBack TensorListLength TensorListElementShape", _listed),
     ("StatelessRandomUniformV2 StatelessRandomNormalV2", _drawn_for_rows),
+    ("StatelessRandomUniformV2", _drawn_once),
     # random numbers, of seeds or not: these run, and are not compared
     ("""RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt StatelessRandomUniform StatelessRandomNormal
      StatelessTruncatedNormal StatelessRandomUniformInt StatelessRandomUniformV2 StatelessRandomNormalV2

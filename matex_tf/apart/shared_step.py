@@ -93,7 +93,7 @@ class SharedStep:
 
     def take_batch(self, iterator: Any) -> list[Any] | None:
         """The next batch of an iterator; None at its end."""
-        batch = self.plan.take_batch([iterator._iterator_resource])
+        batch = self.plan.take_batch(iterator._iterator_resource)
         return None if batch is None else batch.take_whole()
 
     def call(self, iterator: Any, batch: Sequence[Any]) -> Any:

@@ -6,15 +6,22 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from matex_tf import settings
 from matex_tf.input import pipelines, records, tickets
+from matex_tf.lazy import tf
+from matex_tf.runtime import notes
 from matex_tf.sharding import slice_bounds
+from matex_tf.world import world
 
 _MAPS, _BATCHES = ("Map", "ParallelMap"), ("Batch", "ParallelBatch", "PaddedBatch")
 _SPREADS, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRecord", "TextLine", "FixedLengthRecord")
+_UNINDEXED = ("Csv", "Load", "Sql")
+"""Steps that read files whose records are not indexed."""
 
 OF_STEPS = (
     ("a generator", "`Dataset.range(n)` and a map that makes element i"),
     ("a cache in a file", "`cache()` in memory, or `matex_tf.readers.DataSet`"),
+    ("Csv", "`TextLineDataset`, and `tf.io.decode_csv` in a map"),
     ("Filter", "`filter` of names or indices, before the first map; or rows with a weight of 0"),
     ("Batch|ParallelBatch|PaddedBatch", "one `batch`, and maps of rows before it"),
     ("Unbatch|Rebatch|Window|GroupByWindow", "maps of rows behind this step"),
@@ -26,8 +33,10 @@ OF_STEPS = (
     (".*", "this step over names or indices, before the first map"),
 )
 OF_OPS = (
-    ("elements that are no dense tensors", "a map by `to_tensor` or `tf.sparse.to_dense`, or `padded_batch`"),
     ("elements that are no batches", "`batch` behind the map"),
+    ("ragged elements", "a map of rows by `to_tensor`, and `padded_batch`"),
+    ("sparse elements", "a map of rows by `tf.sparse.to_dense`, and `padded_batch`"),
+    ("elements that are no tensors", "maps that give tensors"),
     ("a map of padded batches", "a map of rows, before `padded_batch`"),
     ("a map .*", "a map of rows, before `batch`; or the model does it"),
     ("PyFunc|EagerPyFunc", "ops of TensorFlow; or `tf.numpy_function(..., stateful=False)`, if it keeps no state"),
@@ -39,7 +48,15 @@ OF_OPS = (
     (".*", "ops without effects"),
 )
 """For each step or type of op (a regular expression, of which the first match counts), its replacement."""
-NOT_DENSE, NO_BATCHES = OF_OPS[0][0], OF_OPS[1][0]
+NO_BATCHES = OF_OPS[0][0]
+_COMPOSITE = {"RaggedTensorSpec": "ragged elements", "SparseTensorSpec": "sparse elements"}
+
+
+def explain(dataset: Any, text: str) -> None:
+    """Print a line on a pipeline, with the setting `explain`."""
+    if settings.get_settings().explain and world.get_world().size > 1:
+        kinds = map(name_step, reversed(slice_bounds.list_pipeline(dataset)))
+        notes.print_note(f"the pipeline {', '.join(kinds)}: {text}")
 
 
 def explain_kept(dataset: Any, kept: Sequence[str]) -> str:
@@ -56,6 +73,13 @@ def explain_kept(dataset: Any, kept: Sequence[str]) -> str:
         told.append(f"{name} with all before it ({why + '; ' if why else ''}instead: {find_advice(step, OF_STEPS)})")
     told += [f"{one} (instead: {find_advice(one, OF_OPS)})" for one in sorted(set(parts))]
     return ", ".join(told)
+
+
+def name_composites(spec: Any) -> list[str]:
+    """The kinds of components of an element, of this spec, that ranks do not slice: all but dense tensors."""
+    components = tf.nest.flatten(spec, expand_composites=False)
+    types = {type(one).__name__ for one in components if not isinstance(one, tf.TensorSpec)}
+    return sorted({_COMPOSITE.get(name, "elements that are no tensors") for name in types})
 
 
 def find_advice(kept: str, instead: Sequence[tuple[str, str]]) -> str:
@@ -79,9 +103,9 @@ def _list_steps(dataset: Any, are_rows: bool) -> Iterator[str]:
         yield from _list_steps(dataset._input_dataset, are_rows)
     elif kind in _BATCHES and not are_rows:
         yield from _list_steps(dataset._input_dataset, True)
-    elif kind == "Zip" and are_rows:
+    elif kind == "Zip":
         for one in dataset._inputs():
-            yield from _list_steps(one, True)
+            yield from _list_steps(one, are_rows)
     elif kind == "FlatMap" and "GeneratorDataset" in _list_types(dataset):
         yield "a generator"
     elif (why := records.why_not(dataset)) not in ("", records.NO_RECORDS):
@@ -103,7 +127,7 @@ def _is_work(step: Any) -> bool:
     kind = name_step(step)
     if kind in _SPREADS:
         return any(re.search("Map|TFRecord|TextLine|FixedLength|ReadFile", one) for one in _list_types(step))
-    return kind in (*_MAPS, *_READERS)
+    return kind in (*_MAPS, *_READERS, *_UNINDEXED)
 
 
 def _list_types(step: Any) -> list[str]:

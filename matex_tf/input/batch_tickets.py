@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,11 +22,13 @@ from matex_tf.input.tickets import (
     flatten_element,
     flatten_specs,
     is_in_memory,
+    join,
     map_dataset,
     name_digest,
     open_rows,
     pack,
     reads_changing,
+    zip_tickets,
 )
 from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
@@ -75,6 +78,8 @@ def _find_batches(dataset: Any) -> Batches:
         return _map_batches(dataset)
     if kind == "CacheDataset" and is_in_memory(dataset):
         return _cache_batches(dataset)
+    if kind == "ZipDataset":
+        return _zip_batches(dataset)
     return _make_batch_leaf(dataset)
 
 
@@ -116,6 +121,26 @@ def _cache_batches(dataset: Any) -> Batches:
         count_rows=lambda ticket: inner.count_rows(ticket[1:]),
         digest=lambda ticket: inner.digest(ticket[1:]),
     )
+
+
+def _zip_batches(dataset: Any) -> Batches:
+    parts = [find_batches(one) for one in tf.nest.flatten(dataset._datasets)]
+    tickets, split = zip_tickets([one.tickets for one in parts])
+    starts = itertools.accumulate((len(one.are_rows) for one in parts), initial=0)
+
+    def count(ticket: Tensors) -> Tensors:
+        return join(one.count_rows(own) for one, own in zip(parts, split(ticket)))
+
+    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+        return join(one.take(own, batch_slice) for one, own in zip(parts, split(ticket)))
+
+    def digest(ticket: Tensors) -> Any:
+        return digest_tensors([one.digest(own) for one, own in zip(parts, split(ticket))])
+
+    are_rows, is_work = join(one.are_rows for one in parts), any(one.is_work for one in parts)
+    pads = {start + at: value for one, start in zip(parts, starts) for at, value in one.pads.items()}
+    kept, files, caches = (tuple(join(getattr(one, name) for one in parts)) for name in ("kept", "files", "caches"))
+    return Batches(tickets, count, take, digest, are_rows, dataset.element_spec, is_work, kept, pads, files, caches)
 
 
 def _batch(dataset: Any) -> Batches:

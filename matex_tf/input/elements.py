@@ -21,9 +21,11 @@ from matex_tf.input.tickets import (
     flatten_element,
     flatten_specs,
     is_in_memory,
+    join,
     map_dataset,
     name_digest,
     reads_changing,
+    zip_tickets,
 )
 from matex_tf.lazy import tf
 
@@ -158,14 +160,12 @@ def _cache_elements(dataset: Any) -> Elements:
 
 def _zip_elements(dataset: Any) -> Elements:
     parts = [find_elements(one) for one in tf.nest.flatten(dataset._datasets)]
-    sizes = [len(flatten_specs(one.tickets.element_spec)) for one in parts]
-    starts = [sum(sizes[:at]) for at in range(len(sizes))]
+    tickets, split = zip_tickets([one.tickets for one in parts])
+    numbers = split(list(range(len(flatten_specs(tickets.element_spec)))))
 
     def work(ticket: Tensors) -> Tensors:
-        made = [one.work(ticket[at : at + size]) for one, at, size in zip(parts, starts, sizes)]
-        return [tensor for part in made for tensor in part]
+        return join(one.work(own) for one, own in zip(parts, split(ticket)))
 
-    passed = [None if at is None else at + start for one, start in zip(parts, starts) for at in one.passed]
-    tickets = tf.data.Dataset.zip(tuple(one.tickets for one in parts))
-    kept = tuple(tuple(each for one in parts for each in getattr(one, name)) for name in ("kept", "files", "caches"))
+    passed = [None if at is None else own[at] for one, own in zip(parts, numbers) for at in one.passed]
+    kept = (tuple(join(getattr(one, name) for one in parts)) for name in ("kept", "files", "caches"))
     return Elements(tickets, work, passed, dataset.element_spec, any(one.is_work for one in parts), *kept)

@@ -19,7 +19,7 @@ from matex_tf.lazy import tf
 from matex_tf.ops import deal_rows
 from matex_tf.rewrite.sharing import Slice
 from matex_tf.rewrite.sources import find_components
-from matex_tf.runtime import notes, objects
+from matex_tf.runtime import objects
 from matex_tf.sharding import slice_bounds
 from matex_tf.steps import batches
 from matex_tf.world import world
@@ -31,11 +31,11 @@ _AHEAD = 2
 class Source:
     """A dataset whose batches ranks make in slices.
 
-    spec: of its elements. batches: its tickets and work.
+    dataset: the script's. spec: of its elements. batches: its tickets and work.
     """
 
     def __init__(self, dataset: Any, made: batch_tickets.Batches):
-        self.spec, self.batches = dataset.element_spec, made
+        self.dataset, self.spec, self.batches = dataset, dataset.element_spec, made
         self.batch_specs = tickets.flatten_specs(self.spec)
         # TensorFlow's optimizer fails on some datasets that functions of pipelines make.
         options = tf.data.Options()
@@ -299,32 +299,25 @@ def _find_source(dataset: Any) -> Source | None:
 
     if settings.is_asynchronous(settings.get_settings().strategy):
         return None  # ranks train whole batches in turn
-    specs = tf.nest.flatten(dataset.element_spec, expand_composites=False)
-    if not all(isinstance(one, tf.TensorSpec) for one in specs):
-        _explain(dataset, f"every rank runs it whole, because of {advice.explain_kept(dataset, [advice.NOT_DENSE])}")
+    if composites := advice.name_composites(dataset.element_spec):
+        advice.explain(dataset, f"every rank runs it whole, because of {advice.explain_kept(dataset, composites)}")
         return None
     if debug_mode.DEBUG_MODE:
-        _explain(dataset, "every rank runs it whole: with enable_debug_mode() its functions are Python")
+        advice.explain(dataset, "every rank runs it whole: with enable_debug_mode() its functions are Python")
         return None
     if conflict := functions.tell_conflict(dataset):
-        _explain(dataset, f"every rank runs it whole: it has {conflict}")
+        advice.explain(dataset, f"every rank runs it whole: it has {conflict}")
         return None
     made = batch_tickets.find_batches(dataset)
     kept = advice.explain_kept(dataset, made.kept)
     rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
     if not made.is_work or not any(rows) or rows != made.are_rows:
         why = f", because of {kept}" if kept else ": it has no map of rows"
-        _explain(dataset, f"every rank runs it whole{why}")
+        advice.explain(dataset, f"every rank runs it whole{why}")
         return None
     if not filled_caches.may_share(dataset, made.caches):
-        _explain(dataset, f"every rank runs it whole, because of {filled_caches.CONFLICT}")
+        advice.explain(dataset, f"every rank runs it whole, because of {filled_caches.CONFLICT}")
         return None
     whole = f"; every rank runs, in the order of the script: {kept}" if kept else ""
-    _explain(dataset, f"each rank reads and computes its rows of every batch{whole}")
+    advice.explain(dataset, f"each rank reads and computes its rows of every batch{whole}")
     return Source(dataset, made)
-
-
-def _explain(dataset: Any, text: str) -> None:
-    if settings.get_settings().explain and world.get_world().size > 1:
-        kinds = map(advice.name_step, reversed(slice_bounds.list_pipeline(dataset)))
-        notes.print_note(f"the pipeline {', '.join(kinds)}: {text}")

@@ -6,11 +6,12 @@ elements (`shuffle`, `repeat`, `take`, ...) order tickets as well, with the scri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.input import functions
+from matex_tf.input import functions, pipelines
 from matex_tf.lazy import tf
 from matex_tf.sharding.slice_bounds import list_pipeline
 
@@ -45,7 +46,7 @@ def map_dataset(dataset: Any, function: Callable[..., Any], **options: Any) -> A
 
 
 ORDER: dict[str, Callable[[Any, Any], Any]] = {
-    "RepeatDataset": lambda step, tickets: tickets.repeat(step._count),
+    "RepeatDataset": lambda step, tickets: _repeat(step, tickets),
     "TakeDataset": lambda step, tickets: tickets.take(step._count),
     "SkipDataset": lambda step, tickets: tickets.skip(step._count),
     "ShardDataset": lambda step, tickets: tickets.shard(step._num_shards, step._index),
@@ -79,8 +80,32 @@ def _shuffle(step: Any, tickets: Any) -> Any:
     return dataset_ops._VariantDataset(variant, tickets.element_spec)
 
 
+def _repeat(step: Any, tickets: Any) -> Any:
+    """TensorFlow merges `repeat` with a `shuffle` right before it, which then draws other seeds in later iterations.
+
+    Tickets may lack the step between them in the script: empty options take its place.
+    """
+    is_merged = pipelines.name_kind(step._input_dataset) == "ShuffleDataset"
+    return (tickets if is_merged else tickets.with_options(tf.data.Options())).repeat(step._count)
+
+
 def _assert_cardinality(step: Any, tickets: Any) -> Any:
     return tickets.apply(tf.data.experimental.assert_cardinality(step._expected_cardinality))
+
+
+def zip_tickets(parts: Sequence[Any]) -> tuple[Any, Callable[[Tensors], list[Tensors]]]:
+    """The dataset of the tickets of all parts, with a function from the flat tensors of its ticket to theirs."""
+    sizes = [len(flatten_specs(one.element_spec)) for one in parts]
+    ends = list(itertools.accumulate(sizes))
+
+    def split(ticket: Tensors) -> list[Tensors]:
+        return [ticket[end - size : end] for size, end in zip(sizes, ends)]
+
+    return tf.data.Dataset.zip(tuple(parts)), split
+
+
+def join(lists: Iterable[Iterable[Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(lists))
 
 
 def flatten_specs(spec: Any) -> list[Any]:

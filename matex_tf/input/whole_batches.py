@@ -1,25 +1,27 @@
 """Whole batches for eager code: made in slices and gathered, if that is faster.
 
 Each rank makes the first batch of a dataset whole, and all ranks compare it. The second one is made in slices and
-gathered. Both are timed, and the ranks agree on the faster way.
+gathered. The next two are made in the same ways and timed, and the ranks agree on the faster way.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
-from matex_tf import tags
-from matex_tf.input import tickets
+from matex_tf import ops, tags
+from matex_tf.input import advice, tickets
 from matex_tf.input.shared_batches import Batch, SharedBatches
 from matex_tf.lazy import tf
 from matex_tf.rewrite.sharing import Request, Slice
-from matex_tf.runtime import objects
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import agreement, failures
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
+_TIMED = 4
+"""Batches until the choice; in the first two, functions run for the first time."""
 _PLACE, _WAY = "the next batch of a dataset", "way of whole batches"
 
 
@@ -32,13 +34,15 @@ def take_whole(shared: SharedBatches) -> Any:
     source = shared.source
     if not agreement.is_watched():
         return tickets.pack(source.spec, shared.take().take_whole())
+    way = tags.get_or_make_tag(source, _WAY, Way)
+    way.taken += 1
     with failures.fail_together(_PLACE):
         try:
             batch = shared.take()
         except tf.errors.OutOfRangeError as error:
             end = error
         else:
-            return tickets.pack(source.spec, _take(batch, tags.get_or_make_tag(source, _WAY, Way)))
+            return tickets.pack(source.spec, _take(batch, way))
     raise end
 
 
@@ -56,28 +60,33 @@ class Way:
 
     is_open: the choice is still to be made.
     is_shared: ranks gather slices.
+    taken: how often a batch was taken. A batch that fails on one rank counts on all, so that ranks keep in step.
+    seconds: of the last batch that a rank made whole, and of the last one that ranks gathered.
     """
 
     def __init__(self) -> None:
-        self.is_open, self.is_shared = True, True
-        self.alone: float | None = None  # seconds to make one alone
+        self.is_open, self.is_shared, self.taken = True, True, 0
+        self.seconds = [math.inf, math.inf]
 
 
 def _choose(batch: Batch, way: Way) -> list[Any]:
     batch.source.prepare()
     _find_join(batch)
+    is_gathered = way.taken % 2 == 0
+    if is_gathered:
+        ops.allreduce(tf.zeros([]), "sum", _PLACE)  # ranks begin together
     began = time.perf_counter()
-    if way.alone is None:
-        found = batch.take_whole()
-        way.alone = time.perf_counter() - began
-        if not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
-            way.is_open = way.is_shared = False
-        return found
-    found = _put_together(batch)
-    took = time.perf_counter() - began, way.alone
-    everyone = objects.allgather(took, "choosing how batches are made")
-    saved = min(alone for _, alone in everyone) * (1 - 1 / world.get_world().trainers)
-    way.is_open, way.is_shared = False, max(together for together, _ in everyone) < saved
+    found = _put_together(batch) if is_gathered else batch.take_whole()
+    way.seconds[is_gathered] = time.perf_counter() - began
+    if way.taken == 1 and not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
+        way.is_open = way.is_shared = False
+    if is_gathered and way.taken >= _TIMED:
+        everyone = ops.allgather(tf.constant([way.seconds], tf.float64), _PLACE).numpy()
+        alone, gathered = everyone[:, 0].min(), everyone[:, 1].max()
+        way.is_open, way.is_shared = False, bool(gathered < alone * (1 - 1 / world.get_world().trainers))
+        chosen = "ranks make slices and gather them" if way.is_shared else "every rank makes all rows"
+        times = f"a batch takes a rank {alone * 1e3:.3g} ms to make, and ranks {gathered * 1e3:.3g} ms to gather"
+        advice.explain(batch.source.dataset, f"for batches in eager code {chosen}: {times}")
     return found
 
 

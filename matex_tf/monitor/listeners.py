@@ -36,6 +36,7 @@ def start_listening(find_call: Callable[[Any], int | None]) -> None:
 def listen_for(measured: measured_steps.Measured) -> None:
     """Connect the measurements of a process that `matex plan` measures."""
     events.step_trained.add_listener(measured.note_step)
+    events.pass_begins.add_listener(measured.note_pass)
     events.batch_taken.add_listener(measured.note_batch)
     events.batch_given.add_listener(measured.note_batch_of_loop)
     events.training_begins.add_listener(epochs.begin_fit)

@@ -64,7 +64,7 @@ def give_batch(iterator: Any, is_over: bool) -> None:
         end_epoch()
 
 
-def take_batch(plan: Any, seconds: float, take: Any) -> None:
+def take_batch(plan: Any, seconds: float, handle: Any) -> None:
     """Called when the batch of a step was taken before the step's call."""
     global _waited_seconds
     _waited_seconds += seconds

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _MOST, _SECONDS = 8, 3.0
 """Limits of the number of batches and of the seconds."""
@@ -21,23 +22,56 @@ class InputCost:
     bytes: float
 
 
-def measure_input(take: Callable[[], bool]) -> InputCost | None:
-    """The mean cost of the next batches, including prefetching; None if there are none.
-
-    A pipeline with prefetching is full whenever this process is idle. From one idle moment to the next, with one batch
-    taken between them, it processes exactly one batch.
+class Data:
+    """The data of training, in a pass over them.
 
     Args:
-        take: takes the next batch; returns False at the end of the data.
+        dataset: the data, to begin another pass; None if that is impossible.
+        take: takes the next batch of this pass; None at its end.
+        take_from: takes the next batch of an iterator of `dataset`; None at its end.
     """
+
+    def __init__(self, dataset: Any, take: Callable[[], Any], take_from: Callable[[Any], Any]):
+        self.dataset, self.take, self._take_from = dataset, take, take_from
+
+    def start_over(self) -> None:
+        """Begin another pass."""
+        iterator = iter(self.dataset)
+        self.take = lambda: self._take_from(iterator)
+
+
+def measure_input(data: Data) -> InputCost | None:
+    """The mean cost of batches, including prefetching; None if there are none.
+
+    A pipeline with prefetching is full whenever this process is idle. From one idle moment to the next, with one batch
+    taken between them, it processes exactly one batch, unless the pass ends soon. Then the next pass is measured. If it
+    ends as soon, it is measured from its very beginning: a whole pass processes exactly its batches.
+    """
+    cost, is_over = _measure_batches(data, False)
+    if is_over and data.dataset is not None:
+        cost, _ = _measure_batches(data, True)
+    return cost
+
+
+def _measure_batches(data: Data, starts_over: bool) -> tuple[InputCost | None, bool]:
+    """The mean cost of the next batches, and whether the pass has ended."""
+    began = _count_used()
+    if starts_over:
+        data.start_over()
     _await_idle()
-    until, cpu, read, count = time.monotonic() + _SECONDS, time.process_time(), count_read_bytes(), 0
-    while count < _MOST and time.monotonic() < until and take():
-        count += 1
+    full, until, count, is_over = _count_used(), time.monotonic() + _SECONDS, 0, False
+    while count < _MOST and time.monotonic() < until and not is_over:
+        is_over = data.take() is None
+        count += not is_over
         _await_idle()
     if not count:
-        return None
-    return InputCost((time.process_time() - cpu) / count, (count_read_bytes() - read) / count)
+        return None, is_over
+    before = began if starts_over and is_over else full
+    return InputCost(*((used - used_before) / count for used, used_before in zip(_count_used(), before))), is_over
+
+
+def _count_used() -> tuple[float, int]:
+    return time.process_time(), count_read_bytes()
 
 
 def _await_idle() -> None:

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf import ops, settings
+from matex_tf import ops, settings, tags
 from matex_tf.observe import epochs
-from matex_tf.observe.input_costs import InputCost, measure_input
+from matex_tf.observe.input_costs import Data, InputCost, measure_input
 from matex_tf.ops import records
 from matex_tf.runtime import real_files
 from matex_tf.world import world
@@ -38,6 +38,7 @@ LIMIT = 300
 _MAX_EVENTS = 1 << 18
 _MIN_SECONDS = 0.2  # of the measurement of cores
 _GRADIENTS = 1  # see `ops.count_completed`
+_DATASET = "the dataset of an iterator"
 
 
 def start_measuring(phantom: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]) -> Measured:
@@ -75,8 +76,8 @@ class Measured:
         """Whether the process is ended for its time limit."""
         self._step_ends: list[int] = []
         """The end of each step that changed weights, including replicated steps."""
-        self._take_next: Callable[[], bool] | None = None
-        """Takes the next batch of the last source of training; returns False at the end."""
+        self._data: Data | None = None
+        """The data of the last training step."""
         self._has_enough = threading.Event()
         """Enough updates are recorded: the training thread should measure the input."""
         self.input: InputCost | None = None
@@ -86,18 +87,24 @@ class Measured:
     def note_step(self, plan: Any) -> None:
         """A step has changed weights. After enough steps the input is measured, and the process ends."""
         self._step_ends.append(records.read_clock())
-        if self._take_next is not None and self._has_enough.is_set():
-            self.input = measure_input(self._take_next)
+        if self._data is not None and self._has_enough.is_set():
+            self.input = measure_input(self._data)
             self.store_steps()
             os._exit(0)
 
-    def note_batch(self, plan: Any, seconds: float, take: Callable[[], Any]) -> None:
+    def note_pass(self, dataset: Any, iterator: Any) -> None:
+        """Eager code begins to iterate over a dataset."""
+        tags.set_tag(iterator._iterator_resource, _DATASET, dataset)
+
+    def note_batch(self, plan: Any, seconds: float, handle: Any) -> None:
         """The batch of a step was taken before its call."""
-        self._take_next = lambda: take() is not None
+        dataset = tags.get_tag(handle, _DATASET)
+        self._data = Data(dataset, lambda: plan.take_batch(handle), lambda one: plan.take_batch(one._iterator_resource))
 
     def note_batch_of_loop(self, iterator: Any, is_over: bool) -> None:
         """Eager code has taken a batch."""
-        self._take_next = lambda: next(iterator, None) is not None
+        dataset = tags.get_tag(iterator._iterator_resource, _DATASET)
+        self._data = Data(dataset, lambda: next(iterator, None), lambda one: next(one, None))
 
     def watch_updates(self) -> None:
         """Wait for enough updates, then end the process."""
@@ -116,7 +123,7 @@ class Measured:
                 has_enough = updates >= self.phantom.steps or (is_over_time and updates >= LEAST)
                 if self._is_late or is_replicated or has_enough:
                     break
-            if has_enough and self.phantom.ranks and self._take_next is not None:
+            if has_enough and self.phantom.ranks and self._data is not None:
                 self._has_enough.set()
                 time.sleep(INPUT_SECONDS)  # the training thread measures the input and ends the process
         self.store_steps()

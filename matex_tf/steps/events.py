@@ -73,9 +73,9 @@ batch_wanted = Event()
 batch_given = Event()
 """(iterator, is_over): eager code has the batch, or the data have ended."""
 batch_taken = Event()
-"""(plan, seconds, take): the batch of a call has been taken before the call, after a wait of so many seconds.
+"""(plan, seconds, handle): the batch of a call has been taken before the call, after a wait of so many seconds.
 
-`take` takes the next batch of the same data: a `batches.Batch`, or None at the end.
+`handle` stands for the iterator; `plan.take_batch` takes its next batch.
 """
 figures_told = Event()
 """(model, logs): the callbacks are about to be told the end of an epoch; a listener may change `logs`."""

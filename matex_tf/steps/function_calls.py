@@ -7,7 +7,6 @@ a new one if there is none. Then all ranks compute the call by the plan, or ever
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -129,12 +128,12 @@ def _unpack_inputs(traced: Any, arguments: Arguments) -> list[Any]:
 
 
 def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
-    began = time.perf_counter()
+    began, handle = time.perf_counter(), plan.find_iterator(inputs)
     try:
-        batch = plan.take_batch(inputs)
+        batch = plan.take_batch(handle)
     except tf.errors.OpError as error:  # an error of the pipeline, possibly on this rank alone
         return LostBatch(error)
-    events.batch_taken(plan, time.perf_counter() - began, functools.partial(plan.take_batch, inputs))
+    events.batch_taken(plan, time.perf_counter() - began, handle)
     return batch
 
 

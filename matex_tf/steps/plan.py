@@ -288,9 +288,12 @@ class StepPlan:
         """The tensors that a copy takes for tensors that stand for iterators and datasets with these feeds."""
         return [handle if feed is None else feed.find_handle(handle) for handle, feed in zip(handles, feeds)]
 
-    def take_batch(self, inputs: Sequence[Any]) -> Batch | None:
-        """The batch of a call with these tensors, if it is taken before the call; None at the end of the data."""
-        handle = [*inputs, *self.traced.captured_inputs][self._find_handle(self.source)]
+    def find_iterator(self, inputs: Sequence[Any]) -> Any:
+        """The tensor that stands for the iterator whose batch is taken before a call with these tensors."""
+        return [*inputs, *self.traced.captured_inputs][self._find_handle(self.source)]
+
+    def take_batch(self, handle: Any) -> Batch | None:
+        """The next batch of the iterator of this handle, before a call; None at the end of the data."""
         try:
             shared: SharedBatches | None = find_shared_batches(handle)
             if shared is not None:

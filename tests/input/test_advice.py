@@ -38,13 +38,15 @@ def draw(seed, row):
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
-    """Names of a file of records, compressed and not."""
+    """Names of files of records, compressed and not, and of a file of lines."""
     found = {}
     for kind in ("GZIP", ""):
         found[kind] = str(tmp_path_factory.mktemp("records") / "rows.tfrecord")
         with tf.io.TFRecordWriter(found[kind], tf.io.TFRecordOptions(kind)) as writer:
             for row in generate():
                 writer.write(row.tobytes())
+    found["csv"] = str(tmp_path_factory.mktemp("lines") / "rows.csv")
+    np.savetxt(found["csv"], list(generate()), delimiter=",")
     return found
 
 
@@ -54,6 +56,14 @@ def parse(record):
 
 def read(names, kind=""):
     return tf.data.TFRecordDataset(names[kind], kind).map(parse).batch(4)
+
+
+def stack(*row):
+    return tf.stack(row)
+
+
+def split(line):
+    return tf.stack(tf.io.decode_csv(line, [0.0] * 3))
 
 
 def assign(counter):
@@ -75,6 +85,8 @@ PIPELINES = {
     "Interleave": (lambda _: numbers().interleave(lambda one: tf.data.Dataset.range(one).map(load)).batch(4),
                    lambda _: numbers().interleave(tf.data.Dataset.range).map(load).batch(4)),
     "TFRecord": (lambda names: read(names, "GZIP"), read),
+    "Csv": (lambda names: tf.data.experimental.CsvDataset(names["csv"], [0.0] * 3).map(stack).batch(4),
+            lambda names: tf.data.TextLineDataset(names["csv"]).map(split).batch(4)),
     "a map of padded batches": (lambda _: rows().map(lambda row: row[: tf.cast(row[0], tf.int32)])
                                 .padded_batch(4).map(lambda batch: 2 * batch),
                                 lambda _: rows().map(lambda row: 2 * row[: tf.cast(row[0], tf.int32)]).padded_batch(4)),
@@ -87,6 +99,13 @@ PIPELINES = {
     "AssignAddVariableOp": (lambda _: numbers().map(assign(tf.Variable(0, dtype=tf.int64))).batch(4),
                             lambda _: numbers().enumerate().map(lambda count, number: load(count + number)).batch(4)),
     "elements that are no batches": (lambda _: rows(), lambda _: rows().batch(4)),
+    "ragged elements": (lambda _: rows().batch(4).map(tf.RaggedTensor.from_tensor),
+                        lambda _: numbers().map(lambda number: tf.ragged.range(tf.stack([number, 2])).to_tensor())
+                        .padded_batch(4)),
+    "sparse elements": (lambda _: rows().batch(4).map(tf.sparse.from_dense),
+                        lambda _: rows().map(tf.sparse.from_dense).map(tf.sparse.to_dense).padded_batch(4)),
+    "elements that are no tensors": (lambda _: rows().batch(4).map(tf.experimental.Optional.from_value),
+                                     lambda _: rows().batch(4)),
     "DenseToRagged": (lambda _: rows().map(lambda row: row[: tf.cast(row[0], tf.int32)]).ragged_batch(4),
                       lambda _: rows().map(lambda row: row[: tf.cast(row[0], tf.int32)]).padded_batch(4)),
 }  # fmt: skip
@@ -94,7 +113,9 @@ PIPELINES = {
 
 
 def explain(dataset):
-    return advice.explain_kept(dataset, batch_tickets.find_batches(dataset).kept)
+    """What `--explain` says of causes."""
+    composites = advice.name_composites(dataset.element_spec)
+    return advice.explain_kept(dataset, composites or batch_tickets.find_batches(dataset).kept)
 
 
 @pytest.mark.parametrize("kept", PIPELINES)

@@ -64,10 +64,17 @@ def test_a_plan_keeps_it_in_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind, share", [("fit", 1 / 4), ("whole fit", 1), pytest.param("whole loop", 1, marks=pytest.mark.more)]
+    "kind, share",
+    [
+        ("fit", 1 / 4),
+        ("short fit", 1 / 4),
+        ("whole fit", 1),
+        ("short whole loop", 1),
+        pytest.param("whole loop", 1, marks=pytest.mark.more),
+    ],
 )
 def test_what_a_batch_costs_is_measured_of_a_rank_of_four(kind, share, tmp_path):
-    """A batch is 16 files. What is worked on ahead is neither missed nor counted twice."""
+    """A batch is 16 files. Batches worked on ahead count once, also if all batches of an epoch are."""
     size = 300_000
     for number in range(32):
         (tmp_path / str(number)).write_bytes(bytes(size))

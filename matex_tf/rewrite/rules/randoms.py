@@ -88,7 +88,7 @@ def draw_once(node: Node) -> Decision:
 def _read_shape(node: Node) -> Placement:
     """The shape to draw. A constant shape that begins with the number of rows is taken to be a shape of the rows."""
     constant = node.inputs[0].constant
-    if constant is None or constant.ndim != 1 or not node.batch_rows or constant[:1] != [node.batch_rows]:
+    if constant is None or not node.batch_rows or constant.ravel()[:1].tolist() != [node.batch_rows]:
         return node.get_placement(0)
     return make_sizes([Size(Rows()), *(Size(None, int(size)) for size in constant[1:])])
 
