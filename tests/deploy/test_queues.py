@@ -152,7 +152,7 @@ def test_a_job_whose_setup_changes_the_folder_goes_on(fakes, queue, tmp_path):
     body = 'pwd; while [ "$1" != --hostfile ]; do shift; done; cat "$2"; exit 75'
     is_here = f'[ "$PWD" = {shlex.quote(str(tmp_path))} ] && [ -f runs/a-1/job.sh ]'
     answer = f'case "$*" in *afterany*|*ended*) {is_here} || exit 1;; esac{ANSWERS[queue]}'
-    code, output, folder = run_job(fakes, queue, body, setup=('cd "else where"',), answer=answer)
+    code, output, _ = run_job(fakes, queue, body, setup=('cd "else where"',), answer=answer)
     assert output.startswith(f"{tmp_path}/else where\nh1 slots=2\nh2 slots=2\n")
     first, second = NUMBERS[queue]
     assert code == 75 and f"matex: job {first} goes on as job {second}\n" in output and NEXT[queue] in fakes.calls
