@@ -93,9 +93,10 @@ def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) 
         with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as builds:
             if builds:
                 with find_others(plan) if into is None else contextlib.nullcontext("") as others:
-                    if others:
-                        cache.print_message(others)
-                    _compile_plan(plan, folder, verbose, into)
+                    compiler = find_compiler()
+                if others:
+                    cache.print_message(others)
+                _compile_plan(plan, compiler, folder, verbose, into)
         return folder / plan.library
     if verbose:
         cache.print_message(f"built already: {plan.what} for {_describe_versions(plan)}")
@@ -308,9 +309,8 @@ def _hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _compile_plan(plan: Plan, folder: Path, verbose: bool, into: Path | None) -> None:
+def _compile_plan(plan: Plan, compiler: compilers.Compiler, folder: Path, verbose: bool, into: Path | None) -> None:
     """Build the library of `plan` into `folder`, and the libraries that it links, if they are not built yet."""
-    compiler = find_compiler()
     libraries = _list_link_options(plan.over, into)
     command = [compiler.path, "-x", "c++", "-", *plan.options, *libraries]
     # Libraries find each other by soname among those already loaded, whichever folder those came from.

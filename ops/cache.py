@@ -61,6 +61,7 @@ def find_cache_folder() -> Path:
 
 
 _announced: set[Path] = set()  # folders that a message has named
+_lockless: set[Path] = set()  # folders whose lack of locks a message has named
 
 
 def list_own_folders() -> list[Path]:
@@ -153,11 +154,10 @@ def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) ->
             print_message(f"another process builds {what}; this run waits for it")
 
     def say_lockless(path: Path, error: OSError) -> None:
-        follows = (
-            f"Each host builds {what} for itself. `matex build` before the job, or MATEX_CACHE_DIR in a folder with "
-            "locks, has one build"
-        )
-        print_message(file_locks.describe_lack(path.parent, error, follows))
+        if path.parent not in _lockless:
+            _lockless.add(path.parent)
+            follows = "Each host of a job builds the ops: run `matex build` before the job, or use a folder with locks"
+            print_message(file_locks.describe_lack(path.parent, error, follows))
 
     locks = [folder / f"{key}.lock"]
     host_folder = _name_spare()

@@ -19,7 +19,7 @@ NOTE, EXIT_CODE = "job.json", "exit-code"
 
 
 def propose_folder(name: str) -> Path:
-    """The first unused folder name for a run of this name."""
+    """The first unused folder for a run of this name. Its path has only ASCII letters, digits, `.`, `_`, `-`, `/`."""
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".") or "run"
     paths = (RUNS / f"{stem}-{number}" for number in itertools.count(1))
     return next(path for path in paths if not os.path.lexists(path))

@@ -29,7 +29,7 @@ def quote_folder(folder: str) -> str:
 
 def format_script(heads: str, folder: str, before: str, command: str, after: str) -> str:
     """The job script: `heads`, lines `before` the command, the command, and lines `after` it, where $code is its exit
-    code.
+    code and the current folder is again the folder of submission, which lines `before` may have left.
 
     `folder` is a shell expression, the value of $run_folder.
     """
@@ -48,7 +48,7 @@ def format_script(heads: str, folder: str, before: str, command: str, after: str
 # the warning ends by its signal; the script then asks to be requeued.
 _SCRIPT = """\
 #!/bin/bash
-{heads}run_folder={folder} child= asked=
+{heads}submit_folder=$PWD run_folder={folder} child= asked=
 trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
 {before}rm -f "$run_folder/exit-code"
 {command} & child=$!
@@ -56,6 +56,7 @@ trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -USR1 $child; }}' USR1
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 [ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
+cd "$submit_folder"
 {after}echo $code > "$run_folder/exit-code"
 exit $code
 """

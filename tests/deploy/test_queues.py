@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -39,7 +42,7 @@ cd "$PBS_O_WORKDIR" || exit 78
 #BSUB -W 2:00
 #BSUB -P science
 #BSUB -q long
-#BSUB -o "runs/a-1/scheduler-output"
+#BSUB -o runs/a-1/scheduler-output
 #BSUB -r
 #BSUB -l mem=8gb
 """,
@@ -69,7 +72,7 @@ def test_the_options_of_a_job(queue):
         queue="long", option=["-l mem=8gb"],
     )  # fmt: skip
     text = CLUSTERS[queue].format_job(asked, ["train.py"], "runs/a-1")
-    assert text.startswith("#!/bin/bash\n" + OPTIONS[queue] + "run_folder=")
+    assert text.startswith("#!/bin/bash\n" + OPTIONS[queue] + "submit_folder=$PWD run_folder=")
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
     assert WHOLE[queue] not in text and WHOLE[queue] in CLUSTERS[queue].format_job(
         KINDS[queue](name="a"), ["train.py"], "runs/a-1"
@@ -98,11 +101,11 @@ NEXT = {
 }
 
 
-def run_job(fakes, queue, body, hosts="h1\nh1\nh2\nh2\n", warn=False, time=""):
+def run_job(fakes, queue, body, hosts="h1\nh1\nh2\nh2\n", warn=False, time="", setup=("echo set up",), answer=""):
     """The script of a job of two nodes, whose `matex` is `body`: its exit code and what it printed."""
     fakes.add("matex", body)
-    fakes.add(SUBMITS[queue], ANSWERS[queue])
-    asked = KINDS[queue](nodes=2, ranks_per_node=2, name="a", matex="matex", time=time, setup=("echo set up",))
+    fakes.add(SUBMITS[queue], answer or ANSWERS[queue])
+    asked = KINDS[queue](nodes=2, ranks_per_node=2, name="a", matex="matex", time=time, setup=setup)
     folder = run_folder.make_folder("a")
     (folder / "job.sh").write_text(CLUSTERS[queue].format_job(asked, ["train.py"], str(folder)))
     here = fakes.folder.parent
@@ -124,7 +127,7 @@ def test_a_job_runs_on_its_hosts_and_notes_its_exit_code(fakes, queue, code):
     found, output, folder = run_job(fakes, queue, f"exit {code}")
     assert found == code and (folder / "exit-code").read_text() == f"{code}\n" and output == "set up\n"
     assert (folder / "hosts").read_text() == "h1 slots=2\nh2 slots=2\n"
-    assert "matex run --restarts 3 -n 4 --hostfile runs/a-1/hosts train.py" in fakes.calls
+    assert f"matex run --restarts 3 -n 4 --hostfile {folder.absolute()}/hosts train.py" in fakes.calls
     cluster, job = run_folder.read_note(folder)
     assert (cluster, job.id) == (queue, NUMBERS[queue][0])
 
@@ -140,6 +143,28 @@ def test_a_run_that_is_to_go_on_does_so_in_another_job(fakes, queue, how):
     assert code == 75 and f"matex: job {first} {told} after 0:00:0" in output and "no state yet" in output
     assert f"matex: job {first} goes on as job {second}\n" in output and NEXT[queue] in fakes.calls
     assert run_folder.read_note(folder)[1].id == second and not (folder / "exit-code").exists()
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+def test_a_job_whose_setup_changes_the_folder_goes_on(fakes, queue, tmp_path):
+    """The command runs in the new folder and finds its hosts. The successor is submitted from the old folder."""
+    (tmp_path / "else where").mkdir()
+    body = 'pwd; while [ "$1" != --hostfile ]; do shift; done; cat "$2"; exit 75'
+    is_here = f'[ "$PWD" = {shlex.quote(str(tmp_path))} ] && [ -f runs/a-1/job.sh ]'
+    answer = f'case "$*" in *afterany*|*ended*) {is_here} || exit 1;; esac{ANSWERS[queue]}'
+    code, output, _ = run_job(fakes, queue, body, setup=('cd "else where"',), answer=answer)
+    assert output.startswith(f"{tmp_path}/else where\nh1 slots=2\nh2 slots=2\n")
+    first, second = NUMBERS[queue]
+    assert code == 75 and f"matex: job {first} goes on as job {second}\n" in output and NEXT[queue] in fakes.calls
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+@pytest.mark.parametrize("name", ["my train", "a'b\"c", "$HOME;%j{{id}}", "-o", "ä\\"])
+def test_the_output_of_a_job_of_any_name_is_one_plain_word(queue, name):
+    folder = run_folder.make_folder(name)
+    text = CLUSTERS[queue].format_job(KINDS[queue](name=name), ["a.py"], str(folder))
+    (path,) = re.findall(r"(?m)^(?:#PBS -o |#BSUB -o |# flux: --output=)(.*)$", text)
+    assert re.fullmatch(r"runs/[A-Za-z0-9._-]+/scheduler-output", path) and Path(path).parent == folder
 
 
 @pytest.mark.parametrize("queue", QUEUES)

@@ -356,7 +356,9 @@ def test_a_cancelled_job_of_pbs_is_not_queued_again(cluster):
 @PBS
 def test_training_of_pbs_that_is_warned_goes_on_in_another_job(cluster, alone):
     (cluster.folder / "slow").touch()
-    words = ["submit", "--pbs", "--cpus", "1", "--name", "fit", "--nodes", "2", *NODE_FILE, "--no-follow"]
+    elsewhere = "mkdir -p elsewhere && cp fit.py elsewhere && ln -sf ../slow elsewhere && cd elsewhere"
+    words = ["submit", "--pbs", "--cpus", "1", "--name", "fit", "--nodes", "2", *NODE_FILE, "--setup", elsewhere]
+    words += ["--no-follow"]
     env = {"MATEX_SAVE_SECONDS": "0.5", "OMPI_MCA_mpi_yield_when_idle": "1"}
     assert cluster.matex(*words, "--run", f"{NETWORK} --bind-to none", "fit.py", env=env)[0] == 0
     output = cluster.folder / "runs" / "fit-1" / "output"

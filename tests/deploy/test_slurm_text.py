@@ -30,7 +30,7 @@ SCRIPT = """\
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --exclusive
-run_folder="$PWD"/runs/train-1 child= asked=
+submit_folder=$PWD run_folder="$PWD"/runs/train-1 child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
 if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/job.json"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
@@ -49,6 +49,7 @@ matex run --restarts 3 -n 8 --elastic train.py --epochs 90 & child=$!
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 [ -z "$asked" ] || [ $code -ne 138 ] || code=75
+cd "$submit_folder"
 if [ $code -eq 75 ]; then
     kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
     printf 'matex: job %s %s after %d:%02d:%02d, %s; to be requeued (%d)\\n' "$SLURM_JOB_ID" \\
@@ -114,6 +115,17 @@ def test_a_run_that_asks_again_is_requeued(tmp_path, run, code, told):
     again = rf"matex: job 4711 {told} after 0:00:0\d, {kept}; to be requeued \(2\)\nscontrol requeue 4711\n"
     assert re.fullmatch(again if told else "", out), out
     assert (tmp_path / "runs" / "a-1" / "exit-code").exists() is (code == 3)
+
+
+def test_a_job_that_slurm_does_not_requeue_names_the_folder_of_submission(tmp_path):
+    for name, body in (("matex", "exit 75"), ("scontrol", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    (tmp_path / "runs" / "a-1").mkdir(parents=True)
+    text = slurm.format_job(slurm.Slurm(name="a", setup=("cd /",)), ["a.py"], "runs/a-1")
+    env = {"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "4711"}
+    ended = subprocess.run(["bash", "-c", text], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ended.returncode == 75 and f"In {tmp_path}, sbatch runs/a-1/job.sh" in ended.stderr
 
 
 def test_a_job_notes_itself_where_another_was_noted(tmp_path):

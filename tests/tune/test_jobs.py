@@ -40,7 +40,7 @@ SCRIPT = """\
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --exclusive
-run_folder='/a b/100%/trial-7' child= asked=
+submit_folder=$PWD run_folder='/a b/100%/trial-7' child= asked=
 trap 'asked=early; [ -z "$child" ] || { asked=told; kill -USR1 $child; }' USR1
 if ! grep -qsF "\\"job\\": \\"$SLURM_JOB_ID\\"" "$run_folder/job.json"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)
@@ -62,6 +62,7 @@ matex run --restarts 3 -n 2 train.py --lr=0.1 & child=$!
 wait $child; code=$?
 while kill -0 $child 2> /dev/null; do wait $child; code=$?; done
 [ -z "$asked" ] || [ $code -ne 138 ] || code=75
+cd "$submit_folder"
 echo $code > "$run_folder/exit-code"
 exit $code
 """

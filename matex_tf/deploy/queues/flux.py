@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass
 
 from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
@@ -62,7 +61,7 @@ class FluxCore(Scheduler):
             *([f"--time-limit={parse_time(asked.time)}s"] if asked.time else []),
             *([f"--bank={asked.account}"] if asked.account else []),
             *([f"--queue={asked.queue}"] if asked.queue else []),
-            f"--output={shlex.quote(f'{folder}/{OWN_OUTPUT}')}",
+            f"--output={folder}/{OWN_OUTPUT}",
             *asked.option,
         ]
 

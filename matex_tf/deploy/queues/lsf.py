@@ -66,7 +66,7 @@ class Lsf(Scheduler):
             *([f"-W {minutes // 60}:{minutes % 60:02}"] if minutes else []),
             *([f"-P {asked.account}"] if asked.account else []),
             *([f"-q {asked.queue}"] if asked.queue else []),
-            f'-o "{folder}/{OWN_OUTPUT}"',
+            f"-o {folder}/{OWN_OUTPUT}",
             "-r",
             *asked.option,
         ]

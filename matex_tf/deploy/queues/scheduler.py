@@ -34,7 +34,7 @@ from matex_tf.deploy.options import Options, parse_time
 from matex_tf.deploy.sbatch.messages import list_available
 from matex_tf.world import task_environment
 
-SCRIPT, HOSTS, OWN_OUTPUT = "job.sh", "hosts", "scheduler-output"
+SCRIPT, OWN_OUTPUT = "job.sh", "scheduler-output"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -132,9 +132,8 @@ class Scheduler(abc.ABC):
 
     def format_job(self, asked: Queued, target: Sequence[str], folder: str) -> str:
         """The script of a job that runs `target`. `folder` is the folder of the run, relative to the folder of
-        submission.
+        submission, and needs no quotes, which schedulers read differently: `run_folder.propose_folder` names it.
         """
-        script, hosts = f"{folder}/{SCRIPT}", f"{folder}/{HOSTS}"
         lines = [f"{self.head} {line}\n" for line in self.list_options(asked, folder)]
         note = run_folder.format_note(asked.get_kind(), "$job").strip().replace('"', '\\"')
         keep = _KEEP_NOTE.format(note=note)
@@ -143,13 +142,13 @@ class Scheduler(abc.ABC):
             seconds = parse_time(asked.time)
             before += _TIMER.format(seconds=seconds - shell_text.compute_warning(asked.time))
         before += "".join(f"{line}\n" for line in asked.setup)
-        options = []
+        command = shlex.join(asked.make_command([]))
         if asked.nodes > 1:
             before += _HOSTS.format(hosts=self.hosts, slots=asked.ranks_per_node, nodes=asked.nodes, code=os.EX_CONFIG)
-            options = ["--hostfile", hosts]
+            command += ' --hostfile "$run_folder/hosts"'
         after = _AGAIN.format(
             again=os.EX_TEMPFAIL,
-            submit=self.again.format(script=shlex.quote(script)),
+            submit=self.again.format(script=f"{folder}/{SCRIPT}"),
             keep=keep,
             title=self.title,
         )
@@ -157,7 +156,7 @@ class Scheduler(abc.ABC):
             "".join(lines) + self.opening,
             shell_text.quote_folder(folder),
             before + shell_text.RUN_VARIABLES,
-            shlex.join(asked.make_command(target, options)),
+            f"{command} {shlex.join(target)}",
             (_END_TIMER if asked.time else "") + after,
         )
 
