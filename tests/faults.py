@@ -187,14 +187,14 @@ FAULTS = {
     ),
     "a wait for others after a loss has no end": Fault(
         "matex_tf/world/time_limit.py",
-        "if limits[1] and waited >= limits[1]:",
-        "if limits[1] and rank < 0:",
+        "if abort_seconds and waited >= abort_seconds:",
+        "if abort_seconds and waited < 0:",
         "tests/resilience/test_elastic_steps.py::test_an_agreement_after_a_loss_that_does_not_come_ends_the_job",
     ),
     "other batches are taken for other code": Fault(
         "matex_tf/sharding/fingerprint.py",
-        'raise errors.BatchError(\n        f"{found} Every rank',
-        'raise errors.MismatchError(\n        f"{found} Every rank',
+        'raise errors.BatchError(\n        f"{text} Every rank',
+        'raise errors.MismatchError(\n        f"{text} Every rank',
         "tests/runtime/test_error_classes.py",
     ),
 }

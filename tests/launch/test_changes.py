@@ -175,7 +175,7 @@ def test_a_change_without_gain_is_undone_for_good(
     more = {"options": ["--hostfile", "hosts"], "follows": True, "may_choose": True}
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, **more)
     assert code == 0 and starts == [FOUR, first, second, second], said
-    assert "matex: --adapt: as before from epoch 2 on: it gains. The change took 0." in said
+    assert "matex: --adapt: as before from epoch 2 on: it gains. The change took " in said
 
 
 @pytest.mark.parametrize(
