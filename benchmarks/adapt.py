@@ -1,13 +1,9 @@
-"""What slices by the speed of ranks win beside other work: `matex run -n 2 benchmarks/adapt.py`.
+"""What slices by the speed of ranks gain on a busy core: `matex run --adapt -n 2 benchmarks/adapt.py`.
 
-Each rank computes on a core of its own. On that of the last one so many loops keep running beside it. `fit` trains a
-small CNN with equal slices and with `--adapt`, in alternating rounds of one run, from equal slices each time; the first
-epoch compiles and is not timed. "Won back" is which part of what the loops cost equal slices `--adapt` saves. At the
-end the loops stop in the middle of `fit`: how many steps until slices are equal again. Other work on the machine is
-said, as it changes what comes out.
-
-`--device` stands in for ranks that each compute on a device of their own: a row takes some sleep, and on the last rank
-as many times as much as loops beside it would make of it. Other work on the machine hardly matters then.
+Each rank computes on a core of its own. Busy loops share the core of the last rank. `fit` trains a small CNN with equal
+slices and with adapted ones, in alternating rounds of one run; the first epoch compiles or adapts and is not timed.
+"Won back" is the part of the loops' cost that adapted slices save. At the end the loops stop in the middle of `fit`:
+the benchmark counts the steps until slices are equal again. Each line states the other work on the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +29,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=51, help="of an epoch")
     parser.add_argument("--loops", type=int, nargs="+", default=[0, 1, 3])
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--device", action="store_true")
     asked = parser.parse_args()
 
     import matex_tf
@@ -45,15 +40,14 @@ def main() -> None:
     import models
     import training
 
-    case = models.Case("a device", (10,), 0, 0, Device.model) if asked.device else models.CASES["cnn"]
-    run = Run(training.fitted(case, asked.batch * asked.steps), asked)
+    run = Run(training.fitted(models.CASES["cnn"], asked.batch * asked.steps), asked)
     idle = None
     print(f"{'loops':>5} {'equal':>8} {'--adapt':>8}   s an epoch, median of rounds   ratio: median, of each round")
     for loops in asked.loops:
         took: dict[str, list[float]] = {"off": [], "on": []}
         cpu: dict[str, list[float]] = {"off": [], "on": []}
         others, slices = [], []
-        with beside(loops, mine, asked.device) as run.loops:
+        with beside(loops, mine) as run.loops:
             for turn in range(asked.rounds):
                 for how in ("off", "on") if turn % 2 == 0 else ("on", "off"):
                     seconds, used, other = run.fit(how)
@@ -78,32 +72,6 @@ def main() -> None:
         print(f"{loops} loops gone: slices equal again after {run.recovers(loops, mine)} steps", flush=True)
 
 
-class Device:
-    """Sleeps for rows, as a rank whose device computes them."""
-
-    seconds_of_row = 0.0005
-    slowness = 1
-
-    @staticmethod
-    def model(keras: Any, shape: tuple[int, ...]) -> Any:
-        import tensorflow as tf
-
-        from matex_tf.analysis import verdict
-
-        verdict._HARMLESS += ("PyFunc",)  # else all ranks would compute all rows, as Python cannot be seen into
-
-        def compute(rows: Any) -> Any:
-            time.sleep(Device.slowness * Device.seconds_of_row * int(rows))
-            return rows
-
-        class OnDevice(keras.layers.Layer):
-            def call(self, x: Any) -> Any:
-                with tf.control_dependencies([tf.numpy_function(compute, [tf.shape(x)[0]], tf.int32)]):
-                    return tf.identity(x)
-
-        return keras.Sequential([keras.Input(shape), OnDevice(), keras.layers.Dense(10)])
-
-
 class Run:
     """Trains one model again and again."""
 
@@ -117,13 +85,13 @@ class Run:
         """Seconds of an epoch, milliseconds of a core that this process took a step, and how many cores others took."""
         import keras
 
-        from matex_tf import settings
+        import matex_tf
+        from matex_tf.adapt import executor
         from matex_tf.monitor.machine import Machine
         from matex_tf.runtime import objects
-        from matex_tf.sharding.uneven import leases
 
-        settings.get_settings().adapt = how
-        leases.agree_on(())
+        equal = (1,) * matex_tf.size()
+        executor.override_choice(None if how == "on" else lambda rows, seconds: equal)
         starts: list[tuple[float, float]] = []
         began = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda *_: starts.append((time.perf_counter(), time.process_time()))
@@ -146,10 +114,11 @@ class Run:
         return mine + sum(int(Path(f"/proc/{one.pid}/schedstat").read_text().split()[0]) / 1e9 for one in self.loops)
 
     def slices(self) -> list[int]:
+        import matex_tf
+        from matex_tf.adapt import executor
         from matex_tf.sharding import slice_bounds
-        from matex_tf.sharding.uneven import leases
 
-        return slice_bounds.count_dealt_rows(self.asked.batch, leases.get_agreed())
+        return slice_bounds.count_dealt_rows(self.asked.batch, executor._agreed or (1,) * matex_tf.size())
 
     def recovers(self, loops: int, core: int) -> int:
         """How many steps after the loops have gone the slices differ by no more than 5% of an equal one."""
@@ -171,21 +140,20 @@ class Run:
                 equal = 0 if not is_equal else equal or steps
 
         with ExitStack() as stack:
-            stack.enter_context(beside(loops, core, self.asked.device))
+            stack.enter_context(beside(loops, core))
             self.loops = []
             self.fit("on", Watch(), epochs=7)
         return equal - gone if equal else -1
 
 
 @contextmanager
-def beside(loops: int, core: int, device: bool) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Within it so many loops run on the core of the last rank, or its device is as slow as if they did."""
+def beside(loops: int, core: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Within it, `loops` busy loops run on the core of the last rank."""
     import matex_tf
 
     command = [sys.executable, "-S", "-c", "while True: pass"]
     last = matex_tf.rank() == matex_tf.size() - 1
-    started = [subprocess.Popen(command) for _ in range(loops if last and not device else 0)]
-    Device.slowness = 1 + loops if last else 1
+    started = [subprocess.Popen(command) for _ in range(loops if last else 0)]
     try:
         for one in started:
             os.sched_setaffinity(one.pid, {core})
@@ -194,7 +162,6 @@ def beside(loops: int, core: int, device: bool) -> Iterator[list[subprocess.Pope
         for one in started:
             one.kill()
             one.wait()
-        Device.slowness = 1
 
 
 if __name__ == "__main__":
