@@ -1,6 +1,6 @@
-"""The batches of the iterators of `fit` by number, for ranks that take turns at batches (`turns`).
+"""Fetches batch k of an epoch of `fit`. With asynchronous training (`turns`) each rank trains some batches only.
 
-Every rank iterates over all batches, so that all ranks number them alike.
+Every rank iterates over all batches, so that batch k is the same everywhere.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ class Pipeline:
         self._take_batch = take_batch
         self._kept: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=max_kept)
         self._iterator: Any = None
-        self._next = 0  # the next batch of the iterator, counted from the iterator's first
-        self._first = 0  # the first batch of the epoch, counted likewise
-        self.digest: tuple[int, int] | None = None  # number of rows and hash of the epoch's first batch
+        self._taken = 0  # number of batches taken from the iterator
+        self._epoch_start = 0  # number of batches taken from it before this epoch
+        self.digest: tuple[int, int] | None = None
+        """Number of rows and hash of the epoch's first batch, by which ranks compare their iterations."""
 
     def begin_epoch(self, iterator: Any) -> None:
         """Begin an epoch with the next batch of `iterator`, which may be the iterator of the last epoch."""
         if iterator is not self._iterator:
-            self._iterator, self._next = iterator, 0
+            self._iterator, self._taken = iterator, 0
         self._kept.clear()
-        self._first, self.digest = self._next, None
+        self._epoch_start, self.digest = self._taken, None
 
     def fetch_batch(self, number: int) -> Sequence[Any] | None:
         """Batch `number` of the epoch; None if the pipeline ends before it.
@@ -41,20 +42,23 @@ class Pipeline:
         Raises:
             LookupError: the batch was passed and is no longer kept.
         """
-        wanted = self._first + number
-        while self._next <= wanted:
+        wanted = self._epoch_start + number
+        while self._taken <= wanted:
             batch = self._take_batch(self._iterator)
             if batch is None:
                 return None
-            if self._next == self._first:
+            if self._taken == self._epoch_start:
                 self.digest = len(batch[0]), _digest(batch)
-            self._kept.append((self._next, batch))
-            self._next += 1
-        return next(batch for position, batch in self._kept if position == wanted)
+            self._kept.append((self._taken, batch))
+            self._taken += 1
+        for position, batch in self._kept:
+            if position == wanted:
+                return batch
+        raise LookupError(f"batch {number} of the epoch is no longer kept")
 
 
 def _digest(batch: Sequence[Any]) -> int:
     total = 0
-    for one in batch:
-        total = fingerprint.digest_value(one, total)
+    for tensor in batch:
+        total = fingerprint.digest_value(tensor, total)
     return total

@@ -50,7 +50,7 @@ def _wrap_iter(original: Any) -> Any:
         elif by_tickets is not None and is_eager:
             iterator = by_tickets.iterate(original)
         else:
-            dataset = filled_caches.give_same(self) if may_share and by_tickets is None else self
+            dataset = filled_caches.use_filled_caches(self) if may_share and by_tickets is None else self
             if is_eager:
                 # Ranks read equally far ahead: what a generator has given, another iterator does not give again.
                 iterator = original(iteration.read_alike(dataset))

@@ -1,7 +1,8 @@
-"""A `cache()` of elements that vary between iterations is filled once, as alone, even if it is iterated in two ways.
+"""Fills a `cache()` of random elements once, if a script iterates it in a way that ranks share and in one they do not.
 
-If ranks share the work, they cache tickets. If a script iterates the same `cache` in a way that ranks cannot share,
-TensorFlow caches elements. The first of the two to be filled determines the elements.
+Shared iterations cache tickets; others cache elements. Two fillings with random elements would differ, and the script
+alone has one. So the first iteration fills the cache. After elements, sharing is refused (`claim_for_tickets`); after
+tickets, an iteration that is not shared computes its elements from them (`use_filled_caches`).
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from matex_tf.lazy import tf
 from matex_tf.runtime import notes
 from matex_tf.sharding.slice_bounds import list_pipeline
 
-_FILLED, _AS_TICKETS, _AS_ELEMENTS = "how a cache was filled", "tickets", "elements"
+_FILLED = "how a cache was filled"
+_AS_TICKETS, _AS_ELEMENTS = "tickets", "elements"
 CONFLICT = "a cache, of elements that come otherwise each time, that was iterated before without being shared"
 _FILLED_TWICE = (
-    "a cache() of random elements, or of elements in a random order, is iterated in two ways, of which ranks share "
-    "one. It is filled twice, and the results are not exactly those of the script alone. Iterate it in one way, or "
-    "write the random part behind the cache"
+    "a cache() of random elements, or of elements in a random order, is iterated in two ways, and ranks share "
+    "only one of them. It is filled twice, and the results are not exactly those of the script alone. Iterate it in "
+    "one way, or write the random part behind the cache"
 )
 
 
-def _list_varying(dataset: Any) -> list[Any]:
+def _list_random_caches(dataset: Any) -> list[Any]:
     """The in-memory caches of a pipeline whose elements would differ if they were filled again."""
     caches = [step for step in list_pipeline(dataset) if pipelines.name_kind(step) == "CacheDataset"]
     return [cache for cache in caches if tickets.is_in_memory(cache) and _varies(cache)]
@@ -44,16 +46,14 @@ def _has(cache: Any, contents: str) -> bool:
     return bool(tags.get_tag(cache, _FILLED) == contents)
 
 
-def may_share(dataset: Any, caches: Iterable[Any]) -> bool:
-    """Whether ranks may share batches, with tickets in the `caches` of a dataset, which are filled that way from now
-    on.
-    """
-    replaced = set(map(id, caches))
-    varying = _list_varying(dataset)
-    if any(id(cache) in replaced and _has(cache, _AS_ELEMENTS) for cache in varying):
+def claim_for_tickets(dataset: Any, caches: Iterable[Any]) -> bool:
+    """Record that the `caches` of a dataset are filled with tickets. Returns False if one of them has elements."""
+    with_tickets = set(map(id, caches))
+    random_caches = _list_random_caches(dataset)
+    if any(id(cache) in with_tickets and _has(cache, _AS_ELEMENTS) for cache in random_caches):
         return False
-    _note((cache for cache in varying if id(cache) in replaced), _AS_TICKETS)
-    _note_elements([cache for cache in varying if id(cache) not in replaced])
+    _note((cache for cache in random_caches if id(cache) in with_tickets), _AS_TICKETS)
+    _note_elements([cache for cache in random_caches if id(cache) not in with_tickets])
     return True
 
 
@@ -64,16 +64,17 @@ def _note_elements(caches: list[Any]) -> None:
     _note(caches, _AS_ELEMENTS)
 
 
-def give_same(dataset: Any) -> Any:
-    """The dataset to iterate if ranks share nothing of a dataset: its elements are those of the filled caches."""
-    varying = _list_varying(dataset)
-    if not any(_has(cache, _AS_TICKETS) for cache in varying):
-        _note(varying, _AS_ELEMENTS)
+def use_filled_caches(dataset: Any) -> Any:
+    """The dataset to iterate if ranks share nothing of it. Its elements come from the tickets of filled caches."""
+    random_caches = _list_random_caches(dataset)
+    if not any(_has(cache, _AS_TICKETS) for cache in random_caches):
+        _note(random_caches, _AS_ELEMENTS)
         return dataset
     with tf.init_scope():
         found = elements.find_elements(dataset)
-        if not set(map(id, varying)) <= set(map(id, found.caches)):
-            _note_elements(varying)
+        # A cache that cannot hold tickets is filled a second time.
+        if not set(map(id, random_caches)) <= set(map(id, found.caches)):
+            _note_elements(random_caches)
             return dataset
 
         def work(*ticket: Any) -> Any:

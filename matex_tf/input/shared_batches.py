@@ -283,7 +283,7 @@ def give_whole(dataset: Any) -> Any:
     their order goes on.
     """
     source = find_source(dataset)
-    return filled_caches.give_same(dataset) if source is None else source.whole
+    return filled_caches.use_filled_caches(dataset) if source is None else source.whole
 
 
 def find_source(dataset: Any) -> Source | None:
@@ -315,7 +315,7 @@ def _find_source(dataset: Any) -> Source | None:
         why = f", because of {kept}" if kept else ": it has no map of rows"
         advice.explain(dataset, f"every rank runs it whole{why}")
         return None
-    if not filled_caches.may_share(dataset, made.caches):
+    if not filled_caches.claim_for_tickets(dataset, made.caches):
         advice.explain(dataset, f"every rank runs it whole, because of {filled_caches.CONFLICT}")
         return None
     whole = f"; every rank runs, in the order of the script: {kept}" if kept else ""

@@ -14,17 +14,17 @@ ADDS = ("MatexAdd", "MatexAddRows", "MatexMove")
 """Ops that change a variable in shared memory."""
 _SAME_MEMORY = set("Identity IdentityN Reshape ExpandDims Squeeze StopGradient PreventGradient Bitcast".split())
 """Ops whose result may be a view of their input, and so of a variable."""
-_CALLS = {"StatefulPartitionedCall", "PartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
+_CALLS = BRANCHES | {"StatefulPartitionedCall", "PartitionedCall", "While", "StatelessWhile"}
 
 
 def list_users(handle: Any) -> list[Any]:
-    """The ops so far of the graph being built that compute with the present value of the variable."""
+    """The ops, of those built so far, that use the value of the variable."""
     return [op for _, op in _iterate_readers(handle)]
 
 
 def _iterate_readers(tensor: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields (op that read the variable, op that uses this value), including the reading op itself."""
+    """Yields (read, user) pairs of ops; the first user of a read is the read itself."""
     for read in tensor.consumers():
         if read.type in ADDS:
             continue
@@ -54,7 +54,7 @@ def list_handles(graph: Any) -> list[tuple[Any, Any]]:
     """The handles of variables that a graph uses, as (outer, inner) tensors."""
     import tensorflow as tf
 
-    return [(outer, within) for outer, within in graph.captures if outer.dtype == tf.resource]
+    return [(outer, inner) for outer, inner in graph.captures if outer.dtype == tf.resource]
 
 
 class Use(NamedTuple):
@@ -68,11 +68,11 @@ class Use(NamedTuple):
 def list_uses(graph: Any) -> dict[int, list[Use]]:
     """The uses of each handle that the graph captures, by the handle's id, including uses in called functions."""
     found: dict[int, list[Use]] = {}
-    for outer, within in list_handles(graph):
+    for outer, inner in list_handles(graph):
         uses = found.setdefault(id(outer), [])
-        for op in within.consumers():
+        for op in inner.consumers():
             for index, tensor in enumerate(op.inputs):
-                if tensor.name == within.name:
+                if tensor.name == inner.name:
                     uses += _iterate_uses(graph, op.node_def, index, frozenset())
     return found
 

@@ -1,4 +1,8 @@
-"""The variables that ranks hold in pieces (`piece_variables`), and the code that cuts them or makes them whole."""
+"""Finds the variables that ranks hold in pieces, and brings them to the form, pieces or whole, that a step takes.
+
+With `MATEX_STRATEGY=sharded`, and in trials of `auto`, each rank stores a piece of each large optimizer variable
+(`piece_variables`). Code that may read such a variable on one rank alone needs whole variables.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,7 @@ def find_variables(graph: Any) -> list[Any]:
 def make_whole() -> None:
     """Make all variables whole that are in pieces. Collective; eager.
 
-    One rank may still hold variables that the script has dropped, and another may not.
+    Ranks collect garbage at different times: only variables that exist on all ranks are gathered.
     """
     if _are_made:
         mine = {variable.number: variable for variable in list_variables() if variable.is_apart()}

@@ -1,7 +1,7 @@
-"""Times sums between ranks that can be started: `python -m matex_tf -m matex_tf.planner.measurement.link`.
+"""Times sums of several sizes over the ranks of this run: `python -m matex_tf -m matex_tf.planner.measurement.link`.
 
-`matex plan` starts these ranks. Rank 0 prints the measurement, because it may run on a host that shares no files with
-`matex plan`.
+`matex plan` starts it on one host and on two. Rank 0 prints the measurement, because it may run on a host that shares
+no files with `matex plan`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def measure_link() -> LinkMeasurement:
     """Measure sums between all ranks of this run. Collective."""
     me = world.get_world()
     hosts = len(set(me.nodes))
-    inline = [_time_sum(False, size)[0] for size in LINK_BYTES]
-    asleep = [_time_sum(True, size) for size in LINK_BYTES]
+    inline = [_time_sum(size, overlapped=False)[0] for size in LINK_BYTES]
+    asleep = [_time_sum(size, overlapped=True) for size in LINK_BYTES]  # on a thread that sleeps while it waits
     scope = ONE_HOST if hosts == 1 else TWO_HOSTS if me.size == hosts else ALL_RANKS
     return LinkMeasurement(
         scope, me.size, hosts, LINK_BYTES, tuple(inline),
@@ -30,7 +30,7 @@ def measure_link() -> LinkMeasurement:
     )  # fmt: skip
 
 
-def _time_sum(overlapped: bool, size: int) -> tuple[float, float]:
+def _time_sum(size: int, overlapped: bool) -> tuple[float, float]:
     """The median seconds of a sum of `size` bytes, and its core seconds."""
     c = ops.get_library().c
     seconds, cpu = (ctypes.c_double * PROBES)(), ctypes.c_double()

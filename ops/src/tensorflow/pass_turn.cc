@@ -1,5 +1,6 @@
-// MatexPassTurn: takes the turn of a collective that is in a branch of a v1 graph which is not executed. Without it,
-// all later turns (engine/sequence/v1_order.h) would wait for ever.
+// MatexPassTurn: uses the turn of a collective that is not executed. In a v1 graph collectives run in numbered turns
+// (engine/sequence/v1_order.h). A collective in the branch of a `cond` that is not taken never uses its turn, and all
+// later ones would wait for ever. This op, in the other branch, uses the turn instead.
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 
@@ -13,12 +14,12 @@ class PassTurnKernel : public Collective {
   using Collective::Collective;
 
  protected:
-  void Run(OpKernelContext*) override {}
+  void Run(OpKernelContext*) override {}  // the base class waits for the turn and ends it
 };
 
 REGISTER_OP("MatexPassTurn")
     .Attr("turn: int")
-    .Input("other_branch: bool")
+    .Input("other_branch: bool")  // dead if the branch with the collective is taken, so that this op does not run
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 

@@ -1,4 +1,5 @@
-// The buffer of a rank: a table of offsets, then its variables, then room for copied pieces.
+// Shared memory in which the ranks of a host read each other's pieces (homes.h). Each rank has one buffer in it: a table
+// of offsets, then its variables, then room for copied pieces.
 #include "engine/store/homes.h"
 
 #include <sys/mman.h>
@@ -14,7 +15,7 @@ constexpr int64_t kAligned = 64;  // TensorFlow aborts on a tensor that is not a
 
 int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
 
-CommonLayout HomesLayout(int64_t part) { return CommonLayout::Of(0, part); }
+CommonLayout HomesLayout(int64_t part) { return CommonLayout::Of(/*head_bytes=*/0, part); }
 
 }  // namespace
 
@@ -53,7 +54,9 @@ char* Homes::Take(int i) { return taken_[i].exchange(true) ? nullptr : At(i); }
 void Homes::Show(int i, const char* piece, int64_t bytes, int64_t offset_in_home) {
   char* const part = PartOf(rank_);
   if (piece < part || piece >= part + places_.part) {
-    piece = std::copy_n(piece, bytes, part + places_.copies + offset_in_home) - bytes;
+    char* const copy = part + places_.copies + offset_in_home;
+    std::copy_n(piece, bytes, copy);
+    piece = copy;
   }
   TableOf(rank_)[i] = piece - part;
 }
