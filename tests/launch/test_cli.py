@@ -597,13 +597,14 @@ def test_the_mpirun_of_another_mpi_is_refused(tmp_path, monkeypatch, capsys, ver
     assert probe.find_mpirun({**library, "path": None}).path != str(other)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(probe, "find_mpi_library", lambda: {**library, "path": "/nowhere/lib/libmpi.so"})
+    path = str(tmp_path / "mpi" / "lib" / "libmpi.so")
+    monkeypatch.setattr(probe, "find_mpi_library", lambda: {**library, "path": path})
     (tmp_path / "a.py").write_text("")
     assert cli.main(["run", "-n", "2", str(tmp_path / "a.py")]) == cli.USAGE_ERROR
     said = capsys.readouterr().err
     family, number = launcher.find_family(version), launcher.find_version(version)
     theirs = f"{launcher.find_family(library['library'])} {launcher.find_version(library['library'])}"
-    assert f"mpirun ({other}) is of {family} {number}, but mpi4py loads {theirs} (/nowhere/lib/libmpi.so)" in said
+    assert f"mpirun ({other}) is of {family} {number}, but mpi4py loads {theirs} ({path})" in said
     assert "first on PATH" in said and "--no-binary mpi4py" in said
 
 
