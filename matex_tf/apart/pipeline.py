@@ -51,9 +51,9 @@ class Pipeline:
                 self.digest = len(batch[0]), _digest(batch)
             self._kept.append((self._taken, batch))
             self._taken += 1
-        for position, batch in self._kept:
+        for position, kept in self._kept:
             if position == wanted:
-                return batch
+                return kept
         raise LookupError(f"batch {number} of the epoch is no longer kept")
 
 
