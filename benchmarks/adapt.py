@@ -91,7 +91,11 @@ class Run:
         from matex_tf.runtime import objects
 
         equal = (1,) * matex_tf.size()
-        executor.override_choice(None if how == "on" else lambda rows, seconds: equal)
+
+        def keep_equal(rows: int, seconds: Any) -> Any:
+            return None if executor._agreed == equal else equal
+
+        executor.override_choice(None if how == "on" else keep_equal)
         starts: list[tuple[float, float]] = []
         began = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda *_: starts.append((time.perf_counter(), time.process_time()))
