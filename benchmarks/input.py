@@ -24,8 +24,10 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from matex_tf.launch import cli
 
@@ -34,21 +36,29 @@ LITTLE = 1 << 16  # bytes of an epoch
 PIPELINES = ("images", "records", "text", "cached")
 
 
+def encode_images(count: int, generator: Any) -> Iterator[Any]:
+    """JPEGs of 500 x 375, each a scalar string, from a generator of NumPy."""
+    import numpy as np
+    import tensorflow as tf
+
+    smooth = generator.integers(0, 256, (24, 32, 3)).astype(np.float32)
+    for number in range(count):
+        image = tf.image.resize(np.roll(smooth, number, 0), [375, 500]) + generator.normal(0, 12, (375, 500, 3))
+        yield tf.io.encode_jpeg(tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8))
+
+
 def make_data(folder: Path, rows: int) -> None:
     """JPEGs of 500 x 375, records of 100 KB, and lines of 200 numbers."""
     import numpy as np
     import tensorflow as tf
 
     generator = np.random.default_rng(0)
-    smooth = generator.integers(0, 256, (24, 32, 3)).astype(np.float32)
     with (
         tf.io.TFRecordWriter(str(folder / "rows.tfrecord")) as records,
         (folder / "rows.csv").open("w") as lines,
     ):
-        for number in range(rows):
-            image = tf.image.resize(np.roll(smooth, number, 0), [375, 500]) + generator.normal(0, 12, (375, 500, 3))
-            image = tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8)
-            tf.io.write_file(str(folder / f"{number:05}.jpg"), tf.io.encode_jpeg(image))
+        for number, encoded in enumerate(encode_images(rows, generator)):
+            tf.io.write_file(str(folder / f"{number:05}.jpg"), encoded)
             records.write(generator.bytes(100_000))
             lines.write(",".join(f"{one:.6f}" for one in generator.random(200)) + "\n")
 

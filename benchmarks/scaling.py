@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from input import encode_images
+
 from matex_tf.launch import cli
 from matex_tf.world import placement
 
@@ -31,15 +33,10 @@ ROWS = {"arrays": 3072, "images": 2048}
 def make_images(folder: Path) -> None:
     """JPEGs, each of 64 images 32 times."""
     import numpy as np
-    import tensorflow as tf
 
-    generator = np.random.default_rng(0)
-    smooth = generator.integers(0, 256, (24, 32, 3)).astype(np.float32)
-    for number in range(64):
-        image = tf.image.resize(np.roll(smooth, number, 0), [375, 500]) + generator.normal(0, 12, (375, 500, 3))
-        encoded = tf.io.encode_jpeg(tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8)).numpy()
+    for number, encoded in enumerate(encode_images(64, np.random.default_rng(0))):
         for copy in range(32):
-            (folder / f"{number * 32 + copy:05}.jpg").write_bytes(encoded)
+            (folder / f"{number * 32 + copy:05}.jpg").write_bytes(encoded.numpy())
 
 
 def prepare(script: str, folder: Path) -> tuple[Any, dict[str, Any]]:

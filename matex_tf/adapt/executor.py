@@ -68,7 +68,7 @@ _agreed: Ratios = ()
 
 
 def override_choice(choose: Choose | None, steps: int = STEPS) -> None:
-    """For tests: begin with equal ratios; after each `steps` steps `choose`, with the arguments of
+    """For tests and benchmarks: begin with equal ratios; after each `steps` steps `choose`, with the arguments of
     `Control.choose_ratios`, returns the next ones.
     """
     global _choose, _steps, _agreed
