@@ -152,6 +152,7 @@ class Reader:
                 continue
             op_key = (*key, record.name)
             is_same = record.number in reading.nodes and changed.isdisjoint(record.before)
+            is_same = is_same and not _has_old_inputs(reading, record.number)
             if is_same and op_key not in self._changed_keys and not (have_controls_changed and record.is_stateful):
                 nodes += reading.nodes[record.number]
                 for node in filter(is_batch, reading.nodes[record.number]):
@@ -306,6 +307,17 @@ class Reader:
                 value.placement = placement
             self.batch_rows = count_rows(node.outputs)
         return decision
+
+
+def _has_old_inputs(reading: _Reading, number: int) -> bool:
+    """Whether `spread_rows` made nodes for this op from values that a later reading has replaced.
+
+    Such nodes repeat ops that stand before the inputs of the op, which may be unchanged.
+    """
+    *made, _ = reading.nodes[number] or [None]
+    own = {id(value) for node in made for value in node.outputs}
+    inputs = (value for node in made for value in node.inputs if id(value) not in own)
+    return any(reading.values.get(id(value.tensor)) is not value for value in inputs)
 
 
 def _is_split(inputs: Iterable[Value]) -> bool:

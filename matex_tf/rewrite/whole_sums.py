@@ -20,16 +20,19 @@ def find_needed_sums(program: Program) -> dict[Key, Placement]:
     """The placements to which sums are converted where they arise, by the keys of the sums.
 
     A sum becomes whole if one op needs it whole and another takes it unchanged. A sum becomes pieces if all that
-    depends on it, by elementwise ops, needs a piece.
+    depends on it, by elementwise ops, needs a piece, unless an op combines it with rows: such an op cannot take a
+    piece, and would gather the rows.
     """
     converted: set[Key] = set()
     unchanged: set[Key] = set()
     _note_needs(program, converted, unchanged)
     needed = dict.fromkeys(converted & unchanged, WHOLE)
-    cuts_of_sums: dict[Key, tuple[int, ...]] = {}
     if any(value.placement.cuts for value in program.inputs):  # the step takes variables in pieces
-        _find_cuts(program, {}, converted, cuts_of_sums)
-    return needed | {key: cut(cuts) for key, cuts in cuts_of_sums.items()}
+        found: dict[Key, Placement] = {}
+        met_rows: set[Key] = set()
+        _find_cuts(program, {}, converted, found, met_rows)
+        needed |= {key: WHOLE if key in met_rows else piece for key, piece in found.items()}
+    return needed
 
 
 def _note_needs(program: Program, converted: set[Key], unchanged: set[Key]) -> None:
@@ -43,13 +46,18 @@ def _note_needs(program: Program, converted: set[Key], unchanged: set[Key]) -> N
 
 
 def _find_cuts(
-    program: Program, wanted: dict[int, tuple[int, ...]], converted: set[Key], found: dict[Key, tuple[int, ...]]
+    program: Program,
+    wanted: dict[int, tuple[int, ...]],
+    converted: set[Key],
+    found: dict[Key, Placement],
+    met_rows: set[Key],
 ) -> None:
     """Go back from pieces to the sums that they are made of.
 
     wanted: the cuts of the pieces that some op needs, directly or later, by the ids of values.
     converted: the keys of sums that some op takes converted.
-    found: gets the cuts of the sums, by their keys.
+    found: gets the pieces of the sums, by their keys.
+    met_rows: gets the keys of the values that an op combines with rows, directly or later.
     """
 
     def want(value: Value, cuts: tuple[int, ...]) -> None:
@@ -57,18 +65,22 @@ def _find_cuts(
             return
         wanted.setdefault(id(value), cuts)
         if value.placement.is_partial:
-            found.setdefault(value.key, cuts)
+            found.setdefault(value.key, cut(cuts))
 
     for node in reversed(program.nodes):
         for body in node.bodies:
-            _find_cuts(body, wanted, converted, found)
+            _find_cuts(body, wanted, converted, found, met_rows)
             for inner, value in zip(body.inputs, node.inputs[1:] if node.type in _BRANCHES else ()):
                 if id(inner) in wanted and not value.placement.is_held:
                     want(value, wanted[id(inner)])
         for value, need in zip(node.inputs, node.decision.needs):
             if need is not None and need.is_piece:
                 want(value, need.cuts)
-        if len(node.outputs) == 1 and id(node.outputs[0]) in wanted:
+        if any(value.placement.is_sharded for value in node.inputs):
+            met_rows.update(value.key for value in node.inputs)
+        if len(node.outputs) == 1 and node.outputs[0].key in met_rows:
+            met_rows.update(value.key for value in _list_sources(node))
+        elif len(node.outputs) == 1 and id(node.outputs[0]) in wanted:
             for value in _list_sources(node):
                 if node.type == WHOLE_SUM or not value.placement.is_partial or value.key in converted:
                     want(value, wanted[id(node.outputs[0])])

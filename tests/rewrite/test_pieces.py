@@ -109,6 +109,14 @@ def centred(x, y):
     return tf.reduce_sum(m, 0)
 
 
+def normalized(x, y):
+    """A statistic of the batch has a moving average, as that of BatchNormalization."""
+    products = x[:, :, None] * y[:, None, :]
+    mean = tf.reduce_mean(products, 0)
+    of.slots[0].assign_add((mean - of.slots[0]) * 0.1)
+    return tf.reduce_sum((products - tf.sqrt(mean**2)) ** 2)
+
+
 CASES = [adam, clipped_by_global_norm, clipped_by_value, lamb, only_if_finite, accumulated, read_whole, in_a_loop,
          centred]  # fmt: skip
 
@@ -138,6 +146,14 @@ def test_gradients_of_pieces_are_not_summed_whole(step):
     sums = [one for one in one.requests if one.kind == "sum" and not one.owned]
     whole = [one for one in sums if one.tensor == (5, 3) and not one.cuts]
     assert not whole and any(one.cuts for one in sums)
+
+
+def test_rows_are_not_gathered_for_a_sum_that_ranks_hold_in_pieces():
+    one = simulate(normalized, 2)
+    found = one.run((4, 3), 2)
+    assert {one.kind for one in one.requests} == {"sum"}
+    for want, have in zip(one.run_alone(2) * 2, (each for rank in found for each in rank), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
 
 
 def test_an_op_that_takes_a_variable_whole_is_told():

@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import growing
+import keras
 import pytest
 import tensorflow as tf
 from simulated_ranks import Meeting, Simulation, find_difference
@@ -15,7 +16,7 @@ from tensorflow.python.eager import context
 
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
-from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.placement import BATCH, WHOLE, hold
 from matex_tf.rewrite.propagate import Reader, find_needed_sums, read_program
 from matex_tf.rewrite.sharing import Slice
 
@@ -55,6 +56,27 @@ def test_a_graph_that_is_read_again_is_read_as_if_for_the_first_time(function, a
         afresh, whole = _read_afresh(graph, placements, more)
     assert _describe(program) == _describe(afresh)
     assert whole or function is not _take_both
+
+
+def test_nodes_take_values_of_the_last_reading():
+    """Where optimizer variables in pieces change the placement of a statistic, whose gradient is repeated for rows."""
+    layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.Flatten(), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input((4, 4, 3)), *layers])
+    optimizer = keras.optimizers.SGD(momentum=0.9)
+    optimizer.build(model.trainable_variables)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
+    graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([32, 4, 4, 3])).graph
+    slots = {id(one.value.handle): one.shape.num_elements() for one in optimizer.variables[2:]}
+    sizes = [slots.get(id(outer)) for outer, _ in graph.captures]
+    held = [WHOLE if size is None else hold((0, size // 2, size), number) for number, size in enumerate(sizes)]
+    program = read_program(graph, [BATCH, *held], rows=32)
+    found = {id(value) for node in program.nodes for value in node.outputs}.union(map(id, program.inputs))
+    assert not [node.key for node in program.nodes for value in node.inputs if id(value) not in found]
 
 
 def _read_afresh(graph, placements, whole):
