@@ -60,7 +60,7 @@ def test_a_graph_that_is_read_again_is_read_as_if_for_the_first_time(function, a
 
 def test_nodes_take_values_of_the_last_reading():
     """Where optimizer variables in pieces change the placement of a statistic, whose gradient is repeated for rows."""
-    layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.Flatten(), keras.layers.Dense(2)]
+    layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.Flatten()]
     model = keras.Sequential([keras.Input((4, 4, 3)), *layers])
     optimizer = keras.optimizers.SGD(momentum=0.9)
     optimizer.build(model.trainable_variables)
