@@ -151,6 +151,7 @@ def on_device(case: Case, normalises: bool = False) -> Case:
     """
 
     def built(keras: Any, shape: tuple[int, ...]) -> Any:
+        import numpy as np
         import tensorflow as tf
 
         def after(x: Any, seconds: Any) -> Any:
@@ -161,6 +162,16 @@ def on_device(case: Case, normalises: bool = False) -> Case:
             waited = tf.numpy_function(pause, [x, seconds], x.dtype)
             waited.set_shape(x.shape)
             return waited
+
+        def sums(x: Any, value: Any) -> Any:
+            """A gradient of the size of `value`, over the rows of x: of an op of its own type, PyFuncStateless."""
+
+            def fill(rows: Any) -> Any:
+                return np.full(value.shape, rows.sum(), rows.dtype)
+
+            made = tf.numpy_function(fill, [x], x.dtype, stateful=False)
+            made.set_shape(value.shape)
+            return made
 
         def begin(x: Any, seconds: Any, values: Any) -> Any:
             with tf.control_dependencies(values):  # a device, too, has a layer's weights before it computes the layer
@@ -181,8 +192,7 @@ def on_device(case: Case, normalises: bool = False) -> Case:
                 def compute(x: Any, *values: Any) -> Any:
                     def backwards(upstream: Any) -> Any:
                         upstream = after(upstream, 2 * seconds)
-                        mean = tf.reduce_mean(upstream)
-                        return upstream, *(tf.fill(one.shape, mean) for one in values)
+                        return upstream, *(sums(upstream, one) for one in values)
 
                     return begin(x, seconds, values), backwards
 
@@ -195,7 +205,8 @@ def on_device(case: Case, normalises: bool = False) -> Case:
             places = math.prod(layer.output.shape[1:-1])
             steps += [keras.layers.BatchNormalization()] * normalises
             steps.append(OnDevice(shapes, 2.0 * math.prod(kernel) * places))
-        return keras.Sequential([keras.Input(shape), *steps])
+        first = keras.layers.Dense(*shape, use_bias=False)  # ranks share steps that compute on rows, which sleep is not
+        return keras.Sequential([keras.Input(shape), first, *steps])
 
     return replace(case, title=f"{case.title}, on a device", shape=(10,), build=built)
 
