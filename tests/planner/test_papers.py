@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from matex_tf.planner import queueing
+from matex_tf.planner import buckets, queueing
 from matex_tf.planner.papers import __main__ as papers
 from matex_tf.planner.papers import gadei, htc, htc_minibatch, ibatch, matex, networks, xai
 
@@ -20,23 +21,22 @@ def test_the_page_is_what_the_models_give():
 
 
 def test_xai_closed_form_is_the_sum_and_2_at_the_edge():
+    def sending(workers, at_once, share):
+        """Equations 2 to 4, as printed."""
+        if at_once > 1:
+            return math.comb(workers, at_once) * share**at_once
+        return 1 - math.fsum(sending(workers, m, share) for m in range(2, workers + 1))
+
     for workers, share in itertools.product(range(2, 9), (0.05, 0.1, 0.3, 0.7)):
-        summed = xai.expected_bandwidth(workers, share, 1.0)
-        assert summed.value == pytest.approx(xai.expected_bandwidth_closed(workers, share), rel=1e-12)
-        assert bool(summed.outside) == (share >= 1 / (workers - 1))
+        summed = math.fsum(m * sending(workers, m, share) for m in range(1, workers + 1))
+        assert summed == pytest.approx(xai.expected_bandwidth_closed(workers, share), rel=1e-12)
+        assert bool(xai.servers(workers, share).outside) == (share >= 1 / (workers - 1))
     for workers in range(3, 65):
         assert xai.expected_bandwidth_closed(workers, 1 / (workers - 1)) == pytest.approx(2, rel=1e-9)
         assert "has to be below" in str(xai.servers(workers, 1 / (workers - 1)))
-    assert xai.sending(6, 1, 0.3) == pytest.approx(-1.03, abs=0.005), "no probability outside the domain"
+    assert sending(6, 1, 0.3) == pytest.approx(-1.03, abs=0.005), "no probability outside the domain"
     assert [xai.servers(*case).value for case in ((8, 0.5), (16, 0.3))] == [45, 182]
-    assert xai.servers_synchronous(8, 2.0) == 4 and xai.servers_without_collisions(0.5) == 2
-
-
-def test_xai_says_what_a_calibration_cannot_be():
-    found = xai.Calibration(alone=0.8, batch=1.0, worker_bandwidth=1e9, server_bandwidth=1e9)
-    assert found.share == pytest.approx(0.2) and found.transfer == pytest.approx(0.2)
-    with pytest.raises(ValueError, match="shorter than one without"):
-        xai.Calibration(1.0, 0.8, 1e9, 1e9)
+    assert xai.transfer_share(0.2, 1.0) == pytest.approx(0.2)
     with pytest.raises(ValueError, match="P_t from 0 to 1"):
         xai.servers(4, 1.5)
 
@@ -113,16 +113,24 @@ def test_htc_program_is_the_best_of_all():
         shape = random.integers(2, 7), random.integers(2, 4)
         times, memory = random.uniform(1, 10, shape).tolist(), random.uniform(1, 10, shape).tolist()
         bound = random.uniform(1, 8) * shape[0]
-        found, best = (
-            htc_minibatch.choose_by_milp(times, memory, bound),
-            htc_minibatch.choose_by_search(times, memory, bound),
-        )
-        assert (found is None) == (best is None)
-        if found is not None and best is not None:
-            assert found.seconds == pytest.approx(best.seconds)
-            assert sum(memory[k][a] for k, a in enumerate(found.algorithms)) <= bound * (1 + 1e-9)
+        found = htc_minibatch.choose_algorithms(times, memory, bound)
+        seconds = [
+            sum(row[algorithm] for row, algorithm in zip(times, algorithms))
+            for algorithms in itertools.product(range(shape[1]), repeat=shape[0])
+            if sum(row[algorithm] for row, algorithm in zip(memory, algorithms)) <= bound
+        ]
+        assert (found is None) == (not seconds)
+        if found is not None:
+            assert found.seconds == pytest.approx(min(seconds))
+            assert found.seconds == pytest.approx(sum(row[a] for row, a in zip(times, found.algorithms)))
+            assert sum(row[a] for row, a in zip(memory, found.algorithms)) <= bound * (1 + 1e-9)
             fits += 1
     assert fits > 100
+
+
+def test_htc_program_of_a_hundred_layers():
+    found = htc_minibatch.choose_algorithms([[2.0, 1.0]] * 100, [[10, 15]] * 100, 1234)
+    assert found is not None and found.seconds == 154 and sum(found.algorithms) == 46
 
 
 def test_htc_figure_2_rises_then_falls_later_with_more_memory():
@@ -136,6 +144,19 @@ def test_htc_figure_2_rises_then_falls_later_with_more_memory():
     assert peaks == sorted(set(peaks))
 
 
+def plan_best_pulls(layers):
+    """The best plan of `buckets`, with time reversed: gradients are transferred after their computation."""
+    ready = list(itertools.accumulate(reversed(layers.compute)))
+    plan = buckets.find_best_plan(ready, layers.transfer[::-1], lambda seconds: layers.start_up + seconds)
+    return tuple(layers.count - boundary for boundary in reversed(plan))
+
+
+def hides(layers, plan):
+    """Equation 5: whether each pull takes at least as long as the computation of the preceding batch."""
+    batches = list(itertools.pairwise(plan))
+    return all(layers.pull(*after) >= layers.computation(*batch) for batch, after in itertools.pairwise(batches))
+
+
 def test_ibatch_optimum_is_the_best_plan_there_is_and_greedy_is_no_better():
     random = np.random.default_rng(1)
     later = 0
@@ -144,23 +165,23 @@ def test_ibatch_optimum_is_the_best_plan_there_is_and_greedy_is_no_better():
         times = random.exponential(1, count).tolist(), random.exponential(scale, count).tolist()
         layers = ibatch.Layers(*times, random.choice([0.0, 0.1, 1.0]))
         plans = [(0, *cuts, count) for size in range(count) for cuts in itertools.combinations(range(1, count), size)]
-        best, greedy = (
-            ibatch.compute_end(layers, ibatch.plan_best(layers)),
-            ibatch.compute_end(layers, ibatch.plan_greedy(layers)),
-        )
+        best = ibatch.compute_end(layers, plan_best_pulls(layers))
+        greedy = ibatch.compute_end(layers, ibatch.plan_greedy(layers))
         assert best == pytest.approx(min(ibatch.compute_end(layers, plan) for plan in plans))
         assert greedy >= best - 1e-12
         later += greedy > best * (1 + 1e-9)
         for plan in plans:
-            estimate = ibatch.execution_time(layers, plan)
-            assert estimate.outside or estimate.value == pytest.approx(ibatch.compute_end(layers, plan))
+            if hides(layers, plan):  # the sum of equations 1 to 4: a pull, the other pulls, the last computation
+                pulls = sum(layers.pull(*batch) for batch in itertools.pairwise(plan))
+                summed = pulls + layers.computation(plan[-2], plan[-1])
+                assert summed == pytest.approx(ibatch.compute_end(layers, plan))
     assert later, "the greedy plan is not always best"
 
 
 def test_ibatch_algorithms_meet_equation_5():
     layers = ibatch.Layers([1.0] * 6, [2.0] * 6, 0.5)
     for plan in (ibatch.plan_front_to_back(layers), ibatch.plan_back_to_front(layers)):
-        assert plan is not None and plan[0] == 0 and plan[-1] == 6 and ibatch.hides(layers, plan)
+        assert plan is not None and plan[0] == 0 and plan[-1] == 6 and hides(layers, plan)
     with pytest.raises(ValueError, match="for each time"):
         ibatch.Layers([1.0], [1.0, 2.0], 0.0)
 

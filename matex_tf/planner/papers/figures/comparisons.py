@@ -1,4 +1,7 @@
-"""All reproduced numbers of the five papers, published and calculated, with the numbers that cannot be explained."""
+"""All reproduced numbers of the five papers, published and calculated, with the numbers that cannot be explained.
+
+Each function yields the lines of one paper's table, in the order of docs/papers.md.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,16 @@ from matex_tf.planner.papers.figures.figure import CALCULATED, FITTED, PREDICTED
 
 _XAI_ADAPTER = 20e9 / 8
 """Bytes a second of the cluster "HPC" (Table 2)."""
-_SHARES = [q / 100 for q in range(1, 100)]
+_SHARES = [percent / 100 for percent in range(1, 100)]
+"""Values of T_t / T, the fraction of a step in which a worker transfers."""
 
 
 def compare_xai() -> Iterator[Figure]:
     edge = max(abs(xai.expected_bandwidth_closed(n, 1 / (n - 1)) - 2) for n in range(3, 65))
     yield Figure(
         "4.2.2, eq. 5", "E_BW / BW_w at the edge of the domain, T_t/T = 1/(n-1)", "",
-        f"2 for n = 3 to 64 (within {max(edge, 1e-12):.0e})",
-        CALCULATED, "so within its domain eq. 6 never asks for more than 2 BW_w / BW_ps servers",
+        f"2 for n = 3 to 64 (within {max(edge, 1e-12):.0e})", CALCULATED,
+        "so within its domain eq. 6 never asks for more than 2 BW_w / BW_ps servers",
     )  # fmt: skip
     cases = [(n, share) for n in range(2, 7) for share in _SHARES[:20] if not xai.explain_outside(n, share)]
     server_counts = {xai.servers(*case).value for case in cases}
@@ -164,7 +168,7 @@ def compare_ibatch() -> Iterator[Figure]:
 
 
 def _compare_sparse_gradients() -> Iterator[Figure]:
-    """The share of pulls on 72 nodes: that of 30 nodes times 72/30, or scaled like VGG19-22K's communication."""
+    """Pulls on 72 nodes take their time on 30 nodes times 72/30, or times the growth of VGG19-22K's communication."""
     vgg_factor = ibatch.communication_share(72, 26) / ibatch.communication_share(30, 22)
     speedups = []
     for factor in (72 / 30, vgg_factor):
@@ -186,16 +190,13 @@ def compare_matex() -> Iterator[Figure]:
         fit = matex.fit_ratio(nets)
         yield Figure(
             "IV-B, Fig. 11a", f"speedup on 16 nodes: {', '.join(names)}; {label}",
-            format_list(matex.SPEEDUP_16.values(), "g"),
-            format_list(fit.speedups.values(), ".1f"), FITTED, f"one constant, {fit.ratio:.1f} operations a byte; "
-            f"within "
-            f"{fit.largest_error:.1%}",
+            format_list(matex.SPEEDUP_16.values(), "g"), format_list(fit.speedups.values(), ".1f"), FITTED,
+            f"one constant, {fit.ratio:.1f} operations a byte; within {fit.largest_error:.1%}",
         )  # fmt: skip
     grouped = matex.GROUPED
     errors = matex.leave_one_out(grouped)
     yield Figure(
-        "IV-B, Fig. 11a", "the same, each from the three others", "", format_list(errors.values(), "+.1%"),
-        PREDICTED,
+        "IV-B, Fig. 11a", "the same, each from the three others", "", format_list(errors.values(), "+.1%"), PREDICTED,
         "AlexNet with groups",
     )  # fmt: skip
     alexnet_fit = matex.fit_ratio(grouped, ["AlexNet"])
@@ -231,7 +232,7 @@ PAPERS = {
 
 
 def _compute_async_gain(workers: int, servers: int, share: float) -> float:
-    """Asynchronous steps (exact) over steps in which all workers transfer at once (4.2.2), for T_t/T of `share`."""
+    """Asynchronous steps a second (exact model) over those with all transfers at once (4.2.2); `share` is T_t / T."""
     synchronous = workers / (1 - share + share * max(1.0, workers / servers))
     return queueing.compute_throughput(workers, servers, 1 - share, share) / synchronous
 
@@ -253,8 +254,8 @@ def _format_range(values: set[float]) -> str:
 
 def _find_peak_batch(gibibytes: float) -> int:
     """The batch size, in steps of 32 rows, with the most rows a second."""
-    found = htc_minibatch.list_batches(htc.ALEXNET, range(32, 512, 32), gibibytes * 2**30)
-    return max(found, key=lambda batch: batch.rows_per_second).rows
+    batches = htc_minibatch.list_batches(htc.ALEXNET, range(32, 512, 32), gibibytes * 2**30)
+    return max(batches, key=lambda batch: batch.rows_per_second).rows
 
 
 def _format_mib(memory: htc.Memory) -> str:
