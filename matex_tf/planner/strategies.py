@@ -198,10 +198,11 @@ def predict_pieces(predictor: Predictor, allreduce: Prediction, update: Update, 
 
 def _estimate_within_host(links: Links, size: float, estimate: Callable[[float, AnyLink], float]) -> float:
     """Seconds of an operation that takes `estimate(bytes, memory)` within a host, in chunks."""
-    return estimate_chunks(
-        lambda part: links.scale_measured(part, functools.partial(estimate, part)),
-        collectives.CHUNK_WITHIN_HOST, 0.0, size,
-    )  # fmt: skip
+
+    def estimate_chunk(chunk: float) -> float:
+        return links.scale_measured(chunk, functools.partial(estimate, chunk))
+
+    return estimate_chunks(estimate_chunk, collectives.CHUNK_WITHIN_HOST, size)
 
 
 def _find_async_obstacle(predictor: Predictor, allreduce: Prediction) -> str:
@@ -228,14 +229,12 @@ def predict_async(predictor: Predictor, ranks: int) -> Prediction:
 def predict_local(predictor: Predictor, allreduce: Prediction, period: int) -> Prediction:
     """Ranks that average their weights every `period` steps, instead of reducing gradients in each step."""
     links, ranks, size = predictor.links, allreduce.ranks, float(predictor.plan.gradient_bytes)
-    chunk = collectives.CHUNK if ranks > links.per_host else collectives.CHUNK_WITHIN_HOST
-    meeting = links.estimate_small(ranks, 0)
-    average_seconds = {
-        name: meeting + estimate_chunks(sum_of, chunk, 0.0, size)
-        for name, sum_of in links.list_algorithms(ranks).items()
-    }
-    best = min(average_seconds, key=lambda name: average_seconds[name])
-    return predictor.make_prediction(ranks, allreduce.compute, average_seconds[best] / period, best, False)
+    meeting, max_bytes = links.estimate_small(ranks, 0), links.find_chunk_bytes(ranks)
+    average_seconds, algorithm = min(
+        (meeting + estimate_chunks(estimate_sum, max_bytes, size), name)
+        for name, estimate_sum in links.list_algorithms(ranks).items()
+    )
+    return predictor.make_prediction(ranks, allreduce.compute, average_seconds / period, algorithm, False)
 
 
 def choose_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, str]:

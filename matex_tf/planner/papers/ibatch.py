@@ -136,8 +136,8 @@ def plan_by_layer(layers: Layers) -> Plan:
 def speedup_with_pulls_hidden(nodes: int, default: float) -> float:
     """Speedup on `nodes` if all pulls are hidden, from the speedup `default` without hiding.
 
-    Our model: a step on one node takes 1, so a step on `nodes` takes 1 + communication = nodes / default. Pulls are half
-    of the communication; the other half, pushes, is exposed.
+    Our model: if a step on one node takes 1, a step on `nodes` takes 1 + communication = nodes / default. Pulls are
+    half of the communication; the other half, pushes, is exposed.
     """
     _check_speedup(nodes, default)
     return nodes / (1 + (nodes / default - 1) / 2)
