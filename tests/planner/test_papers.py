@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from matex_tf.planner import buckets, queueing
-from matex_tf.planner.papers import __main__ as papers
-from matex_tf.planner.papers import gadei, htc, htc_minibatch, ibatch, matex, networks, xai
+from matex_tf.planner.papers import htc, htc_minibatch, ibatch, xai
 
-PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "papers.md"
+sys.path.insert(0, str(DOCS / "figures"))
+
+import papers_page  # noqa: E402
+from papers import comparisons, gadei, htc_gpus, ibatch_speedups, matex, networks  # noqa: E402
 
 
 def test_the_page_is_what_the_models_give():
-    assert PAGE.read_text() == papers.format_page(), "run: python -m matex_tf.planner.papers > docs/papers.md"
+    assert PAGE.read_text() == papers_page.format_page(), "run: python docs/figures/papers_page.py > docs/papers.md"
 
 
 def test_xai_closed_form_is_the_sum_and_2_at_the_edge():
@@ -58,7 +63,7 @@ def test_xai_figures_8_9_and_10():
     assert any(0.385 < share < 0.415 for share in both), "one share gives both of Figure 10's numbers"
     layers = list(networks.ALEXNET_LAYERS.values())
     assert sum(layers) == 62_378_344, "XAI's Table 1"
-    first, second, third, fourth = xai.shares_by_layer(layers, 4)
+    first, second, third, fourth = comparisons.divide_layers(layers, 4)
     assert second > third > 2 * max(first, fourth) and second > 0.6
 
 
@@ -79,11 +84,11 @@ def test_exact_servers_are_those_of_the_specification():
 
 
 def test_htc_lemmas_are_as_printed_and_turn_around():
-    assert f"{htc.overhead(4, 0.8):.0%}" == "9%" and htc.gpus_for(3, 0.1) == 4
-    assert htc.overhead(7, htc.efficiency(7, 0.05)) == pytest.approx(0.05)
-    assert htc.gpus_for(11, 0.1) is None, "Amdahl's ceiling is (1 + R_O) / R_O = 11"
+    assert f"{htc_gpus.overhead(4, 0.8):.0%}" == "9%" and htc_gpus.gpus_for(3, 0.1) == 4
+    assert htc_gpus.overhead(7, htc_gpus.efficiency(7, 0.05)) == pytest.approx(0.05)
+    assert htc_gpus.gpus_for(11, 0.1) is None, "Amdahl's ceiling is (1 + R_O) / R_O = 11"
     with pytest.raises(ValueError, match="above 1/4"):
-        htc.overhead(4, 0.25)
+        htc_gpus.overhead(4, 0.25)
     assert htc.servers(8, 0.5e9, 1e9, 2.0).value == 4 and not htc.servers(8, 0.5e9, 1e9, 2.0).outside
     assert htc.servers(8, 2e9, 1e9, 2.0).outside, "a worker's own link is too slow"
 
@@ -188,10 +193,10 @@ def test_ibatch_algorithms_meet_equation_5():
 
 def test_ibatch_speedups():
     for default, printed in zip((26, 25, 23, 22), (29, 28, 26, 25)):
-        assert ibatch.speedup_with_pulls_hidden(30, default) == pytest.approx(printed, rel=0.04)
-    assert ibatch.ceiling(72, 26, 1 / 3) == pytest.approx(29.6, abs=0.05)
-    assert ibatch.ceiling(72, 26, 1.0) == pytest.approx(40.7, abs=0.05)
-    assert ibatch.forward_share(72, 26, 45).outside and not ibatch.forward_share(72, 26, 32).outside
+        assert ibatch_speedups.speedup_with_pulls_hidden(30, default) == pytest.approx(printed, rel=0.04)
+    assert ibatch_speedups.ceiling(72, 26, 1 / 3) == pytest.approx(29.6, abs=0.05)
+    assert ibatch_speedups.ceiling(72, 26, 1.0) == pytest.approx(40.7, abs=0.05)
+    assert ibatch_speedups.forward_share(72, 26, 45).outside and not ibatch_speedups.forward_share(72, 26, 32).outside
 
 
 def test_matex_strong_scaling():
@@ -204,9 +209,9 @@ def test_matex_strong_scaling():
 
 
 def test_ibatch_with_sparse_gradients_is_linear_where_pulls_hide():
-    assert ibatch.communication_share(30, 25) == pytest.approx(0.2)
-    assert ibatch.speedup_with_sparse_gradients(72, 0.3, 1 / 3) == 72
-    assert ibatch.speedup_with_sparse_gradients(72, 0.5, 0.25) == pytest.approx(72 / 1.25)
+    assert ibatch_speedups.communication_share(30, 25) == pytest.approx(0.2)
+    assert ibatch_speedups.speedup_with_sparse_gradients(72, 0.3, 1 / 3) == 72
+    assert ibatch_speedups.speedup_with_sparse_gradients(72, 0.5, 0.25) == pytest.approx(72 / 1.25)
 
 
 def test_gadei_bandwidth_is_table_4_but_for_joule():

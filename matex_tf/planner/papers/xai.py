@@ -14,7 +14,6 @@ missing, and P_t(n, 1) may be negative.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from matex_tf import arguments
 from matex_tf.planner.papers.domain import Estimate, check_positive
@@ -55,16 +54,6 @@ def servers(workers: int, share: float, ratio: float = 1.0) -> Estimate:
     """PS(n) for asynchronous updates, equation 6, rounded up; `ratio` is BW_ps / BW_w."""
     check_positive("servers", ratio=ratio)
     return Estimate(_round_up(expected_bandwidth_closed(workers, share) / ratio), explain_outside(workers, share))
-
-
-def shares_by_layer(parameters: Sequence[int], servers: int) -> list[float]:
-    """The fraction of all parameters on each server, if layer i is on server i % servers (7.3, Fig. 9 above).
-
-    If the parameters are divided by size, each server has 1 / servers (Fig. 9 below).
-    """
-    servers = arguments.check_whole_number("shares_by_layer", "servers", servers)
-    check_positive("shares_by_layer", parameters=sum(parameters))
-    return [sum(parameters[server::servers]) / sum(parameters) for server in range(servers)]
 
 
 def _round_up(count: float) -> int:

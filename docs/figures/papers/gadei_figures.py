@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from matex_tf.planner.papers import gadei
-from matex_tf.planner.papers.figures.figure import CALCULATED, PREDICTED, UNEXPLAINED, Figure, format_list
+from papers import gadei
+from papers.figure import CALCULATED, PREDICTED, UNEXPLAINED, Figure, format_list
 
 _FINE = 0.005
 """The relative error up to which a number counts as reproduced by the formula."""

@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from papers.networks import ALEXNET, ALEXNET_GROUPED, GOOGLENET, INCEPTION_V3, RESNET_50, Network
+
 from matex_tf import arguments
 from matex_tf.planner.papers.domain import check_positive
-from matex_tf.planner.papers.networks import ALEXNET, ALEXNET_GROUPED, GOOGLENET, INCEPTION_V3, RESNET_50, Network
 
 BATCH = {"AlexNet": 256, "GoogLeNet": 256, "InceptionV3": 128, "ResNet-50": 64}
 """Rows of the global batch (IV-B)."""
