@@ -13,16 +13,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from matex_tf.deploy.job import JobError, UnreachableError, format_count
 from matex_tf.tune import rungs
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines import warm_start
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
+from matex_tf.tune.screen import Screen
 from matex_tf.tune.space_file import Specification
 from matex_tf.tune.starter import RunningTrial, Starter, get_trial_folder
-from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
+from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, hold_folder
 from matex_tf.world import file_locks
 
 POLL_INTERVAL = 0.05  # seconds
@@ -33,22 +34,6 @@ MAX_EQUAL_FAILURES = 3
 
 class SearchError(RuntimeError):
     """The search cannot continue; the text gives the reason and the fix."""
-
-
-class Screen(Protocol):
-    """Shows the progress of a search."""
-
-    def show_start(self, record: Record) -> None:
-        """A trial starts."""
-
-    def show_running(self, trials: dict[int, Trial]) -> None:
-        """The running trials were polled."""
-
-    def show_end(self, record: Record, best: Record | None) -> None:
-        """A trial has ended, or has reached a rung."""
-
-    def print_line(self, text: str) -> None:
-        """Print a message."""
 
 
 @dataclass

@@ -15,14 +15,14 @@ from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import OFF, ON, Choice, Condition, Number, Parameter, Space
 
 _TOP = ("objective", "search", "files")
-_RANGES = {  # for each kind: whether it is logarithmic, whether values are integers
+RANGES = {  # for each kind: whether it is logarithmic, whether values are integers
     "float": (False, False),
     "int": (False, True),
     "log": (True, False),
     "log_int": (True, True),
 }
 _CHOICE, _FLAG, _WHEN, _ELSE = "choice", "flag", "when", "otherwise"
-_KINDS = (*_RANGES, _CHOICE, _FLAG)
+_KINDS = (*RANGES, _CHOICE, _FLAG)
 _OBJECTIVE = ("minimize", "maximize", "regex", "take")
 _TAKE_VALUES = ("last", "best")
 _NAME = re.compile(r"--?[A-Za-z0-9][\w.-]*|\$[A-Za-z_]\w*|[A-Za-z_]\w*")
@@ -129,7 +129,7 @@ class _Reader:
         return Choice(name, (OFF, ON), is_flag=True, when=when)
 
     def _read_range(self, name: str, kind: str, node: yaml.Node) -> Number:
-        log, whole = _RANGES[kind]
+        log, whole = RANGES[kind]
         if not isinstance(node, yaml.SequenceNode) or len(node.value) != 2:
             self._refuse_node(node, f"{name}: expected {kind}: [LEAST, MOST]")
         low, high = (self._read_number(name, item, whole) for item in node.value)
