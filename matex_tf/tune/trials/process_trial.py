@@ -29,9 +29,9 @@ from matex_tf.world.hosts import host_lists
 
 
 class ProcessTrial(Trial):
-    """A trial that runs the command `command`.
+    """A trial that is a child process, with its group of processes.
 
-    Must be created in the main thread: a trial ends with the thread that has started it.
+    It must be started in the main thread: a trial ends with the thread that has started it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ProcessTrial(Trial):
         if slot.part:
             environment.setdefault("MATEX_PLACEMENT", f"spread:{slot.part}")
         if slot.hosts and "SLURM_JOB_ID" in environment:
-            environment["SLURM_OVERLAP"] = "1"  # otherwise a step waits for the cores of another step
+            environment["SLURM_OVERLAP"] = "1"  # otherwise a Slurm step waits for the cores of another step
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         with hold_folder(folder) as lock, (folder / OUTPUT).open("ab") as output:
             # Ctrl-C in the terminal goes to the search only, which then ends its trials.
@@ -103,12 +103,9 @@ class Processes:
         limit: float, pause: int | None,
     ) -> Trial:  # fmt: skip
         """Start a trial of `target` in its folder."""
-        host_options = [word for name in variables for word in ("-x", name)] if slot.hosts else []  # for other hosts
-        command = [*self.matex, "run", "-n", str(self.ranks), *self.make_options(slot), *host_options, *target]
+        options = list(self.options)
+        if slot.hosts:
+            options = host_lists.replace_hosts(self.options, slot.hosts, mpirun_options.OPENMPI)
+            options += [word for name in variables for word in ("-x", name)]  # ranks on other hosts need them
+        command = [*self.matex, "run", "-n", str(self.ranks), *options, *target]
         return ProcessTrial(folder, command, variables, objective, slot, limit, pause)
-
-    def make_options(self, slot: Slot) -> list[str]:
-        """The options of a trial, with the hosts of its slot."""
-        if not slot.hosts:
-            return list(self.options)
-        return host_lists.replace_hosts(self.options, slot.hosts, mpirun_options.OPENMPI)
