@@ -51,18 +51,21 @@ WHOLE = Slot()
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a trial. `why` explains a failure; failures with the same short `kind` are alike.
-
-    `tail` is the end of its output.
-    """
+    """The outcome of a trial."""
 
     state: str
+    """DONE, FAILED, STOPPED or PAUSED."""
     value: float = math.nan
+    """The objective; NaN if there is none."""
     curve: tuple[Point, ...] = ()
     kind: str = ""
+    """A short name of the reason of a failure: failures of the same kind are alike."""
     why: str = ""
+    """The explanation of a failure."""
     tail: str = ""
+    """The end of the output."""
     seconds: float = 0.0
+    """Of this start."""
 
 
 class Trial(ABC):
