@@ -1,6 +1,7 @@
 """Extracts the steps of a process from the events that its engine recorded (`ops/records.py`).
 
-A step lasts from the end of one update of weights to the end of the next update of the same model.
+A step lasts from the end of one update of weights to the end of the next update of the same model. `find_steps` finds
+these borders, reads the events between them (`_read_step`), and keeps the steps that are alike.
 """
 
 from __future__ import annotations
@@ -23,20 +24,24 @@ _OTHERS = ("collective", "allgather", "broadcast", "message", "announcement")
 
 @dataclass(frozen=True)
 class Steps:
-    """Times in seconds; for gradients and collectives, medians from the start of a step; bytes of collectives.
+    """The steps of a process that are alike: with the same gradients, and the same kinds of collectives in order.
 
-    Steps are alike if they have the same gradients, and collectives of the same kinds in the same order. The bytes of a
-    collective may differ between steps, as for a sparse gradient.
+    The bytes of a collective may differ between steps, as for a sparse gradient.
     """
 
     seconds: tuple[float, ...]
+    """Of each step with these gradients."""
     rows: int
     """Rows of the global batch; 0 if no update recorded them."""
     gradients: tuple[Gradient, ...]
     ready: tuple[float, ...]
+    """For each gradient, the median seconds from the start of a step until it is ready."""
     collectives: tuple[Collective, ...]
+    """The other collectives."""
     at: tuple[float, ...]
+    """For each collective, the median seconds from the start of a step until it begins."""
     bytes: tuple[int, ...] = ()
+    """For each collective, the median bytes of this rank."""
     update: float = 0.0
     """Seconds of a step from the sums of gradients to the end of the optimizers' updates; 0: not recorded."""
     share: float = 1.0
@@ -65,9 +70,9 @@ class _Step:
 
 
 def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[int] = ()) -> Steps | None:
-    """The steps among `events` (dtype `records.EVENT`), between updates of the most common label.
+    """The steps among `events` (dtype `records.EVENT`), between updates of the most common label, which names a model.
 
-    None if there are none after the first updates.
+    None if there are no steps after the first updates.
 
     Args:
         call_ends: the end of each training call, in nanoseconds by the clock of events, ascending.
@@ -121,7 +126,7 @@ def _find_ends_of_calls(borders: np.ndarray, call_ends: Sequence[int]) -> np.nda
 def _read_step(
     events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int, sum_ends: np.ndarray
 ) -> _Step:
-    """The step between two times. `sum_ends`: the ends of gradients' sums since the beginning of the step."""
+    """The step from `begin` to `end` nanoseconds. `sum_ends`: the ends of gradients' sums since the begin."""
     ready_times = defaultdict(list)
     entries, other_collectives, rows, update = [], [], 0, 0.0
     for event, kind in sorted(zip(events.tolist(), kinds), key=lambda pair: pair[0][0]):
