@@ -206,30 +206,32 @@ def draw_chart(predictions: Sequence[Prediction]) -> str:
     """Step time (with its range) and efficiency over ranks, as SVG; logarithmic axes for ranks and milliseconds."""
     max_seconds = max(prediction.high for prediction in predictions)
     min_seconds = min(prediction.low for prediction in predictions)
-    max_exponent = max(log2(predictions[-1].ranks), 1.0)
-    octaves = max(log2(max_seconds / min_seconds), 1.0)
+    rank_doublings = max(log2(predictions[-1].ranks), 1.0)  # from the left end of the chart to the right end
+    time_doublings = max(log2(max_seconds / min_seconds), 1.0)  # from the bottom to the top
 
     def format_point(ranks: int, fraction: float) -> str:
-        x = _MARGIN + (_WIDTH - 2 * _MARGIN) * log2(ranks) / max_exponent
+        """The text "x,y" of a point at `fraction` of the height of the chart."""
+        x = _MARGIN + (_WIDTH - 2 * _MARGIN) * log2(ranks) / rank_doublings
         return f"{x:.1f},{_HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * fraction:.1f}"
 
     def scale_seconds(seconds: float) -> float:
-        return log2(seconds / min_seconds) / octaves
+        """The fraction of the height for seconds of a step."""
+        return log2(seconds / min_seconds) / time_doublings
 
     band = [format_point(prediction.ranks, scale_seconds(prediction.high)) for prediction in predictions]
     band += [format_point(prediction.ranks, scale_seconds(prediction.low)) for prediction in reversed(predictions)]
     steps = " ".join(format_point(prediction.ranks, scale_seconds(prediction.step)) for prediction in predictions)
     efficiency = " ".join(format_point(prediction.ranks, min(prediction.efficiency, 1.0)) for prediction in predictions)
-    names = [_draw_text(format_point(prediction.ranks, -0.07), str(prediction.ranks)) for prediction in predictions]
-    ticks = [f"{min_seconds * 2 ** (octaves * i / 4) * 1e3:.3g} ms" for i in range(5)]
-    names += [_draw_text(format_point(1, i / 4), tick, "end") for i, tick in enumerate(ticks)]
-    names += [_draw_text(format_point(predictions[-1].ranks, i / 4), f"{i * 25}%", "start") for i in range(5)]
+    texts = [_draw_text(format_point(prediction.ranks, -0.07), str(prediction.ranks)) for prediction in predictions]
+    ticks = [f"{min_seconds * 2 ** (time_doublings * i / 4) * 1e3:.3g} ms" for i in range(5)]
+    texts += [_draw_text(format_point(1, i / 4), tick, "end") for i, tick in enumerate(ticks)]
+    texts += [_draw_text(format_point(predictions[-1].ranks, i / 4), f"{i * 25}%", "start") for i in range(5)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
         f'font-size="11">\n<rect width="100%" height="100%" fill="white"/>\n'
         f'<polygon points="{" ".join(band)}" fill="#1f77b4" opacity="0.2"/>\n'
         f'<polyline points="{steps}" fill="none" stroke="#1f77b4" stroke-width="2"/>\n'
-        f'<polyline points="{efficiency}" fill="none" stroke="#d62728" stroke-width="2"/>\n' + "\n".join(names)
+        f'<polyline points="{efficiency}" fill="none" stroke="#d62728" stroke-width="2"/>\n' + "\n".join(texts)
         + f'\n<text x="{_MARGIN}" y="24" fill="#1f77b4">step</text>'
         + f'<text x="{_WIDTH - _MARGIN - 60}" y="24" fill="#d62728">efficiency</text>\n</svg>\n'
     )  # fmt: skip

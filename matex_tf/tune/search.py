@@ -29,7 +29,7 @@ from matex_tf.world import file_locks
 POLL_INTERVAL = 0.05  # seconds
 RETRY_INTERVAL = 30.0  # seconds until a scheduler that gave no answer is asked again
 MAX_EQUAL_FAILURES = 3
-"""The search ends if its first trials, this number of them, all fail in the same way."""
+"""The search ends after this number of trials, if all of them have failed in the same way."""
 
 
 class SearchError(RuntimeError):
@@ -59,7 +59,7 @@ class Searching:
     uses_warm_start: bool = True
     poll_interval: float = POLL_INTERVAL
     stop: str = ""
-    """Why the search is to end early; set by signals."""
+    """The reason why the search is to end early, set by signal handlers; "": it goes on."""
     _no_start_before: float = 0.0  # by the monotonic clock; inf until a trial ends
     _free_slots: list[Slot] = field(default_factory=list)
     _running: dict[int, RunningTrial] = field(default_factory=dict)  # by number of the trial

@@ -11,7 +11,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -228,29 +228,23 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
     spec = space_file.read_space(search.space, settings.name)
     earlier_trials = database.list_trials(search.id)
     search_engine = engine.make_engine(settings.engine, spec.space, settings.seed)
-    slots, job = settings.make_slots(), settings.make_job()
-    matex = find_own_command()
-    if job:
-        job = fill_name_and_command(replace(job, matex=job.matex or matex), search.target)
+    proposals = Proposals(search_engine, spec.space, settings.seed, [record.config for record in earlier_trials])
+    slots = settings.make_slots()
     with Screen(spec.space, spec.objective, settings.trials, len(slots), earlier_trials) as screen:
-        say_once = make_once(screen.print_line)
         if space_changes:
             screen.print_line(f"goes on with {name}; {'; '.join(space_changes)}")
         elif not space and (file := _find_changed_file(search, settings)):
             screen.print_line(f"{file} is not as it was; the search goes on as it began (--search {file} takes it)")
-        backend: Jobs | Processes = Processes(shlex.split(matex), settings.ranks, settings.options)
-        if job:
-            backend = Jobs(job, Path(settings.source), settings.parallel, say_once)
+        say_once = make_once(screen.print_line)
         starter = Starter(
-            folder=Path(search.folder), spec=spec, source=Path(settings.source), backend=backend, target=search.target,
-            limit=settings.limit, rungs=settings.rungs, say=screen.print_line, say_once=say_once,
+            folder=Path(search.folder), spec=spec, source=Path(settings.source),
+            backend=_make_backend(search, settings, say_once), target=search.target, limit=settings.limit,
+            rungs=settings.rungs, say=screen.print_line, say_once=say_once,
         )  # fmt: skip
-        tried = [record.config for record in earlier_trials]
         searching = Searching(
-            database=database, search=search, spec=spec, starter=starter, slots=slots,
-            proposals=Proposals(search_engine, spec.space, settings.seed, tried), trial_count=settings.trials,
-            screen=screen, uses_warm_start=settings.warm_start,
-            poll_interval=following.LOOK_EACH if job else POLL_INTERVAL,
+            database=database, search=search, spec=spec, starter=starter, slots=slots, proposals=proposals,
+            trial_count=settings.trials, screen=screen, uses_warm_start=settings.warm_start,
+            poll_interval=POLL_INTERVAL if settings.slurm is None else following.LOOK_EACH,
         )  # fmt: skip
         with _handle_signals(searching):
             best = searching.run_trials()
@@ -265,6 +259,15 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
         seconds=time.monotonic() - started_at, database=str(database.path), folder=str(folder), command=command,
         files=files, stopped=searching.stop, code=code,
     )  # fmt: skip
+
+
+def _make_backend(search: Search, settings: Settings, say_once: Callable[[str, str], None]) -> Jobs | Processes:
+    """Starts the trials: as Slurm jobs, or as processes of this machine. Raises JobError."""
+    matex, job = find_own_command(), settings.make_job()
+    if job is None:
+        return Processes(shlex.split(matex), settings.ranks, settings.options)
+    job = fill_name_and_command(replace(job, matex=job.matex or matex), search.target)
+    return Jobs(job, Path(settings.source), settings.parallel, say_once)
 
 
 def _find_changed_file(search: Search, settings: Settings) -> str:

@@ -61,7 +61,7 @@ class Outcome:
     kind: str = ""
     """A short name of the reason of a failure: failures of the same kind are alike."""
     why: str = ""
-    """The explanation of a failure."""
+    """The explanation of a failure, or of a missing value."""
     tail: str = ""
     """The end of the output."""
     seconds: float = 0.0
