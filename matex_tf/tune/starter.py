@@ -22,6 +22,7 @@ from matex_tf.tune.trials.trial import (
     PLACE,
     STATE,
     Outcome,
+    Rules,
     Slot,
     Trial,
     hold_folder,
@@ -70,11 +71,11 @@ class Starter:
         """
         folder = get_trial_folder(self.folder, record.number)
         folder.mkdir(exist_ok=True)
-        objective = self.spec.objective
         limit = max(self.limit - record.seconds, 1e-3) if self.limit else 0.0
         next_rungs = self.rungs[len(record.rungs) :]
         pause = (next_rungs[0] if next_rungs else 0) if self.rungs else None
-        trial = self.backend.find_trial(folder, objective, limit, pause)
+        rules = Rules(self.spec.objective, limit, pause)
+        trial = self.backend.find_trial(folder, rules)
         with hold_folder(folder):  # processes of a killed search may still run
             if not trial and not (folder / STATE).is_dir():  # it starts from the beginning
                 shutil.rmtree(folder / PLACE, ignore_errors=True)
@@ -91,7 +92,7 @@ class Starter:
             target = make_mirror_command(self.target, self.source, folder / PLACE)
             command = [*target, *place.list_options(self.spec.space, record.config)]
             variables = place.list_variables(record.config)
-            trial = self.backend.start_trial(folder, command, variables, objective, slot, limit, pause)
+            trial = self.backend.start_trial(folder, command, variables, rules, slot)
         return RunningTrial(record, trial, slot, mirror)
 
     def end_trial(self, running: RunningTrial, outcome: Outcome) -> Record:

@@ -16,13 +16,13 @@ from pathlib import Path
 from matex_tf.deploy import following, run_folder, slurm
 from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, STUCK, WAITING, Job, JobError, State, UnreachableError
 from matex_tf.deploy.sbatch import job_script
-from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import (
     GRACE,
     OUTPUT,
     PLACE,
     STOPPED,
     Outcome,
+    Rules,
     Slot,
     Trial,
     make_variables,
@@ -61,10 +61,10 @@ class JobTrial(Trial):
     """
 
     def __init__(
-        self, folder: Path, job: Job, objective: Objective, limit: float, pause: int | None, query_interval: float,
-        say: Callable[[str, str], None], was_resumed: bool = False,
+        self, folder: Path, job: Job, rules: Rules, query_interval: float, say: Callable[[str, str], None],
+        was_resumed: bool = False,
     ):  # fmt: skip
-        super().__init__(folder, objective, limit, pause)
+        super().__init__(folder, rules)
         self.job, self._query_interval, self._say = job, query_interval, say
         self.waits = True
         self._next_query_at = time.monotonic() + following.ASK_EACH
@@ -196,7 +196,7 @@ class Jobs:
     parallel: int
     say: Callable[[str, str], None]
 
-    def find_trial(self, folder: Path, objective: Objective, limit: float, pause: int | None) -> Trial | None:
+    def find_trial(self, folder: Path, rules: Rules) -> Trial | None:
         """The trial whose job a killed search has submitted; None if there is none. Raises JobError."""
         if not has_job(folder):
             return None
@@ -207,22 +207,20 @@ class Jobs:
             job_id = next(iter(slurm.find_queued(folder / slurm.SCRIPT)), "")
         if not job_id:
             return None
-        return self._make_trial(folder, Job(job_id, str(folder)), objective, limit, pause, was_resumed=True)
+        return self._make_trial(folder, Job(job_id, str(folder)), rules, was_resumed=True)
 
     def start_trial(
-        self, folder: Path, target: Sequence[str], variables: Mapping[str, str], objective: Objective, slot: Slot,
-        limit: float, pause: int | None,
-    ) -> Trial:  # fmt: skip
+        self, folder: Path, target: Sequence[str], variables: Mapping[str, str], rules: Rules, slot: Slot
+    ) -> Trial:
         """Submit the job of a trial of `target`. Raises JobError: Slurm refused it."""
         forget_job(folder)
         job_options = replace(self.job_options, name=f"{self.job_options.name}-{folder.name.rpartition('-')[2]}")
-        text = format_trial_job(job_options, target, folder, variables, pause or 0)
+        text = format_trial_job(job_options, target, folder, variables, rules.pause or 0)
         environment = remove_own_variables(task_environment.remove_job_variables(os.environ))
         job = slurm.submit_script(text, folder, job_options, cwd=self.source, env=environment)
-        return self._make_trial(folder, job, objective, limit, pause)
+        return self._make_trial(folder, job, rules)
 
-    def _make_trial(
-        self, folder: Path, job: Job, objective: Objective, limit: float, pause: int | None, was_resumed: bool = False
-    ) -> Trial:
+    def _make_trial(self, folder: Path, job: Job, rules: Rules, was_resumed: bool = False) -> Trial:
         query_interval = min(following.ASK_EACH * self.parallel, FORGET_SECONDS / 2)
-        return JobTrial(folder, job, objective, limit, pause or 0, query_interval, self.say, was_resumed)
+        always_saves = replace(rules, pause=rules.pause or 0)  # a job may be requeued
+        return JobTrial(folder, job, always_saves, query_interval, self.say, was_resumed)

@@ -68,19 +68,29 @@ class Outcome:
     """Of this start."""
 
 
-class Trial(ABC):
-    """A running trial, with a `folder` of its own (OUTPUT, NOTED, ...) and a `limit` in seconds; 0: no limit.
+@dataclass(frozen=True)
+class Rules:
+    """When a trial ends, and how it is judged."""
 
-    After `pause` epochs of `fit`, counted from its first start, the trial saves its state and ends, to be continued.
-    With 0 it saves its state, but does not pause. With None it saves no state.
+    objective: Objective
+    limit: float = 0.0
+    """Seconds; 0: no limit."""
+    pause: int | None = None
+    """Epochs of `fit`, counted from the first start, after which the trial saves its state and ends, to be continued.
+
+    0: it saves its state, but does not pause. None: it saves no state.
     """
+
+
+class Trial(ABC):
+    """A running trial, with a `folder` of its own (OUTPUT, NOTED, ...)."""
 
     waits = False
     """Whether the trial is still in a queue."""
 
-    def __init__(self, folder: Path, objective: Objective, limit: float = 0.0, pause: int | None = None):
-        self.folder, self.objective, self.pause = folder, objective, pause
-        self.limit = limit or math.inf
+    def __init__(self, folder: Path, rules: Rules):
+        self.folder, self.objective, self.pause = folder, rules.objective, rules.pause
+        self.limit = rules.limit or math.inf
         self.lines: list[dict[str, Any]] = []
         self._bytes_read = 0  # of the logged lines
         self._stop_requested_at: float | None = None  # when the trial was asked to end, by the monotonic clock
