@@ -129,12 +129,10 @@ def tune_command(
         if resume:
             if script or database or folder:
                 raise click.UsageError("--resume FOLDER goes on as it was begun, without a script")
-            if as_jobs:
-                raise click.UsageError("--resume goes on as it was begun, without --slurm")
-            if unchangeable := changed.keys() - {"trials", "parallel", "limit"}:
-                raise click.UsageError(
-                    f"--resume goes on as it was begun, without --{min(unchangeable).replace('_', '-')}"
-                )
+            unchangeable = [name.replace("_", "-") for name in changed.keys() - {"trials", "parallel", "limit"}]
+            if as_jobs or unchangeable:
+                name = "slurm" if as_jobs else min(unchangeable)
+                raise click.UsageError(f"--resume goes on as it was begun, without --{name}")
             if space:
                 _check_space(space)
                 changed |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}

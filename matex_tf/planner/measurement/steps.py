@@ -120,14 +120,16 @@ def _find_ends_of_calls(borders: np.ndarray, call_ends: Sequence[int]) -> np.nda
     """
     never = np.iinfo(np.int64).max
     next_call_ends = np.append(np.asarray(call_ends, np.int64), never)[np.searchsorted(call_ends, borders)]
-    return np.where(next_call_ends < np.append(borders[1:], never), next_call_ends, borders)
+    next_borders = np.append(borders[1:], never)
+    is_last_of_call = next_call_ends < next_borders
+    return np.where(is_last_of_call, next_call_ends, borders)
 
 
 def _read_step(
     events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int, sum_ends: np.ndarray
 ) -> _Step:
     """The step from `begin` to `end` nanoseconds. `sum_ends`: the ends of gradients' sums since the begin."""
-    ready_times = defaultdict(list)
+    ready_times = defaultdict(list)  # by name of the gradient
     entries, other_collectives, rows, update = [], [], 0, 0.0
     for event, kind in sorted(zip(events.tolist(), kinds), key=lambda pair: pair[0][0]):
         start, _, size, label = event[:4]
@@ -142,7 +144,7 @@ def _read_step(
             other_collectives.append((Collective(str(kind), labels[label], size), offset))
         elif kind == "rows":
             rows = max(rows, size)
-    # Gradients of an update without overlap are ready when it begins.
+    # A gradient without a recorded time, in an update without overlap, is ready when the update begins.
     ready = [ready_times[name].pop(0) if ready_times[name] else offset for name, _, offset in entries]
     return _Step(
         (end - begin) * 1e-9, rows, tuple(Gradient(name, size) for name, size, _ in entries), ready,
