@@ -236,8 +236,9 @@ class Database:
             ).fetchall()  # fmt: skip
         records = []
         for number, config, *outcome in rows:  # in the order of the fields of a record
-            trial_rungs, curve = tuple(rungs.get(number, ())), tuple(curves.get(number, ()))
-            records.append(Record(number, json.loads(config), *outcome, rungs=trial_rungs, curve=curve))
+            record = Record(number, json.loads(config), *outcome)
+            curve = tuple(curves.get(number, ()))
+            records.append(replace(record, rungs=tuple(rungs.get(number, ())), curve=curve))
         return records
 
     # The file
