@@ -187,11 +187,6 @@ def estimate_chunks(estimate_sum: Callable[[float], float], max_bytes: int, size
     return chunks * estimate_sum(size / chunks)
 
 
-def predict_step(plan: Plan, ranks: int, squeeze: float = 1.0) -> Prediction:
-    """Predict the step on `ranks` ranks. `squeeze`: the fraction of the gradients' bytes that is sent between hosts."""
-    return Predictor(plan).predict_step(ranks, squeeze)
-
-
 class _Sums(NamedTuple):
     """The sums of gradients in a step, by one algorithm. They are compared by their ends."""
 
@@ -209,7 +204,7 @@ class Predictor:
         self.plan, self.compute, self.links = plan, Compute(plan), Links(plan)
 
     def predict_step(self, ranks: int, squeeze: float = 1.0) -> Prediction:
-        """The step of `ranks` ranks that sum `squeeze` times the bytes of the gradients, by the fastest algorithm."""
+        """The step of `ranks` ranks, with the fastest algorithm. `squeeze`: sent over all bytes of the gradients."""
         compute = self.compute.estimate_seconds(ranks)
         if ranks == 1:
             return self.make_prediction(1, compute, 0.0, "none", False)

@@ -134,7 +134,6 @@ class _Simulation:
     def begin_step(self) -> None:
         """Begin a step on all ranks."""
         now, act = self.events.now, self.events.schedule_act
-        self.start = now
         self.arrived_counts = [0] * len(self.prices.meetings)  # for each collective, the ranks that have reached it
         self.ready_counts = [0] * (len(self.plan) - 1)  # for each bucket, the ranks that have its gradients
         self.next_bucket, self.lane_is_busy, self.finished_ranks = 0, False, 0

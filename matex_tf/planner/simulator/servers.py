@@ -55,9 +55,9 @@ class Run:
     events: int = 0
     """The number of events."""
 
-    def compute_step(self, skip: int = 1) -> float:
-        """Seconds of a step after the first `skip` steps: the harmonic mean over workers, as their rates add up."""
-        step_seconds = [(ends[-1] - ends[skip - 1]) / (len(ends) - skip) for ends in self.ends]
+    def compute_step(self) -> float:
+        """Seconds of a step, without each worker's first: the harmonic mean over workers, as their rates add up."""
+        step_seconds = [(ends[-1] - ends[0]) / (len(ends) - 1) for ends in self.ends]
         return len(step_seconds) / sum(1 / seconds for seconds in step_seconds)
 
 
