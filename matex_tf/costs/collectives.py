@@ -1,9 +1,12 @@
-"""Closed-form costs of collectives, by algorithm.
+"""Closed-form costs of collectives, by algorithm, for the planner, `auto` strategies and `servers:auto`.
 
-Costs are counted as in Thakur, Rabenseifner and Gropp (Optimization of collective communication operations in MPICH,
-2005, section 4.5). Sizes are in bytes, results in seconds, and 0 for one rank. In all functions `per_host` is the
-number of ranks on a host, `network` the link between hosts, and `memory` the link within a host. The planner, `auto`
-strategies and `servers:auto` use these costs.
+A message of s bytes takes `link.estimate_message(s)` seconds: for a `Link`, start_up + s * byte. An addition of two
+arrays of s bytes takes s * ADDITION seconds. The cost of a collective is the sum over its rounds, as in Thakur,
+Rabenseifner and Gropp (Optimization of collective communication operations in MPICH, 2005, section 4.5). For example, a
+ring of 4 ranks sums 8 MB in 2 * 3 rounds: each rank sends 6 messages of 2 MB, and adds 3/4 of 8 MB.
+
+In all functions `size` is the bytes of one rank's data, `per_host` the number of ranks on a full host, `network` the
+link between hosts, and `memory` the link within a host. Results are in seconds, and 0 for one rank.
 """
 
 from __future__ import annotations
@@ -16,19 +19,17 @@ from typing import NamedTuple, Protocol
 CHUNK = 8 << 20
 """Bytes in a chunk of a sum between hosts, the default of MATEX_CHUNK_BYTES."""
 CHUNK_WITHIN_HOST = 1 << 20
+"""Bytes in a chunk of a sum within a host."""
 FUSED = 64 << 10
 """Sums of fewer bytes always use MPI's own algorithm (ops/src/engine/sums/allreduce.cc)."""
 SHORT_GATHER = 512 << 10
-"""Results up to this size may be gathered by recursive doubling, larger ones in a ring (section 4.1)."""
+"""Bytes up to which a result may be gathered by recursive doubling, larger ones in a ring (section 4.1)."""
 MEETING = 48
 """Bytes of the rendezvous before each collective."""
 
 
 class AnyLink(Protocol):
-    """An idle link.
-
-    Ranks are numbered host by host. The ranks of a host share its adapter, which is full duplex.
-    """
+    """An idle link. Ranks are numbered host by host; the ranks of a host share its adapter, which is full duplex."""
 
     def estimate_message(self, size: float) -> float:
         """Seconds of a message of `size` bytes."""
@@ -68,9 +69,11 @@ NETWORKS = {
     "ethernet25": Link(20e-6, 8 / 25e9),
     "infiniband": Link(2e-6, 8 / 200e9),
 }
+"""Links between hosts by name: seconds to start a message, and seconds for each byte (8 bits over bits a second)."""
 MEMORY = Link(0.5e-6, 1 / 8e9)
+"""The assumed link within a host: 8 GB/s for each rank."""
 ADDITION = 1 / 5e9
-"""Seconds to add one byte."""
+"""Seconds to add one byte: 5 GB/s, assumed."""
 
 
 def parse_network(text: str) -> Link:
@@ -94,30 +97,42 @@ def parse_network(text: str) -> Link:
     return link
 
 
+def _divide_ranks(ranks: int, per_host: int) -> tuple[int, int]:
+    """(ranks on a full host, hosts)."""
+    within = min(per_host, ranks)
+    return within, ceil(ranks / within)
+
+
+# Sums over ranks that are all connected by the same link
+
+
 def estimate_recursive_doubling(ranks: int, size: float, link: AnyLink) -> float:
-    """Each rank exchanges all data with log2(ranks) others: MPI's algorithm for small sums."""
-    return ceil(log2(ranks)) * (link.estimate_message(size) + size * ADDITION) if ranks > 1 else 0.0
+    """MPI's algorithm for small sums: in each of log2(ranks) rounds, pairs of ranks exchange and add all data."""
+    return ceil(log2(ranks)) * (link.estimate_message(size) + size * ADDITION)
 
 
 def estimate_halving(ranks: int, size: float, link: AnyLink) -> float:
-    """Rabenseifner's algorithm: reduce-scatter by recursive halving, allgather by recursive doubling."""
+    """Rabenseifner's algorithm: reduce-scatter by recursive halving, then allgather by recursive doubling.
+
+    Each half sends (ranks - 1) / ranks of the data in log2(ranks) rounds, which are priced as rounds of equal size.
+    """
     if ranks == 1:
         return 0.0
-    part, rounds = (ranks - 1) / ranks * size, ceil(log2(ranks))
-    return 2 * rounds * link.estimate_message(part / rounds) + part * ADDITION
+    sent, rounds = (ranks - 1) / ranks * size, ceil(log2(ranks))
+    return 2 * rounds * link.estimate_message(sent / rounds) + sent * ADDITION
 
 
 def estimate_ring(ranks: int, size: float, link: AnyLink) -> float:
-    """The ring of Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009."""
-    if ranks == 1:
-        return 0.0
-    part = (ranks - 1) / ranks * size
-    return 2 * (ranks - 1) * link.estimate_message(size / ranks) + part * ADDITION
+    """Reduce-scatter, then allgather, both in a ring of messages of 1 / ranks of the data (Patarasuk and Yuan,
+    Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009).
+    """
+    added = (ranks - 1) / ranks * size
+    return 2 * (ranks - 1) * link.estimate_message(size / ranks) + added * ADDITION
 
 
 def estimate_shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
-    """Within a host, as in ops/src/engine/sums/shared_memory.h: each rank writes its data to shared memory, sums its
-    slice over all ranks, and reads the sums. Of two ranks, each sums all data.
+    """Within a host, as in ops/src/engine/sums/shared_memory.h: each rank writes its data to shared memory, reads its
+    slice of all ranks' data, writes the sums, and reads all sums. Of two ranks, each reads and sums all data instead.
     """
     if ranks == 1:
         return 0.0
@@ -130,108 +145,97 @@ def estimate_meetings_in_memory(ranks: int, memory: AnyLink) -> float:
     return 2 * ceil(log2(ranks)) * memory.estimate_message(0)
 
 
-def estimate_flat(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
-    """MPI's own sum over all ranks: in all rounds between hosts, the ranks of a host share the adapter."""
-    memory = memory or MEMORY
-    within = min(per_host, ranks)
-    hosts = ceil(ranks / within)
-    if hosts == 1:
-        return estimate_halving(ranks, size, memory)
-    # After the rounds within the host, each of its ranks has 1/within of the data, and all send concurrently.
+# Sums over ranks on several hosts
+
+
+def estimate_flat(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
+    """MPI's own large sum: halving within each host, then between hosts.
+
+    After the rounds within a host, each of its ranks has 1 / per_host of the data. All of them send at the same time
+    through the host's adapter, so together they take as long as one rank that sends all data.
+    """
+    within, hosts = _divide_ranks(ranks, per_host)
     return estimate_halving(within, size, memory) + estimate_halving(hosts, size, network)
 
 
-def estimate_flat_ring(
-    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
-) -> float:
-    """A ring over all ranks: each round lasts as long as its slowest message."""
-    memory = memory or MEMORY
-    if ranks <= per_host:
-        return estimate_ring(ranks, size, memory)
-    part = size / ranks
-    slowest = max(network, memory, key=lambda link: link.estimate_message(part))
-    return estimate_ring(ranks, size, slowest)
+def estimate_flat_ring(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
+    """A ring over all ranks: each round takes as long as its slowest message."""
+    links = (network, memory) if ranks > per_host else (memory,)
+    return estimate_ring(ranks, size, max(links, key=lambda link: link.estimate_message(size / ranks)))
 
 
-def estimate_two_levels(
-    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
-) -> float:
-    """Recursive halving within hosts, then a ring of hosts for each slice; the slices of a host share its adapter."""
-    within = min(per_host, ranks)
-    return estimate_halving(within, size, memory or MEMORY) + estimate_ring(ceil(ranks / within), size, network)
+def estimate_two_levels(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
+    """Halving within hosts, then for each slice a ring of hosts; the slices of a host share its adapter."""
+    within, hosts = _divide_ranks(ranks, per_host)
+    return estimate_halving(within, size, memory) + estimate_ring(hosts, size, network)
 
 
-def estimate_16_bits(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None) -> float:
-    """Two levels, compressed between hosts: each host's slice to its owner and back, with a message to every host."""
-    within = min(per_host, ranks)
-    hosts = ceil(ranks / within)
-    inside = estimate_halving(within, size, memory or MEMORY)
-    if hosts == 1:
-        return inside
-    part = (hosts - 1) / hosts * size
-    return inside + 2 * (hosts - 1) * network.estimate_message(size / hosts / 2) + part * ADDITION
+def estimate_16_bits(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
+    """Two levels, with half of the bytes between hosts: each host sends a slice to every other host, the slice's owner
+    adds, and sends the sums back.
+    """
+    within, hosts = _divide_ranks(ranks, per_host)
+    sent = 2 * (hosts - 1) * network.estimate_message(size / hosts / 2)
+    added = (hosts - 1) / hosts * size
+    return estimate_halving(within, size, memory) + sent + added * ADDITION
 
 
 def estimate_topk(
-    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None, share: float = 0.01
+    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY, share: float = 0.01
 ) -> float:
-    """Two levels; every host gathers the indices and values of the fraction `share` of the entries of each host."""
-    within = min(per_host, ranks)
-    hosts = ceil(ranks / within)
-    inside = estimate_halving(within, size, memory or MEMORY)
+    """Two levels; each host gathers the largest entries of all hosts, the fraction `share` of each host's entries.
+
+    An entry is sent as an index and a value, so a host sends 2 * share * size bytes.
+    """
+    within, hosts = _divide_ranks(ranks, per_host)
+    inside = estimate_halving(within, size, memory)
     if hosts == 1:
         return inside
-    sent, rounds = (hosts - 1) * 2 * share * size, ceil(log2(hosts))
-    return inside + rounds * network.estimate_message(sent / rounds) + sent * ADDITION
+    gathered, rounds = (hosts - 1) * 2 * share * size, ceil(log2(hosts))
+    return inside + rounds * network.estimate_message(gathered / rounds) + gathered * ADDITION
 
 
-def estimate_sum_of_mpi(
-    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
-) -> float:
+def estimate_sum_of_mpi(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
     """One sum over all ranks by MPI: recursive doubling for few bytes, halving for many."""
-    memory = memory or MEMORY
-    within = min(per_host, ranks)
-    doubling = estimate_recursive_doubling(within, size, memory)
-    doubling += estimate_recursive_doubling(ceil(ranks / within), size, network)
+    within, hosts = _divide_ranks(ranks, per_host)
+    doubling = estimate_recursive_doubling(within, size, memory) + estimate_recursive_doubling(hosts, size, network)
     return min(doubling, estimate_flat(ranks, per_host, size, network, memory))
 
 
-def estimate_allgather(
-    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
-) -> float:
+# Other collectives
+
+
+def estimate_allgather(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
     """Gather `size` bytes of each rank on every rank: in a ring, or for few bytes by recursive doubling."""
-    memory = memory or MEMORY
-    within = min(per_host, ranks)
-    hosts = ceil(ranks / within)
-    # Each round of a ring lasts as long as its slowest message.
-    ring = (ranks - 1) * max(link.estimate_message(size) for link in ((network, memory) if hosts > 1 else (memory,)))
+    within, hosts = _divide_ranks(ranks, per_host)
+    links = (network, memory) if hosts > 1 else (memory,)
+    # Each round of a ring takes as long as its slowest message.
+    ring = (ranks - 1) * max(link.estimate_message(size) for link in links)
     if ranks * size > SHORT_GATHER:
         return ring
-    # After the rounds within the host, each of its ranks has the host's data, and all exchange concurrently.
-    doubling = _estimate_doubling_gather(within, size, memory)
-    doubling += _estimate_doubling_gather(hosts, within * within * size, network)
+    # After the rounds within a host, each of its ranks has the host's data, and all of them send these data.
+    sent_by_host = within * within * size
+    doubling = _estimate_doubling_gather(within, size, memory) + _estimate_doubling_gather(hosts, sent_by_host, network)
     return min(doubling, ring)
 
 
-def _estimate_doubling_gather(parts: int, size: float, link: AnyLink) -> float:
-    """Recursive doubling over `parts` parts of `size` bytes: each exchange doubles a rank's parts."""
-    rounds = (min(1 << done, parts - (1 << done)) for done in range(ceil(log2(parts))))
-    return sum(link.estimate_message(count * size) for count in rounds)
+def _estimate_doubling_gather(members: int, size: float, link: AnyLink) -> float:
+    """Recursive doubling over `members` with `size` bytes each: in round k, each sends the data of 2**k members, or of
+    those that its partner still lacks.
+    """
+    counts = (min(1 << k, members - (1 << k)) for k in range(ceil(log2(members))))
+    return sum(link.estimate_message(count * size) for count in counts)
 
 
-def estimate_broadcast(
-    ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
-) -> float:
+def estimate_broadcast(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
     """Send `size` bytes of one rank to every rank: along a tree, or by scatter and allgather."""
     if ranks == 1:
         return 0.0
-    memory = memory or MEMORY
-    within = min(per_host, ranks)
-    hosts = ceil(ranks / within)
+    within, hosts = _divide_ranks(ranks, per_host)
     tree = ceil(log2(hosts)) * network.estimate_message(size) + ceil(log2(within)) * memory.estimate_message(size)
-    link, rounds = (network, ceil(log2(ranks))) if hosts > 1 else (memory, ceil(log2(within)))
-    scattered = rounds * link.estimate_message((ranks - 1) / ranks * size / rounds)
-    return min(tree, scattered + estimate_allgather(ranks, per_host, size / ranks, network, memory))
+    link, rounds = (network if hosts > 1 else memory), ceil(log2(ranks))
+    scatter = rounds * link.estimate_message((ranks - 1) / ranks * size / rounds)
+    return min(tree, scatter + estimate_allgather(ranks, per_host, size / ranks, network, memory))
 
 
 ALGORITHMS = {
@@ -246,13 +250,13 @@ EXACT = ("mpi", "ring", "two_level")
 """The algorithms that do not change results."""
 
 
-def estimate_meeting(ranks: int, per_host: int, network: AnyLink, memory: AnyLink | None = None) -> float:
+def estimate_meeting(ranks: int, per_host: int, network: AnyLink, memory: AnyLink = MEMORY) -> float:
     """The rendezvous of all ranks before each collective."""
-    return estimate_recursive_doubling(ranks, MEETING, network if ranks > per_host else memory or MEMORY)
+    return estimate_recursive_doubling(ranks, MEETING, network if ranks > per_host else memory)
 
 
 def estimate_sum(
-    algorithm: str, ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink | None = None
+    algorithm: str, ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY
 ) -> float:
     """Seconds to sum gradients of `size` bytes in chunks, including the rendezvous before it."""
     chunks = max(1, ceil(size / CHUNK))

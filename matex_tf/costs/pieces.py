@@ -55,12 +55,12 @@ def estimate_pieces_by_messages(
     piece, chunks = size / owners, max(1, ceil(size / max_bytes))
     hosts = ceil(ranks / per_host)
     links = (network, memory) if hosts > 1 else (memory,)
+    # Each of the ranks - 1 rounds takes as long as its slowest message.
     one_level = (ranks - 1) * max(link.estimate_message(piece / chunks) for link in links)
-    if hosts == 1 or per_host == 1:
+    has_equal_hosts = ranks % per_host == 0  # otherwise the ranks of different hosts have different slices
+    if hosts == 1 or per_host == 1 or not has_equal_hosts:
         return chunks * one_level
-    if ranks % per_host:  # hosts of different sizes: their ranks have different slices
-        return chunks * one_level
-    # Two levels: within each host, then between ranks with the same slice; the largest message determines the time.
+    # Two levels: within each host, then between ranks with the same slice, at most owners / hosts pieces of each host.
     within = (per_host - 1) * memory.estimate_message(size / per_host / chunks)
     between = (hosts - 1) * network.estimate_message(ceil(owners / hosts) * piece / chunks)
     return chunks * min(one_level, within + between)
@@ -69,14 +69,15 @@ def estimate_pieces_by_messages(
 def estimate_update(owners: int, weights: float, slots: float, memory: AnyLink) -> float:
     """An optimizer's update of a piece, if it was not measured: its memory traffic.
 
-    It reads the gradients, and reads and writes the weights and the optimizer's variables (`slots`).
+    It reads the gradients, and reads and writes the weights and the optimizer's variables: 3 * `weights` + 2 * `slots`
+    bytes.
     """
     return memory.estimate_message((3 * weights + 2 * slots) / owners)
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Properties of the hosts of a run."""
+    """The hosts of a run, with their memory and links. The methods take `weights` and `slots` in bytes."""
 
     nodes: Sequence[int]
     """The node of each rank."""
@@ -123,6 +124,8 @@ class Hosts:
         return min(sums) + update
 
     def find_overfull(self, owners: Sequence[int], slots: float) -> int | None:
-        """A node with too little memory for the slots of its ranks that are `owners`; None if all have enough."""
+        """A node with too little free memory for the pieces of its `owners` (ranks), which together take `slots` bytes;
+        None if all nodes have enough.
+        """
         counts = Counter(self.nodes[rank] for rank in owners)
         return next((node for node, free in self.free.items() if counts[node] * slots / len(owners) > free), None)

@@ -1,9 +1,12 @@
-"""Bucket plans: which gradients are reduced together. A plan is a tuple of boundaries, from 0 to the number of
-gradients: bucket k holds the gradients from boundary k to boundary k + 1.
+"""Bucket plans: which gradients are reduced together in one transfer.
 
-Gradients become ready one after another; their transfers use one lane, in the same order. `planner.predict` prices the
-best plan, as the engine chooses it. The simulator also compares other plans: the greedy ones of the paper iBatch
-(`papers/ibatch.py`), a fixed size, and one bucket for each gradient.
+A plan is a tuple of boundaries: with (0, 2, 5), bucket 0 has gradients 0 and 1, and bucket 1 has gradients 2 to 4.
+Gradients become ready one after another. Their buckets are transferred one at a time, in the same order: a large bucket
+saves start-up costs, and a small one begins early.
+
+`find_best_plan` is exact; the engine and `planner.predict` use it. `find_greedy_plan` is the method of the paper iBatch
+(`papers/ibatch.py`), and never better. The simulator has it as `buckets=ibatch`, to show what the paper's method would
+give, next to buckets of a fixed size and one bucket for each gradient.
 """
 
 from __future__ import annotations
@@ -37,13 +40,16 @@ def join_neighbours(ready: Sequence[float], sizes: Sequence[float]) -> tuple[lis
 
 
 def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
-    """The plan whose last transfer ends first.
+    """The plan whose last transfer ends first, by dynamic programming over the number of gradients.
 
-    The engine uses the same dynamic programming (ops/src/engine/layout/buckets.cc). This function needs no compiled
-    ops, and accepts any price of a transfer.
+    The engine has the same algorithm (ops/src/engine/layout/buckets.cc). This function needs no compiled ops, and
+    accepts any price of a transfer.
+
+    Args:
+        ready: seconds at which each gradient is ready. sizes: its bytes.
     """
     ready_in_order, total_bytes = _compute_ready_times(ready), [0.0, *itertools.accumulate(sizes)]
-    # For the first n gradients: the earliest end of their transfers, and the first gradient of their last bucket.
+    # For the first n gradients: the earliest end of their transfers, and the first gradient of the last bucket.
     ends, bucket_starts = [0.0], [0]
     for stop in range(1, len(sizes) + 1):
         end, start = min(
@@ -61,13 +67,15 @@ def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price)
 def find_greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
     """The best of iBatch's plans, with time reversed.
 
-    iBatch pulls parameters before the computation that needs them; gradients are summed after their computation.
+    iBatch pulls parameters before the computation that needs them; gradients are transferred after their computation.
+    So the last gradient becomes the first layer.
     """
     ready_in_order, start_up = _compute_ready_times(ready), price(0.0)
     compute = [later - earlier for earlier, later in itertools.pairwise([0.0, *ready_in_order])]
-    layers = ibatch.Layers(compute[::-1], [max(0.0, price(size) - start_up) for size in reversed(sizes)], start_up)
-    mirrored = (ibatch.plan_whole(layers), ibatch.plan_front_to_back(layers), ibatch.plan_back_to_front(layers))
-    plans = [tuple(len(sizes) - boundary for boundary in reversed(plan)) for plan in mirrored if plan]
+    transfer = [max(0.0, price(size) - start_up) for size in sizes]
+    layers = ibatch.Layers(compute[::-1], transfer[::-1], start_up)
+    reversed_plans = (ibatch.plan_whole(layers), ibatch.plan_front_to_back(layers), ibatch.plan_back_to_front(layers))
+    plans = [tuple(len(sizes) - boundary for boundary in reversed(plan)) for plan in reversed_plans if plan]
     return min(plans, key=lambda plan: compute_plan_end(plan, ready, sizes, price))
 
 

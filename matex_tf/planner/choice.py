@@ -1,10 +1,11 @@
-"""Chooses the number of ranks for `matex plan`, and gives the reason in a sentence: why these, and what would help."""
+"""Chooses the number of ranks for `matex plan`, and explains in a sentence why, and what would make them faster."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import NamedTuple
 
 from matex_tf import settings
 from matex_tf.memory import MARGIN
@@ -15,15 +16,25 @@ from matex_tf.planner.predict import Prediction, Predictor
 TARGET = 0.7
 """The default of --target, the minimum efficiency."""
 MIN_SPEEDUP = 1.05
-"""Improvements with a smaller speedup are not mentioned."""
+"""Changes with a smaller speedup are not mentioned."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The best prediction, or None if none is suitable; and the reason."""
+    """The chosen prediction, and the reason. `best` is None if no prediction is suitable."""
 
     best: Prediction | None
     reason: str
+
+
+class Help(NamedTuple):
+    """A change that makes a prediction faster."""
+
+    description: str
+    speedup: float
+    """In rows a second."""
+    mark: str
+    """Of the prediction with the change."""
 
 
 def choose_ranks(
@@ -40,52 +51,44 @@ def choose_ranks(
     fitting = [prediction for prediction in predictions if not memory or prediction.memory * MARGIN <= memory]
     if not fitting:
         smallest = min(predictions, key=lambda prediction: prediction.memory)
-        return Choice(
-            None,
+        reason = (
             f"no number of ranks asked for fits {_format_gib(memory)}: with {smallest.ranks} a rank takes "
-            f"{_format_gib(smallest.memory)}, "
-            f"and {MARGIN - 1:.0%} are kept free{_suggest_less_memory(predictor, memory)}",
+            f"{_format_gib(smallest.memory)}, and {MARGIN - 1:.0%} are kept free"
         )
+        return Choice(None, f"{reason}{_suggest_less_memory(predictor, memory)}")
     if deadline:
         return _choose_by_deadline(predictor, fitting, deadline, steps)
-    good = [prediction for prediction in fitting if prediction.efficiency >= target]
-    if not good:
+    efficient = [prediction for prediction in fitting if prediction.efficiency >= target]
+    if not efficient:
         best = max(fitting, key=lambda prediction: prediction.efficiency)
-        return Choice(
-            best,
-            f"no number of ranks reaches {target:.2f}; {best.ranks} is nearest, at {best.efficiency:.2f}"
-            f"{describe_helps(predictor, best)}",
-        )
-    best = max(good, key=lambda prediction: prediction.rows_a_second or 1 / prediction.step)
+        reason = f"no number of ranks reaches {target:.2f}; {best.ranks} is nearest, at {best.efficiency:.2f}"
+        return Choice(best, f"{reason}{describe_helps(predictor, best)}")
+    best = max(efficient, key=lambda prediction: prediction.rows_a_second or 1 / prediction.step)
+    reason = f"best for efficiency {target:g}: {_describe_ranks(best)}"
     alone = predictor.predict_step(1)
     speedup = best.rows_a_second / alone.rows_a_second if alone.rows_a_second else alone.step / best.step
-    slower = (
-        f". The script alone, with all cores of its host, is {1 / speedup:.2f} times as fast" if speedup < 1 else ""
-    )
-    return Choice(
-        best,
-        f"best for efficiency {target:g}: {_describe_ranks(best)}{slower}{_describe_next(predictor, fitting, best)}",
-    )
+    if speedup < 1:
+        reason += f". The script alone, with all cores of its host, is {1 / speedup:.2f} times as fast"
+    return Choice(best, f"{reason}{_describe_next(predictor, fitting, best)}")
 
 
 def find_most_rows(predictor: Predictor, memory: float) -> int:
     """The largest number of rows that one rank can compute at once within `memory` bytes; 0 if one row exceeds it."""
-    row_counts = range(1, predictor.plan.rows + 1)
+    estimate_peak = predictor.compute.estimate_memory_of_rows
     return max(
-        (rows for rows in row_counts if predictor.compute.estimate_memory_of_rows(rows) * MARGIN <= memory), default=0
+        (rows for rows in range(1, predictor.plan.rows + 1) if estimate_peak(rows) * MARGIN <= memory), default=0
     )
 
 
-def find_part_rows(predictor: Predictor, memory: float) -> int:
-    """The largest microbatch (MATEX_MICROBATCH) with which a rank takes at most `memory` bytes; 0: none.
+def _find_microbatch(predictor: Predictor, memory: float) -> int:
+    """The largest microbatch (MATEX_MICROBATCH) with which a rank takes at most `memory` bytes; 0: none, or unknown.
 
     By measurement, a row takes more memory in a microbatch than in a slice that is computed at once, at most twice as
     much (docs/planner.md); twice is assumed. Two more sets of gradients are added, as with `auto`.
     """
     plan = predictor.plan
-    # the dependence of memory on the rows of a microbatch was not measured
     if plan.microbatch or count_measured_rows(plan) < 2:
-        return 0
+        return 0  # the dependence of memory on the rows of a microbatch was not measured
     estimate_peak, available = predictor.compute.estimate_memory_of_rows, memory / MARGIN - 2 * plan.gradient_bytes
     fitting = (rows for rows in range(1, plan.rows + 1) if 2 * estimate_peak(rows) - estimate_peak(0) <= available)
     return max(fitting, default=0)
@@ -96,20 +99,19 @@ def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
     plan, size = predictor.plan, f"--memory {memory / 2**30:.2f}GiB"
     if not plan.rows:
         return ". Each rank computes the whole batch: neither more ranks nor MATEX_MICROBATCH reduce that"
-    rows = find_most_rows(predictor, memory) if count_measured_rows(plan) > 1 else 0
-    more_ranks = (
-        f". {ceil(plan.rows / rows)} ranks would fit, with {rows} rows each"
-        if rows and plan.scaling == "strong"
-        else ""
-    )
+    is_memory_of_rows_known = count_measured_rows(plan) > 1
+    rows = find_most_rows(predictor, memory) if is_memory_of_rows_known else 0
+    more_ranks = ""
+    if rows and plan.scaling == "strong":
+        more_ranks = f". {ceil(plan.rows / rows)} ranks would fit, with {rows} rows each"
     if plan.microbatch:
         parts_text = "parts that fit" if plan.microbatch == settings.AUTO else f"parts of {plan.microbatch} rows"
         return f"{more_ranks}. That was measured with {parts_text} (MATEX_MICROBATCH)"
-    if not rows and count_measured_rows(plan) > 1:
+    if not rows and is_memory_of_rows_known:
         row_gib = _format_gib(predictor.compute.estimate_memory_of_rows(1))
         return f". One row takes {row_gib}, which neither more ranks nor MATEX_MICROBATCH reduce"
-    rows_in_parts = find_part_rows(predictor, memory)
-    suggestion = f"; by what was measured, MATEX_MICROBATCH={rows_in_parts} fits" if rows_in_parts else ""
+    microbatch = _find_microbatch(predictor, memory)
+    suggestion = f"; by what was measured, MATEX_MICROBATCH={microbatch} fits" if microbatch else ""
     return (
         f"{more_ranks}. If the model computes each row by itself (no BatchNormalization), parts of a slice may fit: "
         f"matex run {size} chooses them (MATEX_MICROBATCH=auto){suggestion}. MATEX_MICROBATCH=auto matex plan {size} "
@@ -119,17 +121,15 @@ def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
 
 def _choose_by_deadline(predictor: Predictor, fitting: Sequence[Prediction], deadline: float, steps: int) -> Choice:
     if not steps:
-        return Choice(
-            None, f"no choice by --deadline, because the steps of an epoch {describe_no_epoch(predictor.plan)}"
-        )
+        reason = f"no choice by --deadline, because the steps of an epoch {describe_no_epoch(predictor.plan)}"
+        return Choice(None, reason)
     weak = predictor.plan.scaling == "weak"  # each rank then trains its own batches, and fewer steps suffice
     run_seconds = {prediction: prediction.step * steps / (prediction.ranks if weak else 1) for prediction in fitting}
     in_time = [prediction for prediction in fitting if run_seconds[prediction] <= deadline]
     if not in_time:
         best = min(fitting, key=lambda prediction: run_seconds[prediction])
-        return Choice(
-            None, f"no number of ranks ends in {deadline:.0f} s; the soonest is {best.ranks}: {run_seconds[best]:.0f} s"
-        )
+        soonest = f"the soonest is {best.ranks}: {run_seconds[best]:.0f} s"
+        return Choice(None, f"no number of ranks ends in {deadline:.0f} s; {soonest}")
     best = min(in_time, key=lambda prediction: prediction.ranks)
     return Choice(best, f"the fewest that end in {deadline:.0f} s: {_describe_ranks(best)}, {run_seconds[best]:.0f} s")
 
@@ -143,8 +143,11 @@ def _describe_ranks(best: Prediction) -> str:
     return f"{best.ranks} rank{'s' * (best.ranks > 1)} on {best.hosts} host{'s' * (best.hosts > 1)}"
 
 
-def list_limits(prediction: Prediction, alone: float) -> dict[str, float]:
-    """The parts of a step in addition to its even share of the computation, in seconds."""
+def _list_limits(prediction: Prediction, alone: float) -> dict[str, float]:
+    """Seconds of the parts of a step that limit its speed.
+
+    The computation counts as far as it exceeds an even part of `alone`, the seconds in which one rank computes all.
+    """
     return {
         "computation that no number of ranks lowers": max(prediction.compute - alone / prediction.ranks, 0.0),
         "sums that nothing hides": prediction.exposed,
@@ -154,13 +157,14 @@ def list_limits(prediction: Prediction, alone: float) -> dict[str, float]:
 
 
 def _describe_next(predictor: Predictor, fitting: Sequence[Prediction], best: Prediction) -> str:
-    later = [prediction for prediction in fitting if prediction.ranks > best.ranks]
-    if not later:
+    """Describes the step with the next larger number of ranks, and the largest part that limits it."""
+    larger = [prediction for prediction in fitting if prediction.ranks > best.ranks]
+    if not larger:
         return describe_helps(predictor, best)
-    following = min(later, key=lambda prediction: prediction.ranks)
+    following = min(larger, key=lambda prediction: prediction.ranks)
     alone, _ = predictor.compute.estimate_alone(following.ranks)
-    alone = alone * following.ranks if predictor.plan.scaling == "weak" else alone
-    limits = list_limits(following, alone)
+    batches = following.ranks if predictor.plan.scaling == "weak" else 1
+    limits = _list_limits(following, batches * alone)
     largest = max(limits, key=lambda name: limits[name])
     return (
         f". With {following.ranks} a step is {best.step / following.step:.2f} times as fast, at efficiency "
@@ -170,39 +174,43 @@ def _describe_next(predictor: Predictor, fitting: Sequence[Prediction], best: Pr
 
 
 def describe_helps(predictor: Predictor, prediction: Prediction) -> str:
-    """Describes changes that make `prediction` faster, by falling speedup in rows a second; "" if there are none."""
-    helps = sorted(list_helps(predictor, prediction), key=lambda help: -help[1])
+    """Describes changes that make `prediction` faster, by falling speedup; "" if there are none."""
+    helps = sorted(list_helps(predictor, prediction), key=lambda help: -help.speedup)
     suggestions = [
-        f"{name} ({SIGNS[mark]}{speedup:.2f} times as fast)" for name, speedup, mark in helps if speedup >= MIN_SPEEDUP
+        f"{help.description} ({SIGNS[help.mark]}{help.speedup:.2f} times as fast)"
+        for help in helps
+        if help.speedup >= MIN_SPEEDUP
     ]
     return f". What would help {prediction.ranks}, most first: {', '.join(suggestions)}" if suggestions else ""
 
 
-def list_helps(predictor: Predictor, prediction: Prediction) -> list[tuple[str, float, str]]:
-    """Possible changes, as (description, speedup in rows a second, mark of the prediction).
+def list_helps(predictor: Predictor, prediction: Prediction) -> list[Help]:
+    """Possible changes: compression, a larger batch, fewer ranks on a host.
 
     Sizes are measured one after another. If other processes used the cores meanwhile, sizes are not comparable, and no
-    advice that compares them is given.
+    change is listed that needs a comparison of sizes.
     """
     plan, ranks, helps = predictor.plan, prediction.ranks, []
     if prediction.hosts > 1:
-        squeezed = predictor.predict_step(ranks, 0.5)
-        helps.append(("MATEX_COMPRESSION=fp16, which changes results", prediction.step / squeezed.step, squeezed.mark))
+        half_bytes = predictor.predict_step(ranks, squeeze=0.5)
+        speedup = prediction.step / half_bytes.step
+        helps.append(Help("MATEX_COMPRESSION=fp16, which changes results", speedup, half_bytes.mark))
     if max(size.busy for size in plan.sizes) > BUSY:
         return helps
     if ranks > 1 and count_measured_rows(plan) > 1:
         larger = Predictor(replace(plan, rows=2 * plan.rows, whole=None)).predict_step(ranks)
         speedup = larger.rows_a_second / prediction.rows_a_second
-        helps.append(("twice the rows in a batch, which changes the training", speedup, larger.mark))
-    fewer = [
-        (per_host, Predictor(replace(plan, ranks_per_host=per_host)).predict_step(ranks))
-        for per_host in (plan.ranks_per_host >> halvings for halvings in range(1, plan.ranks_per_host.bit_length()))
+        helps.append(Help("twice the rows in a batch, which changes the training", speedup, larger.mark))
+    halved = (plan.ranks_per_host >> halvings for halvings in range(1, plan.ranks_per_host.bit_length()))
+    spread = {
+        per_host: Predictor(replace(plan, ranks_per_host=per_host)).predict_step(ranks)
+        for per_host in halved
         if per_host < ranks
-    ]
-    if fewer:
-        per_host, best = min(fewer, key=lambda pair: pair[1].step)
+    }
+    if spread:
+        per_host, best = min(spread.items(), key=lambda item: item[1].step)
         name = f"{per_host} rank{'s' * (per_host > 1)} a host, on {best.hosts} hosts in place of {prediction.hosts}"
-        helps.append((name, prediction.step / best.step, best.mark))
+        helps.append(Help(name, prediction.step / best.step, best.mark))
     return helps
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 
 class Events:
-    """The queue of events; `now` is the time of the current event in seconds."""
+    """The queue of events."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.count = 0
+        self.now = 0.0  # seconds: the time of the current event
+        self.count = 0  # of the events that have run
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
 
@@ -21,10 +21,10 @@ class Events:
         """Schedule `act(*arguments)` at `time`. Events at the same time run in the order of scheduling."""
         heapq.heappush(self._heap, (time, next(self._order), act, arguments))
 
-    def run_events(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Run events, including those scheduled meanwhile, until none is left or `until` returns true."""
+    def run_events(self) -> None:
+        """Run all events, also those that events schedule."""
         heap, pop = self._heap, heapq.heappop
-        while heap and not until():
+        while heap:
             self.now, _, act, arguments = pop(heap)
             act(*arguments)
             self.count += 1
@@ -33,8 +33,9 @@ class Events:
 class Station:
     """A processor-sharing station: concurrent jobs share a capacity evenly; no job runs faster than at rate 1.
 
-    All jobs progress at the same rate, so they leave in the order of (work given to a permanent job when they came) +
-    (their own work). A heap of these sums replaces updates of every job.
+    Work is in seconds at rate 1. All jobs progress at the same rate, so one counter measures them all: the work that a
+    permanent job would have received since the beginning. A job that comes at counter c with work w leaves at counter
+    c + w. So a heap of these values replaces updates of every job.
     """
 
     def __init__(self, events: Events, capacity: float):
@@ -42,17 +43,17 @@ class Station:
             raise ValueError(f"station: expected a capacity above 0; given {capacity}")
         self._events = events
         self._capacity = capacity
-        self._work_per_job = 0.0  # the work given to a job that is present since the start, up to `_updated_at`
+        self._counter = 0.0  # the work that a permanent job has received, up to the time `_updated_at`
         self._updated_at = 0.0
-        # For each job: the value of `_work_per_job` at which it leaves, its order, and the function to call.
+        # For each job: the value of `_counter` at which it leaves, its order, and the function to call.
         self._departures: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._schedule_version = 0
+        self._schedule_version = 0  # counts arrivals and departures: each outdates the scheduled departure
 
     def serve_customer(self, work: float, done: Callable[[], None]) -> None:
         """Begin a job of `work` seconds now; call `done` when it ends."""
         self._advance_work()
-        heapq.heappush(self._departures, (self._work_per_job + work, next(self._order), done))
+        heapq.heappush(self._departures, (self._counter + work, next(self._order), done))
         self._schedule_leave()
 
     @property
@@ -61,16 +62,15 @@ class Station:
 
     def _advance_work(self) -> None:
         if self._departures:
-            self._work_per_job += (self._events.now - self._updated_at) * self._rate
+            self._counter += (self._events.now - self._updated_at) * self._rate
         self._updated_at = self._events.now
 
     def _schedule_leave(self) -> None:
         self._schedule_version += 1
         if self._departures:
-            remaining = max(0.0, self._departures[0][0] - self._work_per_job)
-            self._events.schedule_act(
-                self._events.now + remaining / self._rate, self._end_service, self._schedule_version
-            )
+            remaining_work = max(0.0, self._departures[0][0] - self._counter)
+            end = self._events.now + remaining_work / self._rate
+            self._events.schedule_act(end, self._end_service, self._schedule_version)
 
     def _end_service(self, version: int) -> None:
         if version != self._schedule_version:  # outdated: a job has come or left since it was scheduled

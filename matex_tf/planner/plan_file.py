@@ -18,17 +18,20 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 2
+"""The version of the file; other versions are refused."""
 MEASURED, EXTRAPOLATED, ASSUMED = "measured", "extrapolated", "assumed"
+"""Marks: the basis of a number."""
 SIGNS = {MEASURED: "", EXTRAPOLATED: "~", ASSUMED: "?"}
-"""The mark before a number: measured, extrapolated or assumed."""
+"""The sign of each mark, shown before the number."""
 LINK_BYTES = (256, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
 """The sizes of the sums that measure a link."""
 ONE_HOST, TWO_HOSTS, ALL_RANKS = "one host", "two hosts", "all ranks of two hosts"
 SCOPES = (ONE_HOST, TWO_HOSTS, ALL_RANKS)
+"""The ranks of a measured link: those of one host, one on each of two hosts, or all of two hosts."""
 
 
 def compute_typical_step(steps: Sequence[float]) -> float:
-    """The median of `steps`."""
+    """The typical seconds of `steps`: their median."""
     return statistics.median(steps)
 
 
@@ -59,10 +62,12 @@ class Collective:
 
 @dataclass(frozen=True)
 class Input:
-    """The cost for a rank of reading and decoding a batch of a step: core seconds, and bytes."""
+    """The cost of the input of a step, for a rank: to read and decode its part of a batch."""
 
     seconds: float
+    """Core seconds."""
     bytes: float
+    """Bytes read."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Size:
     cores: float | None = None
     """Number of cores that a copy kept busy while it trained; None if not measured."""
     bytes: tuple[int, ...] = ()
-    """Of each of the plan's collectives; medians. Empty if this size has no measurement."""
+    """The bytes of each of the plan's collectives; medians. Empty if they were not measured."""
     input: Input | None = None
     """The mean over the copies; None if steps do not take batches of a `tf.data` pipeline before they begin."""
 
@@ -120,21 +125,21 @@ class LinkMeasurement:
 
 @dataclass(frozen=True)
 class Update:
-    """The parts of optimizers' updates that can be sharded (`MATEX_STRATEGY=sharded`); bytes over all ranks.
-
-    gradients: gradients that only the update uses; weights: the weights that it updates; slots: the optimizers'
-    variables for these weights; whole: other variables of the optimizers. `why_not`: the reason why nothing, or not
-    everything, can be sharded; `not_async`, `not_local`: the reasons against these strategies, as far as they are
-    known before training.
-    """
+    """The parts of optimizers' updates that can be sharded (`MATEX_STRATEGY=sharded`), in bytes over all ranks."""
 
     gradients: int = 0
+    """Gradients that only the update uses."""
     weights: int = 0
+    """The weights that it updates."""
     slots: int = 0
+    """The optimizers' variables for these weights."""
     whole: int = 0
+    """Other variables of the optimizers."""
     why_not: str = ""
+    """The reason why nothing, or not everything, can be sharded."""
     not_async: str = ""
     not_local: str = ""
+    """The reasons against these strategies, as far as they are known before training; "" if there are none."""
 
 
 @dataclass(frozen=True)
@@ -235,10 +240,9 @@ def read_link(text: str) -> LinkMeasurement:
     """
     lines = text.strip().splitlines()
     try:
-        link: LinkMeasurement = _build_value(LinkMeasurement, json.loads(lines[-1]))
+        return typing.cast(LinkMeasurement, _build_value(LinkMeasurement, json.loads(lines[-1])))
     except (IndexError, ValueError, TypeError, AttributeError):
         raise PlanFileError(f"no measurement of a link: {lines[-1:]}") from None
-    return link
 
 
 def _build_value(kind: Any, value: Any) -> Any:

@@ -1,7 +1,9 @@
-"""Predicts a step on any number of ranks: computation, exposed sums, small collectives, waiting for the slowest rank.
+"""Predicts a step on any number of ranks, for `matex plan`.
 
-`Compute` (compute.py) models the computation from measured sizes, and `Links` the collectives from measured links. A
-`Predictor` adds both up for one plan. Each number has a mark: measured, extrapolated or assumed.
+The seconds of a step are those of its computation, of the sums of gradients that the computation does not hide
+(exposed), of the other collectives (small), and of waiting for the slowest rank. `Compute` (compute.py) models the
+computation from measured sizes, `Links` the collectives from measured links, and a `Predictor` adds both up for one
+plan. Each number has a mark: measured, extrapolated or assumed.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from matex_tf.costs import collectives
 from matex_tf.costs.collectives import AnyLink, MeasuredLink
@@ -23,18 +26,19 @@ GATHERED = ("allgather", "message")
 COUNT_BYTES = 8
 """Bytes that each rank sends to announce the size of its gathered data."""
 READY_BYTES = 24
-"""Bytes of the rendezvous before each bucket."""
+"""Bytes of the rendezvous before each bucket; the one before other collectives has `collectives.MEETING`."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step of `ranks`: seconds, bytes, and marks of their basis. `step` = compute + exposed + small + waiting."""
+    """A predicted step of `ranks` ranks. Times are in seconds: `step` = compute + exposed + small + waiting."""
 
     ranks: int
     hosts: int
     rows: int
     """Rows that a rank computes."""
     compute: float
+    """Seconds of a typical rank's computation."""
     exposed: float
     """Seconds of the sums of gradients that do not overlap with computation."""
     small: float
@@ -43,10 +47,14 @@ class Prediction:
     """Seconds of waiting for the slowest rank."""
     step: float
     low: float
+    """The lower end of the range of `step`."""
     high: float
     rows_a_second: float
+    """Of all ranks together."""
     efficiency: float
+    """The step of one rank with the whole batch over `ranks` * `step`; with weak scaling, over `step`."""
     memory: float
+    """Peak bytes of a rank."""
     algorithm: str
     """The algorithm of the sums."""
     overlapped: bool
@@ -95,9 +103,9 @@ class Links:
             return ASSUMED
         return MEASURED if ranks <= 2 * link.ranks and not link.kept else EXTRAPOLATED
 
-    def estimate_cpu_seconds(self, size: float) -> float:
-        """Core seconds of a rank for transfers of `size` bytes between hosts; 0 if not measured."""
-        return size * self.cpu_per_byte
+    def find_chunk_bytes(self, ranks: int) -> int:
+        """The largest chunk of a sum over `ranks` ranks."""
+        return collectives.CHUNK if ranks > self.per_host else collectives.CHUNK_WITHIN_HOST
 
     def is_mpi_known(self, ranks: int) -> bool:
         """Whether MPI's own large sums over so many ranks were measured. For more ranks its algorithm may change."""
@@ -120,20 +128,19 @@ class Links:
         return collectives.ALGORITHMS[used](ranks, self.per_host, size, self.network, self.memory)
 
     def _estimate_on_one_host(self, ranks: int, size: float) -> float:
-        """The measured sums, scaled by the traffic of more ranks."""
+        """Seconds of one sum of `size` bytes: as measured, scaled to `ranks`."""
         return self.scale_measured(size, functools.partial(collectives.estimate_shared_memory, ranks, size))
 
     def scale_measured(self, size: float, estimate: Callable[[AnyLink], float]) -> float:
-        """The seconds of an operation of `size` bytes within a host, for which `estimate(memory)` is the model's time.
+        """Seconds of an operation of `size` bytes within a host, for which a model gives `estimate(memory)` seconds.
 
-        It is the measured time of a sum of `size` bytes, scaled by the model's ratio of the operation to a sum; or the
-        model's time if nothing was measured.
+        If sums were measured: measured sum * modelled operation / modelled sum. Otherwise the model's seconds.
         """
         if self._within is None:
             return estimate(self.memory)
-        measured = MeasuredLink(self._within.bytes, self._within.seconds).estimate_message(size)
-        sums = collectives.estimate_shared_memory(self._within.ranks, size, collectives.MEMORY)
-        return measured * estimate(collectives.MEMORY) / sums
+        measured_sum = MeasuredLink(self._within.bytes, self._within.seconds).estimate_message(size)
+        modelled_sum = collectives.estimate_shared_memory(self._within.ranks, size, collectives.MEMORY)
+        return measured_sum * estimate(collectives.MEMORY) / modelled_sum
 
     def estimate_small(self, ranks: int, size: float, kind: str = "collective") -> float:
         """Seconds of a collective other than the sums of gradients, with `size` bytes of each rank, and its rendezvous.
@@ -153,7 +160,11 @@ class Links:
             counts = collectives.estimate_allgather(ranks, self.per_host, COUNT_BYTES, self.network, self.memory)
             agreement = meeting if kind == "allgather" else 0.0  # on the memory of the result
             return meeting + counts + agreement + collectives.estimate_allgather(*message)
-        return meeting + estimate_chunks(lambda part: self._estimate_sum(ranks, part), collectives.CHUNK, 0.0, size)
+        return meeting + estimate_chunks(lambda chunk: self._estimate_sum(ranks, chunk), collectives.CHUNK, size)
+
+    def estimate_bucket_rendezvous(self, ranks: int) -> float:
+        """Seconds of the rendezvous before each bucket."""
+        return self.estimate_small(ranks, 0) * READY_BYTES / collectives.MEETING
 
     def _estimate_sum(self, ranks: int, size: float) -> float:
         if ranks <= self.per_host:
@@ -170,15 +181,20 @@ def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> 
     )
 
 
-def estimate_chunks(sum_of: Callable[[float], float], chunk: int, rendezvous: float, size: float) -> float:
-    """Seconds of a sum in chunks of at most `chunk` bytes, after a rendezvous of `rendezvous` seconds."""
-    chunks = max(1, ceil(size / chunk))
-    return rendezvous + chunks * sum_of(size / chunks)
+def estimate_chunks(estimate_sum: Callable[[float], float], max_bytes: int, size: float) -> float:
+    """Seconds of a sum of `size` bytes in equal chunks of at most `max_bytes`; `estimate_sum` prices a chunk."""
+    chunks = max(1, ceil(size / max_bytes))
+    return chunks * estimate_sum(size / chunks)
 
 
-def predict_step(plan: Plan, ranks: int, squeeze: float = 1.0) -> Prediction:
-    """Predict the step on `ranks` ranks. `squeeze`: the fraction of the gradients' bytes that is sent between hosts."""
-    return Predictor(plan).predict_step(ranks, squeeze)
+class _Sums(NamedTuple):
+    """The sums of gradients in a step, by one algorithm. They are compared by their ends."""
+
+    end: float
+    """Seconds from the start of the step to the end of the sums."""
+    algorithm: str
+    overlaps: bool
+    """Whether they overlap with the computation."""
 
 
 class Predictor:
@@ -188,48 +204,52 @@ class Predictor:
         self.plan, self.compute, self.links = plan, Compute(plan), Links(plan)
 
     def predict_step(self, ranks: int, squeeze: float = 1.0) -> Prediction:
+        """The step of `ranks` ranks, with the fastest algorithm. `squeeze`: sent over all bytes of the gradients."""
         compute = self.compute.estimate_seconds(ranks)
         if ranks == 1:
             return self.make_prediction(1, compute, 0.0, "none", False)
         candidates = self._predict_sums(ranks, squeeze)
         is_mpi_known = self.links.is_mpi_known(ranks)
-        end, algorithm, overlapped = min(sums for sums in candidates if is_mpi_known or sums[1] != MPI)
+        best = min(sums for sums in candidates if is_mpi_known or sums.algorithm != MPI)
+        exposed = max(best.end - compute, 0.0)
         # The low end of the range also counts on MPI's own sums if they were not measured.
-        exposed, min_exposed = (max(seconds - compute, 0.0) for seconds in (end, min(candidates)[0]))
-        return self.make_prediction(ranks, compute, exposed, algorithm, overlapped, min_exposed=min_exposed)
+        min_exposed = max(min(candidates).end - compute, 0.0)
+        return self.make_prediction(ranks, compute, exposed, best.algorithm, best.overlaps, min_exposed=min_exposed)
 
     def make_prediction(
         self, ranks: int, compute: float, exposed: float, algorithm: str, overlapped: bool, marks: Sequence[str] = (),
         rows: int | None = None, small: float | None = None, waits_for_slowest: bool = True,
         min_exposed: float | None = None,
     ) -> Prediction:  # fmt: skip
-        """Combine these seconds to a step of `ranks` ranks.
+        """Combine `compute` and `exposed` seconds with the other parts of a step of `ranks` ranks.
 
         Args:
-            marks: of computation and links, if they differ from those of `ranks`.
-            rows: rows that a rank computes, if not its slice.
-            small: seconds of the other collectives, if not as measured.
+            marks: of computation and links; (): as predicted for `ranks`.
+            rows: rows that a rank computes; None: its slice.
+            small: seconds of the other collectives; None: as predicted.
             waits_for_slowest: whether ranks wait for the slowest one in each step.
-            min_exposed: exposed seconds if MPI's own sums are as fast as possible.
+            min_exposed: `exposed` in the best case; None: the same.
         """
         plan = self.plan
         rows = count_slice_rows(plan, ranks) if rows is None else rows
         small = self._estimate_small(ranks) if small is None else small
+        min_exposed = exposed if min_exposed is None else min_exposed
         slowest, slowest_rare = self.compute.estimate_slowest(ranks) if waits_for_slowest else (1.0, 1.0)
         waiting = compute * (slowest - 1)
         step = compute + exposed + small + waiting
         compute_mark, link_mark = marks or (self.compute.find_mark(ranks), self.links.find_mark(ranks))
-        uncertainty = 1.1 if compute_mark == link_mark == MEASURED else 1.5  # uncertainty of communication
+        # Communication may take 1/1.1 to 1.1 times the prediction if all is measured, and 1/1.5 to 1.5 times otherwise.
+        uncertainty = 1.1 if compute_mark == link_mark == MEASURED else 1.5
         busy_share = self.compute.find_busy_share(ranks)  # the load by other processes may change
-        low = compute * (1 - busy_share) + ((exposed if min_exposed is None else min_exposed) + small) / uncertainty
+        low = compute * (1 - busy_share) + (min_exposed + small) / uncertainty
         high = compute * slowest_rare * (1 + busy_share) + (exposed + small) * uncertainty
-        batch = plan.rows * (ranks if plan.scaling == "weak" else 1)
+        batches = ranks if plan.scaling == "weak" else 1  # of all ranks in a step
         alone_seconds, alone_mark = self.compute.estimate_alone(ranks)
-        efficiency = alone_seconds / step if plan.scaling == "weak" else alone_seconds / (ranks * step)
         return Prediction(
             ranks=ranks, hosts=ceil(ranks / plan.ranks_per_host), rows=rows, compute=compute, exposed=exposed,
             small=small, waiting=waiting, step=step, low=min(low, step), high=max(high, step),
-            rows_a_second=batch / step, efficiency=efficiency, memory=self.compute.estimate_memory_of_rows(rows),
+            rows_a_second=batches * plan.rows / step, efficiency=batches * alone_seconds / (ranks * step),
+            memory=self.compute.estimate_memory_of_rows(rows),
             algorithm=algorithm, overlapped=overlapped, compute_mark=compute_mark, link_mark=link_mark,
             alone_mark=alone_mark, input=self.compute.estimate_input(ranks),
         )  # fmt: skip
@@ -242,26 +262,33 @@ class Predictor:
     def estimate_slowdown(self, ranks: int, size: float) -> float:
         """The factor by which sums of `size` bytes slow down a rank's computation. They use idle cores first."""
         cores, compute = max(1, self.plan.cores // self.plan.ranks_per_host), self.compute.estimate_seconds(ranks)
-        idle_seconds = self.compute.count_idle_cores(ranks, cores) * compute
-        taken_seconds = max(self.links.estimate_cpu_seconds(size) - idle_seconds, 0.0)
-        return 1 + taken_seconds / cores / compute
+        idle_core_seconds = self.compute.count_idle_cores(ranks, cores) * compute
+        transfer_core_seconds = size * self.links.cpu_per_byte
+        return 1 + max(transfer_core_seconds - idle_core_seconds, 0.0) / cores / compute
 
-    def _predict_sums(self, ranks: int, squeeze: float) -> list[tuple[float, str, bool]]:
-        """For each algorithm: (end of the sums from the start of the step, algorithm, whether they overlap)."""
-        plan = self.plan
-        sizes = [gradient.bytes * squeeze for gradient in plan.gradients]
-        ready, compute = self.compute.estimate_ready_times(ranks), self.compute.estimate_seconds(ranks)
-        meeting = self.links.estimate_small(ranks, 0)
-        slowdown = self.estimate_slowdown(ranks, sum(sizes))
-        chunk = collectives.CHUNK if ranks > self.links.per_host else collectives.CHUNK_WITHIN_HOST
+    def _predict_sums(self, ranks: int, squeeze: float) -> list[_Sums]:
+        """The sums of gradients by each algorithm: after the computation and, where possible, overlapped with it."""
+        links, max_bytes = self.links, self.links.find_chunk_bytes(ranks)
+        sizes = [gradient.bytes * squeeze for gradient in self.plan.gradients]
+        total = sum(sizes)
+        compute, slowdown = self.compute.estimate_seconds(ranks), self.estimate_slowdown(ranks, total)
+        ready = [slowdown * at for at in self.compute.estimate_ready_times(ranks)]
+        meeting = links.estimate_small(ranks, 0)
         candidates = []
-        for name, sum_of in self.links.list_algorithms(ranks, with_mpi=True).items():
-            candidates.append((compute + meeting + estimate_chunks(sum_of, chunk, 0.0, sum(sizes)), name, False))
+        for name, estimate_sum in links.list_algorithms(ranks, with_mpi=True).items():
+            estimate_all = functools.partial(estimate_chunks, estimate_sum, max_bytes)
+            candidates.append(_Sums(compute + meeting + estimate_all(total), name, overlaps=False))
             # On one host, sums use the computing cores, so they cannot be hidden.
-            if plan.overlaps and ranks > self.links.per_host:
-                rendezvous = self.links.estimate_small(ranks, 0) * READY_BYTES / collectives.MEETING
-                price = buckets.sample_price(functools.partial(estimate_chunks, sum_of, chunk, rendezvous), sum(sizes))
-                merged = buckets.join_neighbours([slowdown * at for at in ready], sizes)
-                end = buckets.compute_plan_end(buckets.find_best_plan(*merged, price), *merged, price)
-                candidates.append((max(end, slowdown * compute), name, True))
+            if self.plan.overlaps and ranks > links.per_host:
+                end = self._find_end_of_buckets(ranks, ready, sizes, estimate_all)
+                candidates.append(_Sums(max(end, slowdown * compute), name, overlaps=True))
         return candidates
+
+    def _find_end_of_buckets(
+        self, ranks: int, ready: Sequence[float], sizes: Sequence[float], estimate_sum: Callable[[float], float]
+    ) -> float:
+        """Seconds from the start of the step to the end of the sums, if the best buckets are summed once ready."""
+        rendezvous = self.links.estimate_bucket_rendezvous(ranks)
+        price = buckets.sample_price(lambda size: rendezvous + estimate_sum(size), sum(sizes))
+        ready, sizes = buckets.join_neighbours(ready, sizes)
+        return buckets.compute_plan_end(buckets.find_best_plan(ready, sizes, price), ready, sizes, price)

@@ -1,23 +1,27 @@
 """Exact model of workers that compute and exchange parameters with servers, as a closed queueing network.
 
-`compute_throughput` cites the theorem; `find_least_servers` returns the number of servers for a required efficiency.
+Each worker alternates between a computation and a transfer. Workers slow each other down only where their transfers
+share the servers. `matex simulate --servers` compares the model with the formulas of papers.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 
 from matex_tf import arguments
 
 MAX_SERVERS = 1 << 20
+"""The largest number of servers in a search."""
 
 
 def compute_throughput(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
-    """Steps a second of all `workers` together, which only wait for each other by sharing the servers.
+    """Steps a second of all `workers` together.
 
-    Each worker computes (a delay station), then transfers (a processor-sharing station). Such a network has a product
-    form: its throughput depends only on the mean times, not on their distributions (Baskett, Chandy, Muntz and
-    Palacios, JACM 1975).
+    Computation is a delay station, transfer a processor-sharing station. Such a network has a product form: its
+    throughput depends only on the mean times, not on their distributions (Baskett, Chandy, Muntz and Palacios, JACM
+    1975). The probability that k workers transfer is in proportion to the product of arrival rate over departure rate,
+    ((workers - j + 1) / compute) / rate_j, over j = 1 to k.
 
     Args:
         compute: mean seconds of a step in which a worker does not transfer.
@@ -39,13 +43,12 @@ def compute_throughput(workers: int, servers: int, compute: float, transfer: flo
         return workers / compute
     if compute == 0:
         return min(workers, servers * share) / transfer
-    rates = [min(sending, servers * share) / transfer for sending in range(workers + 1)]
-    # The probability that k workers send, up to a factor; in logarithms, because a thousand workers would overflow.
-    logs = [0.0]
-    for sending in range(1, workers + 1):
-        logs.append(logs[-1] + math.log((workers - sending + 1) / compute / rates[sending]))
-    largest = max(logs)
-    weights = [math.exp(log - largest) for log in logs]
+    # For each number of transferring workers: transfers that end in a second.
+    rates = [min(transferring, servers * share) / transfer for transferring in range(workers + 1)]
+    logs = [0.0]  # of the probabilities, up to a constant: products for a thousand workers would overflow
+    for transferring in range(1, workers + 1):
+        logs.append(logs[-1] + math.log((workers - transferring + 1) / compute / rates[transferring]))
+    weights = [math.exp(log - max(logs)) for log in logs]
     return sum(weight * rate for weight, rate in zip(weights, rates)) / sum(weights)
 
 
@@ -58,16 +61,9 @@ def find_least_servers(workers: int, compute: float, transfer: float, share: flo
     """The fewest servers with which `compute_efficiency` is at least `target` (above 0, below 1)."""
     if not 0 < target < 1:
         raise ValueError(f"find_least_servers: expected an efficiency between 0 and 1; given {target}")
-    enough = next(
-        servers
-        for servers in (1 << power for power in range(MAX_SERVERS.bit_length()))
-        if compute_efficiency(workers, servers, compute, transfer, share) >= target
-    )
-    too_few = enough // 2  # too few; the efficiency rises with each server
-    while enough - too_few > 1:
-        middle = (enough + too_few) // 2
-        if compute_efficiency(workers, middle, compute, transfer, share) >= target:
-            enough = middle
-        else:
-            too_few = middle
-    return enough
+    counts = range(1, MAX_SERVERS + 1)  # the efficiency rises with each server
+
+    def is_enough(servers: int) -> bool:
+        return compute_efficiency(workers, servers, compute, transfer, share) >= target
+
+    return counts[bisect.bisect_left(counts, True, key=is_enough)]

@@ -21,32 +21,42 @@ from matex_tf.planner.strategies import Price, Refusal, choose_strategy
 def format_table(plan: Plan, predictions: Sequence[Prediction]) -> Table:
     """The table of predictions, with a row for each number of ranks; milliseconds, MiB."""
     table = Table(box=None, pad_edge=False)
-    for name in ("ranks", "hosts", "rows/rank", "step ms", "range", "compute", "exposed", "small", "waiting",
-                 *(["input", "MB read"] if predictions[0].input else [])):  # fmt: skip
+    rows = [_format_cells(plan, prediction) for prediction in predictions]
+    for name in rows[0]:
         table.add_column(name, justify="right")
-    for name in (
-        "rows/s" if plan.rows else "steps/s",
-        "efficiency",
-        *(["epoch min"] if plan.epoch_steps else []),
-        "MiB/rank",
-    ):
-        table.add_column(name, justify="right")
-    for row in predictions:
-        epoch = plan.epoch_steps * row.step / 60 / (row.ranks if plan.scaling == "weak" else 1)
-        sign, efficiency_sign = SIGNS[row.mark], SIGNS[row.efficiency_mark]
-        rate = row.rows_a_second if plan.rows else 1 / row.step
-        input_cells = [f"{row.input.seconds * 1e3:.1f}", _format_megabytes(row.input.bytes)] if row.input else []
-        parts = [f"{SIGNS[row.compute_mark]}{row.compute * 1e3:.1f}"]
-        parts += [f"{SIGNS[row.link_mark]}{part * 1e3:.1f}" for part in (row.exposed, row.small)]
-        table.add_row(
-            str(row.ranks), str(row.hosts), str(row.rows or "all"), f"{sign}{row.step * 1e3:.1f}",
-            f"{sign}{row.low * 1e3:.1f} - {row.high * 1e3:.1f}", *parts, f"{sign}{row.waiting * 1e3:.1f}",
-            *(f"{SIGNS[row.compute_mark]}{cell}" for cell in input_cells),
-            f"{sign}{f'{rate:.4g}' if rate < 1e4 else f'{rate:.0f}'}", f"{efficiency_sign}{row.efficiency:.2f}",
-            *([f"{sign}{epoch:.{1 if epoch >= 1 else 3}f}"] if plan.epoch_steps else []),
-            f"{SIGNS[row.compute_mark]}{row.memory / 2**20:.0f}",
-        )  # fmt: skip
+    for cells in rows:
+        table.add_row(*cells.values())
     return table
+
+
+def _format_cells(plan: Plan, prediction: Prediction) -> dict[str, str]:
+    """The cells of the table of predictions, by column, each with the sign of its mark."""
+    sign, compute_sign, link_sign = (
+        SIGNS[mark] for mark in (prediction.mark, prediction.compute_mark, prediction.link_mark)
+    )
+    cells = {
+        "ranks": str(prediction.ranks),
+        "hosts": str(prediction.hosts),
+        "rows/rank": str(prediction.rows or "all"),
+        "step ms": f"{sign}{prediction.step * 1e3:.1f}",
+        "range": f"{sign}{prediction.low * 1e3:.1f} - {prediction.high * 1e3:.1f}",
+        "compute": f"{compute_sign}{prediction.compute * 1e3:.1f}",
+        "exposed": f"{link_sign}{prediction.exposed * 1e3:.1f}",
+        "small": f"{link_sign}{prediction.small * 1e3:.1f}",
+        "waiting": f"{sign}{prediction.waiting * 1e3:.1f}",
+    }
+    if prediction.input:
+        cells["input"] = f"{compute_sign}{prediction.input.seconds * 1e3:.1f}"
+        cells["MB read"] = f"{compute_sign}{_format_megabytes(prediction.input.bytes)}"
+    rate = prediction.rows_a_second if plan.rows else 1 / prediction.step
+    cells["rows/s" if plan.rows else "steps/s"] = f"{sign}{rate:.4g}" if rate < 1e4 else f"{sign}{rate:.0f}"
+    cells["efficiency"] = f"{SIGNS[prediction.efficiency_mark]}{prediction.efficiency:.2f}"
+    if plan.epoch_steps:
+        steps = plan.epoch_steps / (prediction.ranks if plan.scaling == "weak" else 1)
+        minutes = steps * prediction.step / 60
+        cells["epoch min"] = f"{sign}{minutes:.1f}" if minutes >= 1 else f"{sign}{minutes:.3f}"
+    cells["MiB/rank"] = f"{compute_sign}{prediction.memory / 2**20:.0f}"
+    return cells
 
 
 def format_heading(plan: Plan, predictor: Predictor) -> str:
@@ -90,7 +100,7 @@ def _format_megabytes(count: float) -> str:
 
 
 def _describe_computation(plan: Plan, predictor: Predictor) -> str:
-    """The dependence of a step's computation on the rows of a slice, as far as it was measured."""
+    """The seconds of a step's computation: a constant, and a part for each row, as far as that was measured."""
     fixed, row = predictor.compute.split_seconds()
     text = f"{fixed * 1e3:.1f} ms a step"
     if not plan.rows:
@@ -189,37 +199,39 @@ def make_json(plan: Plan, predictions: Sequence[Prediction], choice: Choice) -> 
     }
 
 
-_WIDTH, _HEIGHT, _MARGIN = 640, 360, 60
+_WIDTH, _HEIGHT, _MARGIN = 640, 360, 60  # of the chart, in pixels
 
 
 def draw_chart(predictions: Sequence[Prediction]) -> str:
     """Step time (with its range) and efficiency over ranks, as SVG; logarithmic axes for ranks and milliseconds."""
     max_seconds = max(prediction.high for prediction in predictions)
     min_seconds = min(prediction.low for prediction in predictions)
-    max_exponent = max(log2(predictions[-1].ranks), 1.0)
-    octaves = max(log2(max_seconds / min_seconds), 1.0)
+    rank_doublings = max(log2(predictions[-1].ranks), 1.0)  # from the left end of the chart to the right end
+    time_doublings = max(log2(max_seconds / min_seconds), 1.0)  # from the bottom to the top
 
     def format_point(ranks: int, fraction: float) -> str:
-        x = _MARGIN + (_WIDTH - 2 * _MARGIN) * log2(ranks) / max_exponent
+        """The text "x,y" of a point at `fraction` of the height of the chart."""
+        x = _MARGIN + (_WIDTH - 2 * _MARGIN) * log2(ranks) / rank_doublings
         return f"{x:.1f},{_HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * fraction:.1f}"
 
     def scale_seconds(seconds: float) -> float:
-        return log2(seconds / min_seconds) / octaves
+        """The fraction of the height for seconds of a step."""
+        return log2(seconds / min_seconds) / time_doublings
 
     band = [format_point(prediction.ranks, scale_seconds(prediction.high)) for prediction in predictions]
     band += [format_point(prediction.ranks, scale_seconds(prediction.low)) for prediction in reversed(predictions)]
     steps = " ".join(format_point(prediction.ranks, scale_seconds(prediction.step)) for prediction in predictions)
     efficiency = " ".join(format_point(prediction.ranks, min(prediction.efficiency, 1.0)) for prediction in predictions)
-    names = [_draw_text(format_point(prediction.ranks, -0.07), str(prediction.ranks)) for prediction in predictions]
-    ticks = [f"{min_seconds * 2 ** (octaves * i / 4) * 1e3:.3g} ms" for i in range(5)]
-    names += [_draw_text(format_point(1, i / 4), tick, "end") for i, tick in enumerate(ticks)]
-    names += [_draw_text(format_point(predictions[-1].ranks, i / 4), f"{i * 25}%", "start") for i in range(5)]
+    texts = [_draw_text(format_point(prediction.ranks, -0.07), str(prediction.ranks)) for prediction in predictions]
+    ticks = [f"{min_seconds * 2 ** (time_doublings * i / 4) * 1e3:.3g} ms" for i in range(5)]
+    texts += [_draw_text(format_point(1, i / 4), tick, "end") for i, tick in enumerate(ticks)]
+    texts += [_draw_text(format_point(predictions[-1].ranks, i / 4), f"{i * 25}%", "start") for i in range(5)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
         f'font-size="11">\n<rect width="100%" height="100%" fill="white"/>\n'
         f'<polygon points="{" ".join(band)}" fill="#1f77b4" opacity="0.2"/>\n'
         f'<polyline points="{steps}" fill="none" stroke="#1f77b4" stroke-width="2"/>\n'
-        f'<polyline points="{efficiency}" fill="none" stroke="#d62728" stroke-width="2"/>\n' + "\n".join(names)
+        f'<polyline points="{efficiency}" fill="none" stroke="#d62728" stroke-width="2"/>\n' + "\n".join(texts)
         + f'\n<text x="{_MARGIN}" y="24" fill="#1f77b4">step</text>'
         + f'<text x="{_WIDTH - _MARGIN - 60}" y="24" fill="#d62728">efficiency</text>\n</svg>\n'
     )  # fmt: skip

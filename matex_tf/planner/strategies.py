@@ -1,7 +1,7 @@
 """Predicts the step and the memory of each strategy (docs/strategies.md), and recommends one, for `matex plan`.
 
-A price is the predicted step of a strategy with its memory. Other strategies change parts of the predicted step of
-allreduce: the sums of gradients, the update, or the computation.
+The price of a strategy is its predicted step and memory. The step is that of allreduce with other sums of gradients
+(`local:H`), another update (`sharded`, `servers:S`) or another computation (`async`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from matex_tf.planner.predict import Links, Prediction, Predictor, estimate_chun
 SHOWN_PERIOD = 8
 """The period of `local` that is shown."""
 MAX_STEP_RATIO = 0.95
-"""A strategy other than allreduce is recommended if its step takes at most this fraction, or for memory."""
+"""Another strategy is recommended if its step takes at most this fraction of allreduce's, or if allreduce does not fit
+the memory.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,9 @@ class Price:
     strategy: str
     step: Prediction
     slots: float
-    """Bytes of the optimizers' variables, on the rank that has most."""
+    """Bytes of the optimizers' variables, on the rank with the most."""
     memory: float
-    """Bytes of that rank in total."""
+    """Peak bytes of that rank."""
 
     @property
     def is_statistical(self) -> bool:
@@ -41,7 +43,7 @@ class Price:
 
     @property
     def memory_mark(self) -> str:
-        """With other strategies the peak is measured except for the optimizers' variables."""
+        """The mark of `memory`: only allreduce is measured with the optimizers' variables of the strategy."""
         return find_weakest(self.step.compute_mark, MEASURED if self.strategy == "allreduce" else EXTRAPOLATED)
 
 
@@ -54,10 +56,10 @@ class Refusal:
 
 
 def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -> tuple[list[Price], list[Refusal]]:
-    """The strategies that are possible on `ranks` ranks, allreduce first, and the impossible ones.
+    """(prices of the possible strategies on `ranks` ranks, allreduce first; the impossible ones).
 
     Args:
-        requested: a strategy whose number of owners or steps is included.
+        requested: a strategy whose number of owners or period is included.
     """
     update = predictor.plan.update or Update(why_not="this plan is of an older version, which did not measure it")
     allreduce = predictor.predict_step(ranks)
@@ -91,10 +93,10 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
 
 
 def _estimate_only_serving(predictor: Predictor, update: Update, ranks: int, strategy: str) -> Price:
-    """Ranks of which the last own the pieces, and compute one row of each batch instead of a slice."""
+    """The price of `servers:S:only`: the last S ranks own the pieces, and compute one row instead of a slice."""
     plan, owners = predictor.plan, settings.count_only_serving(strategy)
     training = ranks - owners
-    # The training ranks' slices are those of all ranks with a larger batch.
+    # The other ranks have the slices that all ranks would have of a larger batch.
     larger_plan = plan if plan.scaling == "weak" else replace(plan, rows=ceil(plan.rows * ranks / training))
     larger_predictor = Predictor(larger_plan)
     allreduce = larger_predictor.predict_step(ranks)
@@ -116,21 +118,21 @@ def find_price(predictor: Predictor, ranks: int, strategy: str) -> Price:
     Raises:
         PlanFileError: the strategy is impossible for the script, or unknown.
     """
-    prices, refused = estimate_strategies(predictor, ranks, strategy)
+    price_list, refused = estimate_strategies(predictor, ranks, strategy)
+    prices = {price.strategy: price for price in price_list}
     if strategy == "auto":
-        return min(
-            (item for item in prices if item.strategy in ("allreduce", "sharded")), key=lambda item: item.step.step
-        )
-    name = settings.get_strategy_name(strategy)
-    pieces_name = _name_pieces(_read_number(strategy, "servers", ranks), ranks)
-    name_in_prices = {"servers": pieces_name, "async": "async"}.get(name, strategy)
-    if settings.count_only_serving(strategy):
-        name_in_prices = strategy
-    price = next((item for item in prices if item.strategy == name_in_prices), None)
-    if price is None:
-        reasons = [item.why for item in refused if name in item.strategy] or [f"there are {ranks} ranks"]
+        exact = [prices[name] for name in ("allreduce", "sharded") if name in prices]
+        return min(exact, key=lambda price: price.step.step)
+    family = settings.get_strategy_name(strategy)
+    name = strategy
+    if family == "async":
+        name = "async"
+    elif family == "servers" and not settings.count_only_serving(strategy):
+        name = _name_pieces(_read_number(strategy, "servers", ranks), ranks)
+    if name not in prices:
+        reasons = [refusal.why for refusal in refused if family in refusal.strategy] or [f"there are {ranks} ranks"]
         raise PlanFileError(f"{strategy}: {reasons[0]}")
-    return price
+    return prices[name]
 
 
 def _name_pieces(owners: int, ranks: int) -> str:
@@ -138,9 +140,10 @@ def _name_pieces(owners: int, ranks: int) -> str:
 
 
 def _read_number(strategy: str, name: str, otherwise: int) -> int:
-    """The number in `strategy` if it has this name, else `otherwise`."""
-    number = settings.get_strategy_number(strategy, otherwise)
-    return number if settings.get_strategy_name(strategy) == name else otherwise
+    """The number in a `strategy` with this name, such as 4 in servers:4; for other strategies `otherwise`."""
+    if settings.get_strategy_name(strategy) != name:
+        return otherwise
+    return settings.get_strategy_number(strategy, otherwise)
 
 
 def list_numbers_of_owners(ranks: int, hosts: int, requested: int) -> list[int]:
@@ -156,52 +159,54 @@ def predict_pieces(predictor: Predictor, allreduce: Prediction, update: Update, 
         mark = ASSUMED
         update_seconds = pieces.estimate_update(1, update.weights, update.slots, collectives.MEMORY)
         update_seconds = min(update_seconds, allreduce.compute)
-    exposed = allreduce.exposed
-    if ranks <= links.per_host:
-        sums = 0.0
-        # Gradients that are used elsewhere, too, are summed completely.
-        if unsharded_bytes := max(predictor.plan.gradient_bytes - update.gradients, 0):
-            estimate_sum = functools.partial(collectives.estimate_shared_memory, ranks)
-            sums += _estimate_within_host(links, unsharded_bytes, estimate_sum)
-        if update.gradients:
-            estimate_sum = functools.partial(pieces.estimate_gradient_pieces, ranks, owners)
-            sums += _estimate_within_host(links, update.gradients, estimate_sum)
-        exposed = links.estimate_small(ranks, 0) + sums
-        published = links.scale_measured(
-            update.weights, functools.partial(pieces.estimate_publishing_in_memory, ranks, owners, update.weights)
-        )
-    else:
-        # A ring goes around twice. Gradients go around once, with more or less traffic for fewer or more owners.
-        piece_share = update.gradients / predictor.plan.gradient_bytes
-        exposed = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
-        estimate_half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)
-        chunk = min(collectives.CHUNK, ranks * pieces.SHORT) if predictor.plan.overlaps else collectives.CHUNK
-        published = estimate_half(update.weights, links.network, links.memory, chunk)
-        if predictor.plan.overlaps:
-            # New weights arrive during the next forward pass, which ends when the first gradient is ready, and during
-            # the remaining time of the backward pass after gradients, which have priority.
-            ready = predictor.compute.estimate_ready_times(ranks)
-            backward = max(ready) - min(ready)
-            spare_backward = max(backward - estimate_half(update.gradients, links.network, links.memory), 0.0)
-            published = max(published - min(ready) - spare_backward, 0.0)
-    exposed += links.estimate_small(ranks, 0) + published
+    estimate = _estimate_pieces_on_one_host if ranks <= links.per_host else _estimate_pieces_between_hosts
+    compute = allreduce.compute - update_seconds * (1 - 1 / owners)
+    exposed = estimate(predictor, update, ranks, owners) + links.estimate_small(ranks, 0)
     marks = mark, find_weakest(allreduce.link_mark, EXTRAPOLATED)
-    return predictor.make_prediction(
-        ranks,
-        allreduce.compute - update_seconds * (1 - 1 / owners),
-        exposed,
-        allreduce.algorithm,
-        allreduce.overlapped,
-        marks,
+    return predictor.make_prediction(ranks, compute, exposed, allreduce.algorithm, allreduce.overlapped, marks)
+
+
+def _estimate_pieces_on_one_host(predictor: Predictor, update: Update, ranks: int, owners: int) -> float:
+    """Seconds of sums of gradients and of publishing new weights, which nothing hides."""
+    links, seconds = predictor.links, predictor.links.estimate_small(ranks, 0)
+    # Gradients that are used elsewhere, too, are summed completely.
+    if unsharded_bytes := max(predictor.plan.gradient_bytes - update.gradients, 0):
+        estimate_sum = functools.partial(collectives.estimate_shared_memory, ranks)
+        seconds += _estimate_within_host(links, unsharded_bytes, estimate_sum)
+    if update.gradients:
+        estimate_sum = functools.partial(pieces.estimate_gradient_pieces, ranks, owners)
+        seconds += _estimate_within_host(links, update.gradients, estimate_sum)
+    return seconds + links.scale_measured(
+        update.weights, functools.partial(pieces.estimate_publishing_in_memory, ranks, owners, update.weights)
     )
+
+
+def _estimate_pieces_between_hosts(predictor: Predictor, update: Update, ranks: int, owners: int) -> float:
+    """Seconds of sums of gradients and of publishing new weights, as far as computation does not hide them."""
+    plan, links = predictor.plan, predictor.links
+    # The ring of a sum goes around twice. Gradients of pieces go around once, with ranks / owners of the traffic.
+    piece_share = update.gradients / plan.gradient_bytes
+    sums = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
+    estimate_half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)
+    max_bytes = min(collectives.CHUNK, ranks * pieces.SHORT) if plan.overlaps else collectives.CHUNK
+    publishing = estimate_half(update.weights, links.network, links.memory, max_bytes)
+    if not plan.overlaps:
+        return sums + publishing
+    # New weights arrive during the next forward pass, which ends when the first gradient is ready, and during the time
+    # of the backward pass that remains after gradients, which have priority.
+    ready = predictor.compute.estimate_ready_times(ranks)
+    forward, backward = min(ready), max(ready) - min(ready)
+    spare_backward = max(backward - estimate_half(update.gradients, links.network, links.memory), 0.0)
+    return sums + max(publishing - forward - spare_backward, 0.0)
 
 
 def _estimate_within_host(links: Links, size: float, estimate: Callable[[float, AnyLink], float]) -> float:
     """Seconds of an operation that takes `estimate(bytes, memory)` within a host, in chunks."""
-    return estimate_chunks(
-        lambda part: links.scale_measured(part, functools.partial(estimate, part)),
-        collectives.CHUNK_WITHIN_HOST, 0.0, size,
-    )  # fmt: skip
+
+    def estimate_chunk(chunk: float) -> float:
+        return links.scale_measured(chunk, functools.partial(estimate, chunk))
+
+    return estimate_chunks(estimate_chunk, collectives.CHUNK_WITHIN_HOST, size)
 
 
 def _find_async_obstacle(predictor: Predictor, allreduce: Prediction) -> str:
@@ -228,14 +233,12 @@ def predict_async(predictor: Predictor, ranks: int) -> Prediction:
 def predict_local(predictor: Predictor, allreduce: Prediction, period: int) -> Prediction:
     """Ranks that average their weights every `period` steps, instead of reducing gradients in each step."""
     links, ranks, size = predictor.links, allreduce.ranks, float(predictor.plan.gradient_bytes)
-    chunk = collectives.CHUNK if ranks > links.per_host else collectives.CHUNK_WITHIN_HOST
-    meeting = links.estimate_small(ranks, 0)
-    average_seconds = {
-        name: meeting + estimate_chunks(sum_of, chunk, 0.0, size)
-        for name, sum_of in links.list_algorithms(ranks).items()
-    }
-    best = min(average_seconds, key=lambda name: average_seconds[name])
-    return predictor.make_prediction(ranks, allreduce.compute, average_seconds[best] / period, best, False)
+    meeting, max_bytes = links.estimate_small(ranks, 0), links.find_chunk_bytes(ranks)
+    average_seconds, algorithm = min(
+        (meeting + estimate_chunks(estimate_sum, max_bytes, size), name)
+        for name, estimate_sum in links.list_algorithms(ranks).items()
+    )
+    return predictor.make_prediction(ranks, allreduce.compute, average_seconds / period, algorithm, False)
 
 
 def choose_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, str]:

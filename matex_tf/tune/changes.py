@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import Choice, Parameter
-from matex_tf.tune.space_file import Specification
+from matex_tf.tune.space_file import RANGES, Specification
 
 
 def list_changes(before: Specification, after: Specification) -> tuple[list[str], list[str]]:
-    """The differences with both values, in two lists: changed ranges and choices, and all other changes.
+    """(changed ranges and choices, other changes): a line of text with both values for each difference.
 
-    After a change of the second kind, results of earlier trials say nothing about new ones.
+    After a change of the second kind, the results of earlier trials cannot be compared with those of new trials.
     """
     old_parameters = {parameter.name: parameter for parameter in before.space.parameters}
     new_parameters = {parameter.name: parameter for parameter in after.space.parameters}
@@ -22,13 +22,14 @@ def list_changes(before: Specification, after: Specification) -> tuple[list[str]
     for name in {**old_parameters, **new_parameters}:
         old, new = old_parameters.get(name), new_parameters.get(name)
         if old != new:
-            is_range_change = old is not None and new is not None and old.when == new.when
             old_text, new_text = (format_parameter(parameter) if parameter else "not there" for parameter in (old, new))
-            (range_changes if is_range_change else other_changes).append(f"{name}: {old_text}, now {new_text}")
+            has_same_condition = old is not None and new is not None and old.when == new.when
+            changes = range_changes if has_same_condition else other_changes
+            changes.append(f"{name}: {old_text}, now {new_text}")
     for field in ("files", "otherwise"):
-        old_text, new_text = (str(getattr(parameter, field)) for parameter in (before, after))
-        if old_text != new_text:
-            other_changes.append(f"{field}: {old_text}, now {new_text}")
+        old_value, new_value = getattr(before, field), getattr(after, field)
+        if old_value != new_value:
+            other_changes.append(f"{field}: {old_value}, now {new_value}")
     return range_changes, other_changes
 
 
@@ -44,7 +45,7 @@ def format_parameter(parameter: Parameter) -> str:
     if isinstance(parameter, Choice):
         text = "flag" if parameter.is_flag else f"[{', '.join(parameter.choices)}]"
     else:
-        kind = ("log_int" if parameter.whole else "log") if parameter.log else "int" if parameter.whole else "float"
+        kind = next(kind for kind, (log, whole) in RANGES.items() if (log, whole) == (parameter.log, parameter.whole))
         text = f"{{{kind}: [{parameter.low:g}, {parameter.high:g}]}}"
     when = ", ".join(f"{name}: [{', '.join(values)}]" for name, values in parameter.when)
     return f"{text} when {{{when}}}" if when else text

@@ -27,6 +27,7 @@ from matex_tf.tune.trials.slots import HostsError
 from matex_tf.tune.trials.trial import DONE
 
 FAILED = 1
+"""The exit code of an error."""
 _COUNT = click.IntRange(min=1)
 
 
@@ -47,12 +48,15 @@ def _parse_epochs(ctx: click.Context, param: click.Parameter, value: str | None)
 
 
 class _Command(click.Command):
-    """A command whose options may also follow the script; the script's own arguments then follow `--`."""
+    """A command whose options may also follow the script; the script's own arguments then follow `--`.
+
+    Options after the script are the command's, if neither --search nor --resume comes before the script.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
         script: Any = parsed.get("script")
-        words = script if isinstance(script, (list, tuple)) else ()  # click has a mark of its own for none
+        words = script if isinstance(script, (list, tuple)) else ()  # otherwise click's mark for a missing value
         ctx.allow_interspersed_args = len(words) > 1 and not {"space", "resume"} & parsed.keys()
         try:
             return super().parse_args(ctx, args)
@@ -82,30 +86,18 @@ class _Command(click.Command):
     "--limit", callback=_parse_seconds, metavar="TIME", help="The time limit of a trial, as 30 (minutes) or 2:00:00."
 )
 @click.option(
-    "--rungs",
-    callback=_parse_epochs,
-    metavar="EPOCHS",
+    "--rungs", callback=_parse_epochs, metavar="EPOCHS",
     help="Trials pause after these epochs, as 1,3,9; the best third continues.",
-)
+)  # fmt: skip
 @click.option(
     "--run", multiple=True, metavar="OPTIONS", help="More options of `matex run`: --run='--strategy sharded'."
 )
 @click.option("--slurm", "as_jobs", is_flag=True, help="Make each trial a Slurm job; the next options apply to it.")
 @add_slurm_options
-@click.option(
-    "--no-warm-start",
-    "warm_start",
-    flag_value=False,
-    default=None,
-    help="Ignore earlier searches.",
-)
+@click.option("--no-warm-start", "warm_start", flag_value=False, default=None, help="Ignore earlier searches.")
 @click.option("--database", metavar="FILE", help="The database of all searches. Default: ~/.local/share/matex/tune.db.")
 @click.option("--folder", metavar="FOLDER", help="The folder of the search. Default: runs/tune-SCRIPT-1.")
-@click.option(
-    "--resume",
-    metavar="FOLDER",
-    help="Continue the search of FOLDER; --trials and --search may change.",
-)
+@click.option("--resume", metavar="FOLDER", help="Continue the search of FOLDER; --trials and --search may change.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
 def tune_command(
@@ -130,20 +122,17 @@ def tune_command(
     Each trial is `matex run` in a folder of its own; with --slurm, in a job of its own. Ctrl-C ends the trials; `matex
     tune --resume FOLDER` goes on.
     """
-    changed = {name: value for name, value in options.items() if value not in (None, ())}
-    job = {
-        field.name: changed.pop(field.name) for field in fields(Slurm) if field.name != "run" and field.name in changed
-    }
+    changed = {name: value for name, value in options.items() if value not in (None, ())}  # the options that are set
+    job_names = {field.name for field in fields(Slurm)} - {"run"}
+    job = {name: changed.pop(name) for name in list(changed) if name in job_names}
     try:
         if resume:
             if script or database or folder:
                 raise click.UsageError("--resume FOLDER goes on as it was begun, without a script")
-            if as_jobs:
-                raise click.UsageError("--resume goes on as it was begun, without --slurm")
-            if unchangeable := changed.keys() - {"trials", "parallel", "limit"}:
-                raise click.UsageError(
-                    f"--resume goes on as it was begun, without --{min(unchangeable).replace('_', '-')}"
-                )
+            unchangeable = [name.replace("_", "-") for name in changed.keys() - {"trials", "parallel", "limit"}]
+            if as_jobs or unchangeable:
+                name = "slurm" if as_jobs else min(unchangeable)
+                raise click.UsageError(f"--resume goes on as it was begun, without --{name}")
             if space:
                 _check_space(space)
                 changed |= {"space": Path(space).read_text(encoding="utf-8"), "name": space}
@@ -170,7 +159,7 @@ def tune_command(
 
 
 def _settle_job(run: tuple[str, ...], ranks: int | None, job_options: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a search whose trials are jobs. Raises click.UsageError."""
+    """The settings `slurm` and `ranks` of a search whose trials are jobs. Raises click.UsageError."""
     try:
         options = merge_options(Slurm, {**job_options, **({"run": run} if run else {})}, ranks)
     except (ValueError, TypeError) as error:

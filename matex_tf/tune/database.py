@@ -1,7 +1,7 @@
 """The database of searches: tasks, configurations and curves, in a SQLite file that several searches use concurrently.
 
-A trial is recorded before it starts, and its result in one transaction. So after a search was killed, each of its
-trials is recorded exactly once, and a trial without a result is repeated.
+A trial is recorded before it starts, and its result in one transaction. So if a search is killed, each of its trials is
+recorded exactly once. A trial without a result is repeated when the search is resumed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from matex_tf.tune.objective import Point
 from matex_tf.tune.space import Config
 
 VERSION = 2
+"""The version of the tables."""
 RUNNING = "running"
+"""The state of a trial without a result."""
 _PATIENCE = 30.0
 """Seconds to wait for concurrent writers."""
 _TABLES = """
@@ -45,6 +47,7 @@ create table rungs (
     primary key (search, number, rung));
 """
 FEATURES = ("rows", "columns", "classes", "parameters", "loss")
+"""Of a task: sizes of its data and its model, and the name of its loss."""
 
 
 class DatabaseError(RuntimeError):
@@ -53,36 +56,38 @@ class DatabaseError(RuntimeError):
 
 @dataclass(frozen=True)
 class Search:
-    """The parameters of a search. `space` is the text of its file, `settings` the options of the command line.
-
-    `objective` is the line of `setup.describe_objective`.
-    """
+    """The record of a search."""
 
     id: int
     folder: str
     target: list[str]
+    """The script and its arguments."""
     space: str
+    """The text of the space file."""
     settings: dict[str, Any]
+    """The fields of `setup.Settings`."""
     objective: str
+    """The line of `setup.describe_objective`."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a trial. `origin` names its proposer; `rungs` holds the objective at each rung that it reached.
-
-    The other fields are those of `trials.trial.Outcome`.
-    """
+    """The record of a trial. The fields without a text are those of `trials.trial.Outcome`."""
 
     number: int
+    """From 1, in the order of the first starts."""
     config: Config
     origin: str
+    """The proposer: `proposals.ENGINE` or `proposals.WARM`."""
     state: str = RUNNING
     value: float | None = None
     kind: str = ""
     why: str = ""
     tail: str = ""
     seconds: float = 0.0
+    """Of all starts together."""
     rungs: tuple[float, ...] = ()
+    """The objective at each rung that the trial has reached."""
     curve: tuple[Point, ...] = field(default=(), compare=False)
 
 
@@ -230,10 +235,10 @@ class Database:
                 "order by number", (search,),
             ).fetchall()  # fmt: skip
         records = []
-        for number, config, origin, state, value, kind, why, tail, seconds in rows:
-            trial_rungs, curve = tuple(rungs.get(number, ())), tuple(curves.get(number, ()))
-            outcome = (state, value, kind, why, tail, seconds, trial_rungs, curve)
-            records.append(Record(number, json.loads(config), origin, *outcome))
+        for number, config, *outcome in rows:  # in the order of the fields of a record
+            record = Record(number, json.loads(config), *outcome)
+            curve = tuple(curves.get(number, ()))
+            records.append(replace(record, rungs=tuple(rungs.get(number, ())), curve=curve))
         return records
 
     # The file

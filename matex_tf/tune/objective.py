@@ -9,25 +9,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_RETURNS = re.compile(r"[^\n]*\r(?!\n)")
+_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")  # the part of a line before its last carriage return
 
 
 @dataclass(frozen=True)
 class Point:
-    """The objective after an epoch, or after a report."""
+    """The value of the objective after an epoch, after a call of `matex_tf.report`, or in a printed line."""
 
     epoch: int
+    """From 1; the number of the report or of the line, if they name no epoch."""
     value: float
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The name of the value, and the direction. `take` selects the epoch: the last one, or the best one."""
+    """The value that trials minimize or maximize."""
 
     name: str = "val_loss"
     maximize: bool = False
     regex: str = ""
+    """Matches printed values; "": the value is logged under its name."""
     take: str = "last"
+    """The epoch whose value counts: last or best."""
 
     def compute_cost(self, value: float) -> float:
         """The value to be minimized."""
@@ -40,19 +43,18 @@ class Objective:
             ValueError: the expression matches text that is not a number.
         """
         if self.regex:
-            return [Point(index + 1, _parse_number(text)) for index, text in enumerate(self._find_matches(output))]
-        matching_lines = [line for line in drop_repeated(lines) if self.name in line.get("logs", {})]
+            pattern = re.compile(self.regex, re.MULTILINE)
+            matches = pattern.finditer(drop_overwritten(output))
+            # Without a group, the number is the text of the match: group 0.
+            return [Point(number, _parse_number(match[pattern.groups])) for number, match in enumerate(matches, 1)]
+        matching_lines = (line for line in drop_repeated(lines) if self.name in line.get("logs", {}))
         return [
-            Point(int(line.get("epoch") or index + 1), float(line["logs"][self.name]))
-            for index, line in enumerate(matching_lines)
+            Point(int(line.get("epoch") or number), float(line["logs"][self.name]))
+            for number, line in enumerate(matching_lines, 1)
         ]
 
-    def _find_matches(self, output: str) -> list[str]:
-        pattern = re.compile(self.regex, re.MULTILINE)
-        return [match[pattern.groups] for match in pattern.finditer(drop_overwritten(output))]
-
     def choose_value(self, curve: Sequence[Point]) -> float:
-        """The value of a nonempty curve that is the trial's result (`take`); may be NaN."""
+        """The trial's result: the value of the curve that `take` selects. The curve is not empty; may be NaN."""
         if self.take == "best":
             finite = [point.value for point in curve if math.isfinite(point.value)]
             return min(finite, key=self.compute_cost, default=math.nan)
@@ -76,16 +78,17 @@ class Objective:
 
 
 def drop_repeated(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Drop lines of epochs that were repeated after a restart, except for the last."""
+    """Of lines for the same epoch of the same call of `fit`, repeated after a restart, keep only the last."""
     last_lines: dict[Any, Mapping[str, Any]] = {}
     for index, line in enumerate(lines):
-        last_lines[index if line.get("call") is None else (line["call"], line["epoch"])] = line
+        key = index if line.get("call") is None else (line["call"], line["epoch"])
+        last_lines[key] = line
     return list(last_lines.values())
 
 
 def drop_overwritten(output: str) -> str:
     """The output as a terminal shows it: overwritten lines have their last state."""
-    return _RETURNS.sub("", output.replace("\r\n", "\n"))
+    return _OVERWRITTEN.sub("", output.replace("\r\n", "\n"))
 
 
 def _parse_number(text: str) -> float:

@@ -19,25 +19,14 @@ from matex_tf.tune.setup import Found, Settings
 
 
 def tune(
-    script: str | os.PathLike[str],
-    args: Sequence[Any] = (),
-    *,
-    search: Mapping[str, Any] | str | os.PathLike[str],
-    objective: Mapping[str, str] | None = None,
-    trials: int = 50,
-    parallel: int = 1,
-    ranks: int = 1,
-    engine: str = "random",
-    seed: int = 0,
-    limit: float = 0.0,
-    rungs: Sequence[int] = (),
-    warm_start: bool = True,
-    folder: str | os.PathLike[str] = "",
-    database: str | os.PathLike[str] = "",
-    cluster: Slurm | None = None,
-) -> Found:
-    """Search for good hyperparameters of `script` with arguments `args`, as `matex tune` does; returns after all
-    trials.
+    script: str | os.PathLike[str], args: Sequence[Any] = (), *, search: Mapping[str, Any] | str | os.PathLike[str],
+    objective: Mapping[str, str] | None = None, trials: int = 50, parallel: int = 1, ranks: int = 1,
+    engine: str = "random", seed: int = 0, limit: float = 0.0, rungs: Sequence[int] = (), warm_start: bool = True,
+    folder: str | os.PathLike[str] = "", database: str | os.PathLike[str] = "", cluster: Slurm | None = None,
+) -> Found:  # fmt: skip
+    """Search for good hyperparameters of `script` with arguments `args`, as `matex tune` does.
+
+    Returns after all trials.
 
     Args:
         search: parameters as in the file, `{"--lr": {"log": [1e-5, 1e-1]}}`, or the path of such a file.
@@ -88,6 +77,7 @@ def _format_yaml(value: Any) -> str:
 
 
 def _convert_to_texts(value: Any) -> Any:
+    """`value` with all scalars in its mappings and lists converted to texts."""
     if isinstance(value, Mapping):
         return {str(name): _convert_to_texts(item) for name, item in value.items()}
     return [_convert_to_texts(item) for item in value] if isinstance(value, (list, tuple)) else str(value)

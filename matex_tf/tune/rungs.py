@@ -1,4 +1,8 @@
-"""Rungs: trials pause after some epochs; the best continue (ASHA, arXiv 1810.05934, algorithm 2). Pure functions."""
+"""Rungs: numbers of epochs after which trials pause. The best continue (ASHA, arXiv 1810.05934, algorithm 2).
+
+For example, with rungs 1,3,9 each trial pauses after its first epoch. A trial continues to epoch 3 as soon as it is in
+the best third of all trials that have reached epoch 1. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +33,23 @@ def check_rungs(epochs: Sequence[int]) -> tuple[int, ...]:
 
 
 def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | None:
-    """The paused trial to continue, from the highest rung at which a paused trial is in the best third; else None.
+    """The paused trial to continue: at the highest possible rung, the best one that is in the best third; else None.
 
-    It does not wait for running trials to reach the rung, so no slot is idle.
+    Running trials that have not reached the rung do not count, so no slot waits for them.
     """
     records = list(trials)
-    for rung in reversed(range(max((len(record.rungs) for record in records), default=0))):
+    rung_count = max((len(record.rungs) for record in records), default=0)
+    for rung in reversed(range(rung_count)):
         reached = [record for record in records if len(record.rungs) > rung]
         reached.sort(key=lambda record: (objective.compute_cost(record.rungs[rung]), record.number))
         for record in reached[: len(reached) // REDUCTION]:
-            if record.state == PAUSED and len(record.rungs) == rung + 1:
+            if record.state == PAUSED and len(record.rungs) == rung + 1:  # it has paused at this rung
                 return record
     return None
 
 
 def choose_best_paused(trials: Iterable[Record], objective: Objective) -> Record | None:
-    """The paused trial to continue if no trial is complete and nothing else is left to do: the best one."""
+    """The best paused trial; None if no trial is paused."""
     paused = [record for record in trials if record.state == PAUSED]
     return min(paused, key=lambda record: make_sort_key(record, objective), default=None)
 

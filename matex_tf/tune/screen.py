@@ -19,11 +19,13 @@ from matex_tf.tune.trials.trial import DONE, FAILED, Trial
 
 _REDRAW_INTERVAL = 0.5  # seconds
 _OTHER_LINES = 6  # lines of the screen that are not trials
-_HEADINGS = ("trial", "epochs", "state", "s")
 
 
 class Screen:
-    """The display of one search (`search.Screen`). Without a terminal, messages go to standard error."""
+    """The display of one search. Without a terminal, ended trials go to standard output, messages to standard error.
+
+    `earlier` has the recorded trials of a search that continues.
+    """
 
     def __init__(
         self, space: Space, objective: Objective, trial_count: int, parallel: int, earlier: Sequence[Record] = ()
@@ -69,9 +71,7 @@ class Screen:
         if self._live is None:
             if not self._has_heading:
                 self._has_heading = True
-                print(
-                    self._format_line([*_HEADINGS[:1], self._objective.name, *_HEADINGS[1:], *self._names]), flush=True
-                )
+                print(self._format_line(self._headings), flush=True)
             print(self._format_line(self._format_cells(record)), flush=True)
 
     def print_line(self, text: str) -> None:
@@ -85,12 +85,12 @@ class Screen:
     def draw_table(self, height: int) -> RenderableType:
         """The running trials, the best one, and the last ended ones, in at most `height` lines."""
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in (*_HEADINGS[:1], self._objective.name, *_HEADINGS[1:], *self._names):
+        for name in self._headings:
             table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
-        max_rows = max(height - _OTHER_LINES - len(self._running), 3)
-        shown = [record for number, record in self._ended.items() if number not in self._running][-max_rows:]
+        max_records = max(height - _OTHER_LINES - len(self._running), 3)
+        shown = [record for number, record in self._ended.items() if number not in self._running][-max_records:]
         if self._best is not None and self._best not in shown and self._best.number not in self._running:
-            shown = [self._best, *shown[1:]]
+            shown = [self._best, *shown[1:]]  # instead of the oldest
         for record in shown:
             style = "bold green" if self._is_best(record) else "red" if record.state == FAILED else ""
             table.add_row(*self._format_cells(record), style=style)
@@ -101,6 +101,10 @@ class Screen:
     @property
     def _names(self) -> list[str]:
         return [parameter.name for parameter in self._space.parameters]
+
+    @property
+    def _headings(self) -> list[str]:
+        return ["trial", self._objective.name, "epochs", "state", "s", *self._names]
 
     def _is_best(self, record: Record) -> bool:
         return self._best is not None and record.number == self._best.number
@@ -118,24 +122,18 @@ class Screen:
         values = [line["logs"][self._objective.name] for line in logged if self._objective.name in line["logs"]]
         value = f"{values[-1]:.4g}" if values else "-"
         epochs = str(logged[-1]["epoch"]) if logged else "-"
-        return [
-            str(number),
-            value,
-            epochs,
-            "waits" if trial.waits else "runs",
-            f"{trial.seconds:.0f}",
-            *self._format_values(self._started[number].config),
-        ]
+        state = "waits" if trial.waits else "runs"
+        parameters = self._format_values(self._started[number].config)
+        return [str(number), value, epochs, state, f"{trial.seconds:.0f}", *parameters]
 
     def _format_values(self, config: Config) -> list[str]:
         return [format_value(config[name]) if name in config else "" for name in self._names]
 
     def _format_line(self, cells: Sequence[str]) -> str:
-        widths = [5, max(8, len(self._objective.name)), 6, 7, 5, *(max(8, len(name)) for name in self._names)]
-        return "  ".join(
-            f"{cell:<{width}}" if column == 3 else f"{cell:>{width}}"
-            for column, (cell, width) in enumerate(zip(cells, widths))
-        )
+        min_widths = [5, 8, 6, 7, 5, *(8 for _ in self._names)]
+        widths = [max(width, len(heading)) for width, heading in zip(min_widths, self._headings)]
+        columns = zip(cells, widths, self._headings)
+        return "  ".join(cell.ljust(width) if name == "state" else cell.rjust(width) for cell, width, name in columns)
 
     def _format_foot(self) -> str:
         remaining = self._trial_count - len(self._ended)

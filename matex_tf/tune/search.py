@@ -13,42 +13,27 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from matex_tf.deploy.job import JobError, UnreachableError, format_count
 from matex_tf.tune import rungs
 from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines import warm_start
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
+from matex_tf.tune.screen import Screen
 from matex_tf.tune.space_file import Specification
 from matex_tf.tune.starter import RunningTrial, Starter, get_trial_folder
-from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, Trial, hold_folder
+from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, hold_folder
 from matex_tf.world import file_locks
 
 POLL_INTERVAL = 0.05  # seconds
 RETRY_INTERVAL = 30.0  # seconds until a scheduler that gave no answer is asked again
 MAX_EQUAL_FAILURES = 3
-"""The search ends if its first trials, this number of them, all fail in the same way."""
+"""The search ends after this number of trials, if all of them have failed in the same way."""
 
 
 class SearchError(RuntimeError):
     """The search cannot continue; the text gives the reason and the fix."""
-
-
-class Screen(Protocol):
-    """Shows the progress of a search."""
-
-    def show_start(self, record: Record) -> None:
-        """A trial starts."""
-
-    def show_running(self, trials: dict[int, Trial]) -> None:
-        """The running trials were polled."""
-
-    def show_end(self, record: Record, best: Record | None) -> None:
-        """A trial has ended, or has reached a rung."""
-
-    def print_line(self, text: str) -> None:
-        """Print a message."""
 
 
 @dataclass
@@ -74,7 +59,7 @@ class Searching:
     uses_warm_start: bool = True
     poll_interval: float = POLL_INTERVAL
     stop: str = ""
-    """Why the search is to end early; set by signals."""
+    """The reason why the search is to end early, set by signal handlers; "": it goes on."""
     _no_start_before: float = 0.0  # by the monotonic clock; inf until a trial ends
     _free_slots: list[Slot] = field(default_factory=list)
     _running: dict[int, RunningTrial] = field(default_factory=dict)  # by number of the trial

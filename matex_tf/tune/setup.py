@@ -1,7 +1,7 @@
 """Creates, opens, changes and runs a search, for the command line and for Python.
 
-`create_search` writes the search into the database and its folder, and `run_search` runs its remaining trials; a
-resumed search begins with the latter.
+`create_search` writes a new search into the database and its folder. `run_search` runs the remaining trials of the
+search in a folder. To resume a search is to call `run_search` again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,12 +39,13 @@ from matex_tf.tune.trials.slots import make_slots
 from matex_tf.tune.trials.trial import FAILED, PLACE, Slot
 
 NOTE = "search.json"
+"""The file of a search's folder that names the database and the search's row."""
 _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a search, recorded for its resumption. With `slurm`, trials are jobs with these options."""
+    """The options of a search, recorded for its resumption."""
 
     trials: int = 50
     parallel: int = 1
@@ -52,12 +53,17 @@ class Settings:
     engine: str = "random"
     seed: int = 0
     limit: float = 0.0
+    """Seconds of a trial; 0: no limit."""
     run: tuple[str, ...] = ()
+    """Texts with further options of `matex run`."""
     warm_start: bool = True
     source: str = ""
+    """The folder in which the user runs the script."""
     name: str = "search"
+    """The name of the space file."""
     rungs: tuple[int, ...] = ()
     slurm: dict[str, Any] | None = None
+    """The options of trials that are jobs; None: trials run on this machine."""
 
     def __post_init__(self) -> None:
         Options(run=self.run)  # raises ValueError for options that trials set themselves
@@ -82,22 +88,28 @@ class Settings:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search: its best trial, and the `command` that repeats it. `code` is the exit code of matex."""
+    """The result of a search."""
 
     best: Record | None
+    """The best trial; None if no trial has a value."""
     objective: str
     trials: int
+    """The number of ended trials."""
     seconds: float
     database: str
     folder: str
     command: str
+    """The command line that trains as the best trial did."""
     files: tuple[str, ...]
+    """The best trial's versions of the files with placeholders."""
     stopped: str = ""
+    """The signal that has stopped the search, in words; "" if it is complete."""
     code: int = 0
+    """The exit code of `matex tune`."""
 
 
 class NoSearchError(ValueError):
-    """A folder is not that of a search, or the search cannot be resumed with these changes."""
+    """A folder has no search, or its search cannot be resumed with the requested changes."""
 
 
 def create_search(target: Sequence[str], space: str, settings: Settings, database: str = "", folder: str = "") -> Path:
@@ -138,7 +150,7 @@ def _make_folder(target: Sequence[str], folder: str) -> Path:
 
 
 def describe_objective(objective: Objective) -> str:
-    """The objective as one line of text. The results of searches with the same line are comparable."""
+    """The objective as one line of text. Searches with the same line have comparable results."""
     direction = "maximize" if objective.maximize else "minimize"
     return f"{direction} {objective.name}" + (f" by {objective.regex}" if objective.regex else "")
 
@@ -157,7 +169,7 @@ def open_search(folder: Path) -> tuple[Database, Search]:
 
 
 def merge_settings(search: Search, **changed: Any) -> Settings:
-    """The settings of the search, with those in `changed` replaced. Raises NoSearchError if a change is impossible."""
+    """The recorded settings of the search with the changes `changed`. Raises NoSearchError: a change is impossible."""
     merged = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings.get("rungs", ()))}
     if job_options := changed.pop("slurm", None):
         if merged.get("slurm") is None:
@@ -171,10 +183,13 @@ def merge_settings(search: Search, **changed: Any) -> Settings:
 
 
 def change_space(database: Database, search: Search, settings: Settings, space: str) -> tuple[Search, list[str]]:
-    """Replace the space of the search by the text `space`. Returns the search and the changes.
+    """Replace the space of the search by the text `space`. Returns the search, and the changes as texts.
+
+    Recorded trials that are to be started again and that the new space does not allow are recorded as failed.
 
     Raises:
-        SpaceError, NoSearchError: the text is invalid, or its results could not be compared with earlier ones.
+        SpaceError: the text is invalid.
+        NoSearchError: new results could not be compared with earlier ones.
     """
     spec = space_file.read_space(space, settings.name)
     place.check_files(spec, Path(settings.source))
@@ -196,7 +211,10 @@ def change_space(database: Database, search: Search, settings: Settings, space: 
 
 
 def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) -> Found:
-    """Run the remaining trials of the search in `folder`, over the text `space` of the file `name` if it is given.
+    """Run the remaining trials of the search in `folder`, with the changes `changed` of its settings.
+
+    Args:
+        space, name: the text and the name of the space file; "": as recorded.
 
     Raises:
         NoSearchError, SpaceError, DatabaseError, SearchError, ImportError, OSError, HostsError: recorded trials remain.
@@ -210,41 +228,46 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
     spec = space_file.read_space(search.space, settings.name)
     earlier_trials = database.list_trials(search.id)
     search_engine = engine.make_engine(settings.engine, spec.space, settings.seed)
-    slots, job = settings.make_slots(), settings.make_job()
-    matex = find_own_command()
-    if job:
-        job = fill_name_and_command(replace(job, matex=job.matex or matex), search.target)
+    proposals = Proposals(search_engine, spec.space, settings.seed, [record.config for record in earlier_trials])
+    slots = settings.make_slots()
     with Screen(spec.space, spec.objective, settings.trials, len(slots), earlier_trials) as screen:
-        say_once = make_once(screen.print_line)
         if space_changes:
             screen.print_line(f"goes on with {name}; {'; '.join(space_changes)}")
         elif not space and (file := _find_changed_file(search, settings)):
             screen.print_line(f"{file} is not as it was; the search goes on as it began (--search {file} takes it)")
-        backend: Jobs | Processes = Processes(shlex.split(matex), settings.ranks, settings.options)
-        if job:
-            backend = Jobs(job, Path(settings.source), settings.parallel, say_once)
+        say_once = make_once(screen.print_line)
         starter = Starter(
-            folder=Path(search.folder), spec=spec, source=Path(settings.source), backend=backend, target=search.target,
-            limit=settings.limit, rungs=settings.rungs, say=screen.print_line, say_once=say_once,
+            folder=Path(search.folder), spec=spec, source=Path(settings.source),
+            backend=_make_backend(search, settings, say_once), target=search.target, limit=settings.limit,
+            rungs=settings.rungs, say=screen.print_line, say_once=say_once,
         )  # fmt: skip
-        tried = [record.config for record in earlier_trials]
         searching = Searching(
-            database=database, search=search, spec=spec, starter=starter, slots=slots,
-            proposals=Proposals(search_engine, spec.space, settings.seed, tried), trial_count=settings.trials,
-            screen=screen, uses_warm_start=settings.warm_start,
-            poll_interval=following.LOOK_EACH if job else POLL_INTERVAL,
+            database=database, search=search, spec=spec, starter=starter, slots=slots, proposals=proposals,
+            trial_count=settings.trials, screen=screen, uses_warm_start=settings.warm_start,
+            poll_interval=POLL_INTERVAL if settings.slurm is None else following.LOOK_EACH,
         )  # fmt: skip
         with _handle_signals(searching):
             best = searching.run_trials()
     records = database.list_trials(search.id)
     database.close()
     command, files = format_trial_command(folder, search, settings, spec, best) if best else ("", ())
-    code = 128 + next(number for number, name in _ENDING.items() if name == searching.stop) if searching.stop else 0
+    code = int(best is None)
+    if searching.stop:
+        code = 128 + next(number for number, name in _ENDING.items() if name == searching.stop)
     return Found(
         best=best, objective=spec.objective.name, trials=sum(record.state != RUNNING for record in records),
         seconds=time.monotonic() - started_at, database=str(database.path), folder=str(folder), command=command,
-        files=files, stopped=searching.stop, code=code or int(best is None),
+        files=files, stopped=searching.stop, code=code,
     )  # fmt: skip
+
+
+def _make_backend(search: Search, settings: Settings, say_once: Callable[[str, str], None]) -> Jobs | Processes:
+    """Starts the trials: as Slurm jobs, or as processes of this machine. Raises JobError."""
+    matex, job = find_own_command(), settings.make_job()
+    if job is None:
+        return Processes(shlex.split(matex), settings.ranks, settings.options)
+    job = fill_name_and_command(replace(job, matex=job.matex or matex), search.target)
+    return Jobs(job, Path(settings.source), settings.parallel, say_once)
 
 
 def _find_changed_file(search: Search, settings: Settings) -> str:

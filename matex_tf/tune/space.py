@@ -1,6 +1,7 @@
 """The search space: parameters, ranges and conditions. Pure functions, independent of how a script receives values.
 
-A configuration has a value for each active parameter. A parameter whose condition is false is not active.
+A parameter with a condition (`when`) is active only if the condition holds. A configuration (`Config`) has a value for
+each active parameter. For example, --momentum with the condition optimizer: [sgd] has no value if optimizer is adam.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ Condition = tuple[tuple[str, tuple[str, ...]], ...]
 
 ON, OFF = "on", "off"
 """The values of a flag: present on the command line, or absent."""
-_DIGITS = 4
-_MOST_LISTED = 10_000
+_DIGITS = 4  # decimal digits of a value, relative to the range
+_MOST_LISTED = 10_000  # values of a parameter, or configurations
 
 
 @dataclass(frozen=True)
 class Number:
-    """A float or an integer from `low` to `high`; `log`: uniform in its logarithm."""
+    """A float, or with `whole` an integer, from `low` to `high`; with `log`, uniform in its logarithm."""
 
     name: str
     low: float
@@ -36,9 +37,7 @@ class Number:
     when: Condition = ()
 
     def compute_value(self, share: float) -> Value:
-        """The value at the fraction `share` (0 to 1) of the range, rounded, so that trials receive
-        the displayed value.
-        """
+        """The value at the fraction `share` (0 to 1) of the range, rounded, so that trials get the displayed value."""
         half = 0.5 if self.whole else 0.0  # so that the first and the last integer are as likely as the others
         low, high = self.low - half, self.high + half
         if self.log:
@@ -59,8 +58,8 @@ class Number:
 
     def allows(self, value: Value) -> bool:
         """Whether the value is valid."""
-        right = isinstance(value, int) if self.whole else isinstance(value, (int, float))
-        return right and not isinstance(value, bool) and self.low <= float(value) <= self.high
+        has_type = isinstance(value, int if self.whole else (int, float)) and not isinstance(value, bool)
+        return has_type and self.low <= float(value) <= self.high
 
     @property
     def values(self) -> list[Value] | None:
@@ -97,7 +96,7 @@ Parameter = Number | Choice
 
 
 def _find_power(value: float) -> int:
-    """The exponent of ten of the first digit."""
+    """The exponent of ten of the first digit: 2 for 345, -2 for 0.03."""
     return math.floor(math.log10(value))
 
 
@@ -115,43 +114,44 @@ class Space:
         """A configuration with each parameter drawn uniformly."""
         config: Config = {}
         for parameter in self.parameters:
-            place = draw.random()
+            share = draw.random()  # also for inactive parameters, so that a condition does not shift later draws
             if self.is_active(parameter, config):
-                config[parameter.name] = parameter.compute_value(place)
+                config[parameter.name] = parameter.compute_value(share)
         return config
 
     def allows(self, config: Config) -> bool:
         """Whether `config` has a valid value for each active parameter, and no others."""
-        found: Config = {}
+        valid: Config = {}
         for parameter in self.parameters:
-            if self.is_active(parameter, found):
+            if self.is_active(parameter, valid):
                 if parameter.name not in config or not parameter.allows(config[parameter.name]):
                     return False
-                found[parameter.name] = config[parameter.name]
-        return found.keys() == config.keys()
+                valid[parameter.name] = config[parameter.name]
+        return valid.keys() == config.keys()
 
     @cached_property
     def all(self) -> list[Config] | None:
         """Every configuration; None if there are too many to list."""
         if any(parameter.values is None for parameter in self.parameters):
             return None
-        listed = list(itertools.islice(self._list_configs(0, {}), _MOST_LISTED + 1))
+        listed = list(itertools.islice(self._list_configs(self.parameters, {}), _MOST_LISTED + 1))
         return listed if len(listed) <= _MOST_LISTED else None
 
-    def _list_configs(self, place: int, config: Config) -> Iterator[Config]:
-        if place == len(self.parameters):
-            yield dict(config)
+    def _list_configs(self, parameters: tuple[Parameter, ...], config: Config) -> Iterator[Config]:
+        """All configurations that extend `config`, which has values of the earlier parameters, by `parameters`."""
+        if not parameters:
+            yield config
             return
-        parameter = self.parameters[place]
-        if not self.is_active(parameter, config):
-            yield from self._list_configs(place + 1, config)
-            return
-        for value in parameter.values or ():
-            yield from self._list_configs(place + 1, {**config, parameter.name: value})
+        first, *others = parameters
+        if self.is_active(first, config):
+            for value in first.values or ():
+                yield from self._list_configs(tuple(others), {**config, first.name: value})
+        else:
+            yield from self._list_configs(tuple(others), config)
 
 
 def make_key(config: Config) -> str:
-    """A text that is the same for equal configurations."""
+    """A text that is the same for equal configurations, in order to look them up."""
     return json.dumps(config, sort_keys=True)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
 
 import yaml
 
@@ -15,14 +15,10 @@ from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import OFF, ON, Choice, Condition, Number, Parameter, Space
 
 _TOP = ("objective", "search", "files")
-_RANGES = {  # for each kind: whether it is logarithmic, whether values are integers
-    "float": (False, False),
-    "int": (False, True),
-    "log": (True, False),
-    "log_int": (True, True),
-}
+RANGES = {"float": (False, False), "int": (False, True), "log": (True, False), "log_int": (True, True)}
+"""For each kind of range: whether it is logarithmic, and whether its values are integers."""
 _CHOICE, _FLAG, _WHEN, _ELSE = "choice", "flag", "when", "otherwise"
-_KINDS = (*_RANGES, _CHOICE, _FLAG)
+_KINDS = (*RANGES, _CHOICE, _FLAG)
 _OBJECTIVE = ("minimize", "maximize", "regex", "take")
 _TAKE_VALUES = ("last", "best")
 _NAME = re.compile(r"--?[A-Za-z0-9][\w.-]*|\$[A-Za-z_]\w*|[A-Za-z_]\w*")
@@ -34,12 +30,23 @@ class SpaceError(ValueError):
 
 @dataclass(frozen=True)
 class Specification:
-    """The contents of a space file. `files` have placeholders; `otherwise` has texts for those without values."""
+    """The contents of a space file."""
 
     space: Space
     objective: Objective
     files: tuple[str, ...] = ()
+    """Files with placeholders."""
     otherwise: tuple[tuple[str, str], ...] = ()
+    """(placeholder, text): the text in place of a parameter that is not active."""
+
+
+class _Entry(NamedTuple):
+    """A parameter with its node in the file."""
+
+    node: yaml.Node
+    parameter: Parameter
+    otherwise: str | None
+    """The text of a placeholder while the parameter is not active."""
 
 
 def read_space(text: str, name: str) -> Specification:
@@ -68,41 +75,41 @@ class _Reader:
             raise SpaceError(f"{self.name}: it is empty. It begins with `search:`, and a line for each parameter")
         parts = dict(self._list_members(top, "the file", _TOP))
         if "search" not in parts:
-            self._refuse_node(
-                top, "there is no `search:`, with a line for each parameter, such as --lr: {log: [1e-5, 0.1]}"
-            )
-        parameters: dict[str, tuple[yaml.Node, Parameter, str | None]] = {}
+            what = "there is no `search:`, with a line for each parameter, such as --lr: {log: [1e-5, 0.1]}"
+            self._refuse_node(top, what)
+        entries: dict[str, _Entry] = {}
         for name, node in self._list_members(parts["search"], "search"):
             if not _NAME.fullmatch(name):
                 self._refuse_node(
                     node, f"{name}: expected a flag (--lr), a variable of the environment ($LR), or the name of a "
                     "placeholder in one of files (lr)"
                 )  # fmt: skip
-            parameters[name] = (node, *self._read_parameter(name, node))
-        if not parameters:
+            entries[name] = self._read_entry(name, node)
+        if not entries:
             self._refuse_node(parts["search"], "search: there is no parameter")
-        files = self._read_files(parts["files"]) if "files" in parts else ()
-        self._check_conditions(parameters)
-        self._check_placeholders(parameters, files)
-        otherwise = tuple((name, text) for name, (_, _, text) in parameters.items() if text is not None)
+        files = self._read_one_or_more("files", parts["files"]) if "files" in parts else ()
+        self._check_conditions(entries)
+        self._check_placeholders(entries, files)
+        otherwise = tuple((name, entry.otherwise) for name, entry in entries.items() if entry.otherwise is not None)
         objective = self._read_objective(parts["objective"]) if "objective" in parts else Objective()
-        return Specification(Space(self._sort_parameters(parameters)), objective, files, otherwise)
+        return Specification(Space(self._sort_parameters(entries)), objective, files, otherwise)
 
     # Parameters
 
-    def _read_parameter(self, name: str, node: yaml.Node) -> tuple[Parameter, str | None]:
+    def _read_entry(self, name: str, node: yaml.Node) -> _Entry:
+        """Read a parameter: `flag`, a list of choices, or a mapping of a kind and optionally `when` and `otherwise`."""
         if isinstance(node, yaml.ScalarNode):
             if node.value == _FLAG:
-                return self._read_flag(name, node, ()), None
-            self._refuse_node(node, f"{name}: expected a list of choices, or a range as {{log: [1e-5, 0.1]}}; "
-                         f"given {node.value!r}")  # fmt: skip
+                return _Entry(node, self._read_flag(name, node, ()), None)
+            expected = "expected a list of choices, or a range as {log: [1e-5, 0.1]}"
+            self._refuse_node(node, f"{name}: {expected}; given {node.value!r}")
         if isinstance(node, yaml.SequenceNode):
             choices = self._read_texts(name, node)
             if len(choices) == 2 and all(map(_is_number, choices)):
                 numbers = ", ".join(choices)
-                self._refuse_node(node, f"{name}: [{numbers}] may be a range or two choices: write "
-                             f"{{float: [{numbers}]}}, {{int: [{numbers}]}} or {{choice: [{numbers}]}}")  # fmt: skip
-            return Choice(name, choices), None
+                ways = f"{{float: [{numbers}]}}, {{int: [{numbers}]}} or {{choice: [{numbers}]}}"
+                self._refuse_node(node, f"{name}: [{numbers}] may be a range or two choices: write {ways}")
+            return _Entry(node, Choice(name, choices), None)
         members = dict(self._list_members(node, name, (*_KINDS, _WHEN, _ELSE)))
         kinds = [kind for kind in members if kind in _KINDS]
         if len(kinds) != 1:
@@ -110,16 +117,17 @@ class _Reader:
         kind = kinds[0]
         when = self._read_condition(name, members[_WHEN]) if _WHEN in members else ()
         otherwise = self._read_text(f"{name}: {_ELSE}", members[_ELSE]) if _ELSE in members else None
-        if otherwise is not None and (not when or not _is_placeholder(name)):
-            self._refuse_node(members[_ELSE], f"{name}: `{_ELSE}` applies to placeholders with "
-                         f"`{_WHEN}`; flags and variables are left out")  # fmt: skip
-        if _is_placeholder(name) and when and otherwise is None:
+        needs_otherwise = bool(when) and _is_placeholder(name)
+        if otherwise is not None and not needs_otherwise:
+            applies = f"`{_ELSE}` applies to placeholders with `{_WHEN}`; flags and variables are left out"
+            self._refuse_node(members[_ELSE], f"{name}: {applies}")
+        if needs_otherwise and otherwise is None:
             self._refuse_node(node, f"{name}: its text where `{_WHEN}` does not hold is missing: add `{_ELSE}: TEXT`")
         if kind == _FLAG:
-            return self._read_flag(name, members[kind], when), otherwise
+            return _Entry(node, self._read_flag(name, members[kind], when), otherwise)
         if kind == _CHOICE:
-            return Choice(name, self._read_texts(name, members[kind]), when=when), otherwise
-        return replace(self._read_range(name, kind, members[kind]), when=when), otherwise
+            return _Entry(node, Choice(name, self._read_texts(name, members[kind]), when=when), otherwise)
+        return _Entry(node, self._read_range(name, kind, members[kind], when), otherwise)
 
     def _read_flag(self, name: str, node: yaml.Node, when: Condition) -> Choice:
         if not name.startswith("-"):
@@ -128,8 +136,8 @@ class _Reader:
             )
         return Choice(name, (OFF, ON), is_flag=True, when=when)
 
-    def _read_range(self, name: str, kind: str, node: yaml.Node) -> Number:
-        log, whole = _RANGES[kind]
+    def _read_range(self, name: str, kind: str, node: yaml.Node, when: Condition) -> Number:
+        log, whole = RANGES[kind]
         if not isinstance(node, yaml.SequenceNode) or len(node.value) != 2:
             self._refuse_node(node, f"{name}: expected {kind}: [LEAST, MOST]")
         low, high = (self._read_number(name, item, whole) for item in node.value)
@@ -137,7 +145,7 @@ class _Reader:
             self._refuse_node(node, f"{name}: expected the least first, then the most; given {low:g} and {high:g}")
         if log and low <= 0:
             self._refuse_node(node, f"{name}: {kind} needs numbers above 0; given {low:g}")
-        return Number(name, low, high, log, whole)
+        return Number(name, low, high, log, whole, when)
 
     def _read_number(self, name: str, node: yaml.Node, whole: bool) -> float:
         text = self._read_text(name, node)
@@ -151,51 +159,41 @@ class _Reader:
     # Conditions
 
     def _read_condition(self, name: str, node: yaml.Node) -> Condition:
-        return tuple(
-            (other_name, self._read_texts(f"{name}: {_WHEN}", value_node) if isinstance(value_node, yaml.SequenceNode)
-             else (self._read_text(f"{name}: {_WHEN}", value_node),))
-            for other_name, value_node in self._list_members(node, f"{name}: {_WHEN}")
-        )  # fmt: skip
+        where = f"{name}: {_WHEN}"
+        members = self._list_members(node, where)
+        return tuple((other_name, self._read_one_or_more(where, values)) for other_name, values in members)
 
-    def _check_conditions(self, parameters: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> None:
-        for name, (node, parameter, _) in parameters.items():
-            for other_name, values in parameter.when:
-                if other_name not in parameters or other_name == name:
-                    known_names = [known_name for known_name in parameters if known_name != name]
+    def _check_conditions(self, entries: dict[str, _Entry]) -> None:
+        for name, entry in entries.items():
+            for other_name, values in entry.parameter.when:
+                where = f"{name}: {_WHEN}"
+                if other_name not in entries or other_name == name:
+                    known_names = [known_name for known_name in entries if known_name != name]
                     what = describe_unknown("parameter", other_name, known_names)
-                    self._refuse_node(node, f"{name}: {_WHEN}: {what}")
-                other = parameters[other_name][1]
+                    self._refuse_node(entry.node, f"{where}: {what}")
+                other = entries[other_name].parameter
                 if not isinstance(other, Choice):
-                    self._refuse_node(
-                        node, f"{name}: {_WHEN}: {other_name} is a range; a condition is on choices or a flag"
-                    )
+                    what = f"{other_name} is a range; a condition is on choices or a flag"
+                    self._refuse_node(entry.node, f"{where}: {what}")
                 for value in values:
                     if value not in other.choices:
                         what = describe_unknown("choice", value, other.choices)
-                        self._refuse_node(node, f"{name}: {_WHEN}: {other_name}: {what}")
+                        self._refuse_node(entry.node, f"{where}: {other_name}: {what}")
 
-    def _sort_parameters(self, parameters: dict[str, tuple[yaml.Node, Parameter, str | None]]) -> tuple[Parameter, ...]:
+    def _sort_parameters(self, entries: dict[str, _Entry]) -> tuple[Parameter, ...]:
         """Sort parameters, so that each comes after the parameters of its condition."""
-        ordered: dict[str, Parameter] = {}
-        while len(ordered) < len(parameters):
-            next_parameters = [
-                parameter for name, (_, parameter, _) in parameters.items()
-                if name not in ordered and all(other_name in ordered for other_name, _ in parameter.when)
-            ]  # fmt: skip
-            if not next_parameters:
-                name = next(name for name in parameters if name not in ordered)
-                self._refuse_node(parameters[name][0], f"{name}: its condition depends, through others, on itself")
-            ordered |= {parameter.name: parameter for parameter in next_parameters}
-        return tuple(ordered.values())
+        graph = {name: [other_name for other_name, _ in entry.parameter.when] for name, entry in entries.items()}
+        ordered: list[str] = []
+        while len(ordered) < len(entries):
+            remaining = [name for name in entries if name not in ordered]
+            ready = [name for name in remaining if all(other_name in ordered for other_name in graph[name])]
+            if not ready:
+                name = remaining[0]
+                self._refuse_node(entries[name].node, f"{name}: its condition depends, through others, on itself")
+            ordered += ready
+        return tuple(entries[name].parameter for name in ordered)
 
     # The other parts
-
-    def _read_files(self, node: yaml.Node) -> tuple[str, ...]:
-        return (
-            self._read_texts("files", node)
-            if isinstance(node, yaml.SequenceNode)
-            else (self._read_text("files", node),)
-        )
 
     def _check_placeholders(self, names: Iterable[str], files: tuple[str, ...]) -> None:
         placeholders = [name for name in names if _is_placeholder(name)]
@@ -214,23 +212,19 @@ class _Reader:
         if "minimize" in texts and "maximize" in texts:
             self._refuse_node(node, "objective: minimize or maximize, not both")
         if texts.get("take", "last") not in _TAKE_VALUES:
-            self._refuse_node(
-                members["take"], f"objective: {describe_unknown('word for take', texts['take'], _TAKE_VALUES)}"
-            )
+            what = describe_unknown("word for take", texts["take"], _TAKE_VALUES)
+            self._refuse_node(members["take"], f"objective: {what}")
         if "regex" in texts:
             try:
                 groups = re.compile(texts["regex"]).groups
             except re.error as error:
                 self._refuse_node(members["regex"], f"objective: regex {texts['regex']!r}: {error}")
             if groups > 1:
-                self._refuse_node(
-                    members["regex"],
-                    "objective: regex has several groups (); only one may hold the number. Use (?:) for others",
-                )
+                what = "regex has several groups (); only one may hold the number. Use (?:) for others"
+                self._refuse_node(members["regex"], f"objective: {what}")
         elif not {"minimize", "maximize"} & texts.keys():
-            self._refuse_node(
-                node, "objective: expected minimize, maximize or regex, as objective: {minimize: val_loss}"
-            )
+            what = "expected minimize, maximize or regex, as objective: {minimize: val_loss}"
+            self._refuse_node(node, f"objective: {what}")
         name = texts.get("maximize") or texts.get("minimize") or "value"
         return Objective(name, "maximize" in texts, texts.get("regex", ""), texts.get("take", "last"))
 
@@ -249,6 +243,10 @@ class _Reader:
                 self._refuse_node(key, f"{what}: {describe_unknown('word', name, known)}")
             seen.add(name)
             yield name, value
+
+    def _read_one_or_more(self, name: str, node: yaml.Node) -> tuple[str, ...]:
+        """A list of texts, or a single text."""
+        return self._read_texts(name, node) if isinstance(node, yaml.SequenceNode) else (self._read_text(name, node),)
 
     def _read_texts(self, name: str, node: yaml.Node) -> tuple[str, ...]:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
@@ -274,12 +272,8 @@ def _is_placeholder(name: str) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    return _can_parse(float, text)
-
-
-def _can_parse(read: Callable[[str], Any], text: str) -> bool:
     try:
-        read(text)
+        float(text)
     except ValueError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Starts trials for `search.Searching`: makes the folder, starts the command, and converts the outcome to a record."""
+"""Starts trials for `search.Searching`: makes a trial's folder, starts its command, and records its outcome."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from matex_tf.tune.trials.trial import (
     PLACE,
     STATE,
     Outcome,
+    Rules,
     Slot,
     Trial,
     hold_folder,
@@ -30,7 +31,7 @@ from matex_tf.tune.trials.trial import (
 
 @dataclass
 class RunningTrial:
-    """A running trial, its resources, and the copy of the user's folder in which it runs."""
+    """A running trial, its resources, and the mirror of the user's folder in which it runs."""
 
     record: Record
     trial: Trial
@@ -70,12 +71,13 @@ class Starter:
         """
         folder = get_trial_folder(self.folder, record.number)
         folder.mkdir(exist_ok=True)
-        objective = self.spec.objective
         limit = max(self.limit - record.seconds, 1e-3) if self.limit else 0.0
-        pause = next(iter(self.rungs[len(record.rungs) :]), 0) if self.rungs else None
-        trial = self.backend.find_trial(folder, objective, limit, pause)
+        next_rungs = self.rungs[len(record.rungs) :]
+        pause = (next_rungs[0] if next_rungs else 0) if self.rungs else None
+        rules = Rules(self.spec.objective, limit, pause)
+        trial = self.backend.find_trial(folder, rules)
         with hold_folder(folder):  # processes of a killed search may still run
-            if not trial and not (folder / STATE).is_dir():
+            if not trial and not (folder / STATE).is_dir():  # it starts from the beginning
                 shutil.rmtree(folder / PLACE, ignore_errors=True)
                 for name in (OUTPUT, NOTED):
                     (folder / name).unlink(missing_ok=True)
@@ -84,16 +86,20 @@ class Starter:
                 place.fill_placeholders(folder / PLACE, self.spec, record.config)
         if mirror.folders:
             names = ", ".join(map(str, mirror.folders[:3]))
-            self.say_once("shared", f"trials share {names}, which is too large for a copy each. Their files there may "
-                           "conflict")  # fmt: skip
-        target = make_mirror_command(self.target, self.source, folder / PLACE)
-        command = [*target, *place.list_options(self.spec.space, record.config)]
-        variables = place.list_variables(record.config)
-        trial = trial or self.backend.start_trial(folder, command, variables, objective, slot, limit, pause)
+            text = f"trials share {names}, which is too large for a copy each. Their files there may conflict"
+            self.say_once("shared", text)
+        if not trial:
+            target = make_mirror_command(self.target, self.source, folder / PLACE)
+            command = [*target, *place.list_options(self.spec.space, record.config)]
+            variables = place.list_variables(record.config)
+            trial = self.backend.start_trial(folder, command, variables, rules, slot)
         return RunningTrial(record, trial, slot, mirror)
 
     def end_trial(self, running: RunningTrial, outcome: Outcome) -> Record:
-        """Make the record of a trial that has ended or reached a rung."""
+        """Make the record of a trial that has ended or reached a rung, and clean its folder.
+
+        If a trial has paused without a value, the rungs are removed, so that further trials do not pause.
+        """
         trial, number = running.trial, running.record.number
         place.clean_folder(trial.folder / PLACE, running.mirror)
         if changed_originals := running.mirror.list_changed_originals():
@@ -112,24 +118,25 @@ class Starter:
             self.rungs = (0,)  # further trials save their state, but do not pause
             reason = f"after {trial.pause} epochs there is nothing to judge them by"
             self.say_once("no rungs", f"trials run to their ends, as {reason}. {outcome.why}")
-        return make_record(running.record, outcome)
+        return update_record(running.record, outcome)
 
     def has_job(self, number: int) -> bool:
-        """Whether a job of a trial was submitted whose end is not recorded yet."""
+        """Whether a job of the trial was submitted, and its end is not recorded yet."""
         return has_job(get_trial_folder(self.folder, number))
 
     def forget_job(self, number: int) -> None:
-        """The job of a trial has ended, and its result is recorded."""
+        """Remove the files of the trial's job, which has ended and whose result is recorded."""
         forget_job(get_trial_folder(self.folder, number))
 
 
-def make_record(record: Record, outcome: Outcome) -> Record:
-    """Update the record of a trial by its outcome."""
-    changes = {name: value for name, value in vars(outcome).items() if name != "value"}
-    changes["seconds"] += record.seconds
+def update_record(record: Record, outcome: Outcome) -> Record:
+    """The record of a trial with its outcome; seconds add up over its starts."""
     has_value = outcome.state in (DONE, PAUSED) and bool(outcome.curve)
-    rungs = (*record.rungs, outcome.value) if outcome.state == PAUSED and has_value else record.rungs
-    return replace(record, value=outcome.value if has_value else None, rungs=rungs, **changes)
+    changes = {**vars(outcome), "seconds": record.seconds + outcome.seconds}
+    changes["value"] = outcome.value if has_value else None
+    if outcome.state == PAUSED and has_value:
+        changes["rungs"] = (*record.rungs, outcome.value)
+    return replace(record, **changes)
 
 
 def make_once(say: Callable[[str], None]) -> Callable[[str, str], None]:

@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import itertools
+import math
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from matex_tf.planner import queueing
-from matex_tf.planner.papers import __main__ as papers
-from matex_tf.planner.papers import gadei, htc, htc_minibatch, ibatch, matex, networks, xai
+from matex_tf.planner import buckets, queueing
+from matex_tf.planner.papers import htc, htc_minibatch, ibatch, xai
 
-PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "papers.md"
+sys.path.insert(0, str(DOCS / "figures"))
+
+import papers_page  # noqa: E402
+from papers import comparisons, gadei, htc_gpus, ibatch_speedups, matex, networks  # noqa: E402
 
 
 def test_the_page_is_what_the_models_give():
-    assert PAGE.read_text() == papers.format_page(), "run: python -m matex_tf.planner.papers > docs/papers.md"
+    assert PAGE.read_text() == papers_page.format_page(), "run: python docs/figures/papers_page.py > docs/papers.md"
 
 
 def test_xai_closed_form_is_the_sum_and_2_at_the_edge():
+    def sending(workers, at_once, share):
+        """Equations 2 to 4, as printed."""
+        if at_once > 1:
+            return math.comb(workers, at_once) * share**at_once
+        return 1 - math.fsum(sending(workers, m, share) for m in range(2, workers + 1))
+
     for workers, share in itertools.product(range(2, 9), (0.05, 0.1, 0.3, 0.7)):
-        summed = xai.expected_bandwidth(workers, share, 1.0)
-        assert summed.value == pytest.approx(xai.expected_bandwidth_closed(workers, share), rel=1e-12)
-        assert bool(summed.outside) == (share >= 1 / (workers - 1))
+        summed = math.fsum(m * sending(workers, m, share) for m in range(1, workers + 1))
+        assert summed == pytest.approx(xai.expected_bandwidth_closed(workers, share), rel=1e-12)
+        assert bool(xai.servers(workers, share).outside) == (share >= 1 / (workers - 1))
     for workers in range(3, 65):
         assert xai.expected_bandwidth_closed(workers, 1 / (workers - 1)) == pytest.approx(2, rel=1e-9)
-        assert "has to be below" in str(xai.servers(workers, 1 / (workers - 1)))
-    assert xai.sending(6, 1, 0.3) == pytest.approx(-1.03, abs=0.005), "no probability outside the domain"
+        assert "has to be below" in xai.servers(workers, 1 / (workers - 1)).outside
+    assert sending(6, 1, 0.3) == pytest.approx(-1.03, abs=0.005), "no probability outside the domain"
     assert [xai.servers(*case).value for case in ((8, 0.5), (16, 0.3))] == [45, 182]
-    assert xai.servers_synchronous(8, 2.0) == 4 and xai.servers_without_collisions(0.5) == 2
-
-
-def test_xai_says_what_a_calibration_cannot_be():
-    found = xai.Calibration(alone=0.8, batch=1.0, worker_bandwidth=1e9, server_bandwidth=1e9)
-    assert found.share == pytest.approx(0.2) and found.transfer == pytest.approx(0.2)
-    with pytest.raises(ValueError, match="shorter than one without"):
-        xai.Calibration(1.0, 0.8, 1e9, 1e9)
+    assert xai.transfer_share(0.2, 1.0) == pytest.approx(0.2)
     with pytest.raises(ValueError, match="P_t from 0 to 1"):
         xai.servers(4, 1.5)
 
@@ -58,7 +63,7 @@ def test_xai_figures_8_9_and_10():
     assert any(0.385 < share < 0.415 for share in both), "one share gives both of Figure 10's numbers"
     layers = list(networks.ALEXNET_LAYERS.values())
     assert sum(layers) == 62_378_344, "XAI's Table 1"
-    first, second, third, fourth = xai.shares_by_layer(layers, 4)
+    first, second, third, fourth = comparisons.divide_layers(layers, 4)
     assert second > third > 2 * max(first, fourth) and second > 0.6
 
 
@@ -79,11 +84,11 @@ def test_exact_servers_are_those_of_the_specification():
 
 
 def test_htc_lemmas_are_as_printed_and_turn_around():
-    assert f"{htc.overhead(4, 0.8):.0%}" == "9%" and htc.gpus_for(3, 0.1) == 4
-    assert htc.overhead(7, htc.efficiency(7, 0.05)) == pytest.approx(0.05)
-    assert htc.gpus_for(11, 0.1) is None, "Amdahl's ceiling is (1 + R_O) / R_O = 11"
+    assert f"{htc_gpus.overhead(4, 0.8):.0%}" == "9%" and htc_gpus.gpus_for(3, 0.1) == 4
+    assert htc_gpus.overhead(7, htc_gpus.efficiency(7, 0.05)) == pytest.approx(0.05)
+    assert htc_gpus.gpus_for(11, 0.1) is None, "Amdahl's ceiling is (1 + R_O) / R_O = 11"
     with pytest.raises(ValueError, match="above 1/4"):
-        htc.overhead(4, 0.25)
+        htc_gpus.overhead(4, 0.25)
     assert htc.servers(8, 0.5e9, 1e9, 2.0).value == 4 and not htc.servers(8, 0.5e9, 1e9, 2.0).outside
     assert htc.servers(8, 2e9, 1e9, 2.0).outside, "a worker's own link is too slow"
 
@@ -113,16 +118,24 @@ def test_htc_program_is_the_best_of_all():
         shape = random.integers(2, 7), random.integers(2, 4)
         times, memory = random.uniform(1, 10, shape).tolist(), random.uniform(1, 10, shape).tolist()
         bound = random.uniform(1, 8) * shape[0]
-        found, best = (
-            htc_minibatch.choose_by_milp(times, memory, bound),
-            htc_minibatch.choose_by_search(times, memory, bound),
-        )
-        assert (found is None) == (best is None)
-        if found is not None and best is not None:
-            assert found.seconds == pytest.approx(best.seconds)
-            assert sum(memory[k][a] for k, a in enumerate(found.algorithms)) <= bound * (1 + 1e-9)
+        found = htc_minibatch.choose_algorithms(times, memory, bound)
+        seconds = [
+            sum(row[algorithm] for row, algorithm in zip(times, algorithms))
+            for algorithms in itertools.product(range(shape[1]), repeat=shape[0])
+            if sum(row[algorithm] for row, algorithm in zip(memory, algorithms)) <= bound
+        ]
+        assert (found is None) == (not seconds)
+        if found is not None:
+            assert found.seconds == pytest.approx(min(seconds))
+            assert found.seconds == pytest.approx(sum(row[a] for row, a in zip(times, found.algorithms)))
+            assert sum(row[a] for row, a in zip(memory, found.algorithms)) <= bound * (1 + 1e-9)
             fits += 1
     assert fits > 100
+
+
+def test_htc_program_of_a_hundred_layers():
+    found = htc_minibatch.choose_algorithms([[2.0, 1.0]] * 100, [[10, 15]] * 100, 1234)
+    assert found is not None and found.seconds == 154 and sum(found.algorithms) == 46
 
 
 def test_htc_figure_2_rises_then_falls_later_with_more_memory():
@@ -136,6 +149,19 @@ def test_htc_figure_2_rises_then_falls_later_with_more_memory():
     assert peaks == sorted(set(peaks))
 
 
+def plan_best_pulls(layers):
+    """The best plan of `buckets`, with time reversed: gradients are transferred after their computation."""
+    ready = list(itertools.accumulate(reversed(layers.compute)))
+    plan = buckets.find_best_plan(ready, layers.transfer[::-1], lambda seconds: layers.start_up + seconds)
+    return tuple(layers.count - boundary for boundary in reversed(plan))
+
+
+def hides(layers, plan):
+    """Equation 5: whether each pull takes at least as long as the computation of the preceding batch."""
+    batches = list(itertools.pairwise(plan))
+    return all(layers.pull(*after) >= layers.computation(*batch) for batch, after in itertools.pairwise(batches))
+
+
 def test_ibatch_optimum_is_the_best_plan_there_is_and_greedy_is_no_better():
     random = np.random.default_rng(1)
     later = 0
@@ -144,33 +170,33 @@ def test_ibatch_optimum_is_the_best_plan_there_is_and_greedy_is_no_better():
         times = random.exponential(1, count).tolist(), random.exponential(scale, count).tolist()
         layers = ibatch.Layers(*times, random.choice([0.0, 0.1, 1.0]))
         plans = [(0, *cuts, count) for size in range(count) for cuts in itertools.combinations(range(1, count), size)]
-        best, greedy = (
-            ibatch.compute_end(layers, ibatch.plan_best(layers)),
-            ibatch.compute_end(layers, ibatch.plan_greedy(layers)),
-        )
+        best = ibatch.compute_end(layers, plan_best_pulls(layers))
+        greedy = ibatch.compute_end(layers, ibatch.plan_greedy(layers))
         assert best == pytest.approx(min(ibatch.compute_end(layers, plan) for plan in plans))
         assert greedy >= best - 1e-12
         later += greedy > best * (1 + 1e-9)
         for plan in plans:
-            estimate = ibatch.execution_time(layers, plan)
-            assert estimate.outside or estimate.value == pytest.approx(ibatch.compute_end(layers, plan))
+            if hides(layers, plan):  # the sum of equations 1 to 4: a pull, the other pulls, the last computation
+                pulls = sum(layers.pull(*batch) for batch in itertools.pairwise(plan))
+                summed = pulls + layers.computation(plan[-2], plan[-1])
+                assert summed == pytest.approx(ibatch.compute_end(layers, plan))
     assert later, "the greedy plan is not always best"
 
 
 def test_ibatch_algorithms_meet_equation_5():
     layers = ibatch.Layers([1.0] * 6, [2.0] * 6, 0.5)
     for plan in (ibatch.plan_front_to_back(layers), ibatch.plan_back_to_front(layers)):
-        assert plan is not None and plan[0] == 0 and plan[-1] == 6 and ibatch.hides(layers, plan)
+        assert plan is not None and plan[0] == 0 and plan[-1] == 6 and hides(layers, plan)
     with pytest.raises(ValueError, match="for each time"):
         ibatch.Layers([1.0], [1.0, 2.0], 0.0)
 
 
 def test_ibatch_speedups():
     for default, printed in zip((26, 25, 23, 22), (29, 28, 26, 25)):
-        assert ibatch.speedup_with_pulls_hidden(30, default) == pytest.approx(printed, rel=0.04)
-    assert ibatch.ceiling(72, 26, 1 / 3) == pytest.approx(29.6, abs=0.05)
-    assert ibatch.ceiling(72, 26, 1.0) == pytest.approx(40.7, abs=0.05)
-    assert ibatch.forward_share(72, 26, 45).outside and not ibatch.forward_share(72, 26, 32).outside
+        assert ibatch_speedups.speedup_with_pulls_hidden(30, default) == pytest.approx(printed, rel=0.04)
+    assert ibatch_speedups.ceiling(72, 26, 1 / 3) == pytest.approx(29.6, abs=0.05)
+    assert ibatch_speedups.ceiling(72, 26, 1.0) == pytest.approx(40.7, abs=0.05)
+    assert ibatch_speedups.forward_share(72, 26, 45).outside and not ibatch_speedups.forward_share(72, 26, 32).outside
 
 
 def test_matex_strong_scaling():
@@ -183,9 +209,9 @@ def test_matex_strong_scaling():
 
 
 def test_ibatch_with_sparse_gradients_is_linear_where_pulls_hide():
-    assert ibatch.communication_share(30, 25) == pytest.approx(0.2)
-    assert ibatch.speedup_with_sparse_gradients(72, 0.3, 1 / 3) == 72
-    assert ibatch.speedup_with_sparse_gradients(72, 0.5, 0.25) == pytest.approx(72 / 1.25)
+    assert ibatch_speedups.communication_share(30, 25) == pytest.approx(0.2)
+    assert ibatch_speedups.speedup_with_sparse_gradients(72, 0.3, 1 / 3) == 72
+    assert ibatch_speedups.speedup_with_sparse_gradients(72, 0.5, 0.25) == pytest.approx(72 / 1.25)
 
 
 def test_gadei_bandwidth_is_table_4_but_for_joule():

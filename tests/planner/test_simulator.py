@@ -112,7 +112,7 @@ def test_rows_shrink_with_ranks_and_beyond_the_measured_sizes_lines_go_on():
 def test_with_nothing_changed_a_step_is_the_planners():
     for count in (1, 4, 16, 64, 1024):
         for plan in (a_plan(), a_plan(overlaps=False)):
-            planned = predict.predict_step(plan, count)
+            planned = predict.Predictor(plan).predict_step(count)
             found = simulated(count=count, plan=plan)
             expected = planned.compute + planned.exposed + planned.small
             # A collective within the computation gives buckets time, which the planner does not count.
@@ -124,8 +124,8 @@ def test_with_nothing_changed_a_step_is_the_planners_where_transfers_take_cores(
     times = tuple(30e-6 + size * 2e-9 for size in plan_file.LINK_BYTES)
     link = plan_file.LinkMeasurement(plan_file.TWO_HOSTS, 2, 2, plan_file.LINK_BYTES, times, times, 0.0)
     plan, free = (a_plan(links=(dataclasses.replace(link, cpu_per_byte=cpu),)) for cpu in (2e-9, 0.0))
-    planned, found = predict.predict_step(plan, 64), simulated(plan=plan)
-    assert planned.overlapped and planned.step > 1.02 * predict.predict_step(free, 64).step
+    planned, found = predict.Predictor(plan).predict_step(64), simulated(plan=plan)
+    assert planned.overlapped and planned.step > 1.02 * predict.Predictor(free).predict_step(64).step
     assert found.step == pytest.approx(planned.compute + planned.exposed + planned.small, rel=0.01)
     assert found.compute == pytest.approx(planned.compute)
     assert simulated("overlap=off", plan=plan).step == simulated("overlap=off", plan=free).step

@@ -25,7 +25,7 @@ from matex_tf.tune import search, setup
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials import job_trial
 from matex_tf.tune.trials.job_trial import JobTrial
-from matex_tf.tune.trials.trial import FAILED, STOPPED
+from matex_tf.tune.trials.trial import FAILED, STOPPED, Rules
 
 pytestmark = pytest.mark.waits
 
@@ -289,7 +289,9 @@ def test_where_slurm_does_not_answer_the_search_ends_and_says_what_may_run(tmp_p
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
     monkeypatch.setattr(job_trial, "GRACE", 0.0)
     said = []
-    trial = JobTrial(tmp_path, Job("7", str(tmp_path)), Objective(), 0.0, 0, 0.0, lambda kind, text: said.append(text))
+    trial = JobTrial(
+        tmp_path, Job("7", str(tmp_path)), Rules(Objective(), pause=0), 0.0, lambda kind, text: said.append(text)
+    )
     (tmp_path / "job.json").touch()
     assert trial.poll() is None and said == ["scontrol: Unable to contact slurm controller; it is asked again"]
     trial.stop_trial("")
@@ -303,7 +305,9 @@ def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tm
     state = State(WAITING, "PENDING (BeginTime)", starts_again=1, means="Slurm lets some time pass")
     monkeypatch.setattr(slurm, "find_state", lambda job: state)
     said = []
-    trial = JobTrial(tmp_path, Job("7", str(tmp_path)), Objective(), 9.0, 0, 0.0, lambda *told: said.append(told))
+    trial = JobTrial(
+        tmp_path, Job("7", str(tmp_path)), Rules(Objective(), 9.0, 0), 0.0, lambda *told: said.append(told)
+    )
     (tmp_path / job_trial.BEGAN).write_text("7\n")
     os.utime(tmp_path / job_trial.BEGAN, (0, 0))
     trial.waits = False
@@ -327,7 +331,7 @@ def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tm
 def test_what_a_job_cannot_tell_slurm_does(tmp_path, monkeypatch, state, kept, expected, why):
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
     monkeypatch.setattr(slurm, "find_state", lambda job: state)
-    trial = JobTrial(tmp_path, Job("7", str(tmp_path)), Objective(), 0.0, 0, 0.0, lambda kind, text: None)
+    trial = JobTrial(tmp_path, Job("7", str(tmp_path)), Rules(Objective(), pause=0), 0.0, lambda kind, text: None)
     if kept:
         (tmp_path / "state").mkdir()
         (tmp_path / "state" / "state-1").touch()
@@ -345,6 +349,6 @@ def test_a_trial_whose_job_will_not_start_has_failed(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(slurm, "cancel_job", lambda one: cancelled.append(one.id))
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
-    trial = JobTrial(tmp_path, Job("4711", str(tmp_path)), Objective(), 0.0, None, 0.0, lambda kind, text: None)
+    trial = JobTrial(tmp_path, Job("4711", str(tmp_path)), Rules(Objective()), 0.0, lambda kind, text: None)
     outcome = trial.poll()
     assert outcome.state == FAILED and "will not start" in outcome.why and cancelled == ["4711"]

@@ -51,13 +51,13 @@ def test_what_decides_has_the_greatest_importance():
 
 
 def importance_of(config):
-    return coordinates.compute_place(LR, config["--lr"])
+    return coordinates.compute_position(LR, config["--lr"])
 
 
 def test_places_on_axes():
-    assert [round(coordinates.compute_place(LR, value), 3) for value in (1e-4, 1e-3, 1e-1)] == [0, 0.333, 1]
-    assert [coordinates.compute_place(UNITS, value) for value in (1, 64)] == [0, 1]
-    assert [coordinates.compute_place(CHOICE, value) for value in ("adam", "sgd")] == [0, 1]
+    assert [round(coordinates.compute_position(LR, value), 3) for value in (1e-4, 1e-3, 1e-1)] == [0, 0.333, 1]
+    assert [coordinates.compute_position(UNITS, value) for value in (1, 64)] == [0, 1]
+    assert [coordinates.compute_position(CHOICE, value) for value in ("adam", "sgd")] == [0, 1]
 
 
 def search(tmp_path, trials, **settings):

@@ -14,7 +14,7 @@ from matex_tf.tune.objective import Objective, Point
 from matex_tf.tune.trials import slots
 from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.process_trial import ProcessTrial as Trial
-from matex_tf.tune.trials.trial import DONE, FAILED, STOPPED, Slot, hold_folder
+from matex_tf.tune.trials.trial import DONE, FAILED, STOPPED, WHOLE, Rules, Slot, hold_folder
 from matex_tf.world.hosts.host_lists import Host
 
 HEAD = """
@@ -27,9 +27,9 @@ def note(**line):
 VAL_LOSS = Objective()
 
 
-def start(folder, program, objective=VAL_LOSS, variables=None, **options):
+def start(folder, program, objective=VAL_LOSS, variables=None, slot=WHOLE, **rules):
     (folder / "place").mkdir(parents=True, exist_ok=True)
-    return Trial(folder, [sys.executable, "-c", HEAD + program], variables or {}, objective, **options)
+    return Trial(folder, [sys.executable, "-c", HEAD + program], variables or {}, Rules(objective, **rules), slot)
 
 
 def end_of(trial):
@@ -206,7 +206,7 @@ def test_a_trial_in_an_allocation_has_hosts_of_its_own(tmp_path, monkeypatch):
     program = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
     starts = Processes([sys.executable, "-c", program], 2, ["--hostfile", "hosts", "--strategy", "sharded"])
     slot = Slot(hosts=(HOSTS[0],), part="2/2")
-    end_of(starts.start_trial(tmp_path, ["train.py", "--host", "x"], {}, VAL_LOSS, slot, 0.0, None))
+    end_of(starts.start_trial(tmp_path, ["train.py", "--host", "x"], {}, Rules(VAL_LOSS), slot))
     words, environment = json.loads((tmp_path / "output").read_text())
     assert words == "run -n 2 --strategy sharded --host a:2 train.py --host x".split()
     assert environment["MATEX_PLACEMENT"] == "spread:2/2" and environment["SLURM_OVERLAP"] == "1"

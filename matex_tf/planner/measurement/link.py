@@ -1,7 +1,7 @@
 """Times sums of several sizes over the ranks of this run: `python -m matex_tf -m matex_tf.planner.measurement.link`.
 
-`matex plan` starts it on one host and on two. Rank 0 prints the measurement, because it may run on a host that shares
-no files with `matex plan`.
+`matex plan` starts this program on one host and on two. Rank 0 prints the measurement as JSON, because its host may
+share no files with `matex plan`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,26 @@ PROBES = 15  # sums of each size
 
 def measure_link() -> LinkMeasurement:
     """Measure sums between all ranks of this run. Collective."""
-    me = world.get_world()
-    hosts = len(set(me.nodes))
-    inline = [_time_sum(size, overlapped=False)[0] for size in LINK_BYTES]
-    asleep = [_time_sum(size, overlapped=True) for size in LINK_BYTES]  # on a thread that sleeps while it waits
-    scope = ONE_HOST if hosts == 1 else TWO_HOSTS if me.size == hosts else ALL_RANKS
+    ranks, hosts = world.get_world().size, len(set(world.get_world().nodes))
+    scope = ALL_RANKS
+    if hosts == 1:
+        scope = ONE_HOST
+    elif ranks == hosts:
+        scope = TWO_HOSTS
+    inline = [_time_sum(size, overlapped=False) for size in LINK_BYTES]
+    asleep = [_time_sum(size, overlapped=True) for size in LINK_BYTES]
+    _, largest_core_seconds = asleep[-1]
     return LinkMeasurement(
-        scope, me.size, hosts, LINK_BYTES, tuple(inline),
-        tuple(seconds for seconds, _ in asleep), asleep[-1][1] / LINK_BYTES[-1],
+        scope=scope, ranks=ranks, hosts=hosts, bytes=LINK_BYTES, seconds=tuple(seconds for seconds, _ in inline),
+        asleep=tuple(seconds for seconds, _ in asleep), cpu_per_byte=largest_core_seconds / LINK_BYTES[-1],
     )  # fmt: skip
 
 
 def _time_sum(size: int, overlapped: bool) -> tuple[float, float]:
-    """The median seconds of a sum of `size` bytes, and its core seconds."""
+    """(median seconds, mean core seconds) of a sum of `size` bytes over all ranks. Collective.
+
+    With `overlapped`, on the thread of overlapped updates, which sleeps while it waits.
+    """
     c = ops.get_library().c
     seconds, cpu = (ctypes.c_double * PROBES)(), ctypes.c_double()
     for _ in range(2):  # the first round wakes up sleeping threads and links

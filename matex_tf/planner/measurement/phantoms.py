@@ -1,7 +1,9 @@
-"""Runs a script as a phantom rank, in concurrent copies, each in a mirror of the folder, and reads the measurements.
+"""Measures the steps of a script as one of N ranks, on a machine without the other ranks.
 
-A phantom rank is one process that runs the script as rank 0 of N ranks, without the others: MATEX_PLAN tells it N. It
-records the events of its steps into a file (`observe.measured_steps`). `matex plan --check` also measures real ranks.
+A phantom rank is a process that runs the script as rank 0 of N ranks, which MATEX_PLAN tells it, without the others. It
+records the events of its steps into a file (`observe.measured_steps`). As many concurrent copies run as a host has
+ranks, each in a mirror of the user's folder: so they share the cores, and write separate files. `matex plan --check`
+also measures real ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from matex_tf.planner.measurement.steps import Steps
 from matex_tf.planner.plan_file import Input, Size, Update, compute_typical_step
 
 STEPS, LEAST = 25, 8
-"""Steps at each size: default, and minimum, because the first steps do not count."""
+"""Steps that are recorded of each size: the default, and the minimum, because the first steps do not count."""
 LIMIT = measured_steps.LIMIT + 20
 """Seconds after which a process that has not ended is killed."""
 SETTLED_STEPS = 20
@@ -50,7 +52,8 @@ Launch = Callable[[Sequence[str], Mapping[str, str]], list[str]]
 class NotMeasured(RuntimeError):
     """The script could not be measured. The text says how far it came, and why.
 
-    `updates`: number of updates that it did. `is_late`: it was too slow. `is_short`: it ended by itself too early.
+    `updates`: the number of its updates of weights. `is_late`: it was too slow. `is_short`: it ended by itself too
+    early.
     """
 
     def __init__(self, text: str = "", updates: int = 0, is_late: bool = False, is_short: bool = False):
@@ -91,13 +94,13 @@ def measure_copies(
     results = [read_copy(folder, copy, code, ranks, steps) for copy, code in enumerate(codes)]
     all_notes = [notes for notes, _, _ in results]
     first_notes, first, overlaps = results[0]
-    alike = [each for _, each, _ in results if each.gradients == first.gradients]
+    alike = [copy_steps for _, copy_steps, _ in results if copy_steps.gradients == first.gradients]
     size = Size(
         ranks=ranks, copies=copies, rows=ceil(first.rows / ranks) if first.rows else 0,
-        steps=tuple(seconds for each in alike for seconds in each.seconds), ready=first.ready, at=first.at,
+        steps=tuple(seconds for copy_steps in alike for seconds in copy_steps.seconds), ready=first.ready, at=first.at,
         base_bytes=max(int(notes["base"]) for notes in all_notes),
         peak_bytes=max(int(notes["peak"]) for notes in all_notes), busy=busy,
-        update=statistics.median(each.update for each in alike),
+        update=statistics.median(copy_steps.update for copy_steps in alike),
         cores=_count_cores([float(notes["cores"]) for notes in all_notes]), bytes=first.bytes,
         input=read_input(all_notes),
     )  # fmt: skip
@@ -107,7 +110,7 @@ def measure_copies(
 
 
 def count_epoch_steps(batches: int, batches_taken: int, updates: float) -> int:
-    """Steps of an epoch of `batches` batches, if `batches_taken` batches made `updates` steps; 0: unknown."""
+    """Steps of an epoch of `batches` batches, if the measured `updates` took `batches_taken` batches; 0: unknown."""
     if not batches or not batches_taken or not updates:
         return 0
     if updates > batches_taken:  # a batch makes several steps
@@ -115,19 +118,18 @@ def count_epoch_steps(batches: int, batches_taken: int, updates: float) -> int:
     return ceil(batches / round(batches_taken / updates))  # a step takes several batches, whose gradients accumulate
 
 
-def read_input(of_copies: Sequence[Mapping[str, Any]]) -> Input | None:
-    """The mean over the copies with a measurement; the data of other copies may have ended."""
-    inputs = [json.loads(str(notes["input"])) for notes in of_copies]
-    measured = [Input(**cost) for cost in inputs if cost is not None]
+def read_input(notes_of_copies: Sequence[Mapping[str, Any]]) -> Input | None:
+    """The mean over the copies with a measurement; None if there is none. Data of a copy may have ended too early."""
+    costs = [json.loads(str(notes["input"])) for notes in notes_of_copies]
+    measured = [Input(**cost) for cost in costs if cost is not None]
     if not measured:
         return None
-    seconds, size = (statistics.mean(getattr(cost, name) for cost in measured) for name in ("seconds", "bytes"))
-    return Input(seconds, size)
+    return Input(statistics.mean(cost.seconds for cost in measured), statistics.mean(cost.bytes for cost in measured))
 
 
-def _count_cores(of_copies: Sequence[float]) -> float | None:
-    """The largest number of busy cores of a copy; None if steps were too short to measure it."""
-    return None if any(map(math.isnan, of_copies)) else max(of_copies)
+def _count_cores(busy_cores: Sequence[float]) -> float | None:
+    """The largest number of busy cores of a copy; None if steps were too short to measure it (NaN)."""
+    return None if any(map(math.isnan, busy_cores)) else max(busy_cores)
 
 
 def measure_real(
@@ -173,14 +175,17 @@ def make_limits(memory: float, microbatch: int) -> dict[str, str]:
 def make_copy_environment(
     plan: str, scaling: str, overlap: str = "on", limits: Mapping[str, str] | None = None, is_here: bool = True
 ) -> dict[str, str]:
-    """The environment of a measured process, with the settings `plan` and `scaling`.
+    """The environment of a measured process. Creates the folder of its temporary files.
 
     Its files are next to its results. On this host its temporary files are there, too, because it may be killed before
     it removes them.
+
+    Args:
+        plan: the value of MATEX_PLAN, "RANKS:STEPS:COPY:COPIES:FOLDER".
+        limits: further variables (`make_limits`).
     """
-    inherited = {
-        name: value for name, value in os.environ.items() if name not in {f"MATEX_{one}" for one in _NOT_INHERITED}
-    }
+    not_inherited = {f"MATEX_{name}" for name in _NOT_INHERITED}
+    inherited = {name: value for name, value in os.environ.items() if name not in not_inherited}
     folder = plan.split(":", 4)[4]
     settings_of_copy = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": folder, "MATEX_QUIET": "1"}
     if is_here:
@@ -212,6 +217,7 @@ def _start_in(
 
 
 def _await_copies(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    """The exit code of each process; None if it has not ended within `LIMIT` seconds."""
     deadline = time.monotonic() + LIMIT
     codes: list[int | None] = []
     for process in processes:
@@ -225,9 +231,9 @@ def _await_copies(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | No
 def read_copy(
     folder: Path, copy: int, code: int | None, ranks: int, requested_steps: int = STEPS
 ) -> tuple[dict[str, Any], Steps, bool]:
-    """Read the results of one copy that was to make `requested_steps` steps.
+    """Read the results of one copy that was to make `requested_steps` steps, and ended with exit code `code`.
 
-    Returns its notes, its steps, and whether gradients became ready one by one.
+    Returns (its notes, its steps, whether gradients became ready one by one).
 
     Raises:
         NotMeasured: as `measure_copies`.
@@ -237,7 +243,7 @@ def read_copy(
     notes = dict(np.load(file, allow_pickle=False)) if file.exists() else {}
     updates = int(notes.get("updates", 0))
     steps = steps_of_events.find_steps(notes["events"], notes["labels"].tolist(), notes["called"]) if notes else None
-    if steps is not None and (code == 0 or len(steps.seconds) >= steps_of_events.FIRST):
+    if steps is not None and (code == 0 or len(steps.seconds) >= steps_of_events.FIRST):  # enough before it was killed
         return notes, steps, bool(notes["overlaps"])
     is_late = code is None or bool(notes.get("is_late"))
     reason = _explain_end(code, is_late, updates, requested_steps)

@@ -1,4 +1,4 @@
-"""Child processes and temporary folders of a plan; both are removed however the plan ends."""
+"""Child processes and temporary folders of `matex plan`, both removed at its end, also after an error or a signal."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from matex_tf.world import child_process
 
 PREFIX = "matex-plan-"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that end a plan."""
 PATIENCE = 10.0
 """Seconds in which mpirun must end its ranks."""
 
@@ -49,10 +50,7 @@ def catch_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def make_place(shared: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Create a folder, in `shared` or among temporary files; it is removed at the end of the context.
-
-    Folders of killed plans are removed at the beginning.
-    """
+    """Context with a new folder, in `shared` or among temporary files. Removes it, and first those of killed plans."""
     temp_folders.sweep_folders(PREFIX, shared)
     path, handle = temp_folders.make_folder(PREFIX, tempfile.gettempdir() if shared is None else shared)
     try:
@@ -86,7 +84,7 @@ def start_process(command: Sequence[str], patience: float = 0.0, **options: Any)
         prepare = child_process.make_preparation(mask, os.getpid())
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare, **options
-        )  # fmt: skip
+        )
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             yield process

@@ -1,6 +1,7 @@
 """Extracts the steps of a process from the events that its engine recorded (`ops/records.py`).
 
-A step lasts from the end of one update of weights to the end of the next update of the same model.
+A step lasts from the end of one update of weights to the end of the next update of the same model. `find_steps` finds
+these borders, reads the events between them (`_read_step`), and keeps the steps that are alike.
 """
 
 from __future__ import annotations
@@ -23,20 +24,24 @@ _OTHERS = ("collective", "allgather", "broadcast", "message", "announcement")
 
 @dataclass(frozen=True)
 class Steps:
-    """Times in seconds; for gradients and collectives, medians from the start of a step; bytes of collectives.
+    """The steps of a process that are alike: with the same gradients, and the same kinds of collectives in order.
 
-    Steps are alike if they have the same gradients, and collectives of the same kinds in the same order. The bytes of a
-    collective may differ between steps, as for a sparse gradient.
+    The bytes of a collective may differ between steps, as for a sparse gradient.
     """
 
     seconds: tuple[float, ...]
+    """Of each step with these gradients."""
     rows: int
     """Rows of the global batch; 0 if no update recorded them."""
     gradients: tuple[Gradient, ...]
     ready: tuple[float, ...]
+    """For each gradient, the median seconds from the start of a step until it is ready."""
     collectives: tuple[Collective, ...]
+    """The other collectives."""
     at: tuple[float, ...]
+    """For each collective, the median seconds from the start of a step until it begins."""
     bytes: tuple[int, ...] = ()
+    """For each collective, the median bytes of this rank."""
     update: float = 0.0
     """Seconds of a step from the sums of gradients to the end of the optimizers' updates; 0: not recorded."""
     share: float = 1.0
@@ -65,9 +70,9 @@ class _Step:
 
 
 def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[int] = ()) -> Steps | None:
-    """The steps among `events` (dtype `records.EVENT`), between updates of the most common label.
+    """The steps among `events` (dtype `records.EVENT`), between updates of the most common label, which names a model.
 
-    None if there are none after the first updates.
+    None if there are no steps after the first updates.
 
     Args:
         call_ends: the end of each training call, in nanoseconds by the clock of events, ascending.
@@ -115,14 +120,16 @@ def _find_ends_of_calls(borders: np.ndarray, call_ends: Sequence[int]) -> np.nda
     """
     never = np.iinfo(np.int64).max
     next_call_ends = np.append(np.asarray(call_ends, np.int64), never)[np.searchsorted(call_ends, borders)]
-    return np.where(next_call_ends < np.append(borders[1:], never), next_call_ends, borders)
+    next_borders = np.append(borders[1:], never)
+    is_last_of_call = next_call_ends < next_borders
+    return np.where(is_last_of_call, next_call_ends, borders)
 
 
 def _read_step(
     events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int, sum_ends: np.ndarray
 ) -> _Step:
-    """The step between two times. `sum_ends`: the ends of gradients' sums since the beginning of the step."""
-    ready_times = defaultdict(list)
+    """The step from `begin` to `end` nanoseconds. `sum_ends`: the ends of gradients' sums since the begin."""
+    ready_times = defaultdict(list)  # by name of the gradient
     entries, other_collectives, rows, update = [], [], 0, 0.0
     for event, kind in sorted(zip(events.tolist(), kinds), key=lambda pair: pair[0][0]):
         start, _, size, label = event[:4]
@@ -137,7 +144,7 @@ def _read_step(
             other_collectives.append((Collective(str(kind), labels[label], size), offset))
         elif kind == "rows":
             rows = max(rows, size)
-    # Gradients of an update without overlap are ready when it begins.
+    # A gradient without a recorded time, in an update without overlap, is ready when the update begins.
     ready = [ready_times[name].pop(0) if ready_times[name] else offset for name, _, offset in entries]
     return _Step(
         (end - begin) * 1e-9, rows, tuple(Gradient(name, size) for name, size, _ in entries), ready,

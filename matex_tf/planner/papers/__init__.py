@@ -1,1 +1,1 @@
-"""The models of five papers as functions, with the numbers of their equations and checks of their domains."""
+"""Models of three papers that the planner uses: XAI, HTC and iBatch, with the domains of their equations."""

@@ -1,4 +1,4 @@
-"""The value of a formula, and whether the formula is valid there."""
+"""Values of formulas that are valid only in a domain, and checks of their arguments."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Estimate:
-    """The value of a formula, and the reason why it is outside of the domain; "" inside."""
+    """The value of a formula."""
 
     value: float
     outside: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.value:g}" + (f" (outside its domain: {self.outside})" if self.outside else "")
+    """The reason why the formula is not valid there; "" if it is."""
 
 
 def check_positive(where: str, **given: float) -> None:

@@ -1,4 +1,8 @@
-"""HTC's architectures as text: 224x224x3 conv:11/4+2:96 pool:3/2 ... dense:4096,4096,1000."""
+"""HTC's architectures as text, for `matex simulate --layers`.
+
+For example, 224x224x3 conv:11/4+2:96 pool:3/2 ... dense:4096,4096,1000 takes images of 224 x 224 with 3 channels. Its
+first layer has 96 filters of 11 x 11, stride 4 and padding 2.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +22,29 @@ def parse_architecture(text: str) -> htc.Architecture:
     Raises:
         ValueError: a word is invalid, or in an invalid position.
     """
-    first, *middle, last = [*text.split(), "", ""][: max(len(text.split()), 2)]
-    entry, dense = _ENTRY.fullmatch(first), _DENSE.fullmatch(last)
+    words = text.split()
+    entry = _ENTRY.fullmatch(words[0]) if words else None
+    dense = _DENSE.fullmatch(words[-1]) if words else None
     if not entry or not dense:
         raise ValueError(f"expected {FORM}; given {text!r}")
-    layers = [_parse_layer(word) for word in middle]
+    layers = [_parse_layer(word) for word in words[1:-1]]
     if not any(layer.filters for layer in layers):
         raise ValueError("expected one convolution or more: the choice is between their algorithms")
     shape = htc.Shape(*map(int, entry.groups()))
     if shape.width != shape.height or min(shape.width, shape.depth) < 1:
-        raise ValueError(f"expected a square input with channels, as the algorithms are counted; given {first}")
+        raise ValueError(f"expected a square input with channels, as the algorithms are counted; given {words[0]}")
     neurons = [int(one) for one in dense[1].split(",")]
     features = htc.shapes(htc.Architecture(shape, layers, neurons))[-1].size
     return htc.Architecture(shape, tuple(layers), (features, *neurons))
 
 
 def _parse_layer(word: str) -> htc.Layer:
-    found = _LAYER.fullmatch(word)
-    is_whole = found is not None and (found[1] == "conv") == bool(int(found[5] or 0))
-    if found is None or not is_whole or not int(found[2]) or found[3] == "0":
-        raise ValueError(f"expected conv:EXTENT/STRIDE+PADDING:FILTERS or pool:EXTENT/STRIDE; given {word!r}")
-    return htc.Layer(int(found[2]), int(found[3] or 1), int(found[4] or 0), int(found[5] or 0))
+    match = _LAYER.fullmatch(word)
+    if match:
+        kind, extent, stride, padding, filters = match[1], *(int(number or 0) for number in match.groups()[1:])
+        if extent and match[3] != "0" and (kind == "conv") == (filters > 0):  # a pooling has no filters
+            return htc.Layer(extent, stride or 1, padding, filters)
+    raise ValueError(f"expected conv:EXTENT/STRIDE+PADDING:FILTERS or pool:EXTENT/STRIDE; given {word!r}")
 
 
 def format_architecture(architecture: htc.Architecture) -> str:
@@ -51,6 +57,8 @@ def format_architecture(architecture: htc.Architecture) -> str:
 
 
 def _format_layer(layer: htc.Layer) -> str:
-    text = f"{'conv' if layer.filters else 'pool'}:{layer.extent}"
-    text += f"/{layer.stride}" * (layer.stride != 1) + f"+{layer.padding}" * bool(layer.padding)
-    return text + f":{layer.filters}" * bool(layer.filters)
+    stride = f"/{layer.stride}" if layer.stride != 1 else ""
+    padding = f"+{layer.padding}" if layer.padding else ""
+    if layer.filters:
+        return f"conv:{layer.extent}{stride}{padding}:{layer.filters}"
+    return f"pool:{layer.extent}{stride}{padding}"

@@ -1,4 +1,4 @@
-"""The actions of a rank in a step, derived from a plan for any number of ranks: the input of a simulation."""
+"""The program of a rank: the times of its computation, gradients and collectives in a step, from a plan."""
 
 from __future__ import annotations
 
@@ -13,27 +13,33 @@ from matex_tf.planner.compute import Compute, count_slice_rows
 
 
 class ImpossibleRequest(ValueError):
-    """A simulation is impossible as requested; the text says what is possible."""
+    """A simulation is impossible as requested; the text says which ones are possible."""
 
 
 class Meeting(NamedTuple):
-    """A collective other than the sums of gradients: begin, kind, name, and bytes of a rank."""
+    """A collective other than the sums of gradients."""
 
     at: float
+    """Seconds from the start of the step to its begin, without communication."""
     kind: str
+    """As `plan_file.Collective`."""
     name: str
     bytes: float
+    """Of one rank."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One rank's step without communication, in seconds from its start and in bytes."""
+    """One rank's step without communication. Times are in seconds from its start."""
 
     rows: int
     """Rows of the rank's slice; 0 if every rank computes the whole batch."""
     compute: float
+    """The end of the computation."""
     names: tuple[str, ...]
+    """Of the gradients."""
     sizes: tuple[int, ...]
+    """Bytes of the gradients."""
     ready: tuple[float, ...]
     """For each gradient, the time at which it and all previous gradients are ready."""
     meetings: tuple[Meeting, ...] = ()
@@ -49,18 +55,15 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
     ranks = arguments.check_whole_number("simulate", "ranks", ranks)
     model = Compute(plan)
     compute = model.estimate_seconds(ranks)
+    # Interpolated times may be out of order, or after the end of the computation.
     starts = itertools.accumulate((min(start, compute) for start in model.estimate_collective_times(ranks)), max)
+    collectives = zip(starts, plan.collectives, model.estimate_collective_bytes(ranks))
     return Program(
-        count_slice_rows(plan, ranks),
-        compute,
-        tuple(gradient.name for gradient in plan.gradients),
-        tuple(gradient.bytes for gradient in plan.gradients),
-        tuple(itertools.accumulate(model.estimate_ready_times(ranks), max)),
-        tuple(
-            Meeting(start, collective.kind, collective.name, size)
-            for start, collective, size in zip(starts, plan.collectives, model.estimate_collective_bytes(ranks))
-        ),
-    )
+        rows=count_slice_rows(plan, ranks), compute=compute, names=tuple(gradient.name for gradient in plan.gradients),
+        sizes=tuple(gradient.bytes for gradient in plan.gradients),
+        ready=tuple(itertools.accumulate(model.estimate_ready_times(ranks), max)),
+        meetings=tuple(Meeting(start, each.kind, each.name, size) for start, each, size in collectives),
+    )  # fmt: skip
 
 
 def scale_program(program: Program, factor: float) -> Program:

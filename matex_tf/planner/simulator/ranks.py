@@ -1,12 +1,13 @@
 """Event simulation of ranks that reduce their gradients together.
 
-A collective starts when the last rank has arrived and its lane is free; it ends on all ranks after its price. With
-overlap, ranks continue to compute while the communication lane reduces buckets in their order.
+A rank computes, and reaches the collectives of its program (`simulator.program`) one after another. A collective
+begins when the last rank has reached it, and ends on all ranks after its price. Without overlap, one sum of all
+gradients follows the computation. With overlap, ranks continue to compute while a communication lane reduces buckets of
+gradients: one at a time, each as soon as it is ready on all ranks.
 """
 
 from __future__ import annotations
 
-import bisect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from matex_tf.planner.simulator.program import Program
 _LEAST_FACTOR = 0.05  # noise never makes a computation faster than this
 
 _Action = Callable[[int, int, int], None]
-"""Called with (rank, index among the rank's actions, number of its gradient or collective)."""
+"""Called with (rank, index among the rank's actions, number of the gradient or collective)."""
 
 Note = Callable[[int, str, int, float, float, str, int], None]
 """Called with (rank, activity, lane, begin, end, label, bytes) of each event for a timeline; lane 1 reduces buckets."""
@@ -35,24 +36,28 @@ class Prices:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Differences between ranks: relative standard deviation of a step's computation, and factors of slow ranks.
-
-    If `factors` of measured steps are given, one of them is drawn for each step of each rank.
-    """
+    """Factors of the computation, which are multiplied for each rank and step."""
 
     noise: float = 0.0
+    """The standard deviation of a normal distribution with mean 1."""
     slow: Mapping[int, float] = field(default_factory=dict)
+    """Constant factors of ranks."""
     factors: Sequence[float] = ()
+    """Factors of measured steps, one of which is drawn."""
 
 
 @dataclass
 class Result:
-    """The end of each step, common to all ranks; each step's mean and longest computation; number of events."""
+    """The simulated steps, in seconds."""
 
     ends: list[float]
+    """The end of each step, on all ranks."""
     compute: list[float]
+    """The mean computation of a rank in each step."""
     longest: list[float]
+    """The longest computation of a rank in each step."""
     events: int = 0
+    """The number of events."""
 
     @property
     def step(self) -> float:
@@ -75,15 +80,9 @@ class Result:
 
 
 def simulate_ranks(
-    program: Program,
-    ranks: int,
-    steps: int,
-    plan: Sequence[int] | None,
-    prices: Prices,
-    disturbance: Disturbance | None = None,
-    seed: int = 1,
-    note: Note | None = None,
-) -> Result:
+    program: Program, ranks: int, steps: int, plan: Sequence[int] | None, prices: Prices,
+    disturbance: Disturbance | None = None, seed: int = 1, note: Note | None = None,
+) -> Result:  # fmt: skip
     """Simulate `steps` steps on `ranks` ranks.
 
     Args:
@@ -107,8 +106,7 @@ class _Simulation:
         self.disturbance, self.note = disturbance, note
         self.overlaps = plan is not None and bool(program.sizes)
         self.plan = tuple(plan or ())
-        # The actions of a rank in a step, sorted by time: (offset from the start, action, number of its gradient or
-        # collective).
+        # A rank's actions in a step by time: (seconds from the start, action, number of its gradient or collective).
         actions: list[tuple[float, _Action, int]] = [
             (meeting.at, self.begin_collective, item) for item, meeting in enumerate(program.meetings)
         ]
@@ -116,8 +114,7 @@ class _Simulation:
             actions += [(at, self.note_gradient, item) for item, at in enumerate(program.ready)]
         self.actions = sorted(actions, key=lambda action: action[0])
         self.actions.append((program.compute, self.end_compute, 0))
-        self.bucket_of = [bisect.bisect_right(self.plan, item) - 1 for item in range(len(program.sizes))]
-        self.bucket_ends = {stop - 1 for stop in self.plan[1:]}
+        self.bucket_of_last_gradient = {stop - 1: bucket for bucket, stop in enumerate(self.plan[1:])}
         self.factor = [1.0] * ranks  # of each rank's computation in this step
         self.computing_since = [0.0] * ranks  # start of the current interval of computation, for a timeline
         self.bucket_ready_at = [[0.0] * ranks for _ in self.plan[1:]]  # for each bucket and rank
@@ -137,7 +134,6 @@ class _Simulation:
     def begin_step(self) -> None:
         """Begin a step on all ranks."""
         now, act = self.events.now, self.events.schedule_act
-        self.start = now
         self.arrived_counts = [0] * len(self.prices.meetings)  # for each collective, the ranks that have reached it
         self.ready_counts = [0] * (len(self.plan) - 1)  # for each bucket, the ranks that have its gradients
         self.next_bucket, self.lane_is_busy, self.finished_ranks = 0, False, 0
@@ -152,11 +148,11 @@ class _Simulation:
         self.result.longest.append(max(computed))
 
     def draw_factor(self, rank: int) -> float:
-        chosen = self.disturbance
-        factor = self.random.choice(chosen.factors) if chosen.factors else 1.0
-        if chosen.noise:
-            factor *= max(_LEAST_FACTOR, self.random.gauss(1.0, chosen.noise))
-        return factor * chosen.slow.get(rank, 1.0)
+        disturbance = self.disturbance
+        factor = self.random.choice(disturbance.factors) if disturbance.factors else 1.0
+        if disturbance.noise:
+            factor *= max(_LEAST_FACTOR, self.random.gauss(1.0, disturbance.noise))
+        return factor * disturbance.slow.get(rank, 1.0)
 
     def schedule_next(self, rank: int, index: int) -> None:
         """Schedule the action of the rank that follows its action number `index`."""
@@ -165,8 +161,9 @@ class _Simulation:
         self.events.schedule_act(self.events.now + delay, action, rank, index + 1, item)
 
     def note_gradient(self, rank: int, index: int, item: int) -> None:
-        if item in self.bucket_ends:
-            bucket = self.bucket_of[item]
+        """Gradient `item` of the rank is ready. With the last gradient of a bucket, the bucket is."""
+        bucket = self.bucket_of_last_gradient.get(item)
+        if bucket is not None:
             self.bucket_ready_at[bucket][rank] = self.events.now
             self.ready_counts[bucket] += 1
             if self.ready_counts[bucket] == self.ranks:
@@ -247,7 +244,7 @@ class _Simulation:
             self.note(rank, "gap", 0, self.computing_since[rank], self.events.now, "", 0)
 
     def note_collective(self, rank: int, activity: str, arrived_at: float, begin: float, label: str, size: int) -> None:
-        """Record a collective that the rank reached at `arrived_at`, that began at `begin` and ends now."""
+        """Record a collective that the rank reached at `arrived_at`, and that lasts from `begin` until now."""
         assert self.note is not None
         now = self.events.now
         self.note(rank, activity, 0, arrived_at, now, label, size)

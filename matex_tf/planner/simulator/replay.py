@@ -1,6 +1,8 @@
-"""Replays a measured timeline: keeps the computation of each rank, and recomputes its waiting times.
+"""Replays a measured timeline (a file of MATEX_TIMELINE), for example with a slow rank.
 
-The entry point is `replay_timeline`, for a file of MATEX_TIMELINE.
+The replay keeps the measured computation of each rank between its collectives, and the measured duration of each
+collective after its last rank has arrived. It recomputes how long ranks wait for each other. So it shows what a change
+of one rank's computation would do to the others.
 """
 
 from __future__ import annotations
@@ -15,28 +17,31 @@ from typing import Any
 from matex_tf.planner.simulator.program import ImpossibleRequest
 
 _MEETINGS = ("update", "collective", "allgather", "broadcast", "message", "announcement")
+"""Categories of events on the script's lane in which all ranks take part."""
 _OWN_GRADIENTS = "gradients are still computed"
 _SUMS = "wait for sums"
+"""Names of events: the lane waits for a rank's own gradients; the script waits for the sums of all gradients."""
 _AT_ONCE = 1e-6  # seconds; shorter waits do not count
 _FIRST_UPDATES = 3  # they trace, compile and choose buckets
 
 
 @dataclass
 class _Bucket:
-    """A bucket of an update, in seconds: start of the lane's wait for it, time when this rank's gradients were ready,
-    end.
-    """
+    """The times of a bucket of an update, on one rank, in seconds."""
 
     lane: float
+    """The lane begins to wait for the bucket."""
     ready: float
+    """This rank's gradients are ready."""
     end: float
 
 
 @dataclass
 class _Rank:
-    """The timeline of one rank: (kind, begin, end) on the lane of the script, and its buckets."""
+    """The timeline of one rank."""
 
     script: list[tuple[str, float, float]] = field(default_factory=list)
+    """(kind, begin, end) of the collectives on the script's lane."""
     buckets: list[_Bucket] = field(default_factory=list)
 
 
@@ -58,10 +63,8 @@ def is_timeline(path: str | os.PathLike[str]) -> bool:
 def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | None = None) -> Replay:
     """Replay the steps of a timeline, from the fourth update on; `slow` maps ranks to factors of their computation.
 
-    The file provides: for each rank, its computation between collectives; for each collective, its duration after the
-    last rank arrived; for each bucket, when each rank had its gradients. A replayed collective starts when the last
-    rank arrives, a bucket also waits for a free lane. Without changes the result is the measured step; with a slow
-    rank it shows the waiting times of the other ranks.
+    A replayed collective begins when the last rank has arrived; a bucket also waits for a free lane. Without changes
+    the result is the measured step.
 
     Raises:
         ImpossibleRequest: the timeline has too few updates, or ranks with different numbers of collectives.
@@ -83,7 +86,7 @@ def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | No
 
 
 def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
-    """The ranks of a timeline."""
+    """The ranks of a timeline, from its events `rows`. Raises ImpossibleRequest: their collectives differ."""
     ranks_by_number: dict[int, _Rank] = {}
     for row in sorted((row for row in rows if row["ph"] == "X"), key=lambda row: (row["ts"], -row["dur"])):
         rank = ranks_by_number.setdefault(row["pid"], _Rank())
@@ -100,12 +103,8 @@ def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
     ranks = [ranks_by_number[rank] for rank in sorted(ranks_by_number)]
     for rank in ranks:
         rank.script = _drop_short_waits(rank.script)
-    kinds = [[kind for kind, _, _ in rank.script] for rank in ranks]
-    if (
-        not ranks
-        or any(rank_kinds != kinds[0] for rank_kinds in kinds)
-        or len({len(rank.buckets) for rank in ranks}) > 1
-    ):
+    collectives = {(tuple(kind for kind, _, _ in rank.script), len(rank.buckets)) for rank in ranks}
+    if len(collectives) != 1:
         raise ImpossibleRequest(
             "this timeline cannot be replayed: its ranks do not have the same collectives in the same order (the run "
             "failed, or some events were not kept)"
@@ -114,7 +113,10 @@ def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
 
 
 def _drop_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """Keep only the waits for sums that end a step: before other collectives the script still had work to do."""
+    """Of the waits for sums, keep the last one before each announcement of an update, and before the end.
+
+    After the others the script still had work to do.
+    """
     shortened: list[tuple[str, float, float]] = []
     has_wait = False
     for kind, begin, end in script:
@@ -130,7 +132,7 @@ def _drop_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[
 
 
 def _replay_updates(ranks: Sequence[_Rank], factors: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The end of each update, as measured on rank 0, and as replayed."""
+    """The ends of the updates on rank 0: (as measured, as replayed)."""
     replayed_starts = [rank.script[0][1] for rank in ranks]
     measured_starts = list(replayed_starts)  # the measured start of each rank's current interval
     lane_free, next_bucket = 0.0, 0
@@ -170,10 +172,12 @@ def _replay_updates(ranks: Sequence[_Rank], factors: Sequence[float]) -> tuple[l
 
 def _replay_buckets(
     ranks: Sequence[_Rank], factors: Sequence[float], points: Sequence[Sequence[tuple[float, float]]],
-    lane_free: float,
-    first: int, spans: Sequence[tuple[float, float]],
+    lane_free: float, first: int, spans: Sequence[tuple[float, float]],
 ) -> tuple[float, int]:  # fmt: skip
-    """Replay the buckets of one update. Returns the end of the last bucket, and the index of the next bucket."""
+    """Replay the buckets of one update, from bucket `first` on; the lane is free from `lane_free` on.
+
+    `spans` are the measured waits of the ranks for these sums. Returns (end of the last bucket, index of the next one).
+    """
     stop = first
     while stop < len(ranks[0].buckets) and ranks[0].buckets[stop].ready <= spans[0][1]:
         stop += 1

@@ -1,11 +1,15 @@
-"""Simulates a plan's step on any number of ranks, with what-if changes, and summarizes the result."""
+"""Simulates the steps of a plan on any number of ranks, with what-if changes, for `matex simulate`.
+
+`simulate_plan` makes the program of a rank and the prices of its transfers. It runs the events of `simulator.ranks` or,
+for parameter servers, of `simulator.servers`, and summarizes them in an `Outcome`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 
 from matex_tf.costs import collectives
 from matex_tf.costs.collectives import AnyLink
@@ -21,74 +25,82 @@ from matex_tf.planner.strategies import find_price
 FORWARD = 1 / 3
 """The forward pass as a fraction of a step's computation, for parameter servers: assumed."""
 SERVER_STEPS = 60
+"""Simulated steps of each worker with parameter servers."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Mean seconds of a step, of its computation, of waiting for the slowest rank, and of exposed transfers.
-
-    `rows`: of all ranks in a step. `transfers`: number in an update. `assumptions`: values that were not measured.
-    `note`: changes that have no effect.
-    """
+    """The simulated steps. Times are means in seconds: `step` = `compute` + `waiting` + `exposed`."""
 
     step: float
     compute: float
     waiting: float
+    """For the slowest rank."""
     exposed: float
+    """Of transfers that do not overlap with computation."""
     rows: int
+    """Of all ranks in a step."""
     transfers: int
+    """The number in an update."""
     assumptions: tuple[str, ...]
+    """Values that were not measured."""
     events: int
     note: str = ""
+    """Names changes without effect."""
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """The seconds of sums over `ranks` ranks by one algorithm, as in `predict.Predictor`, or with compression."""
+    """Seconds of sums over `ranks` ranks by one algorithm, as in `predict.Predictor`, or with compression."""
 
     ranks: int
     links: predict.Links
     algorithm: str
-    compression: str = ""
-
-    def estimate_sum(self, size: float) -> float:
-        """Seconds of a sum of `size` bytes, in chunks."""
-        is_between = self.ranks > self.links.per_host
-        chunk = collectives.CHUNK if is_between else collectives.CHUNK_WITHIN_HOST
-        chunks = max(1, ceil(size / chunk))
-        return chunks * self._estimate_chunk(size / chunks)
-
-    def _estimate_chunk(self, size: float) -> float:
-        message = self.ranks, self.links.per_host, size, self.links.network, self.links.memory
-        if self.ranks > self.links.per_host and self.compression:
-            if self.compression.startswith("topk:"):
-                return collectives.estimate_topk(*message, float(self.compression.partition(":")[2]))
-            return collectives.estimate_16_bits(*message)
-        if self.algorithm in collectives.ALGORITHMS and self.ranks > self.links.per_host:
-            return self.links.estimate_between_hosts(self.algorithm, self.ranks, size)
-        if self.algorithm in collectives.ALGORITHMS:
-            return collectives.ALGORITHMS[self.algorithm](*message)
-        return self.links.list_algorithms(self.ranks)[self.algorithm](size)
+    compression: str
 
     def estimate_bucket(self, size: float) -> float:
         """Seconds of a bucket, including the rendezvous before it."""
-        rendezvous = self.links.estimate_small(self.ranks, 0) * predict.READY_BYTES / collectives.MEETING
-        return rendezvous + self.estimate_sum(size)
+        return self.links.estimate_bucket_rendezvous(self.ranks) + self._estimate_sum(size)
 
     def estimate_at_once(self, size: float) -> float:
         """Seconds of one sum of all gradients, including the rendezvous before it."""
-        return self.links.estimate_small(self.ranks, 0) + self.estimate_sum(size)
+        return self.links.estimate_small(self.ranks, 0) + self._estimate_sum(size)
+
+    def _estimate_sum(self, size: float) -> float:
+        return predict.estimate_chunks(self._estimate_chunk, self.links.find_chunk_bytes(self.ranks), size)
+
+    def _estimate_chunk(self, size: float) -> float:
+        chunk = self.ranks, self.links.per_host, size, self.links.network, self.links.memory
+        if self.algorithm not in collectives.ALGORITHMS:  # the sum in shared memory, of the ranks of one host
+            return self.links.list_algorithms(self.ranks)[self.algorithm](size)
+        if self.ranks <= self.links.per_host:
+            return collectives.ALGORITHMS[self.algorithm](*chunk)
+        if self.compression.startswith("topk:"):
+            return collectives.estimate_topk(*chunk, float(self.compression.partition(":")[2]))
+        if self.compression:
+            return collectives.estimate_16_bits(*chunk)
+        return self.links.estimate_between_hosts(self.algorithm, self.ranks, size)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step to simulate: the computation, slowed down by its transfers, and the transfers with their prices."""
+
+    program: Program
+    prices: rank_events.Prices
+    boundaries: buckets.Plan | None = None
+    """Buckets that overlap with the computation; None: one transfer after the computation."""
+    slowdown: float = 1.0
 
 
 def simulate_plan(
-    plan: plan_file.Plan,
-    ranks: int,
-    what_if: WhatIf,
-    steps: int = 20,
-    seed: int = 1,
+    plan: plan_file.Plan, ranks: int, what_if: WhatIf, steps: int = 20, seed: int = 1,
     note: rank_events.Note | None = None,
-) -> Outcome:
-    """Simulate `steps` steps on `ranks` ranks.
+) -> Outcome:  # fmt: skip
+    """Simulate `steps` steps of the plan on `ranks` ranks, with the changes `what_if`.
+
+    Args:
+        note: called with the events of each rank, for a timeline.
 
     Raises:
         ImpossibleRequest: `what_if` names a rank that does not exist, or a change that is impossible.
@@ -107,50 +119,59 @@ def simulate_plan(
             assumptions.append("the given link between hosts, which uses no core")
     elif is_between and links.find_mark(ranks) == plan_file.ASSUMED:
         assumptions.append(f"{plan.network} between hosts")
-    rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
     if what_if.algorithm == predict.MPI and not links.is_mpi_known(ranks):
         assumptions.append(f"the best algorithm for MPI's own sums, which were not measured on {ranks} ranks")
+    rows = max(plan.rows, 1) * (ranks if plan.scaling == "weak" else 1)
     if what_if.servers is not None:
-        return _simulate_with_servers(program, ranks, links.network, what_if, rows, assumptions, seed)
+        return _simulate_with_servers(program, ranks, links.network, what_if, what_if.servers, rows, assumptions, seed)
     if what_if.overlap and not plan.overlaps:
         raise ImpossibleRequest(
             "overlap=on: this step's gradients are all ready at once, so that nothing can be overlapped"
         )
-    unused = [] if is_between else list_unused(what_if, ranks)
-    planned = predictor.predict_step(ranks)
-    boundaries: buckets.Plan | None = None  # of buckets that overlap with computation
-    slowdown = 1.0
-    meetings = [links.estimate_small(ranks, meeting.bytes, meeting.kind) for meeting in program.meetings]
-    if ranks == 1:  # a single rank has nothing to sum
-        prices = rank_events.Prices((), 0.0, [0.0] * len(meetings))
-    elif what_if.strategy:  # one exchange after the computation, priced as in a plan
-        planned = find_price(predictor, ranks, what_if.strategy).step
-        program = programs.shorten_program(program, planned.compute)
+    if what_if.strategy and ranks > 1:
         assumptions.append(f"what {what_if.strategy} exchanges, which follows from sums (docs/planner.md)")
-        prices = rank_events.Prices((), planned.exposed, meetings)
-    else:
-        sums = _Sums(ranks, links, what_if.algorithm or planned.algorithm, what_if.compression)
-        overlaps = planned.overlapped if what_if.overlap is None else what_if.overlap and is_between
-        if overlaps and program.sizes:
-            slowdown = predictor.estimate_slowdown(ranks, program.bytes * _count_sent(what_if.compression))
-            program = programs.scale_program(program, slowdown)
-            boundaries = _choose_boundaries(program, what_if.buckets, sums.estimate_bucket)
-        bucket_sizes = [sum(program.sizes[first:stop]) for first, stop in itertools.pairwise(boundaries or ())]
-        bucket_seconds = [sums.estimate_bucket(size) for size in bucket_sizes]
-        prices = rank_events.Prices(bucket_seconds, sums.estimate_at_once(program.bytes), meetings)
+    step = _prepare_step(predictor, program, ranks, what_if)
     factors = predictor.compute.compute_spread(ranks) if what_if.noise is None else ()
     disturbance = rank_events.Disturbance(what_if.noise or 0.0, what_if.slow, factors)
-    result = rank_events.simulate_ranks(program, ranks, steps, boundaries, prices, disturbance, seed, note)
-    transfers = len(boundaries) - 1 if boundaries else int(ranks > 1)
-    compute = result.mean_compute / slowdown  # slowdown by transfers counts as exposed, as in a plan
+    result = rank_events.simulate_ranks(
+        step.program, ranks, steps, step.boundaries, step.prices, disturbance, seed, note
+    )
+    compute = result.mean_compute / step.slowdown
+    unused = [] if is_between else _list_unused(what_if, ranks)
     return Outcome(
-        result.step, compute, result.waiting, result.exposed + result.mean_compute - compute, rows, transfers,
-        tuple(assumptions), result.events,
-        f"{', '.join(unused)}: nothing changes on {ranks} rank{'s' * (ranks > 1)} of one host" if unused else "",
+        step=result.step, compute=compute, waiting=result.waiting,
+        exposed=result.exposed + result.mean_compute - compute,  # a slowdown by transfers is exposed, as in a plan
+        rows=rows, transfers=len(step.boundaries) - 1 if step.boundaries else int(ranks > 1),
+        assumptions=tuple(assumptions), events=result.events,
+        note=f"{', '.join(unused)}: nothing changes on {ranks} rank{'s' * (ranks > 1)} of one host" if unused else "",
     )  # fmt: skip
 
 
-def list_unused(what_if: WhatIf, ranks: int) -> list[str]:
+def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, what_if: WhatIf) -> _Step:
+    """The step of one of `ranks` ranks with the changes `what_if`, other than servers."""
+    links = predictor.links
+    meetings = [links.estimate_small(ranks, meeting.bytes, meeting.kind) for meeting in program.meetings]
+    if ranks == 1:  # nothing is summed
+        return _Step(program, rank_events.Prices((), 0.0, meetings))
+    if what_if.strategy:  # one exchange after the computation, priced as in a plan
+        planned = find_price(predictor, ranks, what_if.strategy).step
+        shortened = programs.shorten_program(program, planned.compute)
+        return _Step(shortened, rank_events.Prices((), planned.exposed, meetings))
+    planned = predictor.predict_step(ranks)
+    sums = _Sums(ranks, links, what_if.algorithm or planned.algorithm, what_if.compression)
+    at_once = sums.estimate_at_once(program.bytes)
+    can_overlap = ranks > links.per_host and bool(program.sizes)
+    if not can_overlap or not (planned.overlapped if what_if.overlap is None else what_if.overlap):
+        return _Step(program, rank_events.Prices((), at_once, meetings))
+    slowdown = predictor.estimate_slowdown(ranks, program.bytes * _count_sent(what_if.compression))
+    slowed = programs.scale_program(program, slowdown)
+    boundaries = _choose_boundaries(slowed, what_if.buckets, sums.estimate_bucket)
+    bucket_sizes = [sum(program.sizes[first:stop]) for first, stop in itertools.pairwise(boundaries)]
+    prices = rank_events.Prices([sums.estimate_bucket(size) for size in bucket_sizes], at_once, meetings)
+    return _Step(slowed, prices, boundaries, slowdown)
+
+
+def _list_unused(what_if: WhatIf, ranks: int) -> list[str]:
     """The changes without effect on one host: nothing is sent between hosts, and sums use the computing cores."""
     changes: dict[str, object] = {
         "overlap=on": what_if.overlap,
@@ -164,11 +185,13 @@ def list_unused(what_if: WhatIf, ranks: int) -> list[str]:
 
 def _count_sent(compression: str) -> float:
     """The fraction of the gradients' bytes that is sent."""
-    kind, _, share = compression.partition(":")
-    return {"": 1.0, "topk": 2 * float(share or 0)}.get(kind, 0.5)
+    if compression.startswith("topk:"):
+        return 2 * float(compression.partition(":")[2])  # an index and a value for each sent entry
+    return 0.5 if compression else 1.0
 
 
 def _choose_boundaries(program: Program, method: str | float, price: buckets.Price) -> buckets.Plan:
+    """The bucket plan of a what-if `method`: one of `what_if.BUCKETS`, or the bytes of a bucket."""
     if method == "best":
         return buckets.find_best_plan(program.ready, program.sizes, price)
     if method == "ibatch":
@@ -179,25 +202,23 @@ def _choose_boundaries(program: Program, method: str | float, price: buckets.Pri
 
 
 def _simulate_with_servers(
-    program: Program, ranks: int, network: AnyLink, what_if: WhatIf, rows: int, assumptions: list[str], seed: int
-) -> Outcome:
-    """Parameter servers instead of sums: each rank is a worker that pulls and pushes all parameters in each step."""
+    program: Program, ranks: int, network: AnyLink, what_if: WhatIf, count: int, rows: int,
+    assumptions: Sequence[str], seed: int,
+) -> Outcome:  # fmt: skip
+    """`count` parameter servers instead of sums: in each step each rank, a worker, pulls and pushes all parameters."""
     start_up = network.estimate_message(0.0)
-    layers = [network.estimate_message(size) - start_up for size in reversed(program.sizes)]
-    forward = estimate_forward_times(program)
-    plans = {"layerwise": ibatch.plan_by_layer, "ibatch": ibatch.plan_greedy}
-    plan = plans.get(what_if.pull or "default", ibatch.plan_whole)(ibatch.Layers(forward, layers, start_up))
-    work = servers.Work(
-        servers.add_up_batches(layers, plan),
-        servers.add_up_batches(forward, plan),
-        program.compute - sum(forward),
-        sum(layers),
-        start_up,
+    layers = [network.estimate_message(size) - start_up for size in reversed(program.sizes)]  # first layer first
+    forward = _estimate_forward_times(program)
+    choose_pulls = {"layerwise": ibatch.plan_by_layer, "ibatch": ibatch.plan_greedy}.get(
+        what_if.pull or "", ibatch.plan_whole
     )
-    noise = what_if.noise if what_if.noise is not None else 0.0
-    assert what_if.servers is not None
+    pulls = choose_pulls(ibatch.Layers(forward, layers, start_up))
+    work = servers.Work(
+        pulls=servers.add_up_batches(layers, pulls), forward=servers.add_up_batches(forward, pulls),
+        backward=program.compute - sum(forward), push=sum(layers), start_up=start_up,
+    )  # fmt: skip
     result = servers.simulate_servers(
-        ranks, float(what_if.servers), work, SERVER_STEPS, what_if.synchronous, noise, what_if.slow, seed
+        ranks, float(count), work, SERVER_STEPS, what_if.synchronous, what_if.noise or 0.0, what_if.slow, seed
     )
     assumptions = [
         *assumptions,
@@ -208,14 +229,19 @@ def _simulate_with_servers(
         assumptions.append("asynchronous updates give other results than the script alone")
     step = result.compute_step()
     return Outcome(
-        step, program.compute, 0.0, step - program.compute, rows, len(plan), tuple(assumptions), result.events
-    )
+        step=step, compute=program.compute, waiting=0.0, exposed=step - program.compute, rows=rows,
+        transfers=len(pulls), assumptions=tuple(assumptions), events=result.events,
+    )  # fmt: skip
 
 
-def estimate_forward_times(program: Program) -> list[float]:
-    """Seconds of each layer's forward pass, first layer first: `FORWARD` of the computation, split as is backward."""
-    backward = [later - earlier for earlier, later in itertools.pairwise([FORWARD * program.compute, *program.ready])]
-    shares = [max(0.0, seconds) for seconds in reversed(backward)]
-    whole = sum(shares)
-    count = max(1, len(program.sizes))
-    return [FORWARD * program.compute * (seconds / whole if whole else 1 / count) for seconds in shares]
+def _estimate_forward_times(program: Program) -> list[float]:
+    """Seconds of each layer's forward pass, first layer first.
+
+    The forward passes take the fraction `FORWARD` of the computation. They are as long as the layers' backward passes
+    in proportion: the times between gradients, of which the last belongs to the first layer.
+    """
+    forward_end = FORWARD * program.compute
+    backward = [later - earlier for earlier, later in itertools.pairwise([forward_end, *program.ready])]
+    weights = [max(0.0, seconds) for seconds in reversed(backward)]
+    total = sum(weights)
+    return [forward_end * (weight / total if total else 1 / len(weights)) for weight in weights]

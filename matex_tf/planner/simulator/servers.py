@@ -1,7 +1,9 @@
-"""Event simulation of workers and parameter servers: asynchronous or synchronous, pulls before or within the forward
-pass. `simulator.run` uses it for the what-if `servers=`.
+"""Event simulation of workers and parameter servers, for the what-if `servers=` of `matex simulate`.
 
-All servers together are one processor-sharing station: the load is even, or its fullest server determines the rate.
+In each step a worker pulls the parameters of the first batch of layers, and computes it while it pulls the next batch.
+After the backward pass it pushes all gradients. Asynchronous workers then begin their next step; synchronous workers
+first wait for all pushes. All servers together are one processor-sharing station (`events.Station`): their loads are
+even.
 """
 
 from __future__ import annotations
@@ -14,22 +16,22 @@ from dataclasses import dataclass, field
 from matex_tf import arguments
 from matex_tf.planner.events import Events, Station
 
-_LEAST_FACTOR = 0.05
+_LEAST_FACTOR = 0.05  # noise never makes a computation faster than this
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a worker in a step, in seconds with all servers to itself.
-
-    Before batch k of the layers is computed (`forward[k]`), its parameters are pulled (`pulls[k]`, each after
-    `start_up`); pulls are sequential. Then come `backward` and the push of all gradients.
-    """
+    """The work of a worker in a step, in seconds if no other worker uses the servers."""
 
     pulls: Sequence[float]
+    """For each batch of layers, the transfer of its parameters."""
     forward: Sequence[float]
+    """For each batch of layers, its forward pass."""
     backward: float
     push: float
+    """The transfer of all gradients."""
     start_up: float = 0.0
+    """Before each transfer, without use of the servers."""
 
     def __post_init__(self) -> None:
         if not self.pulls or len(self.pulls) != len(self.forward):
@@ -44,37 +46,27 @@ class Work:
         return sum(self.forward) + self.backward
 
 
-def make_step_work(compute: float, transfer: float) -> Work:
-    """`compute` seconds, then one transfer of `transfer` seconds: the work in XAI, HTC and the exact model."""
-    return Work([0.0], [compute], 0.0, transfer)
-
-
 @dataclass
 class Run:
-    """The end of each worker's steps in seconds, and the number of events."""
+    """The simulated steps."""
 
     ends: list[list[float]]
+    """For each worker, the ends of its steps in seconds."""
     events: int = 0
+    """The number of events."""
 
-    def compute_step(self, skip: int = 1) -> float:
-        """Mean seconds of a step after the first `skip` steps."""
-        step_seconds = [(ends[-1] - ends[skip - 1]) / (len(ends) - skip) for ends in self.ends]
+    def compute_step(self) -> float:
+        """Seconds of a step, without each worker's first: the harmonic mean over workers, as their rates add up."""
+        step_seconds = [(ends[-1] - ends[0]) / (len(ends) - 1) for ends in self.ends]
         return len(step_seconds) / sum(1 / seconds for seconds in step_seconds)
-
-    def compute_throughput(self, skip: float = 0.1) -> float:
-        """Steps a second of all workers, after the fraction `skip` of the time, until the first worker is done."""
-        stop = min(ends[-1] for ends in self.ends)
-        start = skip * stop
-        return sum(start < end <= stop for ends in self.ends for end in ends) / (stop - start)
 
 
 @dataclass
 class _Worker:
     number: int
-    steps: int = 0
     factor: float = 1.0  # of the computation of this step
-    pulled: int = 0  # batches of layers
-    computed: int = 0  # batches of layers
+    pulled: int = 0  # batches of layers in this step
+    computed: int = 0  # batches of layers in this step
     computing: bool = False
     ends: list[float] = field(default_factory=list)  # of its steps
 
@@ -91,7 +83,7 @@ class _Simulation:
         self.work, self.steps, self.synchronous, self.noise, self.slow = work, steps, synchronous, noise, slow
         self.random = random.Random(seed)
         self.workers = [_Worker(number) for number in range(workers)]
-        self.arrived = 0
+        self.arrived = 0  # synchronous workers that wait for the others
 
     def run_steps(self) -> Run:
         for worker in self.workers:
@@ -144,33 +136,26 @@ class _Simulation:
 
     def finish_step(self, worker: _Worker) -> None:
         worker.ends.append(self.events.now)
-        worker.steps += 1
+        next_workers = [worker]
         if self.synchronous:
             self.arrived += 1
             if self.arrived < len(self.workers):
                 return
-            self.arrived = 0
-            next_workers = [other for other in self.workers if other.steps < self.steps]
-        else:
-            next_workers = [worker] if worker.steps < self.steps else []
+            self.arrived, next_workers = 0, self.workers
         for other in next_workers:
-            self.begin_step(other)
+            if len(other.ends) < self.steps:
+                self.begin_step(other)
 
 
 def simulate_servers(
-    workers: int,
-    capacity: float,
-    work: Work,
-    steps: int = 100,
-    synchronous: bool = False,
-    noise: float = 0.0,
-    slow: dict[int, float] | None = None,
-    seed: int = 1,
-) -> Run:
+    workers: int, capacity: float, work: Work, steps: int = 100, synchronous: bool = False, noise: float = 0.0,
+    slow: dict[int, float] | None = None, seed: int = 1,
+) -> Run:  # fmt: skip
     """Simulate `workers` workers for `steps` steps each.
 
     Args:
-        capacity: number of workers that the servers together serve at full speed: servers * BW_ps / BW_w.
+        capacity: the number of workers that the servers can serve at full speed: servers * BW_ps / BW_w, the bandwidth
+            of a server over that of a worker.
         synchronous: each step begins when the pushes of all workers are complete.
         noise: relative standard deviation of a step's computation.
         slow: maps workers to factors of their computation.

@@ -18,6 +18,7 @@ BUCKETS = ("best", "ibatch", "each")
 PULLS = ("default", "layerwise", "ibatch")
 ALGORITHMS = collectives.EXACT
 _OF_SUMS = ("overlap", "buckets", "algorithm", "compression", "servers", "pull")
+"""Changes that cannot be combined with a strategy."""
 
 Changed = dict[str, Any]
 """Fields of `WhatIf` by name."""
@@ -28,27 +29,31 @@ _BYTES = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The requested changes; None or empty keeps the plan's own value."""
+    """The requested changes; None, "" or an empty mapping keeps the plan's own value."""
 
     overlap: bool | None = None
     buckets: str | float = "best"
     """A method of `BUCKETS`, or the bytes at which a bucket is closed."""
     algorithm: str | None = None
     compression: str = ""
-    """fp16, or topk:SHARE."""
+    """fp16, bf16 or topk:SHARE."""
     link: Link | None = None
+    """Between hosts."""
     slow: dict[int, float] = field(default_factory=dict)
+    """Maps ranks to factors of their computation."""
     noise: float | None = None
-    """None: draws from the measured steps."""
+    """The relative standard deviation of a step's computation; None: it is drawn from the measured steps."""
     ranks_per_host: int | None = None
     strategy: str = ""
     servers: int | None = None
+    """The number of parameter servers."""
     synchronous: bool = False
     pull: str | None = None
+    """One of `PULLS`, with servers."""
 
 
 def read_changes(words: Sequence[str]) -> WhatIf:
-    """Parse all `words`.
+    """Parse `words` such as "overlap=off".
 
     Raises:
         ImpossibleRequest: an unknown name, with the nearest known one; or an invalid value, with the valid form.
@@ -68,7 +73,7 @@ def read_changes(words: Sequence[str]) -> WhatIf:
         except (ValueError, KeyError, TypeError):
             hint = _suggest_nearest(value, form)
             raise ImpossibleRequest(f"expected {name}={form}; given {word!r}{hint}") from None
-    if "pull" in {word.partition("=")[0] for word in words} and what_if.servers is None:
+    if what_if.pull is not None and what_if.servers is None:
         raise ImpossibleRequest("pull= applies to parameter servers: add servers=NUMBER")
     if what_if.strategy:
         of_sums = [word for word in words if word.partition("=")[0] in _OF_SUMS]
@@ -102,7 +107,7 @@ def _suggest_nearest(value: str, form: str) -> str:
 
 
 def _make_choice_parser(name: str, choices: Sequence[str]) -> Callable[[str], Changed]:
-    return lambda value: {name: {choice: choice for choice in choices}[value]}
+    return lambda value: {name: choices[choices.index(value)]}
 
 
 def _parse_buckets(value: str) -> Changed:
@@ -169,6 +174,7 @@ def _parse_strategy(value: str) -> Changed:
     return {"strategy": settings.parse_strategy(value)}
 
 
+# A parser raises ValueError, KeyError or TypeError for an invalid value.
 READERS: dict[str, tuple[str, Callable[[str], Changed]]] = {
     "overlap": ("on|off", lambda value: {"overlap": {"on": True, "off": False}[value]}),
     "buckets": ("best|ibatch|each|25MiB", _parse_buckets),

@@ -1,3 +1,1 @@
-"""Engines that propose configurations: random search, SMAC's random forest, Optuna's TPE, each with
-`ask` and `tell`.
-"""
+"""Engines that propose configurations: random search, SMAC's random forest, Optuna's TPE. See `engine.Engine`."""

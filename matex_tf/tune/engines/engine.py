@@ -15,15 +15,14 @@ class Engine(Protocol):
     """Whether proposals take long, so that they are computed ahead."""
 
     def ask(self) -> Config:
-        """A configuration to try. The engine takes into account configurations that it has proposed
-        without a cost yet.
-        """
+        """A configuration to try. Earlier proposals without a cost yet are taken into account."""
 
     def tell(self, config: Config, cost: float) -> None:
         """Report the cost of `config`, which may have been proposed never, once, or several times."""
 
 
 NAMES = {"random": "random_search", "smac": "smac_forest", "tpe": "optuna_tpe"}
+"""The module of each engine; its `make(space, seed)` creates the engine."""
 _PACKAGES = {"smac": "SMAC3", "tpe": "Optuna"}
 
 

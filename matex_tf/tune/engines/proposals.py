@@ -10,7 +10,9 @@ from matex_tf.tune.engines.engine import Engine
 from matex_tf.tune.space import Config, Space, make_key
 
 ENGINE, WARM = "engine", "warm"
+"""Origins of configurations: proposed by the engine, or the best of an earlier search."""
 _TRIES = 20
+"""Proposals of the engine that may be duplicates before a configuration is drawn."""
 
 
 class ExhaustedError(RuntimeError):
@@ -18,9 +20,9 @@ class ExhaustedError(RuntimeError):
 
 
 class Proposals:
-    """The proposals of `engine`. `seen` are configurations that were tried before.
+    """The proposals of `engine` that are not among the configurations `seen`, which were tried before.
 
-    A slow engine runs in its own thread and computes the next proposal while trials run.
+    A slow engine runs in its own thread, and computes the next proposal while trials run.
     """
 
     def __init__(self, engine: Engine, space: Space, seed: int, seen: Iterable[Config] = ()):
@@ -34,7 +36,7 @@ class Proposals:
         self._reports: list[Future[None]] = []
 
     def put_first(self, configs: Iterable[Config]) -> int:
-        """Propose these configurations first, except for tried ones. Returns how many remain."""
+        """Propose these configurations before the engine's, except for tried ones. Returns how many are waiting."""
         self._first_configs += [config for config in configs if make_key(config) not in self._seen]
         return len(self._first_configs)
 
@@ -82,6 +84,7 @@ class Proposals:
         self._engine.tell(config, cost)
 
     def _propose_config(self) -> Config:
+        """An untried configuration, which then counts as tried: of the engine, or drawn if it repeats itself."""
         all_configs = self._space.all
         if all_configs is not None and len(self._seen) >= len(all_configs):
             raise ExhaustedError
@@ -93,7 +96,6 @@ class Proposals:
             if make_key(config) in self._costs:
                 self._engine.tell(config, self._costs[make_key(config)])
         else:
-            # The engine proposes only duplicates.
             untried = [config for config in all_configs or () if make_key(config) not in self._seen]
             config = self._draw.choice(untried) if untried else self._space.sample_config(self._draw)
             while make_key(config) in self._seen:

@@ -11,15 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from ConfigSpace import (
-    AndConjunction,
-    Categorical,
-    Configuration,
-    ConfigurationSpace,
-    Float,
-    InCondition,
-    Integer,
-)
+from ConfigSpace import AndConjunction, Categorical, Configuration, ConfigurationSpace, Float, InCondition, Integer
 from smac import HyperparameterOptimizationFacade as Facade
 from smac import Scenario
 from smac.runhistory import TrialInfo, TrialValue
@@ -27,8 +19,8 @@ from smac.runhistory import TrialInfo, TrialValue
 from matex_tf.tune.space import Choice, Config, Parameter, Space, make_key
 
 _FIRST_FOR_EACH = 2
-"""Number of initial configurations of a space-filling design, for each parameter."""
-_MAX_TRIALS = 1_000_000
+"""For each parameter, the number of first configurations, which fill the space evenly before the forest is used."""
+_MAX_TRIALS = 1_000_000  # SMAC requires a limit
 
 
 class Smac:
@@ -40,7 +32,7 @@ class Smac:
         self._space, self._seed = space, seed
         self._config_space = _make_space(space, seed)
         self._open_trials: dict[str, list[TrialInfo]] = {}
-        # SMAC writes files in any case.
+        # SMAC always writes files.
         self._folder = tempfile.TemporaryDirectory(prefix="matex-tune-smac-")
         with _quiet():
             folder = Path(self._folder.name)
@@ -101,7 +93,7 @@ def _make_parameter(parameter: Parameter) -> Any:
 
 
 class _quiet(warnings.catch_warnings):
-    """Suppresses logs of SMAC, and warnings of dask and scikit-learn."""
+    """Context without logs of SMAC and without warnings of dask and scikit-learn."""
 
     def __enter__(self) -> Any:
         result = super().__enter__()

@@ -1,5 +1,6 @@
-"""Warm start: finds earlier tasks that are similar to a new one, and initial configurations (XAI,
-4.1). Pure functions.
+"""Warm start: first configurations from earlier searches of similar tasks (XAI, section 4.1). Pure functions.
+
+A task is the sizes of the data and the model, and the loss (`database.FEATURES`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from matex_tf.tune.space import Config, Space, make_key
 TASKS = 4
 """The largest number of earlier searches that provide initial configurations."""
 MAX_DISTANCE = 1.0
-"""The largest distance of similar tasks, in mean powers of ten over the features."""
+"""The largest distance of similar tasks (`compute_task_distance`)."""
 _SIZES = ("rows", "columns", "classes", "parameters")
 _MIN_SIZES = 2
+"""The number of sizes that must be known of both tasks."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,9 @@ class Start:
 
 
 def compute_task_distance(task: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """The distance of two tasks: root mean square of the differences of their sizes, in powers of ten.
+    """The root mean square of the differences of two tasks' sizes, in powers of ten: 1 if all sizes differ tenfold.
 
-    Infinite if their losses differ, or if too few sizes are known.
+    Infinite if the losses differ or are unknown, or if too few sizes are known.
     """
     if task["loss"] is None or task["loss"] != other["loss"]:
         return math.inf
@@ -49,23 +51,21 @@ def choose_starts(
     """Initial configurations, nearest task first: for each similar task, its best configuration that `space` allows.
 
     Args:
+        others: for each earlier search, by its number, its task.
         best: for each earlier search, its configurations, best first.
     """
     starts: dict[str, Start] = {}
-    by_distance = sorted((compute_task_distance(task, features), -number) for number, features in others.items())
-    for distance, number in by_distance:
-        if distance > MAX_DISTANCE or len(starts) == TASKS:
+    distances = {number: compute_task_distance(task, other) for number, other in others.items()}
+    for number in sorted(distances, key=lambda number: (distances[number], -number)):  # of equal ones, the latest first
+        if distances[number] > MAX_DISTANCE or len(starts) == TASKS:
             break
-        for config in best.get(-number, ()):
-            if space.allows(config):
-                starts.setdefault(make_key(config), Start(config, -number, distance))
-                break
+        config = next((config for config in best.get(number, ()) if space.allows(config)), None)
+        if config is not None:
+            starts.setdefault(make_key(config), Start(config, number, distances[number]))
     return list(starts.values())
 
 
 def sort_best_first(trials: Sequence[Any], objective: Objective) -> list[Config]:
-    """The configurations of trials with a value, best first; paused trials come last, because
-    others had more epochs.
-    """
+    """The configurations of trials with a value, best first; paused trials, which had fewer epochs, come last."""
     with_value = [record for record in trials if record.value is not None]
     return [record.config for record in sorted(with_value, key=lambda record: make_sort_key(record, objective))]

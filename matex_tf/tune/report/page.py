@@ -86,8 +86,9 @@ def _name_trial(record: Record) -> str:
 
 
 def _choose_colour(index: int, record: Record) -> tuple[int, bool]:
-    """The colour of a trial by its place, and whether its line is faint: trials in the legend stand out."""
-    return (index % COLOURS, False) if index < _LEGEND_TRIALS and record.value is not None else (_GREY, True)
+    """(colour, whether the line is faint) of the trial at `index`, best first: trials in the legend stand out."""
+    is_in_legend = index < _LEGEND_TRIALS and record.value is not None
+    return (index % COLOURS, False) if is_in_legend else (_GREY, True)
 
 
 def _format_legend(ordered: Sequence[Record], objective: Objective) -> str:
@@ -104,31 +105,26 @@ def _draw_charts(
     trials: Sequence[Record], ordered: Sequence[Record], objective: Objective, figures: Figures
 ) -> Iterator[str]:
     """The curves of all trials, and the best value so far after each trial."""
-    curves = [
+    values = [point.value for trial in ordered for point in trial.curve if math.isfinite(point.value)]
+    if not values:
+        return
+    drawn = [
         (index, trial)
         for index, trial in enumerate(ordered)
         if any(math.isfinite(point.value) for point in trial.curve)
     ]
-    if not curves:
-        return
-    values = [value for _, trial in curves for value in [point.value for point in trial.curve] if math.isfinite(value)]
     max_shown = math.inf if objective.maximize else float(np.percentile(values, _PERCENTILE))
     lines, table = [], []
-    for index, trial in reversed(curves):  # the best are drawn on top
+    for index, trial in reversed(drawn):  # the best are drawn on top
         colour, faint = _choose_colour(index, trial)
         epochs = np.array([point.epoch for point in trial.curve], float)
         pieces = _split_ascending(epochs, np.array([point.value for point in trial.curve]))
         lines += [Line(_name_trial(trial), colour, [piece], "faint" if faint else "") for piece in pieces]
         table.append(summarize_line(_name_trial(trial), pieces))
-    end = max(float(point.epoch) for _, trial in curves for point in trial.curve)
-    chart = make_chart(
-        objective.name,
-        "after each epoch of each trial",
-        make_curves(lines, end=end),
-        "epoch",
-        from_zero=False,
-        max_shown=max_shown,
-    )
+    end = max(float(point.epoch) for _, trial in drawn for point in trial.curve)
+    curves = make_curves(lines, end=end)
+    unit = "after each epoch of each trial"
+    chart = make_chart(objective.name, unit, curves, "epoch", from_zero=False, max_shown=max_shown)
     yield figures.add_figure(chart, table[::-1])
     completed = [trial for trial in trials if trial.state == DONE and trial.value is not None]
     if len(completed) > 1:
@@ -175,11 +171,8 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
         config = ", ".join(f"{name} {format_value(value)}" for name, value in trial.config.items())
         value = trial.state if trial.value is None else f"{objective.name} {trial.value:.4g}"
         share = 1 - index / max(count - 1, 1)
-        paths.append(
-            coordinates.Path(
-                _name_trial(trial), f"{_name_trial(trial)}: {value}; {config}", trial.config, share, colour, faint
-            )
-        )
+        text = f"{_name_trial(trial)}: {value}; {config}"
+        paths.append(coordinates.Path(_name_trial(trial), text, trial.config, share, colour, faint))
     last = coordinates.Axis("place", [(1.0, "best"), (0.0, str(count))], lambda path: path.share)
     picture = coordinates.draw_coordinates(space.parameters, last, paths[::-1])
     return (

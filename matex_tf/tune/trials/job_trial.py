@@ -1,6 +1,7 @@
 """Trials that are Slurm jobs, one job for each. Jobs outlive the search, which finds them again when it is resumed.
 
-A job writes into the folder of its trial that it has begun, and its exit code. Slurm is queried for other information.
+A job writes two files into the folder of its trial: BEGAN when it begins, and CODE with its exit code. They are read in
+each poll. Slurm is queried rarely: whether a job waits, and how it ended if it wrote no exit code.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 from matex_tf.deploy import following, run_folder, slurm
 from matex_tf.deploy.job import ENDED, FORGOTTEN, RUNNING, STUCK, WAITING, Job, JobError, State, UnreachableError
 from matex_tf.deploy.sbatch import job_script
-from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import (
     GRACE,
     OUTPUT,
     PLACE,
     STOPPED,
     Outcome,
+    Rules,
     Slot,
     Trial,
     make_variables,
@@ -34,8 +35,8 @@ FORGET_SECONDS = 300.0
 """Seconds after which Slurm by default forgets a job that has ended (MinJobAge)."""
 BEGAN, CODE, STOP_REQUEST = "began", "exit-code", "told"
 """Files of a trial's folder: written when the job begins, at its end, and by the search that asks it to end."""
-_OUTSIDE = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
-"""States of jobs that Slurm has ended: their trials continue from the saved states."""
+_ENDED_BY_SLURM = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
+"""States of jobs whose trials continue from their saved states."""
 
 
 def format_trial_job(
@@ -56,20 +57,20 @@ def format_trial_job(
 class JobTrial(Trial):
     """A trial that is the Slurm job `job`, whose state is queried every `query_interval` seconds.
 
-    `was_resumed`: a search that was killed since has submitted the job, and may have asked it to end.
+    `was_resumed`: the job was submitted by an earlier process of the search, which may have asked it to end.
     """
 
     def __init__(
-        self, folder: Path, job: Job, objective: Objective, limit: float, pause: int | None, query_interval: float,
-        say: Callable[[str, str], None], was_resumed: bool = False,
+        self, folder: Path, job: Job, rules: Rules, query_interval: float, say: Callable[[str, str], None],
+        was_resumed: bool = False,
     ):  # fmt: skip
-        super().__init__(folder, objective, limit, pause)
+        super().__init__(folder, rules)
         self.job, self._query_interval, self._say = job, query_interval, say
         self.waits = True
         self._next_query_at = time.monotonic() + following.ASK_EACH
         self._next_cancel_at = 0.0
         if was_resumed:
-            self._states_before = set()
+            self._states_before = set()  # the saved states may all be of this job
             if (folder / STOP_REQUEST).is_file():
                 self._stop_requested_at, self._stop_reason = time.monotonic(), (folder / STOP_REQUEST).read_text()
 
@@ -78,12 +79,16 @@ class JobTrial(Trial):
         """The seconds for which the job has run, by the clock of the file system."""
         if not (self.folder / BEGAN).is_file():
             return 0.0
-        code = self.folder / CODE
-        ended = code.stat().st_mtime if code.is_file() else time.time()
-        return max(ended - (self.folder / BEGAN).stat().st_mtime, 0.0)
+        code_file = self.folder / CODE
+        end = code_file.stat().st_mtime if code_file.is_file() else time.time()
+        return max(end - (self.folder / BEGAN).stat().st_mtime, 0.0)
 
     def poll(self) -> Outcome | None:
-        """The outcome; None while the job waits or runs. A trial that exceeds its limit is asked to end."""
+        """The outcome; None while the job waits or runs. A trial that exceeds its limit is asked to end.
+
+        A job that was asked to end is cancelled again every GRACE seconds. If the search itself ends, it waits for the
+        job for 3 * GRACE seconds, and then leaves it.
+        """
         self.waits = not (self.folder / BEGAN).is_file()
         outcome = self._find_outcome()
         if outcome is not None:
@@ -93,7 +98,8 @@ class JobTrial(Trial):
         if self._stop_requested_at is None and self.seconds > self.limit:
             self.stop_trial(f"longer than {self.limit:g} s")
         if self._stop_requested_at is not None and time.monotonic() >= self._next_cancel_at:
-            if not self._stop_reason and time.monotonic() - self._stop_requested_at > 3 * GRACE:
+            is_end_of_search = not self._stop_reason
+            if is_end_of_search and time.monotonic() - self._stop_requested_at > 3 * GRACE:
                 self._say(self.job.id, f"job {self.job.id} may still run: scancel {self.job.id}")
                 return Outcome(STOPPED, seconds=self.seconds)
             self._cancel_job()
@@ -122,13 +128,14 @@ class JobTrial(Trial):
         """The outcome of a job that has written no exit code, from its state in Slurm."""
         if state.phase == FORGOTTEN:  # it was cancelled: a job that a lost node or a time limit ends is queued again
             return self.judge_outcome(1, f"its job {state.words}")
-        if state.words in _OUTSIDE:
+        if state.words in _ENDED_BY_SLURM:
             return self.judge_outcome(EXIT_REQUEUE, state.words)
         if state.words == "FAILED" and not (self.folder / OUTPUT).is_file():
             return self.judge_outcome(1, f"no output: does the job's node see {self.folder.parent}?")
         return self.judge_outcome(state.code or 0, "" if state.words in ("COMPLETED", "FAILED") else state.words)
 
     def _query_state(self) -> State | None:
+        """The job's state in Slurm; None if it is not due to be queried, or Slurm gives no answer."""
         if time.monotonic() < self._next_query_at:
             return None
         interval = self._query_interval if self._stop_requested_at is None else following.LOOK_EACH
@@ -139,7 +146,7 @@ class JobTrial(Trial):
             self._say("unreachable", f"{error}; it is asked again")
             return None
         self.waits = state.phase != RUNNING
-        if state.phase == WAITING:  # also again, after a node was lost
+        if state.phase == WAITING:  # for the first time, or queued again after a node was lost
             (self.folder / BEGAN).unlink(missing_ok=True)
         if state.means:
             self._say(state.words, f"job {self.job.id} {state}")
@@ -181,7 +188,7 @@ class Jobs:
     Args:
         source: the user's folder, in which jobs are submitted.
         parallel: the number of concurrent jobs. The more there are, the more rarely each of them is queried.
-        say: called with a kind and a message, of which it prints the first of each kind.
+        say: prints the first message of each kind; called with kind and message.
     """
 
     job_options: job_script.Slurm
@@ -189,31 +196,31 @@ class Jobs:
     parallel: int
     say: Callable[[str, str], None]
 
-    def find_trial(self, folder: Path, objective: Objective, limit: float, pause: int | None) -> Trial | None:
+    def find_trial(self, folder: Path, rules: Rules) -> Trial | None:
         """The trial whose job a killed search has submitted; None if there is none. Raises JobError."""
         if not has_job(folder):
             return None
-        number = run_folder.read_note(folder)[1].id if (folder / run_folder.NOTE).is_file() else ""
-        if not number and (folder / BEGAN).is_file():
-            number = (folder / BEGAN).read_text().strip()
-        if not number:  # the search was killed while it submitted the job
-            number = next(iter(slurm.find_queued(folder / slurm.SCRIPT)), "")
-        return self._make_trial(folder, Job(number, str(folder)), objective, limit, pause, True) if number else None
+        job_id = run_folder.read_note(folder)[1].id if (folder / run_folder.NOTE).is_file() else ""
+        if not job_id and (folder / BEGAN).is_file():
+            job_id = (folder / BEGAN).read_text().strip()
+        if not job_id:  # the search was killed while it submitted the job
+            job_id = next(iter(slurm.find_queued(folder / slurm.SCRIPT)), "")
+        if not job_id:
+            return None
+        return self._make_trial(folder, Job(job_id, str(folder)), rules, was_resumed=True)
 
     def start_trial(
-        self, folder: Path, target: Sequence[str], variables: Mapping[str, str], objective: Objective, slot: Slot,
-        limit: float, pause: int | None,
-    ) -> Trial:  # fmt: skip
+        self, folder: Path, target: Sequence[str], variables: Mapping[str, str], rules: Rules, slot: Slot
+    ) -> Trial:
         """Submit the job of a trial of `target`. Raises JobError: Slurm refused it."""
         forget_job(folder)
         job_options = replace(self.job_options, name=f"{self.job_options.name}-{folder.name.rpartition('-')[2]}")
-        text = format_trial_job(job_options, target, folder, variables, pause or 0)
+        text = format_trial_job(job_options, target, folder, variables, rules.pause or 0)
         environment = remove_own_variables(task_environment.remove_job_variables(os.environ))
         job = slurm.submit_script(text, folder, job_options, cwd=self.source, env=environment)
-        return self._make_trial(folder, job, objective, limit, pause)
+        return self._make_trial(folder, job, rules)
 
-    def _make_trial(
-        self, folder: Path, job: Job, objective: Objective, limit: float, pause: int | None, was_resumed: bool = False
-    ) -> Trial:
+    def _make_trial(self, folder: Path, job: Job, rules: Rules, was_resumed: bool = False) -> Trial:
         query_interval = min(following.ASK_EACH * self.parallel, FORGET_SECONDS / 2)
-        return JobTrial(folder, job, objective, limit, pause or 0, query_interval, self.say, was_resumed)
+        always_saves = replace(rules, pause=rules.pause or 0)  # a job may be requeued
+        return JobTrial(folder, job, always_saves, query_interval, self.say, was_resumed)

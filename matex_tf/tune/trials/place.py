@@ -16,18 +16,17 @@ _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
 
 def clean_folder(place: Path, mirror: Mirror) -> None:
-    """Remove everything from `place` that the trial has not written."""
+    """Remove everything from `place` that the trial has not written: links and unchanged copies of the user's files."""
     for path, link_target in mirror.links.items():
         if path.is_symlink() and os.readlink(path) == link_target:
             path.unlink()
     for path, stamp in mirror.copies.items():
-        # not through a link that the trial created
-        is_here = path.resolve() == place.resolve() / path.relative_to(place)
-        if is_here and path.is_file() and read_stamp(path) == stamp:
+        is_below_link = path.resolve() != place.resolve() / path.relative_to(place)  # of the trial
+        if not is_below_link and path.is_file() and read_stamp(path) == stamp:
             path.unlink()
     for parent, names, _ in os.walk(place, topdown=False):
         for path in (Path(parent, name) for name in names):
-            if path.is_symlink():  # created by the trial
+            if path.is_symlink():  # of the trial
                 continue
             if path.name == "__pycache__":
                 shutil.rmtree(path, ignore_errors=True)
@@ -39,21 +38,22 @@ def clean_folder(place: Path, mirror: Mirror) -> None:
 
 
 def list_options(space: Space, config: Config) -> list[str]:
-    """The options on the command line."""
+    """The options on the command line: --lr=0.1, -l 0.1, or a flag alone."""
     options = []
     for parameter in space.parameters:
-        if not parameter.name.startswith("-") or parameter.name not in config:
+        name = parameter.name
+        if not name.startswith("-") or name not in config:
             continue
-        value = format_value(config[parameter.name])
+        value = format_value(config[name])
         if isinstance(parameter, Choice) and parameter.is_flag:
-            options += [parameter.name] if value == ON else []
+            options += [name] if value == ON else []
         else:
-            options += [f"{parameter.name}={value}"] if parameter.name.startswith("--") else [parameter.name, value]
+            options += [f"{name}={value}"] if name.startswith("--") else [name, value]
     return options
 
 
 def list_variables(config: Config) -> dict[str, str]:
-    """The environment variables."""
+    """The environment variables, from the parameters with names such as $LR."""
     return {name[1:]: format_value(value) for name, value in config.items() if name.startswith("$")}
 
 
@@ -68,11 +68,11 @@ def fill_placeholders(place: Path, spec: Specification, config: Config) -> None:
 
 
 def check_files(spec: Specification, source: Path) -> None:
-    """Check that each placeholder of the space occurs in a file, and that each placeholder of the files is in the
-    space.
+    """Check that the placeholders in the files are those of the space.
 
     Raises:
-        SpaceError: with the file and the line.
+        SpaceError: a file cannot be read or is outside of `source`; or a placeholder is unknown, with file and line, or
+            is in no file.
     """
     names = [parameter.name for parameter in spec.space.parameters if parameter.name[0] not in "-$"]
     missing = set(names)

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import (
     GRACE,
     OUTPUT,
     PLACE,
     WHOLE,
     Outcome,
+    Rules,
     Slot,
     Trial,
     hold_folder,
@@ -29,25 +29,24 @@ from matex_tf.world.hosts import host_lists
 
 
 class ProcessTrial(Trial):
-    """A trial that runs the command `command`.
+    """A trial that is a child process, with its group of processes.
 
-    Must be created in the main thread: a trial ends with the thread that has started it.
+    It must be started in the main thread: a trial ends with the thread that has started it.
     """
 
     def __init__(
-        self, folder: Path, command: Sequence[str], variables: Mapping[str, str], objective: Objective,
-        slot: Slot = WHOLE, limit: float = 0.0, pause: int | None = None,
-    ):  # fmt: skip
-        super().__init__(folder, objective, limit, pause)
+        self, folder: Path, command: Sequence[str], variables: Mapping[str, str], rules: Rules, slot: Slot = WHOLE
+    ):
+        super().__init__(folder, rules)
         self._started_at = time.monotonic()
         environment = remove_own_variables(task_environment.remove_task_variables(os.environ))
-        environment |= make_variables(folder, variables, pause)
+        environment |= make_variables(folder, variables, rules.pause)
         if slot.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
         if slot.part:
             environment.setdefault("MATEX_PLACEMENT", f"spread:{slot.part}")
         if slot.hosts and "SLURM_JOB_ID" in environment:
-            environment["SLURM_OVERLAP"] = "1"  # otherwise a step waits for the cores of another step
+            environment["SLURM_OVERLAP"] = "1"  # otherwise a Slurm step waits for the cores of another step
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         with hold_folder(folder) as lock, (folder / OUTPUT).open("ab") as output:
             # Ctrl-C in the terminal goes to the search only, which then ends its trials.
@@ -94,21 +93,17 @@ class Processes:
     ranks: int
     options: Sequence[str]
 
-    def find_trial(self, folder: Path, objective: Objective, limit: float, pause: int | None) -> Trial | None:
+    def find_trial(self, folder: Path, rules: Rules) -> Trial | None:
         """The trial of a killed search: always None, because processes end with the search."""
         return None
 
     def start_trial(
-        self, folder: Path, target: Sequence[str], variables: Mapping[str, str], objective: Objective, slot: Slot,
-        limit: float, pause: int | None,
-    ) -> Trial:  # fmt: skip
+        self, folder: Path, target: Sequence[str], variables: Mapping[str, str], rules: Rules, slot: Slot
+    ) -> Trial:
         """Start a trial of `target` in its folder."""
-        host_options = [word for name in variables for word in ("-x", name)] if slot.hosts else []  # for other hosts
-        command = [*self.matex, "run", "-n", str(self.ranks), *self.make_options(slot), *host_options, *target]
-        return ProcessTrial(folder, command, variables, objective, slot, limit, pause)
-
-    def make_options(self, slot: Slot) -> list[str]:
-        """The options of a trial, with the hosts of its slot."""
-        if not slot.hosts:
-            return list(self.options)
-        return host_lists.replace_hosts(self.options, slot.hosts, mpirun_options.OPENMPI)
+        options = list(self.options)
+        if slot.hosts:
+            options = host_lists.replace_hosts(self.options, slot.hosts, mpirun_options.OPENMPI)
+            options += [word for name in variables for word in ("-x", name)]  # ranks on other hosts need them
+        command = [*self.matex, "run", "-n", str(self.ranks), *options, *target]
+        return ProcessTrial(folder, command, variables, rules, slot)

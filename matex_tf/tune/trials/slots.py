@@ -16,24 +16,24 @@ class HostsError(ValueError):
 
 def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: int) -> list[Slot]:
     """Make `parallel` slots with separate cores and GPUs; a resource with fewer units than slots is shared."""
-    return [
-        Slot(
-            tuple(cpu for core in placement.choose_cores(cores, index, parallel) for cpu in core),
-            tuple(gpus[index::parallel]) if len(gpus) >= parallel else (),
-        )
-        for index in range(parallel)
-    ]  # fmt: skip
+    slots = []
+    for index in range(parallel):
+        cpus = tuple(cpu for core in placement.choose_cores(cores, index, parallel) for cpu in core)
+        slots.append(Slot(cpus, tuple(gpus[index::parallel]) if len(gpus) >= parallel else ()))
+    return slots
 
 
 def deal_hosts(hosts: Sequence[Host], parallel: int) -> list[Slot]:
-    """Make `parallel` slots with separate hosts, or with fractions of a host if there are fewer hosts than slots."""
+    """Make `parallel` slots with separate hosts, or with parts of a host if there are fewer hosts than slots.
+
+    For example, 3 slots on 2 hosts are 1/2 and 2/2 of the first host, and all of the second.
+    """
     if parallel <= len(hosts):
         return [Slot(hosts=tuple(placement.choose_cores(hosts, index, parallel))) for index in range(parallel)]
     slots = []
     for host_index, host in enumerate(hosts):
-        sharing = len(range(host_index, parallel, len(hosts)))
-        parts = [f"{index + 1}/{sharing}" if sharing > 1 else "" for index in range(sharing)]
-        slots += [Slot(hosts=(host,), part=part) for part in parts]
+        count = len(range(host_index, parallel, len(hosts)))  # slots on this host
+        slots += [Slot(hosts=(host,), part=f"{i + 1}/{count}" if count > 1 else "") for i in range(count)]
     return slots
 
 
@@ -44,18 +44,19 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
         HostsError: the hosts of a trial have too few slots.
     """
     hosts = list_hosts(options, task_environment.remove_task_variables(os.environ), folder)
-    if parallel > 1 and hosts and not (len(hosts) == 1 and is_here(hosts[0])):
-        slots = deal_hosts(hosts, parallel)
-        for slot in slots:
-            sharing = int(slot.part.partition("/")[2] or 1)
-            if sum(max(1, host.slots // sharing) for host in slot.hosts) < ranks:
-                part = f" of {sharing} trials" if sharing > 1 else ""
-                names = ", ".join(f"{host.name} ({host.slots}{part})" for host in slot.hosts)
-                raise HostsError(
-                    f"a trial has {ranks} ranks, but one of {parallel} concurrent trials would have the host {names}, "
-                    "with too few slots. Lower --parallel, or name more slots of each host (Slurm: --ntasks-per-node)"
-                )
-        return slots
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(number) for number in range(placement.count_gpus())]
-    return deal_slots(placement.list_cores(), gpus if parallel > 1 else [], parallel)
+    is_only_here = not hosts or (len(hosts) == 1 and is_here(hosts[0]))
+    if parallel == 1 or is_only_here:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = visible.split(",") if visible else [str(number) for number in range(placement.count_gpus())]
+        return deal_slots(placement.list_cores(), gpus if parallel > 1 else [], parallel)
+    slots = deal_hosts(hosts, parallel)
+    for slot in slots:
+        sharing = int(slot.part.partition("/")[2] or 1)  # trials on each host of the slot
+        if sum(max(1, host.slots // sharing) for host in slot.hosts) < ranks:
+            part = f" of {sharing} trials" if sharing > 1 else ""
+            names = ", ".join(f"{host.name} ({host.slots}{part})" for host in slot.hosts)
+            raise HostsError(
+                f"a trial has {ranks} ranks, but one of {parallel} concurrent trials would have the host {names}, "
+                "with too few slots. Lower --parallel, or name more slots of each host (Slurm: --ntasks-per-node)"
+            )
+    return slots

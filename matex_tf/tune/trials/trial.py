@@ -12,9 +12,8 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +23,27 @@ from matex_tf.world.exit_codes import EXIT_REQUEUE
 from matex_tf.world.hosts.host_lists import Host
 
 DONE, FAILED, STOPPED, PAUSED = "done", "failed", "stopped", "paused"
-"""Outcomes: complete; failed; asked to end from outside, to be continued; paused at a rung."""
+"""States of a trial that has ended: complete; failed; ended from outside, to be continued; paused at a rung."""
 OUTPUT, NOTED, LOCK, PLACE, STATE = "output", "noted.jsonl", "lock", "place", "state"
 """In the folder of a trial: its printed output, its logged lines, its lock, its working folder, its saved state."""
 GRACE = 20.0
 """Seconds that a trial has to end after it was asked to."""
-_TAIL_LINES, _TAIL_BYTES = 10, 8192
-_MAX_BYTES = 64 << 20
+_TAIL_LINES, _TAIL_BYTES = 10, 8192  # of the output in an outcome
+_MAX_BYTES = 64 << 20  # of the output that is read
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The resources of a trial: CPUs and GPUs of this machine, or hosts; () if they are not distributed.
-
-    If trials share hosts, `part` is the part of each host, such as "1/2"; "" is the whole host.
-    """
+    """The resources of one of several concurrent trials: CPUs and GPUs of this machine, or hosts."""
 
     cpus: tuple[int, ...] = ()
+    """(): all CPUs."""
     gpus: tuple[str, ...] = ()
+    """(): all GPUs."""
     hosts: tuple[Host, ...] = ()
+    """(): this machine, or the hosts that `matex run` finds."""
     part: str = ""
+    """The part of each host, such as "1/2", if trials share hosts; "": all of it."""
 
 
 WHOLE = Slot()
@@ -51,36 +51,49 @@ WHOLE = Slot()
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a trial. `why` explains a failure; failures with the same short `kind` are alike.
-
-    `tail` is the end of its output.
-    """
+    """The outcome of a trial."""
 
     state: str
+    """DONE, FAILED, STOPPED or PAUSED."""
     value: float = math.nan
+    """The objective; NaN if there is none."""
     curve: tuple[Point, ...] = ()
     kind: str = ""
+    """A short name of the reason of a failure: failures of the same kind are alike."""
     why: str = ""
+    """The explanation of a failure, or of a missing value."""
     tail: str = ""
+    """The end of the output."""
     seconds: float = 0.0
+    """Of this start."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a trial ends, and how it is judged."""
+
+    objective: Objective
+    limit: float = 0.0
+    """Seconds; 0: no limit."""
+    pause: int | None = None
+    """Epochs of `fit`, counted from the first start, after which the trial saves its state and ends, to be continued.
+
+    0: it saves its state, but does not pause. None: it saves no state.
+    """
 
 
 class Trial(ABC):
-    """A running trial with its `folder`, which has the files `output` and `noted.jsonl`, and `place`, where it runs.
-
-    With `pause`, the trial saves its state and continues from a saved one. It pauses after `pause` epochs of `fit`,
-    counted from its first start; 0: it does not pause. None: no state is saved.
-    """
+    """A running trial, with a `folder` of its own (OUTPUT, NOTED, ...)."""
 
     waits = False
     """Whether the trial is still in a queue."""
 
-    def __init__(self, folder: Path, objective: Objective, limit: float = 0.0, pause: int | None = None):
-        self.folder, self.objective, self.pause = folder, objective, pause
-        self.limit = limit or math.inf
+    def __init__(self, folder: Path, rules: Rules):
+        self.folder, self.objective, self.pause = folder, rules.objective, rules.pause
+        self.limit = rules.limit or math.inf
         self.lines: list[dict[str, Any]] = []
         self._bytes_read = 0  # of the logged lines
-        self._stop_requested_at: float | None = None  # the time at which the trial was asked to end
+        self._stop_requested_at: float | None = None  # when the trial was asked to end, by the monotonic clock
         self._stop_reason = ""  # "" if the search itself ends
         self.read_new_lines()
         self._states_before = self._list_states()
@@ -120,44 +133,46 @@ class Trial(ABC):
     def judge_outcome(self, code: int, reason: str = "") -> Outcome:
         """The outcome of a trial that has ended with exit code `code`, or for a more precise `reason`.
 
-        Exit code 75 (EXIT_REQUEUE) means that the trial was asked to end, by its pause or from outside.
+        Reads the trial's output and its new lines.
         """
         self.read_new_lines()
-        seconds = self.seconds
-        output = read_output(self.folder / OUTPUT)
-        tail = "\n".join(
-            deque((line for line in drop_overwritten(output[-_TAIL_BYTES:]).splitlines() if line.strip()), _TAIL_LINES)
-        )
-
-        def make_failed(kind: str, reason: str, curve: Sequence[Point] = ()) -> Outcome:
-            return Outcome(FAILED, math.nan, tuple(curve), kind, reason, tail, seconds)
-
-        def make_judged(state: str, curve: Sequence[Point]) -> Outcome:
-            value = self.objective.choose_value(curve)
-            if not math.isfinite(value):
-                return make_failed("number", f"{self.objective.name} is {value}", curve)
-            return Outcome(state, value, tuple(curve), "", "", tail, seconds)
-
+        seconds, output = self.seconds, read_output(self.folder / OUTPUT)
+        last_lines = [line for line in drop_overwritten(output[-_TAIL_BYTES:]).splitlines() if line.strip()]
         try:
-            curve = self.objective.read_curve(self.lines, output)
+            curve = tuple(self.objective.read_curve(self.lines, output))
         except ValueError as error:
-            return make_failed("objective", str(error))
-        if self._stop_requested_at is not None and not self._stop_reason:
-            return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds)
+            curve, outcome = (), Outcome(FAILED, kind="objective", why=str(error))
+        else:
+            outcome = self._judge_curve(curve, code, reason)
+        return replace(outcome, curve=curve, tail="\n".join(last_lines[-_TAIL_LINES:]), seconds=seconds)
+
+    def _judge_curve(self, curve: Sequence[Point], code: int, reason: str) -> Outcome:
+        """The outcome, without curve, output and seconds.
+
+        Exit code 75 (EXIT_REQUEUE) means that the trial was asked to end: by its pause, by the search or from outside.
+        """
         if self._stop_requested_at is not None:
-            return make_failed("limit", self._stop_reason, curve)
+            return Outcome(FAILED, kind="limit", why=self._stop_reason) if self._stop_reason else Outcome(STOPPED)
         if code == EXIT_REQUEUE and self._has_saved_state():
-            if not 0 < (self.pause or 0) <= self.epochs:  # it was asked to end from outside
-                return Outcome(STOPPED, math.nan, tuple(curve), "", "", tail, seconds)
+            has_paused = self.pause is not None and 0 < self.pause <= self.epochs
+            if not has_paused:  # it was asked to end from outside
+                return Outcome(STOPPED)
             if not curve:
-                return Outcome(PAUSED, math.nan, (), "", self.objective.explain_missing(self.lines), tail, seconds)
-            return make_judged(PAUSED, curve)
+                return Outcome(PAUSED, why=self.objective.explain_missing(self.lines))
+            return self._judge_value(PAUSED, curve)
         if code or reason:
             reason = reason or (f"ended by signal {-code}" if code < 0 else f"exit code {code}")
-            return make_failed(reason, reason, curve)
+            return Outcome(FAILED, kind=reason, why=reason)
         if not curve:
-            return make_failed("objective", self.objective.explain_missing(self.lines))
-        return make_judged(DONE, curve)
+            return Outcome(FAILED, kind="objective", why=self.objective.explain_missing(self.lines))
+        return self._judge_value(DONE, curve)
+
+    def _judge_value(self, state: str, curve: Sequence[Point]) -> Outcome:
+        """The outcome `state` with the value of `curve`; FAILED if the value is not finite."""
+        value = self.objective.choose_value(curve)
+        if math.isfinite(value):
+            return Outcome(state, value)
+        return Outcome(FAILED, kind="number", why=f"{self.objective.name} is {value}")
 
     def _has_saved_state(self) -> bool:
         """Whether the trial has saved a state since its start, from which it can continue."""
@@ -173,12 +188,13 @@ class Trial(ABC):
 def hold_folder(
     folder: Path, patience: float | None = None, warn: Callable[[OSError], None] | None = None
 ) -> Iterator[int]:
-    """Context that locks the folder of a trial or of a search. Yields a descriptor, for the trial to inherit.
+    """Context that locks the folder of a trial or of a search. Yields the lock's descriptor.
 
-    If the file system has no locks, the context begins without one, and `warn` is called with the error.
+    A trial inherits the descriptor, so the folder stays locked until all its processes have ended. If the file system
+    has no locks, the context begins without one, and `warn` is called with the error.
 
     Raises:
-        TimeoutError: the lock was still held after `patience` seconds, by default those that a trial has to end.
+        TimeoutError: another process still has the lock after `patience` seconds (None: GRACE).
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -220,7 +236,7 @@ def make_variables(folder: Path, variables: Mapping[str, str], pause: int | None
 
 
 def read_output(path: Path) -> str:
-    """The printed output of a trial, at most its last 64 MiB; "" if it has not begun."""
+    """The printed output of a trial, at most its last `_MAX_BYTES`; "" if it has not begun."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:

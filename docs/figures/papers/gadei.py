@@ -9,75 +9,60 @@ from dataclasses import dataclass
 from matex_tf.planner.papers.domain import check_positive
 
 LEARNED_BATCH = (1, 2, 4, 8, 16, 32, 64, 128)
-_NONE = float("nan")
+"""Rows of the mini-batches of Table 4."""
+_NONE = float("nan")  # not measured
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A column of Tables 2, 3, 4 and 7: the paper's numbers for a network and its data.
-
-    `rows` of an epoch, `megabytes` of the model; `seconds` of an epoch and `required` GB/s at each of `LEARNED_BATCH`;
-    `batch`, the mini-batch of training; `used` GB/s with 2, 3 and 4 learners.
-    """
+    """The paper's numbers for a network and its data (Tables 2, 3, 4 and 7)."""
 
     rows: float
+    """Rows of an epoch."""
     megabytes: float
+    """Size of the model."""
     seconds: tuple[float, ...]
+    """Of an epoch, with each of `LEARNED_BATCH`."""
     required: tuple[float, ...]
+    """GB/s that a second learner needs, with each of `LEARNED_BATCH`."""
     batch: int
+    """Rows of the mini-batch in training."""
     used: tuple[float, float, float]
+    """GB/s used by 2, 3 and 4 learners."""
 
 
 WORKLOADS: Mapping[str, Workload] = {
     "Joule": Workload(
-        2.46e3,
-        7.69,
-        (5.61, 3.22, 1.77, 1.00, 0.75, 0.72, 0.80, 1.00),
-        (7.00, 6.10, 5.54, 4.89, 3.27, 1.69, 0.76, 0.31),
-        2,
-        (18.56, 27.25, 36.48),
+        rows=2.46e3, megabytes=7.69, batch=2, used=(18.56, 27.25, 36.48),
+        seconds=(5.61, 3.22, 1.77, 1.00, 0.75, 0.72, 0.80, 1.00),
+        required=(7.00, 6.10, 5.54, 4.89, 3.27, 1.69, 0.76, 0.31),
     ),
     "Watt": Workload(
-        7e3,
-        20.72,
-        (25.22, 14.11, 7.46, 4.06, 2.79, 2.38, 2.37, 2.77),
-        (11.50, 10.28, 9.72, 8.93, 6.49, 3.82, 1.91, 0.82),
-        2,
-        (26.93, 44.33, 55.07),
+        rows=7e3, megabytes=20.72, batch=2, used=(26.93, 44.33, 55.07),
+        seconds=(25.22, 14.11, 7.46, 4.06, 2.79, 2.38, 2.37, 2.77),
+        required=(11.50, 10.28, 9.72, 8.93, 6.49, 3.82, 1.91, 0.82),
     ),
     "Age": Workload(
-        68.48e3,
-        72.86,
-        (574.80, 309.51, 169.99, 104.39, 77.79, 69.52, 77.14, 100.22),
-        (17.36, 16.12, 14.68, 11.95, 8.02, 4.49, 2.02, 0.78),
-        4,
-        (32.94, 36.76, 46.42),
+        rows=68.48e3, megabytes=72.86, batch=4, used=(32.94, 36.76, 46.42),
+        seconds=(574.80, 309.51, 169.99, 104.39, 77.79, 69.52, 77.14, 100.22),
+        required=(17.36, 16.12, 14.68, 11.95, 8.02, 4.49, 2.02, 0.78),
     ),
     "Yelp": Workload(
-        500e3,
-        98.60,
-        (4376.12, 2367.04, 1299.42, 802.04, 571.10, 451.61, 403.69, 402.97),
-        (22.53, 20.83, 18.97, 15.37, 10.79, 6.82, 3.82, 1.91),
-        32,
-        (19.93, 22.64, 39.34),
+        rows=500e3, megabytes=98.60, batch=32, used=(19.93, 22.64, 39.34),
+        seconds=(4376.12, 2367.04, 1299.42, 802.04, 571.10, 451.61, 403.69, 402.97),
+        required=(22.53, 20.83, 18.97, 15.37, 10.79, 6.82, 3.82, 1.91),
     ),
     "CIFAR": Workload(
-        50e3,
-        59.97,
-        (_NONE, 792.45, 502.63, 356.46, 290.95, 261.23, 245.68, 234.38),
-        (_NONE, 3.78, 2.98, 2.10, 1.29, 0.72, 0.38, 0.20),
-        128,
-        (0.78, 1.21, 1.45),
+        rows=50e3, megabytes=59.97, batch=128, used=(0.78, 1.21, 1.45),
+        seconds=(_NONE, 792.45, 502.63, 356.46, 290.95, 261.23, 245.68, 234.38),
+        required=(_NONE, 3.78, 2.98, 2.10, 1.29, 0.72, 0.38, 0.20),
     ),
     "ImageNet": Workload(
-        1280e3,
-        244.48,
-        (_NONE, 26957.54, 15596.41, 9499.38, 7294.30, 5769.76, 5014.85, 4784.22),
-        (_NONE, 11.61, 10.03, 8.24, 5.36, 3.39, 1.95, 1.02),
-        256,
-        (3.98, 6.25, 8.02),
+        rows=1280e3, megabytes=244.48, batch=256, used=(3.98, 6.25, 8.02),
+        seconds=(_NONE, 26957.54, 15596.41, 9499.38, 7294.30, 5769.76, 5014.85, 4784.22),
+        required=(_NONE, 11.61, 10.03, 8.24, 5.36, 3.39, 1.95, 1.02),
     ),
-}
+}  # fmt: skip
 """Tables 4 and 7."""
 
 EPOCHS = {"Joule": 200, "Watt": 200, "Age": 200, "Yelp": 200, "CIFAR": 100, "ImageNet": 40}
@@ -99,9 +84,7 @@ SMALLEST: Mapping[str, tuple[int, int, int]] = {
 
 @dataclass(frozen=True)
 class Interval:
-    """A row of Table 1: accuracy and GPU utilization in percent, with communication after each batch, and after every
-    eighth batch.
-    """
+    """A row of Table 1, in percent: two values, for communication after each batch and after every eighth batch."""
 
     accuracy: tuple[float, float]
     utilization: tuple[float, float]
@@ -119,23 +102,24 @@ INTERVALS: Mapping[str, Interval] = {
 
 
 def utilization_by_interval(alone: float, interval: int) -> float:
-    """The GPU's share of computing time if it communicates after every `interval` batches; `alone`: after each batch.
+    """The fraction of time in which the GPU computes, if it communicates after every `interval` batches.
 
-    Our model: the time of a batch does not change, and its waiting time occurs once in `interval` batches.
+    Our model: a batch computes for `alone`, and waits for 1 - `alone`, if it communicates after each batch. With an
+    interval the computation does not change, and the waiting time occurs once in `interval` batches.
     """
     check_positive("utilization_by_interval", alone=alone, interval=interval)
     return 1 / (1 + (1 / alone - 1) / interval)
 
 
 def bandwidth_bracket(workload: Workload, smallest: int) -> tuple[float, float]:
-    """The bandwidth of a system in GB/s (at least, below), if `smallest` is the smallest batch with a gain (Table 4).
+    """(at least, below) GB/s: the bandwidth of a system, if `smallest` is the smallest batch with a gain (Table 4).
 
-    Our model: a system gains if it has the bandwidth that a batch requires, and does not gain with the next smaller
-    batch.
+    Our model: a system gains exactly if it has the bandwidth that a batch requires. So it has that of the batch
+    `smallest`, and less than that of the next smaller batch.
     """
     index = LEARNED_BATCH.index(smallest)
-    below = workload.required[index - 1] if index else _NONE
-    return workload.required[index], math.inf if math.isnan(below) else below
+    upper = workload.required[index - 1] if index else _NONE
+    return workload.required[index], math.inf if math.isnan(upper) else upper
 
 
 def required_bandwidth(model: float, rows: float, batch: float, epoch: float) -> float:
@@ -149,7 +133,7 @@ def required_bandwidth(model: float, rows: float, batch: float, epoch: float) ->
 
 
 def speedup_of(used: float, alone: float) -> float:
-    """Batches of learners that use `used` bytes a second, relative to one learner that needs `alone`."""
+    """Speedup of learners that use `used` bytes a second, over one learner that needs `alone` bytes a second."""
     check_positive("speedup_of", used=used, alone=alone)
     return used / alone
 
@@ -160,16 +144,12 @@ ROUNDING = 0.005
 
 def worst_required(workload: Workload, rounding: float = 0.0) -> float:
     """The largest relative error of `required_bandwidth` against Table 4, after subtracting the `rounding` error."""
-    errors = [
-        (
-            abs(required_bandwidth(workload.megabytes * 1e6, workload.rows, batch, seconds) / 1e9 - required)
-            - rounding,
-            required,
-        )
-        for batch, seconds, required in zip(LEARNED_BATCH, workload.seconds, workload.required)
-        if not math.isnan(required)
-    ]
-    return max(max(0.0, error) / required for error, required in errors)
+    relative_errors = []
+    for batch, seconds, required in zip(LEARNED_BATCH, workload.seconds, workload.required):
+        if not math.isnan(required):
+            calculated = required_bandwidth(workload.megabytes * 1e6, workload.rows, batch, seconds) / 1e9
+            relative_errors.append(max(abs(calculated - required) - rounding, 0.0) / required)
+    return max(relative_errors)
 
 
 def needed_alone(name: str) -> float:

@@ -1,17 +1,19 @@
-"""Prints docs/papers.md: `python -m matex_tf.planner.papers > docs/papers.md`."""
+"""Prints docs/papers.md, the published numbers of five papers next to calculated ones:
+`python docs/figures/papers_page.py > docs/papers.md`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 
-from matex_tf.planner.papers.figures import comparisons
+from papers import comparisons
 
 _HEAD = """# What five papers measured, and what models make of it
 
-The planner uses models of five papers. Each model is a function in `matex_tf/planner/papers/`, named by its equation,
-with its limits. The tables compare numbers of papers and models. `python -m matex_tf.planner.papers`
-generates this page, and a test compares the two.
+The tables compare the numbers of five papers with models. The models that the planner uses are functions in
+`matex_tf/planner/papers/`, the others in `docs/figures/papers/`. `python docs/figures/papers_page.py` generates this
+page, and a test compares the two.
 
 - calculated: a formula of the paper with the values of the paper.
 - fitted: a constant, or a form, was chosen to give the number.

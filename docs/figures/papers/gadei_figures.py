@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from matex_tf.planner.papers import gadei
-from matex_tf.planner.papers.figures.figure import CALCULATED, PREDICTED, UNEXPLAINED, Figure, format_list
+from papers import gadei
+from papers.figure import CALCULATED, PREDICTED, UNEXPLAINED, Figure, format_list
 
 _FINE = 0.005
 """The relative error up to which a number counts as reproduced by the formula."""
@@ -45,21 +45,20 @@ def _compare_intervals() -> Iterator[Figure]:
 
 
 def _compare_required() -> Iterator[Figure]:
+    errors = {name: gadei.worst_required(workload) for name, workload in gadei.WORKLOADS.items()}
     net_errors = {name: gadei.worst_required(load, gadei.ROUNDING) for name, load in gadei.WORKLOADS.items()}
-    errors = {name: gadei.worst_required(load) for name, load in gadei.WORKLOADS.items()}
     fine = {name: error for name, error in net_errors.items() if error <= _FINE}
     rounded = f"its numbers have two decimals: less rounding, {gadei.ROUNDING} GB/s of each difference are left out"
     yield Figure(
         "3, Table 4", f"required bandwidth, {', '.join(fine)}", f"{_count_numbers(fine)} numbers",
-        f"within {max(errors[name] for name in fine):.1%}; less rounding {max(fine.values()):.1%}",
-        CALCULATED, f"2 sizes of the model over the time of a batch; {rounded}",
+        f"within {max(errors[name] for name in fine):.1%}; less rounding {max(fine.values()):.1%}", CALCULATED,
+        f"2 sizes of the model over the time of a batch; {rounded}",
     )  # fmt: skip
     others = [name for name in net_errors if name not in fine]
     deviating = [f"{name} {errors[name]:.1%}; less rounding {net_errors[name]:.1%}" for name in others]
     yield Figure(
-        "3, Table 4", "the same, the others",
-        f"{_count_numbers(net_errors) - _count_numbers(fine)} numbers", f"off by up to: {', '.join(deviating)}",
-        UNEXPLAINED, "more than its number of rows is rounded by",
+        "3, Table 4", "the same, the others", f"{_count_numbers(net_errors) - _count_numbers(fine)} numbers",
+        f"off by up to: {', '.join(deviating)}", UNEXPLAINED, "more than its number of rows is rounded by",
     )  # fmt: skip
 
 

@@ -1,7 +1,10 @@
 """Strong scaling with one sum of all gradients: MaTEx-TensorFlow (Vishnu et al., 2017), sections III-D2 and IV-B.
 
-The paper gives the work, C / N, and the method: MPI_Allreduce layer by layer, without overlap. The formula of the
-communication is lost in the text. Here communication is the minimum of a sum: 2 (N - 1) / N of the bytes.
+The paper gives the work of a node, C / N, and the method: MPI_Allreduce layer by layer, without overlap. The formula of
+the communication is lost in the text. Here a node sends 2 (N - 1) / N of the gradients' bytes, the minimum for a sum.
+
+Symbols: N nodes; C operations of a step on one node; p parameters of 4 bytes; F operations and B bytes a second of a
+node.
 """
 
 from __future__ import annotations
@@ -10,41 +13,35 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from papers.networks import ALEXNET, ALEXNET_GROUPED, GOOGLENET, INCEPTION_V3, RESNET_50, Network
+
 from matex_tf import arguments
 from matex_tf.planner.papers.domain import check_positive
-from matex_tf.planner.papers.networks import (
-    ALEXNET,
-    ALEXNET_GROUPED,
-    GOOGLENET,
-    INCEPTION_V3,
-    RESNET_50,
-    Network,
-)
 
 BATCH = {"AlexNet": 256, "GoogLeNet": 256, "InceptionV3": 128, "ResNet-50": 64}
 """Rows of the global batch (IV-B)."""
 
 SPEEDUP_16 = {"AlexNet": 11.0, "GoogLeNet": 14.7, "InceptionV3": 14.5, "ResNet-50": 15.3}
-"""On 16 CPU nodes (IV-B, Fig. 11a). The text gives one more number: AlexNet less than 2 on 4 GPUs."""
+"""Speedup on 16 CPU nodes (IV-B, Fig. 11a). The text gives one more number: AlexNet less than 2 on 4 GPUs."""
 
 UNGROUPED = (ALEXNET, GOOGLENET, INCEPTION_V3, RESNET_50)
 GROUPED = (ALEXNET_GROUPED, GOOGLENET, INCEPTION_V3, RESNET_50)
 
-_STEP = 3 * 2  # forward, and twice as much backward; a multiplication and an addition
-_BYTES = 4
+_STEP = 3 * 2  # operations of a step for each multiply-add of a forward pass: the backward pass has twice as many
+_BYTES = 4  # of a gradient's number
 
 
 def speedup(network: Network, nodes: int, ratio: float) -> float:
-    """T(1) / T(N), with T(N) = C / N + 2 (N - 1) / N 4 p / B and C = 6 MAC batch / F.
+    """T(1) / T(N), with T(N) = C / (N F) + 2 (N - 1) / N 4 p / B seconds and C = 6 * multiply-adds * batch.
 
     Args:
-        ratio: F / B of a node, in operations for each byte; the speedup depends on nothing else.
+        ratio: F / B, operations in the time of a byte; the speedup depends on F and B only by it.
     """
     nodes = arguments.check_whole_number("speedup", "nodes", nodes)
     check_positive("speedup", ratio=ratio)
     work = _STEP * network.operations * BATCH[network.name]
-    moved = 2 * (nodes - 1) / nodes * _BYTES * network.parameters * ratio
-    return work / (work / nodes + moved)
+    communication = 2 * (nodes - 1) / nodes * _BYTES * network.parameters * ratio  # in operations, as `work`
+    return work / (work / nodes + communication)
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def leave_one_out(networks: Sequence[Network]) -> dict[str, float]:
 
 
 def ratio_for(network: Network, nodes: int, reached: float) -> float:
-    """The ratio that results in a speedup `reached` on `nodes`: the inverse of `speedup`."""
+    """The `ratio` with which `speedup` is `reached` on `nodes`."""
     if not 0 < reached < nodes:
         raise ValueError(f"ratio_for: expected a speedup between 0 and {nodes}; given {reached}")
     work = _STEP * network.operations * BATCH[network.name]

@@ -1,25 +1,30 @@
-"""All reproduced numbers of the five papers, published and calculated, with the numbers that cannot be explained."""
+"""All reproduced numbers of the five papers, published and calculated, with the numbers that cannot be explained.
+
+Each function yields the lines of one paper's table, in the order of docs/papers.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from papers import gadei_figures, htc_gpus, ibatch_speedups, matex, networks
+from papers.figure import CALCULATED, FITTED, PREDICTED, UNEXPLAINED, Figure, format_list
 
 from matex_tf.planner import queueing
-from matex_tf.planner.papers import htc, htc_minibatch, ibatch, matex, networks, xai
-from matex_tf.planner.papers.figures import gadei_figures
-from matex_tf.planner.papers.figures.figure import CALCULATED, FITTED, PREDICTED, UNEXPLAINED, Figure, format_list
+from matex_tf.planner.papers import htc, htc_minibatch, xai
 
 _XAI_ADAPTER = 20e9 / 8
 """Bytes a second of the cluster "HPC" (Table 2)."""
-_SHARES = [q / 100 for q in range(1, 100)]
+_SHARES = [percent / 100 for percent in range(1, 100)]
+"""Values of T_t / T, the fraction of a step in which a worker transfers."""
 
 
 def compare_xai() -> Iterator[Figure]:
     edge = max(abs(xai.expected_bandwidth_closed(n, 1 / (n - 1)) - 2) for n in range(3, 65))
     yield Figure(
         "4.2.2, eq. 5", "E_BW / BW_w at the edge of the domain, T_t/T = 1/(n-1)", "",
-        f"2 for n = 3 to 64 (within {max(edge, 1e-12):.0e})",
-        CALCULATED, "so within its domain eq. 6 never asks for more than 2 BW_w / BW_ps servers",
+        f"2 for n = 3 to 64 (within {max(edge, 1e-12):.0e})", CALCULATED,
+        "so within its domain eq. 6 never asks for more than 2 BW_w / BW_ps servers",
     )  # fmt: skip
     cases = [(n, share) for n in range(2, 7) for share in _SHARES[:20] if not xai.explain_outside(n, share)]
     server_counts = {xai.servers(*case).value for case in cases}
@@ -43,7 +48,7 @@ def compare_xai() -> Iterator[Figure]:
         f"T_t/T fitted to the servers, the gain predicted by the exact model; outside the domain (below 0.25), and "
         f"{_format_least_servers(5, low, high)} servers reach 95%",
     )  # fmt: skip
-    by_layer = xai.shares_by_layer(list(networks.ALEXNET_LAYERS.values()), 4)
+    by_layer = divide_layers(list(networks.ALEXNET_LAYERS.values()), 4)
     yield Figure(
         "7.3, Fig. 9", "AlexNet's layers on 4 servers in turn", "servers 2 and 3 much fuller than 1 and 4",
         " / ".join(f"{share:.0%}" for share in by_layer), PREDICTED, "from layer sizes alone; by size 25% each",
@@ -101,13 +106,13 @@ def compare_htc() -> Iterator[Figure]:
         "the shape; times are counts of operations",
     )  # fmt: skip
     yield Figure(
-        "3.2, lemma 3.1", "most overhead for 80% on 4 GPUs", "9%", f"{htc.overhead(4, 0.8):.2%}", CALCULATED,
+        "3.2, lemma 3.1", "most overhead for 80% on 4 GPUs", "9%", f"{htc_gpus.overhead(4, 0.8):.2%}", CALCULATED,
     )  # fmt: skip
     yield Figure(
-        "3.2, lemma 3.1", "GPUs for 3x at 10% overhead", "4", f"{htc.gpus_for(3, 0.1)} "
-        f"({4 * htc.efficiency(4, 0.1):.2f}x; 3 give {3 * htc.efficiency(3, 0.1):.2f}x)", CALCULATED,
+        "3.2, lemma 3.1", "GPUs for 3x at 10% overhead", "4", f"{htc_gpus.gpus_for(3, 0.1)} "
+        f"({4 * htc_gpus.efficiency(4, 0.1):.2f}x; 3 give {3 * htc_gpus.efficiency(3, 0.1):.2f}x)", CALCULATED,
     )  # fmt: skip
-    speedups = [gpus * htc.efficiency(gpus, 0.1) for gpus in (2, 4, 8)]
+    speedups = [gpus * htc_gpus.efficiency(gpus, 0.1) for gpus in (2, 4, 8)]
     yield Figure(
         "3.2, Fig. 4", "estimated and actual speedup of four networks", "match, says the text; no numbers",
         f"by the lemma {format_list(speedups, '.2f')} on 2, 4, 8 GPUs, at 10% overhead", UNEXPLAINED,
@@ -133,28 +138,29 @@ _DEFAULT_30, _LAYERWISE_30, _IBATCH_30 = (26, 25, 23, 22), (25, 24, 22, 21), (29
 
 
 def compare_ibatch() -> Iterator[Figure]:
-    calculated = [ibatch.speedup_with_pulls_hidden(30, default) for default in _DEFAULT_30]
+    calculated = [ibatch_speedups.speedup_with_pulls_hidden(30, default) for default in _DEFAULT_30]
     errors = [ours / theirs - 1 for ours, theirs in zip(calculated, _IBATCH_30)]
     yield Figure(
         "Scalability, Fig. 5", "speedup of iBatch on 30 nodes: " + ", ".join(_NETS), format_list(_IBATCH_30, "d"),
         format_list(calculated, ".1f"), PREDICTED, "from the default's speedup alone: " + format_list(errors, "+.1%"),
     )  # fmt: skip
-    starts = [ibatch.start_ups(30, *pair) for pair in zip(_DEFAULT_30, _LAYERWISE_30)]
+    starts = [ibatch_speedups.start_ups(30, *pair) for pair in zip(_DEFAULT_30, _LAYERWISE_30)]
     yield Figure(
         "Scalability, Fig. 5", "speedup of layer by layer on 30 nodes", format_list(_LAYERWISE_30, "d"),
         "the same, with starts of " + format_list(starts, ".2f") + " of a node's step", FITTED,
         f"the text calls it better than the default's {format_list(_DEFAULT_30, 'd')}: its numbers say worse",
     )  # fmt: skip
-    ceilings = [ibatch.ceiling(72, 26, share) for share in (1 / 3, 1.0)]
+    ceilings = [ibatch_speedups.ceiling(72, 26, share) for share in (1 / 3, 1.0)]
     yield Figure(
         "Scalability, Fig. 5", "speedup of iBatch on 72 nodes, VGG19-22K", "45",
         f"at most {ceilings[0]:.1f} (forward pass a third of a step), {ceilings[1]:.1f} (all of it)", UNEXPLAINED,
-        f"45 needs a forward pass of {ibatch.forward_share(72, 26, 45).value:.2f} steps: pulls cannot hide in more "
-        "than there is; congestion that falls when pulls are spread may be the reason",
+        f"45 needs a forward pass of {ibatch_speedups.forward_share(72, 26, 45).value:.2f} steps: pulls cannot hide in "
+        "more than there is; congestion that falls when pulls are spread may be the reason",
     )  # fmt: skip
     yield Figure(
         "Scalability, Fig. 5", "speedup of layer by layer on 72 nodes, VGG19-22K", "32",
-        f"needs a forward pass of {ibatch.forward_share(72, 26, 32).value:.2f} of a step, or more", UNEXPLAINED,
+        f"needs a forward pass of {ibatch_speedups.forward_share(72, 26, 32).value:.2f} of a step, or more",
+        UNEXPLAINED,
     )  # fmt: skip
     yield from _compare_sparse_gradients()
     yield Figure(
@@ -164,12 +170,14 @@ def compare_ibatch() -> Iterator[Figure]:
 
 
 def _compare_sparse_gradients() -> Iterator[Figure]:
-    """The share of pulls on 72 nodes: that of 30 nodes times 72/30, or scaled like VGG19-22K's communication."""
-    vgg_factor = ibatch.communication_share(72, 26) / ibatch.communication_share(30, 22)
+    """Pulls on 72 nodes take their time on 30 nodes times 72/30, or times the growth of VGG19-22K's communication."""
+    vgg_factor = ibatch_speedups.communication_share(72, 26) / ibatch_speedups.communication_share(30, 22)
     speedups = []
     for factor in (72 / 30, vgg_factor):
-        pulls = [factor * ibatch.communication_share(30, _DEFAULT_30[_NETS.index(name)]) / 2 for name in _SPARSE]
-        speedups.append([ibatch.speedup_with_sparse_gradients(72, pull, 1 / 3) for pull in pulls])
+        pulls = [
+            factor * ibatch_speedups.communication_share(30, _DEFAULT_30[_NETS.index(name)]) / 2 for name in _SPARSE
+        ]
+        speedups.append([ibatch_speedups.speedup_with_sparse_gradients(72, pull, 1 / 3) for pull in pulls])
     yield Figure(
         "Scalability, Fig. 6", "speedup of iBatch with sparse gradients on 72 nodes: " + ", ".join(_SPARSE),
         "almost linear, says the text; no numbers",
@@ -186,16 +194,13 @@ def compare_matex() -> Iterator[Figure]:
         fit = matex.fit_ratio(nets)
         yield Figure(
             "IV-B, Fig. 11a", f"speedup on 16 nodes: {', '.join(names)}; {label}",
-            format_list(matex.SPEEDUP_16.values(), "g"),
-            format_list(fit.speedups.values(), ".1f"), FITTED, f"one constant, {fit.ratio:.1f} operations a byte; "
-            f"within "
-            f"{fit.largest_error:.1%}",
+            format_list(matex.SPEEDUP_16.values(), "g"), format_list(fit.speedups.values(), ".1f"), FITTED,
+            f"one constant, {fit.ratio:.1f} operations a byte; within {fit.largest_error:.1%}",
         )  # fmt: skip
     grouped = matex.GROUPED
     errors = matex.leave_one_out(grouped)
     yield Figure(
-        "IV-B, Fig. 11a", "the same, each from the three others", "", format_list(errors.values(), "+.1%"),
-        PREDICTED,
+        "IV-B, Fig. 11a", "the same, each from the three others", "", format_list(errors.values(), "+.1%"), PREDICTED,
         "AlexNet with groups",
     )  # fmt: skip
     alexnet_fit = matex.fit_ratio(grouped, ["AlexNet"])
@@ -203,7 +208,7 @@ def compare_matex() -> Iterator[Figure]:
         "IV-B, Fig. 11a", "the same, three from AlexNet", "",
         format_list([alexnet_fit.error(name) for name in names[1:]], "+.1%"), PREDICTED,
     )  # fmt: skip
-    overheads = [htc.overhead(16, speedup / 16) for speedup in matex.SPEEDUP_16.values()]
+    overheads = [htc_gpus.overhead(16, speedup / 16) for speedup in matex.SPEEDUP_16.values()]
     yield Figure(
         "IV-B", "ResNet-50 scales best, with less work for each byte than GoogLeNet and InceptionV3", "15.3",
         f"{matex.fit_ratio(grouped).speedups['ResNet-50']:.1f}", UNEXPLAINED,
@@ -230,8 +235,16 @@ PAPERS = {
 }
 
 
+def divide_layers(parameters: Sequence[int], servers: int) -> list[float]:
+    """The fraction of all parameters on each server, if layer i is on server i % servers (7.3, Fig. 9 above).
+
+    If the parameters are divided by size, each server has 1 / servers (Fig. 9 below).
+    """
+    return [sum(parameters[server::servers]) / sum(parameters) for server in range(servers)]
+
+
 def _compute_async_gain(workers: int, servers: int, share: float) -> float:
-    """Asynchronous steps (exact) over steps in which all workers transfer at once (4.2.2), for T_t/T of `share`."""
+    """Asynchronous steps a second (exact model) over those with all transfers at once (4.2.2); `share` is T_t / T."""
     synchronous = workers / (1 - share + share * max(1.0, workers / servers))
     return queueing.compute_throughput(workers, servers, 1 - share, share) / synchronous
 
@@ -253,8 +266,8 @@ def _format_range(values: set[float]) -> str:
 
 def _find_peak_batch(gibibytes: float) -> int:
     """The batch size, in steps of 32 rows, with the most rows a second."""
-    found = htc_minibatch.list_batches(htc.ALEXNET, range(32, 512, 32), gibibytes * 2**30)
-    return max(found, key=lambda batch: batch.rows_per_second).rows
+    batches = htc_minibatch.list_batches(htc.ALEXNET, range(32, 512, 32), gibibytes * 2**30)
+    return max(batches, key=lambda batch: batch.rows_per_second).rows
 
 
 def _format_mib(memory: htc.Memory) -> str:

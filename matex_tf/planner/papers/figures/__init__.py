@@ -1,1 +1,0 @@
-"""Compares the numbers of the papers with the numbers of these models."""
