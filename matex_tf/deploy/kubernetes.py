@@ -16,16 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from matex_tf.deploy import following, run_folder
-from matex_tf.deploy.job import (
-    ENDED,
-    FORGOTTEN,
-    Job,
-    JobError,
-    State,
-    UnreachableError,
-    format_count,
-    run_scheduler,
-)
+from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, JobError, State, UnreachableError, format_count, run_scheduler
 from matex_tf.deploy.kubectl import launcher_script, names, states, yaml_text
 from matex_tf.deploy.kubectl import messages as kubectl_words
 from matex_tf.deploy.kubectl.logs import Logs

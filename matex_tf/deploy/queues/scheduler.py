@@ -147,10 +147,7 @@ class Scheduler(abc.ABC):
             before += _HOSTS.format(hosts=self.hosts, slots=asked.ranks_per_node, nodes=asked.nodes, code=os.EX_CONFIG)
             command += ' --hostfile "$run_folder/hosts"'
         after = _AGAIN.format(
-            again=os.EX_TEMPFAIL,
-            submit=self.again.format(script=f"{folder}/{SCRIPT}"),
-            keep=keep,
-            title=self.title,
+            again=os.EX_TEMPFAIL, submit=self.again.format(script=f"{folder}/{SCRIPT}"), keep=keep, title=self.title
         )
         return shell_text.format_script(
             "".join(lines) + self.opening,

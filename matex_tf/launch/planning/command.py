@@ -30,10 +30,7 @@ def make_plan_command(check_target: Callable[[Run], None], command_line: Callabl
 
     @click.command(
         "plan",
-        context_settings={
-            "help_option_names": ["-h", "--help"],
-            "allow_interspersed_args": False,
-        },
+        context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
         short_help="Predict step time, efficiency and memory of SCRIPT.py on absent ranks.",
     )
     @click.option(
