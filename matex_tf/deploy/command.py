@@ -23,7 +23,6 @@ from matex_tf.deploy.options import AnyOptions, Options, merge_options
 from matex_tf.deploy.queues import flux, lsf, pbs
 
 REFUSED, INTERRUPTED = 1, 130
-_HELP = {"help_option_names": ["-h", "--help"]}
 CLUSTERS: dict[str, Any] = {
     "slurm": slurm,
     "pbs": pbs.Pbs(),
@@ -93,7 +92,7 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(
     "submit",
     cls=after_script.SubmitCommand,
-    context_settings={**_HELP, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
     short_help="Queue SCRIPT.py as a job of a cluster, and follow it.",
 )
 @click.option("--slurm", "cluster", flag_value="slurm", help="Submit to Slurm.")
@@ -186,7 +185,7 @@ def _check_names(kind: type[Options], values: dict[str, Any]) -> dict[str, Any]:
 _NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
 
 
-@click.command("follow", context_settings=_HELP, short_help="Follow a job to its end.")
+@click.command("follow", short_help="Follow a job to its end.")
 @_NAMESPACE
 @click.argument("job", metavar="JOB")
 def follow_job(job: str, namespace: str) -> int:
@@ -198,7 +197,7 @@ def follow_job(job: str, namespace: str) -> int:
     return _run_action("follow", lambda: _follow_job(scheduler, found_job), job)
 
 
-@click.command("cancel", context_settings=_HELP, short_help="End a job, or remove it from the queue.")
+@click.command("cancel", short_help="End a job, or remove it from the queue.")
 @_NAMESPACE
 @click.argument("job", metavar="JOB")
 def cancel_job(job: str, namespace: str) -> int:

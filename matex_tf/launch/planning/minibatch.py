@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from matex_tf.planner.papers.htc_minibatch import Batch
+from matex_tf.planner.papers import htc, htc_layers, htc_minibatch
+from matex_tf.planner.papers.htc_minibatch import Batch
 
 ROWS = "32,64,96,...,512"
 
@@ -25,10 +24,6 @@ def show_minibatch(text: str, sizes: Sequence[int], device_bytes: float) -> int:
     Raises:
         click.UsageError: the text describes no network, or no batch size fits in memory.
     """
-    from rich.console import Console
-
-    from matex_tf.planner.papers import htc, htc_layers, htc_minibatch
-
     try:
         network = htc_layers.parse_architecture(text) if text else htc.ALEXNET
         batches = htc_minibatch.list_batches(network, sizes, device_bytes)
@@ -60,8 +55,6 @@ def show_minibatch(text: str, sizes: Sequence[int], device_bytes: float) -> int:
 
 
 def _make_table(batches: Sequence[Batch], best: Batch) -> Table:
-    from rich.table import Table
-
     table = Table("rows", "algorithms", "rows/s, of the best")
     for batch in batches:
         letters = "".join("GF"[algorithm] for algorithm in batch.choice.algorithms)

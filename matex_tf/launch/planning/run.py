@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from matex_tf import settings
-from matex_tf.launch.planning.checks import name_answers
+from matex_tf.launch.planning.checks import name_results
 from matex_tf.launch.planning.kept_links import add_kept_links
 from matex_tf.launch.planning.ranks import Launch, measure_links
 from matex_tf.launch.planning.requests import PlanRequest
@@ -51,10 +51,9 @@ def plan_script(request: PlanRequest, script: Sequence[str], launch: Launch) -> 
     print(report.format_closing(plan, Predictor(plan), request.memory))
     if request.json:
         plan_file.save_plan(plan, request.json)
-        path = Path(request.json)
-        results_path = name_answers(path)
+        results_path = name_results(Path(request.json))
         results_path.write_text(json.dumps(results, indent=1) + "\n")
-        print(f"{path}: what was measured; {results_path}: the table")
+        print(f"{request.json}: what was measured; {results_path}: the table")
     if request.chart:
         Path(request.chart).write_text(report.draw_chart(predictions))
     return 0
