@@ -25,9 +25,9 @@ from matex_tf.deploy.queues import flux, lsf, pbs
 REFUSED, INTERRUPTED = 1, 130
 CLUSTERS: dict[str, Any] = {
     "slurm": slurm,
-    "pbs": pbs.Pbs(),
-    "lsf": lsf.Lsf(),
-    "flux": flux.FluxCore(),
+    "pbs": pbs.PbsScheduler(),
+    "lsf": lsf.LsfScheduler(),
+    "flux": flux.FluxScheduler(),
     "kubernetes": kubernetes,
 }
 """The functions that submit, follow and cancel jobs, for each kind of cluster."""

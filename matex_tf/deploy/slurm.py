@@ -25,6 +25,7 @@ from matex_tf.deploy.job import (
     format_count,
     run_scheduler,
 )
+from matex_tf.deploy.refusals import explain_refusal, list_choices
 from matex_tf.deploy.sbatch import arrays, taken_options
 from matex_tf.deploy.sbatch import messages as slurm_messages
 from matex_tf.deploy.sbatch.job_script import HEAD, Slurm, format_job, list_words, parse_array
@@ -102,7 +103,8 @@ def submit_script(text: str, folder: Path, options: Slurm, **process_options: An
         answer = _ask("sbatch", "--parsable", *words, str(script), **process_options)
         number = answer.stdout.strip().partition(";")[0]  # the name of a cluster may follow
         if answer.returncode or not number.isdigit():
-            raise JobError(slurm_messages.explain_refusal(answer.stderr or answer.stdout))
+            message = slurm_messages.strip_prefixes(answer.stderr or answer.stdout)
+            raise JobError(explain_refusal("sbatch", message, slurm_messages.REFUSALS))
         run_folder.write_note(folder, "slurm", number)
     except BaseException as error:
         # An interrupted or unanswered sbatch may still have queued the job.
@@ -162,7 +164,7 @@ def find_state(job: Job) -> State:
     if tasks and (answer.returncode == 0 or _FORGOTTEN in answer.stderr + answer.stdout):
         return arrays.combine_states(slurm_messages.read_states(answer.stdout), tasks)
     if answer.returncode == 0 and (state := slurm_messages.read_state(answer.stdout)):
-        if state.phase == STUCK and (partitions := slurm_messages.list_available(slurm_messages.LIMITS)):
+        if state.phase == STUCK and (partitions := list_choices(slurm_messages.LIMITS)):
             return replace(state, means=f"{state.means}. Partitions, their nodes, cores and limits are: {partitions}")
         # After a requeue, Slurm counts from the time of the requeue.
         submitted_at = run_folder.find_submit_time(job.folder) if state.starts_again and state.phase == ENDED else None
