@@ -168,7 +168,7 @@ class Scheduler(abc.ABC):
             script.write_text(text, encoding="utf-8", errors="surrogateescape")
             words = self.submit_command if self.reads_standard_input else (*self.submit_command, str(script))
             environment = task_environment.remove_job_variables(os.environ)
-            answer = self._ask(words, text if self.reads_standard_input else None, env=environment)
+            answer = self._ask(words, text if self.reads_standard_input else "", env=environment)
             found = self.number_pattern.search(answer.stdout)
             if answer.returncode or not found:
                 raise JobError(explain_refusal(program, _read_message(answer), self.refusals))
@@ -188,9 +188,9 @@ class Scheduler(abc.ABC):
         """What to do on a machine without the scheduler's commands."""
         return f"Submit from a login node of a cluster with {self.title}, or load its module"
 
-    def _ask(self, words: Sequence[str], given: str | None = None, **where: Any) -> CompletedProcess[str]:
+    def _ask(self, words: Sequence[str], standard_input: str = "", **process_options: Any) -> CompletedProcess[str]:
         """Run a command in its own session: Ctrl-C must not end it, because it may have queued the job already."""
-        return run_scheduler(words, self._advice, given, start_new_session=True, **where)
+        return run_scheduler(words, self._advice, standard_input, start_new_session=True, **process_options)
 
     def find_state(self, job: Job) -> State:
         """The state of the job, or of the last successor job of its run.
