@@ -26,7 +26,6 @@ from matex_tf.deploy.job import (
 ASK_EACH, LOOK_EACH = 5.0, 1.0  # seconds between queries of the scheduler, and between reads of the output
 WAIT_REPORT_SECONDS = 60.0  # seconds in the queue before the wait is reported again; the interval then doubles
 
-
 Write = Callable[[bytes], object]
 
 
@@ -56,25 +55,49 @@ class Text:
         self._target.flush()
 
 
+class LineSplitter:
+    """Splits output into lines. Of an overwritten line, as of a progress bar, only the last version remains.
+
+    From b"10%\\r20%\\r" and b"30%\\ndone" result the line b"30%" and the rest b"done".
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that `chunk` completes."""
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        # The incomplete line keeps only its last version, too: a progress bar without a line end would grow. A carriage
+        # return at its end erases nothing yet.
+        self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+        return [_strip_overwritten(line) for line in lines]
+
+    @property
+    def rest(self) -> bytes:
+        """The incomplete last line."""
+        return _strip_overwritten(self._rest)
+
+
+def _strip_overwritten(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
 class Lines:
-    """The output of a job, for a file. Of an overwritten line, as of a progress bar, the last version is kept."""
+    """The output of a job, for a file: complete lines, as `LineSplitter` has them."""
 
     def __init__(self, target: Target):
         self._target = target
-        self._unfinished = b""
+        self._splitter = LineSplitter()
 
     def write(self, chunk: bytes) -> None:
         """Write all lines that are now complete."""
-        *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
-        for line in lines:
-            self._target.write(_strip_overwritten(line) + b"\n")
-        # An incomplete line also keeps only its last version; otherwise a progress bar without a line end would grow.
-        self._unfinished = _strip_overwritten(self._unfinished) + (b"\r" if self._unfinished.endswith(b"\r") else b"")
+        for line in self._splitter.feed(chunk):
+            self._target.write(line + b"\n")
         self._target.flush()
 
     def close(self) -> None:
         """Write the incomplete last line."""
-        self._target.write(_strip_overwritten(self._unfinished))
+        self._target.write(self._splitter.rest)
         self._target.flush()
 
 
@@ -91,10 +114,6 @@ class Plain:
 
     def close(self) -> None:
         """Nothing is buffered."""
-
-
-def _strip_overwritten(line: bytes) -> bytes:
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def open_stdout() -> Target:
@@ -122,15 +141,17 @@ def follow_job(
         read_more: returns the output since its last call.
         write: receives the output; None: it goes to standard output.
     """
-    stdout = None if write else choose_stdout()
-    write_output = write or (stdout.write if stdout else lambda _: None)
+    close_output: Callable[[], object] = lambda: None  # noqa: E731
+    if write is None:
+        stdout = choose_stdout()
+        write, close_output = stdout.write, stdout.close
     reported_state, reported_wait = "", 0.0
     is_unreachable, next_query_at = False, 0.0
     while True:
-        current: State | None = None
+        state: State | None = None
         if time.monotonic() >= next_query_at:
             try:
-                current = find_state()
+                state = find_state()
                 is_unreachable = False
             except UnreachableError as error:
                 if not is_unreachable:
@@ -139,19 +160,21 @@ def follow_job(
             next_query_at = time.monotonic() + ASK_EACH
         # The output is read after the query: if the job has ended, the output is complete.
         if chunk := read_more():
-            write_output(chunk)
-        waited = (current.seconds or 0.0) if current and current.phase == WAITING else 0.0
-        if current and str(current) != reported_state:
-            reported_state = str(current)
-            if current.phase in (ENDED, FORGOTTEN) and stdout:
-                stdout.close()
-            print_line(f"{job.id} {current}")
-            if current.phase == STUCK:
+            write(chunk)
+        if state is None:
+            time.sleep(LOOK_EACH)
+            continue
+        seconds = state.seconds or 0.0
+        if str(state) != reported_state:
+            if state.phase in (ENDED, FORGOTTEN):
+                close_output()
+            print_line(f"{job.id} {state}")
+            if state.phase == STUCK:
                 print_line(f"{job.id} is still queued (out of the queue: matex cancel {job.id})")
-            reported_wait = current.seconds or 0.0
-        elif current and waited >= max(WAIT_REPORT_SECONDS, 2 * reported_wait):
-            print_line(f"{job.id} has waited for {format_duration(waited)}; {current}")
-            reported_wait = waited
-        if current and current.phase in (ENDED, FORGOTTEN, STUCK):
-            return EXIT_UNKNOWN if current.code is None else current.code
+            reported_state, reported_wait = str(state), seconds
+        elif state.phase == WAITING and seconds >= max(WAIT_REPORT_SECONDS, 2 * reported_wait):
+            print_line(f"{job.id} has waited for {format_duration(seconds)}; {state}")
+            reported_wait = seconds
+        if state.phase in (ENDED, FORGOTTEN, STUCK):
+            return EXIT_UNKNOWN if state.code is None else state.code
         time.sleep(LOOK_EACH)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from matex_tf.deploy import run_folder
-from matex_tf.deploy.following import Lines
+from matex_tf.deploy.following import LineSplitter
 from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, JobError, State, UnreachableError
 from matex_tf.monitor import picture, progress, recording
 
@@ -116,12 +116,11 @@ def _format_ranks(folder: str) -> str:
 
 def _format_lines(folder: str) -> str:
     """The last lines of the run's output."""
-    file = io.BytesIO()
-    lines = Lines(file)
-    lines.write(run_folder.read_tail(folder, _TAIL_BYTES))
-    lines.close()
-    last_lines = file.getvalue().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
-    return _PRE.format(code=html.escape("\n".join(last_lines))) if last_lines else ""
+    splitter = LineSplitter()
+    lines = splitter.feed(run_folder.read_tail(folder, _TAIL_BYTES))
+    lines += [splitter.rest] if splitter.rest else []
+    text = b"\n".join(lines[-_SHOWN_LINES:]).decode(errors="replace")
+    return _PRE.format(code=html.escape(text)) if lines else ""
 
 
 def is_notebook() -> bool:
