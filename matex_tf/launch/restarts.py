@@ -1,7 +1,8 @@
-"""`matex run --restarts`: restart a lost run on the remaining hosts, and report the outcome.
+"""`matex run --restarts`: start mpirun again after a loss, on the hosts that answer, and report the outcome.
 
+One start of mpirun is an attempt. `run_with_restarts` makes attempts until `judge_end` finds no reason for another one.
 docs/reliability.md defines when a run is lost, and docs/adapt.md when a run restarts with another number of ranks.
-`resilience.run_state` saves the state from which a run resumes.
+`resilience.run_state` saves the state from which the next attempt resumes.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matex_tf.adapt import offers
+from matex_tf.deploy.job import format_count
 from matex_tf.launch import process, rank_ends, run_end
 from matex_tf.launch.hosts.changing import Changes
 from matex_tf.launch.hosts.places import Attempt, Places
@@ -27,7 +30,7 @@ from matex_tf.resilience import state_files
 from matex_tf.world.exit_codes import EXIT_REQUEUE, EXIT_STALLED, EXIT_UNPROVED
 from matex_tf.world.mpirun_options import ALLOCATIONS
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a restart
 # The kinds of the end of an attempt. Only LOST and CHANGED lead to another attempt.
 COMPLETED = "completed"  # success, proved by the ranks' records
 OWN_CODE = "own code"  # the script's own exit code: the script would end in the same way again
@@ -79,16 +82,26 @@ def explain_end(code: int) -> str:
     """The reason for the loss of a run, in words."""
     if name := rank_ends.find_signal(code):
         return f"a rank was killed by {name} (exit code {code})"
-    known = {
-        0: "a rank or a host was lost, though mpirun ended with exit code 0",
-        EXIT_STALLED: f"ranks waited too long for others (exit code {EXIT_STALLED})",
-    }
-    return known.get(code, f"a rank or a host was lost (exit code {code})")
+    if code == 0:
+        return "a rank or a host was lost, though mpirun ended with exit code 0"
+    reason = "ranks waited too long for others" if code == EXIT_STALLED else "a rank or a host was lost"
+    return f"{reason} (exit code {code})"
 
 
 def compute_pause(restart: int) -> float:
     """Seconds before restart number `restart`, counted from 1. The pause grows, so that a temporary fault can pass."""
     return min(FIRST_PAUSE * 2 ** (restart - 1), LONGEST_PAUSE)
+
+
+@dataclass(frozen=True)
+class _LastEnd:
+    """The end of the last attempt: its kind, the exit code of mpirun, and the signals that this process received."""
+
+    kind: str
+    code: int
+    received_signals: set[int]
+    losses: list[str]
+    """The reasons for which attempts were lost, this one included."""
 
 
 def run_with_restarts(
@@ -114,33 +127,33 @@ def run_with_restarts(
         print(f"matex: {text}", file=sys.stderr, flush=True)
         report(text)
 
-    losses: list[str] = []
     try:
         with _raise_on_signals():  # between attempts, there is no mpirun to receive the signals
-            kind, code, received_signals = _run_attempts(
-                places, restarts, make_command, shared_folder, state, say, may_choose, losses
-            )
+            end = _run_attempts(places, restarts, make_command, shared_folder, state, say, may_choose)
     except _StopRequest as request:
         if request.number in _INTERRUPTS:
             return _report_interrupt({request.number}, state, say)
         name = signal.Signals(request.number).name
         say(f"{name} before the restart; the same command goes on from {state} (exit code {EXIT_REQUEUE})")
         return EXIT_REQUEUE
-    if kind == INTERRUPTED:
-        return _report_interrupt(received_signals & _INTERRUPTS, state, say)
-    if kind == LOST:
-        return code or EXIT_UNPROVED
-    if kind == COMPLETED:
+    if end.kind == INTERRUPTED:
+        return _report_interrupt(end.received_signals & _INTERRUPTS, state, say)
+    if end.kind == LOST:
+        return end.code or EXIT_UNPROVED
+    if end.kind == COMPLETED:
         _remove_state(state)
-    if kind == STOPPED and code != 0:
+    if end.kind == STOPPED and end.code != 0:
         say(
             f"the run was asked to end, and its ranks have ended (exit code {EXIT_REQUEUE}). "
             f"mpirun's message about an abort or a signal reports this end; "
             f"the same command {_describe_next_run(state)}"
         )
-    if losses:
-        say(f"{_describe_end(kind, code)} after {_count_restarts(len(losses))}: {_list_losses(losses)}")
-    return EXIT_REQUEUE if kind == STOPPED else code or (0 if kind == COMPLETED else EXIT_UNPROVED)
+    if end.losses:
+        restarts_text = format_count(len(end.losses), "restart")
+        say(f"{_describe_end(end.kind, end.code)} after {restarts_text}: {_list_losses(end.losses)}")
+    if end.kind == STOPPED:
+        return EXIT_REQUEUE
+    return 0 if end.kind == COMPLETED else end.code or EXIT_UNPROVED
 
 
 def _run_attempts(
@@ -151,13 +164,9 @@ def _run_attempts(
     state: str,
     say: Callable[[str], None],
     may_choose: bool,
-    losses: list[str],
-) -> tuple[str, int, set[int]]:
-    """Run attempts until no restart is due. Returns the last one's kind of end, mpirun's exit code, and signals.
-
-    `losses` collects the reasons for losses; the other arguments are those of `run_with_restarts`.
-    """
-    attempt = places.first
+) -> _LastEnd:
+    """Run attempts until no restart is due. The arguments are those of `run_with_restarts`; `say` prints a message."""
+    attempt, losses = places.first, list[str]()
     changes = Changes(places, may_choose, say)
     while True:
         received_signals: set[int] = set()
@@ -172,12 +181,11 @@ def _run_attempts(
             kind = judge_end(code, end, offers.has_change(proof_folder), received_signals)
             if places.follows_files:
                 watch.look()  # the ranks may have written the change after the last call
-        if kind == CHANGED and watch.change is None:
+        if kind == CHANGED:
+            if watch.change is not None:  # the ranks left for a change: make it
+                attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
+                continue
             kind = LOST  # the change cannot be read
-        # The ranks left for a change: make it.
-        if kind == CHANGED and watch.change is not None:
-            attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
-            continue
         # The attempt failed before the first step after a change: go back to the attempt before the change.
         if kind in (LOST, OWN_CODE) and (previous := changes.give_up_change(explain_end(code))) is not None:
             attempt = previous
@@ -189,7 +197,7 @@ def _run_attempts(
                 "normally. Training and files are complete: the run is not restarted"
             )
         if kind != LOST:
-            return kind, code, received_signals
+            return _LastEnd(kind, code, received_signals, losses)
         # The attempt is lost: restart it, if a restart is left.
         changes.forget_last()  # a later loss may have another cause
         losses.append(explain_end(code))
@@ -198,10 +206,12 @@ def _run_attempts(
             os.environ["SLURM_OVERLAP"] = "1"
         loss = f"{losses[-1]} after {time.monotonic() - started_at:.0f} s"
         if len(losses) > restarts:
-            outcome = f"; given up after {_count_restarts(restarts)}: {_list_losses(losses)}" if restarts else ""
-            lost_hosts = places.describe_gone()
-            say(f"{loss}{f' ({lost_hosts})' if lost_hosts else ''}{outcome}. The same command goes on from {state}")
-            return kind, code, received_signals
+            if lost_hosts := places.describe_gone():
+                loss += f" ({lost_hosts})"
+            if restarts:
+                loss += f"; given up after {format_count(restarts, 'restart')}: {_list_losses(losses)}"
+            say(f"{loss}. The same command goes on from {state}")
+            return _LastEnd(kind, code, received_signals, losses)
         pause = compute_pause(len(losses))
         say(f"{loss}; restart {len(losses)} of {restarts} in {pause:.0f} s")
         time.sleep(pause)
@@ -235,10 +245,9 @@ def _raise_on_signals() -> Iterator[None]:
     def raise_request(number: int, _frame: Any) -> None:
         raise _StopRequest(number)
 
-    handlers_before = {number: signal.getsignal(number) for number in process.STOP_REQUESTS | _INTERRUPTS}
-    handlers_before = {
-        number: handler for number, handler in handlers_before.items() if handler not in (signal.SIG_IGN, None)
-    }
+    handlers = {number: signal.getsignal(number) for number in process.STOP_REQUESTS | _INTERRUPTS}
+    # Ignored signals, as by nohup, and handlers outside Python remain.
+    handlers_before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     try:
         for number in handlers_before:
             signal.signal(number, raise_request)
@@ -261,9 +270,9 @@ def _make_next_attempt(attempt: Attempt, places: Places, say: Callable[[str], No
     if not answering_hosts or len(answering_hosts) == len(known):
         return places.make_attempt(known, attempt.strategy)
     next_attempt = places.make_attempt(answering_hosts, attempt.strategy)
-    ranks, names = next_attempt.ranks, [host.name for host in answering_hosts]
+    names = [host.name for host in answering_hosts]
     missing = ", ".join(host.name for host in known if host.name not in names)
-    say(f"no answer from {missing}; continuing with {ranks} rank{'' if ranks == 1 else 's'} on {', '.join(names)}")
+    say(f"no answer from {missing}; continuing with {format_count(next_attempt.ranks, 'rank')} on {', '.join(names)}")
     return next_attempt
 
 
@@ -271,10 +280,6 @@ def _describe_end(kind: str, code: int) -> str:
     if kind == COMPLETED:
         return "ended well"
     return f"asked to end (exit code {EXIT_REQUEUE})" if kind == STOPPED else f"ended with exit code {code}"
-
-
-def _count_restarts(number: int) -> str:
-    return f"{number} restart" + ("" if number == 1 else "s")
 
 
 def _list_losses(losses: Sequence[str]) -> str:
