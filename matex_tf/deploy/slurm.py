@@ -43,11 +43,7 @@ def check_commands() -> None:
 
 
 def submit_job(options: Slurm, target: Sequence[str]) -> Job:
-    """Queue a job that runs `target`.
-
-    Raises:
-        JobError: Slurm refused the job; no job and no folder remain.
-    """
+    """Queue a job that runs `target`. Raises JobError if Slurm refused the job; no job and no folder remain."""
     check_dependency(options.dependency)
     tell_unread_lines(target[0])
     if options.leaves_cores_to_slurm:

@@ -69,11 +69,7 @@ def _check_files(values: dict[str, Any], script: Sequence[str]) -> None:
 
 
 def check_request(request: PlanRequest) -> None:
-    """Check the request as a whole.
-
-    Raises:
-        click.UsageError: the request is impossible.
-    """
+    """Check the request as a whole. Raises click.UsageError if the request is impossible."""
     if request.batches and request.scaling == "weak":
         raise click.UsageError(
             "--batch needs slices of several sizes, and with weak scaling all have as many rows as the script's batch"
@@ -117,11 +113,7 @@ def check_hosts(hosts: Sequence[str], launch: Launch) -> None:
 
 
 def check_runs(plan: Plan, ranks: Collection[int], hosts: Sequence[str], launch: Launch) -> None:
-    """Check that --check has an mpirun and enough hosts.
-
-    Raises:
-        click.ClickException: the ranks cannot be started.
-    """
+    """Check that --check has an mpirun and enough hosts. Raises click.ClickException if the ranks cannot be started."""
     max_ranks = max(ranks)
     needed = ceil(max_ranks / plan.ranks_per_host)
     check_names(hosts, needed, f"{max_ranks} ranks, {plan.ranks_per_host} on each, need so many")

@@ -104,11 +104,7 @@ def rescale_batch(plan: Plan, rows: int) -> Plan:
 
 
 def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) -> Plan:
-    """Measure everything, and return it as a plan.
-
-    Raises:
-        phantoms.NotMeasured: the script cannot be measured.
-    """
+    """Measure everything, and return it as a plan. Raises phantoms.NotMeasured if the script cannot be measured."""
     sizes = Sizes(script, request)
     sizes.measure_all()
     links = measure_links(request.ranks_per_host, request.hosts, launch)
@@ -120,11 +116,7 @@ def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) ->
 
 
 def make_plan(request: PlanRequest, sizes: Sizes, links: tuple[LinkMeasurement, ...]) -> Plan:
-    """Make the plan from the measurements.
-
-    Raises:
-        phantoms.NotMeasured: too few sizes reduce the same tensors.
-    """
+    """Make the plan from the measurements. Raises phantoms.NotMeasured if too few sizes reduce the same tensors."""
     typical = sizes.leave_out_unlike()
     first, ranks = typical.steps, typical.size.ranks
     by_ranks = [result for _, result in sorted(sizes.measurements.items())]

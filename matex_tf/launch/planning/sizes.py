@@ -102,10 +102,7 @@ class Sizes:
     def leave_out_unlike(self) -> Measurement:
         """Remove sizes that reduce other tensors than most full hosts do, except the script alone.
 
-        Returns a remaining measurement of a full host.
-
-        Raises:
-            NotMeasured: fewer than two sizes remain.
+        Returns a remaining measurement of a full host. Raises NotMeasured if fewer than two sizes remain.
         """
         of_full_hosts = [
             result for (_, copies), result in sorted(self.measurements.items()) if copies == self.request.copies
