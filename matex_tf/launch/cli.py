@@ -281,7 +281,7 @@ def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
             may_choose=not run.strategy,
         )
     with process.make_proof_folder(shared_folder) as proof_folder:
-        return process.run_to_end(make_command_line(run), proof_folder, places.describe_gone)
+        return process.run_to_end(make_command_line(run), proof_folder, places.describe_lost_hosts)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -206,7 +206,7 @@ def _run_attempts(
             os.environ["SLURM_OVERLAP"] = "1"
         loss = f"{losses[-1]} after {time.monotonic() - started_at:.0f} s"
         if len(losses) > restarts:
-            if lost_hosts := places.describe_gone():
+            if lost_hosts := places.describe_lost_hosts():
                 loss += f" ({lost_hosts})"
             if restarts:
                 loss += f"; given up after {format_count(restarts, 'restart')}: {_list_losses(losses)}"

@@ -96,17 +96,13 @@ class Watch:
         usable = self._list_usable()
         ranks = self._places.make_attempt(usable).ranks if usable else self._attempt.ranks
         slots = {host.name: host.slots for host in self._listed}
-        reduced = [
-            host for host in self._attempt.hosts if self._places.count_used(host) > slots.get(host.name, 0)
-        ]  # the run uses more slots of these hosts than are still listed, so it must leave
+        # The run must leave these hosts, because it uses more of their slots than are still listed.
+        reduced = [host for host in self._attempt.hosts if self._places.count_used(host) > slots.get(host.name, 0)]
         if reduced and len(usable) < len(self._listed) and now - self._listed_since < answering.SECONDS:
             return  # wait for all new hosts, so that the ranks leave only once
-        must = ""
-        if reduced and usable:
-            must = ", ".join(
-                f"{host.name} has {slots.get(host.name, 0)} of {host.slots} places left" for host in reduced
-            )
-        offer = replace(self._changes.offer, ranks=ranks, restart_seconds=self.seconds, reason_to_leave=must)
+        reasons = [f"{host.name} has {slots.get(host.name, 0)} of {host.slots} slots left" for host in reduced]
+        reason = ", ".join(reasons) if usable else ""
+        offer = replace(self._changes.offer, ranks=ranks, restart_seconds=self.seconds, reason_to_leave=reason)
         if offer != self._offer:
             self._offer = offer
             offers.write_offer(offer, self._folder)
@@ -122,7 +118,7 @@ class Watch:
                 self._answered.add(host.name)
             if child is not None and child.poll() is None and now - started_at > answering.SECONDS:
                 answering.end_children([child])
-            is_pending = now - started_at < QUERY_INTERVAL or (child is not None and child.poll() is None)
-            if host.name not in self._answered and not is_pending:
+            is_running = child is not None and child.poll() is None
+            if host.name not in self._answered and not is_running and now - started_at >= QUERY_INTERVAL:
                 queries = answering.ask_hosts([host], self._places.mpirun.path, self._places.first.options)
                 self._queries[host.name] = queries[host.name], now
