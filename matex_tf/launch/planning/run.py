@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from matex_tf import settings
 from matex_tf.launch.planning.checks import name_results
@@ -59,13 +60,19 @@ def plan_script(request: PlanRequest, script: Sequence[str], launch: Launch) -> 
     return 0
 
 
+def _print_table(table: Table) -> None:
+    """Print a table as wide as the terminal; without a terminal, 160 columns wide."""
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
 def _show_predictions(request: PlanRequest, plan: Plan) -> tuple[list[Prediction], Choice]:
+    """Print and return the predictions for the requested ranks, and the choice among them."""
     predictor = Predictor(plan)
     predictions = [predictor.predict_step(ranks) for ranks in request.ranks]
     choice = choose_ranks(
         predictor, predictions, request.target, request.deadline, request.epochs * plan.epoch_steps, request.memory
     )
-    Console(width=None if sys.stdout.isatty() else 160).print(report.format_table(plan, predictions))
+    _print_table(report.format_table(plan, predictions))
     print(choice.reason)
     return predictions, choice
 
@@ -84,7 +91,7 @@ def _show_strategies(request: PlanRequest, plan: Plan, choice: Choice) -> list[d
             shown_ranks = next(fitting, rank_counts[0])
         prices, refused = priced[shown_ranks]
         print(f"\nstrategies on {shown_ranks} ranks (docs/strategies.md):")
-        Console(width=None if sys.stdout.isatty() else 160).print(report.format_strategies(prices))
+        _print_table(report.format_strategies(prices))
         for refusal in refused:
             print(f"not {refusal.strategy}: {refusal.why}")
         print(f"recommended: {strategies.choose_strategy(prices, request.memory)[1]}\n")
