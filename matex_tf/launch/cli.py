@@ -288,7 +288,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command with the words of the command line. Returns the exit code."""
     words = list(sys.argv[1:] if words is None else words)
     try:
-        process.hear_children()
+        process.reset_child_signal()
         with matex.make_context("matex", words) as context:
             return matex.invoke(context)
     except click.exceptions.Exit as exit_request:  # after the help or the version

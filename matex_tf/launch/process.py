@@ -1,7 +1,8 @@
 """Run mpirun for `matex run` as a shell would: mpirun owns the output and the terminal, and receives all signals.
 
-`run_to_end` is a run without restarts; `launch.restarts` calls `wait_for_ranks` for each start. mpirun's exit code 0
-alone does not prove success: the ranks leave records in a proof folder, from which `run_end` tells how the run ended.
+`run_to_end` is a run without restarts; `launch.restarts` calls `wait_for_ranks` for each start. Both call
+`wait_for_command`, which starts mpirun and passes signals on. mpirun's exit code 0 alone does not prove success: the
+ranks leave records in a proof folder, from which `run_end` tells how the run ended.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def make_proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
             shared_memory.remove_files(folder, even_used=True)  # left only if mpirun was killed
 
 
-def hear_children() -> None:
+def reset_child_signal() -> None:
     """Reset the handling of SIGCHLD: a daemon may have started this process with the signal ignored."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
