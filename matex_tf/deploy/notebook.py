@@ -67,10 +67,12 @@ def _draw_curves(folder: str) -> str:
         for name, value in epoch.logs.items():
             if math.isfinite(value):
                 curves.setdefault(name, []).append((number, value))
-    names = [name for name in curves if name.removeprefix("val_") not in curves or not name.startswith("val_")]
-    pairs = ([metric for metric in (name, f"val_{name}") if metric in curves] for name in names)
-    charts = (_draw_curve({metric: curves[metric] for metric in pair}) for pair in pairs)
-    return f"<div>{''.join(charts)}</div>" if names else ""
+    charts = []
+    for name in curves:
+        if name.startswith("val_") and name.removeprefix("val_") in curves:
+            continue  # in the chart of its metric
+        charts.append(_draw_curve({metric: curves[metric] for metric in (name, f"val_{name}") if metric in curves}))
+    return f"<div>{''.join(charts)}</div>" if charts else ""
 
 
 def _draw_curve(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
