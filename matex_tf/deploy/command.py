@@ -146,7 +146,7 @@ def submit_script(
     if dry_run:
         has_folder = scheduler is not kubernetes
         name = str(run_folder.propose_folder(options.name)) if has_folder else names.make_name(options.name)
-        following.open_stdout().write(scheduler.format_job(options, target, name).encode(errors="surrogateescape"))
+        following.Output().write_bytes(scheduler.format_job(options, target, name).encode(errors="surrogateescape"))
         return 0
     if scheduler is not kubernetes and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")

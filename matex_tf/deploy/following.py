@@ -9,7 +9,6 @@ import codecs
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
 
 from matex_tf.deploy.job import (
     ENDED,
@@ -25,34 +24,6 @@ from matex_tf.deploy.job import (
 
 ASK_EACH, LOOK_EACH = 5.0, 1.0  # seconds between queries of the scheduler, and between reads of the output
 WAIT_REPORT_SECONDS = 60.0  # seconds in the queue before the wait is reported again; the interval then doubles
-
-Write = Callable[[bytes], object]
-
-
-class Target(Protocol):
-    """A stream that takes bytes."""
-
-    def write(self, chunk: bytes, /) -> object:
-        """Write the bytes."""
-
-    def flush(self) -> None:
-        """Flush the stream."""
-
-
-class Text:
-    """Writes bytes to a text-only stream, such as a notebook's. A character may be split between two calls."""
-
-    def __init__(self, target: TextIO):
-        self._target = target
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def write(self, chunk: bytes, /) -> None:
-        """Decode and write the bytes."""
-        self._target.write(self._decoder.decode(chunk))
-
-    def flush(self) -> None:
-        """Flush the stream."""
-        self._target.flush()
 
 
 class LineSplitter:
@@ -82,48 +53,35 @@ def _strip_overwritten(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-class Lines:
-    """The output of a job, for a file: complete lines, as `LineSplitter` has them."""
+class Output:
+    """The standard output of this process, for the output of a job.
 
-    def __init__(self, target: Target):
-        self._target = target
-        self._splitter = LineSplitter()
+    A terminal gets all bytes. A file or a notebook gets lines, as `LineSplitter` has them.
+    """
+
+    def __init__(self) -> None:
+        self._stdout = sys.stdout
+        self._splitter = None if sys.stdout.isatty() else LineSplitter()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, chunk: bytes) -> None:
-        """Write all lines that are now complete."""
-        for line in self._splitter.feed(chunk):
-            self._target.write(line + b"\n")
-        self._target.flush()
+        """Write output of the job."""
+        if self._splitter is not None:
+            chunk = b"".join(line + b"\n" for line in self._splitter.feed(chunk))
+        self.write_bytes(chunk)
+
+    def write_bytes(self, chunk: bytes) -> None:
+        """Write bytes unchanged; the stream of a notebook takes only text."""
+        if (binary_stream := getattr(self._stdout, "buffer", None)) is not None:
+            binary_stream.write(chunk)
+        else:
+            self._stdout.write(self._decoder.decode(chunk))
+        self._stdout.flush()
 
     def close(self) -> None:
         """Write the incomplete last line."""
-        self._target.write(self._splitter.rest)
-        self._target.flush()
-
-
-class Plain:
-    """The output of a job, for a terminal: unchanged."""
-
-    def __init__(self, target: Target):
-        self._target = target
-
-    def write(self, chunk: bytes) -> None:
-        """Write and flush the bytes."""
-        self._target.write(chunk)
-        self._target.flush()
-
-    def close(self) -> None:
-        """Nothing is buffered."""
-
-
-def open_stdout() -> Target:
-    """The standard output of this process as a byte stream, even if `sys.stdout` was replaced by a text stream."""
-    return getattr(sys.stdout, "buffer", None) or Text(sys.stdout)
-
-
-def choose_stdout() -> Lines | Plain:
-    """The standard output of this process, wrapped for the output of a job."""
-    return (Plain if sys.stdout.isatty() else Lines)(open_stdout())
+        if self._splitter is not None:
+            self.write_bytes(self._splitter.rest)
 
 
 def print_line(text: str) -> None:
@@ -132,19 +90,16 @@ def print_line(text: str) -> None:
 
 
 def follow_job(
-    job: Job, find_state: Callable[[], State], read_more: Callable[[], bytes], write: Write | None = None
+    job: Job, find_state: Callable[[], State], read_more: Callable[[], bytes], shows_output: bool = True
 ) -> int:
     """Follow the job until it has ended or cannot start. Returns its exit code.
 
     Args:
         find_state: returns the state of the job. If it raises UnreachableError, it is called again later.
         read_more: returns the output since its last call.
-        write: receives the output; None: it goes to standard output.
+        shows_output: the output goes to standard output; otherwise it is discarded.
     """
-    close_output: Callable[[], object] = lambda: None  # noqa: E731
-    if write is None:
-        stdout = choose_stdout()
-        write, close_output = stdout.write, stdout.close
+    output = Output() if shows_output else None
     reported_state, reported_wait = "", 0.0
     is_unreachable, next_query_at = False, 0.0
     while True:
@@ -159,15 +114,15 @@ def follow_job(
                 is_unreachable = True
             next_query_at = time.monotonic() + ASK_EACH
         # The output is read after the query: if the job has ended, the output is complete.
-        if chunk := read_more():
-            write(chunk)
+        if (chunk := read_more()) and output is not None:
+            output.write(chunk)
         if state is None:
             time.sleep(LOOK_EACH)
             continue
         seconds = state.seconds or 0.0
         if str(state) != reported_state:
-            if state.phase in (ENDED, FORGOTTEN):
-                close_output()
+            if state.phase in (ENDED, FORGOTTEN) and output is not None:
+                output.close()
             print_line(f"{job.id} {state}")
             if state.phase == STUCK:
                 print_line(f"{job.id} is still queued (out of the queue: matex cancel {job.id})")

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from subprocess import CompletedProcess
 from typing import Any
@@ -242,7 +242,7 @@ def _describe_unknown(job: Job) -> str:
     return f"is not known to Kubernetes{namespace_text}, or no longer"
 
 
-def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
+def follow_job(job: Job, shows_output: bool = True) -> int:
     """Copy the launchers' output until the job ends. Returns its exit code."""
     with Logs(job.namespace) as logs:
 
@@ -254,7 +254,7 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
             logs.last = state.phase in (ENDED, FORGOTTEN)
             return state
 
-        return following.follow_job(job, look_at_job, logs.read_more, write)
+        return following.follow_job(job, look_at_job, logs.read_more, shows_output)
 
 
 def _stop_launching(job: Job, name: str) -> None:

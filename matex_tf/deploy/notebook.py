@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -18,6 +18,9 @@ from matex_tf.deploy import run_folder
 from matex_tf.deploy.following import LineSplitter
 from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, JobError, State, UnreachableError
 from matex_tf.monitor import picture, progress, recording
+
+if TYPE_CHECKING:
+    from matex_tf.deploy.python import LaunchedRun
 
 THREAD = "matex_tf: picture of a run"
 UPDATE_INTERVAL = 2.0  # seconds between two updates
@@ -29,20 +32,7 @@ _PRE = (
 )
 
 
-class Shown(Protocol):
-    """The attributes of a run that the display uses."""
-
-    folder: str
-
-    @property
-    def id(self) -> str:
-        """The id of the run."""
-
-    def now(self) -> State:
-        """The state of the run."""
-
-
-def format_page(run: Shown, state: State) -> str:
+def format_page(run: LaunchedRun, state: State) -> str:
     """The display as HTML, in the colours of the surrounding page."""
     folder_text = f", {run.folder}" if run.folder else ""
     parts = [f"<div><b>{html.escape(run.id)}</b> {html.escape(str(state))}{html.escape(folder_text)}</div>"]
@@ -132,7 +122,7 @@ def is_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def show_run(run: Shown, display: Callable[..., Any]) -> threading.Thread:
+def show_run(run: LaunchedRun, display: Callable[..., Any]) -> threading.Thread:
     """Display a run with IPython's `display`, and update the display until the run has ended.
 
     The cell finishes at once. The returned thread updates the cell's output, and ends with the run.

@@ -57,9 +57,9 @@ class Here:
             return State(RUNNING, "RUNNING here")
         return State(ENDED, "ENDED", code=code if code >= 0 else 128 - code)
 
-    def follow_job(self, job: Job, write: Callable[[bytes], object] | None = None) -> int:
+    def follow_job(self, job: Job, shows_output: bool = True) -> int:
         """Copy the output until the run ends. Returns its exit code."""
-        return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), write)
+        return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), shows_output)
 
     def cancel_job(self, job: Job) -> None:
         """End the run."""
@@ -118,7 +118,7 @@ class LaunchedRun:
 
     def wait(self) -> int:
         """Wait until the run has ended, and print only changes of its state. Returns its exit code."""
-        code: int = self._scheduler.follow_job(self._job, lambda _: None)
+        code: int = self._scheduler.follow_job(self._job, shows_output=False)
         return code
 
     def cancel(self) -> None:

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -191,7 +191,7 @@ def _find_ended_state(job: Job) -> State:
     return State(FORGOTTEN, "is not known to Slurm, or no longer; its end is unknown")
 
 
-def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
+def follow_job(job: Job, shows_output: bool = True) -> int:
     """Copy the job's output until the job ends. Returns its exit code."""
     path, last_words = Path(job.folder, "output"), ""
 
@@ -203,7 +203,7 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
 
     tasks = arrays.list_folders(job.folder)
     reader = arrays.make_reader(tasks) if tasks else run_folder.make_reader(job.folder)
-    code = following.follow_job(job, look_at_job, reader, write)
+    code = following.follow_job(job, look_at_job, reader, shows_output)
     if last_words == "FAILED" and job.folder and not path.is_file():
         following.print_line(
             f"{job.id} has no output: {path.absolute()} does not exist. Does the node on which it started see that "

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -217,9 +217,9 @@ class Scheduler(abc.ABC):
                 raise UnreachableError(f"{command[0]}: {lines[-1]}")
         return _add_exit_code(job, State(FORGOTTEN, f"is not known to {self.title}, or no longer; its end is unknown"))
 
-    def follow_job(self, job: Job, write: Callable[[bytes], object] | None = None) -> int:
+    def follow_job(self, job: Job, shows_output: bool = True) -> int:
         """Copy the output until the job and its successors have ended. Returns the exit code."""
-        return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), write)
+        return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), shows_output)
 
     def find_newest(self, job: Job) -> Job:
         """The newest job of the run, as its folder notes it."""
