@@ -269,17 +269,13 @@ def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
     run = run_options.settle_strategy(run, os.environ) if is_resumable else run
     places = Places(Attempt(run.ranks, run.options), find_mpirun(), follows_files=run.adapt == "ranks")
     if is_resumable:
-        return restarts.run_with_restarts(
-            places,
-            run.restarts,
-            lambda attempt: make_command_line(
+        return restarts.RestartedRun(
+            places=places, restarts=run.restarts, shared_folder=shared_folder, report=report, may_choose=not run.strategy,
+            state=os.environ.get("MATEX_STATE") or restarts.name_state_folder(run.target),
+            make_command=lambda attempt: make_command_line(
                 run_options.change_ranks(run, attempt.ranks, attempt.options, attempt.strategy)
             ),
-            shared_folder,
-            os.environ.get("MATEX_STATE") or restarts.name_state_folder(run.target),
-            report,
-            may_choose=not run.strategy,
-        )
+        ).run()  # fmt: skip
     with process.make_proof_folder(shared_folder) as proof_folder:
         return process.run_to_end(make_command_line(run), proof_folder, places.describe_lost_hosts)
 

@@ -1,6 +1,6 @@
 """`matex run --restarts`: start mpirun again after a loss, on the hosts that answer, and report the outcome.
 
-One start of mpirun is an attempt. `run_with_restarts` makes attempts until `judge_end` finds no reason for another one.
+One start of mpirun is an attempt. `RestartedRun` makes attempts until `judge_end` finds no reason for another one.
 docs/reliability.md defines when a run is lost, and docs/adapt.md when a run restarts with another number of ranks.
 `resilience.run_state` saves the state from which the next attempt resumes.
 """
@@ -93,141 +93,145 @@ def compute_pause(restart: int) -> float:
     return min(FIRST_PAUSE * 2 ** (restart - 1), LONGEST_PAUSE)
 
 
-@dataclass(frozen=True)
-class _LastEnd:
-    """The end of the last attempt: its kind, the exit code of mpirun, and the signals that this process received."""
+@dataclass
+class RestartedRun:
+    """A run with at most `restarts` restarts after losses. `run` returns once no restart is due."""
 
-    kind: str
-    code: int
-    received_signals: set[int]
-    losses: list[str]
-    """The reasons for which attempts were lost, this one included."""
+    places: Places
+    """The hosts, and whether the ranks may change them."""
+    restarts: int
+    make_command: Callable[[Attempt], Sequence[str]]
+    """Makes the command line of an attempt."""
+    shared_folder: str | os.PathLike | None
+    """A folder that all hosts see; None if all ranks run on this host."""
+    state: str
+    """The folder with the state of the run."""
+    report: Callable[[str], None] = lambda text: None
+    """Receives each message for the user, which is also printed."""
+    may_choose: bool = False
+    """The ranks may choose their strategy."""
 
+    def __post_init__(self) -> None:
+        self._losses: list[str] = []  # the reasons for which attempts were lost
+        self._received_signals: set[int] = set()  # by this process, during the last attempt
 
-def run_with_restarts(
-    places: Places,
-    restarts: int,
-    make_command: Callable[[Attempt], Sequence[str]],
-    shared_folder: str | os.PathLike | None,
-    state: str,
-    report: Callable[[str], None] = lambda text: None,
-    may_choose: bool = False,
-) -> int:
-    """Run `make_command(attempt)` until no restart is due, with at most `restarts` restarts. Returns the exit code.
-
-    Args:
-        places: the hosts, and whether the ranks may change them.
-        shared_folder: a folder that all hosts see; None if all ranks run on this host.
-        state: the folder with the state of the run.
-        report: receives each message for the user, which is also printed.
-        may_choose: the ranks may choose their strategy.
-    """
-
-    def say(text: str) -> None:
-        print(f"matex: {text}", file=sys.stderr, flush=True)
-        report(text)
-
-    try:
-        with _raise_on_signals():  # between attempts, there is no mpirun to receive the signals
-            end = _run_attempts(places, restarts, make_command, shared_folder, state, say, may_choose)
-    except _StopRequest as request:
-        if request.number in _INTERRUPTS:
-            return _report_interrupt({request.number}, state, say)
-        name = signal.Signals(request.number).name
-        say(f"{name} before the restart; the same command goes on from {state} (exit code {EXIT_REQUEUE})")
-        return EXIT_REQUEUE
-    if end.kind == INTERRUPTED:
-        return _report_interrupt(end.received_signals & _INTERRUPTS, state, say)
-    if end.kind == LOST:
-        return end.code or EXIT_UNPROVED
-    if end.kind == COMPLETED:
-        _remove_state(state)
-    if end.kind == STOPPED and end.code != 0:
-        say(
-            f"the run was asked to end, and its ranks have ended (exit code {EXIT_REQUEUE}). "
-            f"mpirun's message about an abort or a signal reports this end; "
-            f"the same command {_describe_next_run(state)}"
-        )
-    if end.losses:
-        restarts_text = format_count(len(end.losses), "restart")
-        say(f"{_describe_end(end.kind, end.code)} after {restarts_text}: {_list_losses(end.losses)}")
-    if end.kind == STOPPED:
-        return EXIT_REQUEUE
-    return 0 if end.kind == COMPLETED else end.code or EXIT_UNPROVED
-
-
-def _run_attempts(
-    places: Places,
-    restarts: int,
-    make_command: Callable[[Attempt], Sequence[str]],
-    shared_folder: str | os.PathLike | None,
-    state: str,
-    say: Callable[[str], None],
-    may_choose: bool,
-) -> _LastEnd:
-    """Run attempts until no restart is due. The arguments are those of `run_with_restarts`; `say` prints a message."""
-    attempt, losses = places.first, list[str]()
-    changes = Changes(places, may_choose, say)
-    while True:
-        received_signals: set[int] = set()
-        started_at = time.monotonic()
-        with (
-            process.make_proof_folder(shared_folder) as proof_folder,
-            Watch(places, attempt, proof_folder, changes, say) as watch,
-        ):
-            poll = watch.look if places.follows_files else None
-            code = process.wait_for_ranks(make_command(attempt), proof_folder, received_signals, _REPLACEMENTS, poll)
-            end = run_end.read_end(proof_folder)
-            kind = judge_end(code, end, offers.has_change(proof_folder), received_signals)
-            if places.follows_files:
-                watch.look()  # the ranks may have written the change after the last call
-        if kind == CHANGED:
-            if watch.change is not None:  # the ranks left for a change: make it
-                attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
-                continue
-            kind = LOST  # the change cannot be read
-        # The attempt failed before the first step after a change: go back to the attempt before the change.
-        if kind in (LOST, OWN_CODE) and (previous := changes.give_up_change(explain_end(code))) is not None:
-            attempt = previous
-            continue
-        # No restart is due.
-        if kind == OWN_CODE and code > 128 and end.has_ended:
-            say(
-                f"{explain_end(code)} after all ranks had reached the end of the script, and the first rank had exited "
-                "normally. Training and files are complete: the run is not restarted"
+    def run(self) -> int:
+        """Run attempts until no restart is due. Returns the exit code."""
+        try:
+            with _raise_on_signals():  # between attempts, there is no mpirun to receive the signals
+                kind, code = self._run_attempts()
+        except _StopRequest as request:
+            if request.number in _INTERRUPTS:
+                return self._report_interrupt({request.number})
+            name = signal.Signals(request.number).name
+            next_run = f"the same command goes on from {self.state} (exit code {EXIT_REQUEUE})"
+            self._say(f"{name} before the restart; {next_run}")
+            return EXIT_REQUEUE
+        if kind == INTERRUPTED:
+            return self._report_interrupt(self._received_signals & _INTERRUPTS)
+        if kind == LOST:
+            return code or EXIT_UNPROVED
+        if kind == COMPLETED:
+            _remove_state(self.state)
+        if kind == STOPPED and code != 0:
+            self._say(
+                f"the run was asked to end, and its ranks have ended (exit code {EXIT_REQUEUE}). mpirun's message "
+                f"about an abort or a signal reports this end; the same command {self._describe_next_run()}"
             )
-        if kind != LOST:
-            return _LastEnd(kind, code, received_signals, losses)
-        # The attempt is lost: restart it, if a restart is left.
-        changes.forget_last()  # a later loss may have another cause
-        losses.append(explain_end(code))
-        if "SLURM_JOB_ID" in os.environ:
-            # A Slurm step that lost a host keeps its cores until Slurm notices, which may take minutes.
-            os.environ["SLURM_OVERLAP"] = "1"
-        loss = f"{losses[-1]} after {time.monotonic() - started_at:.0f} s"
-        if len(losses) > restarts:
-            if lost_hosts := places.describe_lost_hosts():
-                loss += f" ({lost_hosts})"
-            if restarts:
-                loss += f"; given up after {format_count(restarts, 'restart')}: {_list_losses(losses)}"
-            say(f"{loss}. The same command goes on from {state}")
-            return _LastEnd(kind, code, received_signals, losses)
-        pause = compute_pause(len(losses))
-        say(f"{loss}; restart {len(losses)} of {restarts} in {pause:.0f} s")
-        time.sleep(pause)
-        attempt = _make_next_attempt(attempt, places, say)
+        if self._losses:
+            restarts_text = format_count(len(self._losses), "restart")
+            self._say(f"{_describe_end(kind, code)} after {restarts_text}: {_list_losses(self._losses)}")
+        if kind == STOPPED:
+            return EXIT_REQUEUE
+        return 0 if kind == COMPLETED else code or EXIT_UNPROVED
 
+    def _say(self, text: str) -> None:
+        print(f"matex: {text}", file=sys.stderr, flush=True)
+        self.report(text)
 
-def _report_interrupt(signals: set[int], state: str, say: Callable[[str], None]) -> int:
-    """Report an interrupt by a person. Its exit code is not 75, for which a batch system would requeue the run."""
-    code, name = process.compute_signal_exit_code(signals), signal.Signals(min(signals)).name
-    say(f"interrupted by {name} (exit code {code}); the same command {_describe_next_run(state)}")
-    return code
+    def _run_attempts(self) -> tuple[str, int]:
+        """Run attempts until no restart is due. Returns the kind of the last end, and mpirun's exit code."""
+        attempt, places = self.places.first, self.places
+        changes = Changes(places, self.may_choose, self._say)
+        while True:
+            self._received_signals = set()
+            started_at = time.monotonic()
+            with (
+                process.make_proof_folder(self.shared_folder) as proof_folder,
+                Watch(places, attempt, proof_folder, changes, self._say) as watch,
+            ):
+                poll = watch.look if places.follows_files else None
+                command = self.make_command(attempt)
+                code = process.wait_for_ranks(command, proof_folder, self._received_signals, _REPLACEMENTS, poll)
+                end = run_end.read_end(proof_folder)
+                kind = judge_end(code, end, offers.has_change(proof_folder), self._received_signals)
+                if places.follows_files:
+                    watch.look()  # the ranks may have written the change after the last call
+            if kind == CHANGED:
+                if watch.change is not None:  # the ranks left for a change: make it
+                    attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
+                    continue
+                kind = LOST  # the change cannot be read
+            # The attempt failed before the first step after a change: go back to the attempt before the change.
+            if kind in (LOST, OWN_CODE) and (previous := changes.give_up_change(explain_end(code))) is not None:
+                attempt = previous
+                continue
+            if kind == OWN_CODE and code > 128 and end.has_ended:
+                self._say(
+                    f"{explain_end(code)} after all ranks had reached the end of the script, and the first rank had "
+                    "exited normally. Training and files are complete: the run is not restarted"
+                )
+            if kind != LOST:
+                return kind, code
+            changes.forget_last()  # a later loss may have another cause
+            self._losses.append(explain_end(code))
+            if "SLURM_JOB_ID" in os.environ:
+                # A Slurm step that lost a host keeps its cores until Slurm notices, which may take minutes.
+                os.environ["SLURM_OVERLAP"] = "1"
+            loss = f"{self._losses[-1]} after {time.monotonic() - started_at:.0f} s"
+            if len(self._losses) > self.restarts:
+                if lost_hosts := places.describe_lost_hosts():
+                    loss += f" ({lost_hosts})"
+                if self.restarts:
+                    restarts_text = format_count(self.restarts, "restart")
+                    loss += f"; given up after {restarts_text}: {_list_losses(self._losses)}"
+                self._say(f"{loss}. The same command goes on from {self.state}")
+                return kind, code
+            pause = compute_pause(len(self._losses))
+            self._say(f"{loss}; restart {len(self._losses)} of {self.restarts} in {pause:.0f} s")
+            time.sleep(pause)
+            attempt = self._make_next_attempt(attempt)
 
+    def _make_next_attempt(self, attempt: Attempt) -> Attempt:
+        """The attempt after the loss of `attempt`, on the hosts that answer."""
+        places = self.places
+        try:
+            known = places.read_hosts()
+        except (OSError, ValueError) as error:
+            self._say(f"--adapt: the list of hosts is unchanged: {error}")
+            known = places.known
+        if len(known) < 2:
+            return places.make_attempt(known, attempt.strategy) if places.follows_files else attempt
+        answering_hosts = places.find_answering()
+        if not answering_hosts or len(answering_hosts) == len(known):
+            return places.make_attempt(known, attempt.strategy)
+        next_attempt = places.make_attempt(answering_hosts, attempt.strategy)
+        names = [host.name for host in answering_hosts]
+        missing = ", ".join(host.name for host in known if host.name not in names)
+        ranks_text = format_count(next_attempt.ranks, "rank")
+        self._say(f"no answer from {missing}; continuing with {ranks_text} on {', '.join(names)}")
+        return next_attempt
 
-def _describe_next_run(state: str) -> str:
-    is_saved = os.path.isdir(state) and any(name.startswith(("state-", "end-")) for name in os.listdir(state))
-    return f"goes on from {state}" if is_saved else "starts over, because no state was saved yet"
+    def _report_interrupt(self, signals: set[int]) -> int:
+        """Report an interrupt by a person. Its exit code is not 75, for which a batch system would requeue the run."""
+        code, name = process.compute_signal_exit_code(signals), signal.Signals(min(signals)).name
+        self._say(f"interrupted by {name} (exit code {code}); the same command {self._describe_next_run()}")
+        return code
+
+    def _describe_next_run(self) -> str:
+        files = os.listdir(self.state) if os.path.isdir(self.state) else []
+        is_saved = any(name.startswith(("state-", "end-")) for name in files)
+        return f"goes on from {self.state}" if is_saved else "starts over, because no state was saved yet"
 
 
 class _StopRequest(Exception):
@@ -255,25 +259,6 @@ def _raise_on_signals() -> Iterator[None]:
     finally:
         for number, handler in handlers_before.items():
             signal.signal(number, handler)
-
-
-def _make_next_attempt(attempt: Attempt, places: Places, say: Callable[[str], None]) -> Attempt:
-    """The next attempt, on the hosts that answer."""
-    try:
-        known = places.read_hosts()
-    except (OSError, ValueError) as error:
-        say(f"--adapt: the list of hosts is unchanged: {error}")
-        known = places.known
-    if len(known) < 2:
-        return places.make_attempt(known, attempt.strategy) if places.follows_files else attempt
-    answering_hosts = places.find_answering()
-    if not answering_hosts or len(answering_hosts) == len(known):
-        return places.make_attempt(known, attempt.strategy)
-    next_attempt = places.make_attempt(answering_hosts, attempt.strategy)
-    names = [host.name for host in answering_hosts]
-    missing = ", ".join(host.name for host in known if host.name not in names)
-    say(f"no answer from {missing}; continuing with {format_count(next_attempt.ranks, 'rank')} on {', '.join(names)}")
-    return next_attempt
 
 
 def _describe_end(kind: str, code: int) -> str:

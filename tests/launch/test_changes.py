@@ -362,11 +362,12 @@ def test_a_strategy_that_was_asked_for_stays_and_fewer_ranks_have_fewer_owners(
         monkeypatch.setenv("MATEX_STRATEGY", environment)
     seen = {}
 
-    def note(places, _restarts, command, *_, may_choose):
-        seen.update(may_choose=may_choose, line=command(Attempt(2, places.first.options)))
+    def note(run):
+        command = run.make_command(Attempt(2, run.places.first.options))
+        seen.update(may_choose=run.may_choose, line=command)
         return 0
 
-    monkeypatch.setattr(restarts, "run_with_restarts", note)
+    monkeypatch.setattr(restarts.RestartedRun, "run", note)
     assert cli.main(["run", "-n", "4", "--adapt=ranks", *words.split(), "x.py"]) == 0
     assert seen["may_choose"] == (fewer is None)
     told = [word for word in seen["line"] if "MATEX_STRATEGY" in word]
