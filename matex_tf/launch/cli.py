@@ -89,9 +89,7 @@ def matex(ctx: click.Context) -> int:
 @click.option("-n", "ranks", type=Count("ranks"), help="The number of ranks; also -np, --np and -c.")
 @click.option("--dry-run", is_flag=True, help="Print the command line of mpirun and run nothing.")
 @click.option("--check", is_flag=True, help="Run a few steps alone and on the ranks; compare losses, weights, files.")
-@click.option(
-    "--share", is_flag=True, help="With --check: use your own files if they are too large for a copy. Changes stay."
-)
+@click.option("--share", is_flag=True, help="With --check: use your own files if too large for a copy. Changes stay.")
 @click.option("--steps", type=Count("steps"), help=f"With --check: the number of steps. Default: {check_run.STEPS}.")
 @click.option("--explain", is_flag=True, help="Say whether each step is sharded, and if not, why.")
 @click.option(
@@ -104,9 +102,7 @@ def matex(ctx: click.Context) -> int:
     help="The memory of a rank, as 16GiB, or here: larger slices are computed in parts.",
 )  # fmt: skip
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
-@click.option(
-    "--record", default="", metavar="FOLDER", help="Record each rank there, for `matex top` and `matex report`."
-)
+@click.option("--record", default="", metavar="FOLDER", help="Record each rank there, for `matex top` and `report`.")
 @click.option("--live", is_flag=True, help="Show each rank below the output. Default of --record: runs/.")
 @click.option(
     "--restarts", type=Count("restarts"), metavar="TIMES",
@@ -154,7 +150,7 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
 
 @matex.command(name="info", short_help="Report versions, MPI, hardware and problems.")
 @click.option(
-    "--hooks", is_flag=True, help="List the functions replaced in other libraries, and the effect of a missing hook."
+    "--hooks", is_flag=True, help="List the functions replaced in other libraries, and the loss without each."
 )
 def show_info(hooks: bool) -> int:
     """Report versions, MPI, cores, GPUs and compiled ops, and each problem with its fix.
@@ -190,10 +186,10 @@ def show_settings(name: str | None) -> int:
     table = Table("setting", "value", "from", "values")
     internal = [setting for setting in settings.INTERNAL if setting.variable in os.environ]
     for setting in (*settings.TABLE, *internal):
-        is_set = setting.variable in os.environ
+        source = "environment" if setting.variable in os.environ else "default"
         value = getattr(chosen, setting.name)
         text = str(int(value) if isinstance(value, bool) else value)
-        table.add_row(setting.variable, text, "environment" if is_set else "default", setting.values)
+        table.add_row(setting.variable, text, source, setting.values)
     Console().print(table)
     return 0
 
@@ -225,7 +221,7 @@ def find_mpirun() -> mpirun_command.Mpirun:
 
 def make_command_line(run: Run) -> list[str]:
     """The mpirun command line for `run` on this machine. Raises click.UsageError if there is no mpirun."""
-    mpirun, cores = find_mpirun(), len(placement.list_cores())
+    mpirun = find_mpirun()
     if run.elastic and (mpirun.family != mpirun_options.OPENMPI or mpirun.major < 5):
         raise click.UsageError(
             "--elastic needs Open MPI 5 or later, whose mpirun leaves other ranks alone when one is lost; this "
@@ -238,10 +234,10 @@ def make_command_line(run: Run) -> list[str]:
     if run.adapt == "ranks":
         overriding["MATEX_STRATEGY"] = run.strategy
     environment = {name: value for name, value in environment.items() if not overriding.get(name)}
-    uses_shared_memory = probe.has_memory_for(run.ranks, mpirun)
     options = mpirun_command.choose_options(
-        mpirun, run.ranks, cores, os.geteuid() == 0, run.options, environment, variables, uses_shared_memory
-    )
+        mpirun, run.ranks, cores=len(placement.list_cores()), is_root=os.geteuid() == 0, user_options=run.options,
+        environment=environment, settings=variables, by_memory=probe.has_memory_for(run.ranks, mpirun),
+    )  # fmt: skip
     return mpirun_command.make_command(mpirun, options, sys.executable, run.target)
 
 
@@ -270,7 +266,8 @@ def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
     places = Places(Attempt(run.ranks, run.options), find_mpirun(), follows_files=run.adapt == "ranks")
     if is_resumable:
         return restarts.RestartedRun(
-            places=places, restarts=run.restarts, shared_folder=shared_folder, report=report, may_choose=not run.strategy,
+            places=places, restarts=run.restarts, shared_folder=shared_folder, report=report,
+            may_choose=not run.strategy,
             state=os.environ.get("MATEX_STATE") or restarts.name_state_folder(run.target),
             make_command=lambda attempt: make_command_line(
                 run_options.change_ranks(run, attempt.ranks, attempt.options, attempt.strategy)
