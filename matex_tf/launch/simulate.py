@@ -105,9 +105,7 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **options: Any) 
 
 
 def _check_options(plan: str | None, options: dict[str, Any]) -> None:
-    """Raises click.UsageError for options of --minibatch without it, for options that contradict it, and for an
-    unwritable --timeline.
-    """
+    """Raises click.UsageError if an option is unwritable, belongs to --minibatch without it, or contradicts it."""
     if options["timeline"]:
         check_writable("--timeline", Path(options["timeline"]))
     if not options["minibatch"]:
@@ -190,9 +188,7 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
 
 
 def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, options: dict[str, Any]) -> int:
-    """Print the number of parameter servers by HTC's lemma, XAI's equation and the exact model, each with the
-    resulting efficiency. Returns exit code 0.
-    """
+    """Print the number of parameter servers and their efficiency, by three models. Returns exit code 0."""
     if ranks is None:
         raise click.UsageError("--servers needs the numbers of workers, as --ranks 4,8,16")
     times = options["compute"], options["transfer"]

@@ -94,11 +94,7 @@ def check_names(hosts: Sequence[str], min_hosts: int, reason: str) -> None:
 
 
 def check_hosts(hosts: Sequence[str], launch: Launch) -> None:
-    """Start a rank on each of `hosts` that exits at once.
-
-    Raises:
-        click.ClickException: the ranks cannot be started; the message quotes mpirun.
-    """
+    """Start a rank on each of `hosts` that exits at once. Raises click.ClickException, which quotes mpirun."""
     if not hosts:
         return
     failure = f"--host {','.join(hosts)}: no rank can be started on each of these"
