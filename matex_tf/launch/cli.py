@@ -142,9 +142,10 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
         from matex_tf.launch.monitoring import live  # this imports rich
 
         display = live.show_picture(record_folder)
-    with output_file.Outlet() as output, event_log.open_journal(record_folder, run.target) as events, display:
+    events = event_log.EventLog(record_folder, run.target)
+    with output_file.Outlet() as output, display:
         code = _start_ranks(run, events.note_event)
-        events.note_end(code)
+        events.note_event(f"ended with exit code {code}", end=code)
     return output.correct_exit_code(code)
 
 
