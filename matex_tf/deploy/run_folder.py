@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from matex_tf.deploy.job import Job
@@ -96,18 +96,18 @@ def find_submit_time(folder: str) -> float | None:
         return None
 
 
-def _list_notes() -> list[tuple[str, Job]]:
+def _read_notes() -> Iterator[tuple[str, Job]]:
     """The clusters and the jobs of all folders below `runs`."""
-    return [read_note(path.parent) for path in RUNS.glob(f"*/{NOTE}")]
+    return (read_note(path.parent) for path in RUNS.glob(f"*/{NOTE}"))
 
 
 def find_folder(cluster: str, job_id: str) -> str:
     """The folder of a job's run below `runs`; "" if there is none."""
-    folders = (job.folder for job_cluster, job in _list_notes() if (job_cluster, job.id) == (cluster, job_id))
+    folders = (job.folder for job_cluster, job in _read_notes() if (job_cluster, job.id) == (cluster, job_id))
     return next(folders, "")
 
 
 def find_cluster(job_id: str) -> str:
     """The cluster of a job that has a folder below `runs`; "" if no job, or jobs of several clusters, have this id."""
-    clusters = {cluster for cluster, job in _list_notes() if job.id == job_id}
+    clusters = {cluster for cluster, job in _read_notes() if job.id == job_id}
     return clusters.pop() if len(clusters) == 1 else ""

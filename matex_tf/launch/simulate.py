@@ -189,46 +189,37 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
 
 def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, options: dict[str, Any]) -> int:
     """Print the number of parameter servers and their efficiency, by three models. Returns exit code 0."""
+    compute, transfer, ratio = options["compute"], options["transfer"], options["bandwidth_ratio"]
     if ranks is None:
         raise click.UsageError("--servers needs the numbers of workers, as --ranks 4,8,16")
-    times = options["compute"], options["transfer"]
-    if plan is None and None in times:
+    if plan is None and (compute is None or transfer is None):
         raise click.UsageError("--servers needs a plan, or --compute TIME and --transfer TIME")
+    table = Table("workers", "T_t/T", "lemma 3.2 (HTC)", "eq. 6 (XAI)", f"exact, for {options['target']:.0%}")
+    for workers in ranks:
+        computing, transferring = compute, transfer  # seconds of a step
+        if plan is not None:
+            step = program.make_program(plan, workers)
+            network = predict.Links(plan).network
+            computing = step.compute if compute is None else compute
+            transferring = 2 * network.estimate_message(step.bytes) if transfer is None else transfer
+        if computing <= 0 or transferring <= 0:
+            raise click.UsageError("--servers: the times of --compute and --transfer are above 0")
+        share = xai.transfer_share(transferring, computing + transferring)
+        least = queueing.find_least_servers(workers, computing, transferring, ratio, options["target"])
+        # Lemma 3.2, with this transfer for 2 S_p / B_ps.
+        lemma = htc.servers(workers, transferring / 2, ratio, computing)
+        cells = []
+        for estimate in (lemma, xai.servers(workers, share, ratio), Estimate(least)):
+            servers = int(estimate.value)
+            efficiency = queueing.compute_efficiency(workers, servers, computing, transferring, ratio)
+            outside = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
+            cells.append(f"{estimate.value:.0f} ({efficiency:.0%}){outside}")
+        table.add_row(str(workers), f"{share:.3f}", *cells)
     console = Console()
-    console.print(_make_servers_table(plan, ranks, *times, options["bandwidth_ratio"], options["target"]))
+    console.print(table)
     console.print(
         "in brackets: the efficiency that so many servers give by the exact model, a closed queueing network in which "
         "transfers hide behind no computation; lemma 3.2 assumes that all hide.",
         highlight=False,
     )
     return 0
-
-
-def _make_servers_table(
-    plan: plan_file.Plan | None, ranks: Sequence[int], compute: float | None, transfer: float | None, ratio: float,
-    target: float,
-) -> Table:  # fmt: skip
-    """The table of `_show_servers`. `compute`, `transfer`: seconds of a step; None: as the plan says."""
-    table = Table("workers", "T_t/T", "lemma 3.2 (HTC)", "eq. 6 (XAI)", f"exact, for {target:.0%}")
-    for workers in ranks:
-        computing, transferring = compute, transfer
-        if plan is not None:
-            step = program.make_program(plan, workers)
-            network = predict.Links(plan).network
-            computing = step.compute if computing is None else computing
-            transferring = 2 * network.estimate_message(step.bytes) if transferring is None else transferring
-        assert computing is not None and transferring is not None
-        if computing <= 0 or transferring <= 0:
-            raise click.UsageError("--servers: the times of --compute and --transfer are above 0")
-        share = xai.transfer_share(transferring, computing + transferring)
-        # Lemma 3.2, with this transfer for 2 S_p / B_ps.
-        lemma = htc.servers(workers, transferring / 2, ratio, computing)
-        exact_model = Estimate(queueing.find_least_servers(workers, computing, transferring, ratio, target))
-        cells = []
-        for estimate in (lemma, xai.servers(workers, share, ratio), exact_model):
-            servers = int(estimate.value)
-            efficiency = queueing.compute_efficiency(workers, servers, computing, transferring, ratio)
-            outside = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
-            cells.append(f"{estimate.value:.0f} ({efficiency:.0%}){outside}")
-        table.add_row(str(workers), f"{share:.3f}", *cells)
-    return table
