@@ -90,7 +90,7 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--lsf", "cluster", flag_value="lsf", help="Submit to LSF.")
 @click.option("--flux", "cluster", flag_value="flux", help="Submit to Flux.")
 @click.option("--kubernetes", "cluster", flag_value="kubernetes", help="Submit to Kubernetes, as an MPIJob.")
-@click.option("-n", "ranks", type=click.IntRange(min=1), metavar="RANKS", help="The number of ranks on all nodes.")
+@click.option("-n", "ranks", type=click.IntRange(min=1), metavar="RANKS", help="The total number of ranks.")
 @click.option("--run", multiple=True, metavar="OPTIONS", help="Options of `matex run` or mpirun: '--mca pml ob1'.")
 @add_slurm_options
 @click.option(
