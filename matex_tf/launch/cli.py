@@ -19,7 +19,7 @@ from matex_tf import arguments, errors, settings
 from matex_tf.launch import check_run, info, mpirun_command, output_file, probe, process, restarts, run_options
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.monitoring import event_log
-from matex_tf.launch.planning.option_types import HERE, Bytes, Count
+from matex_tf.launch.option_types import HERE, Bytes, Count
 from matex_tf.launch.run_options import ADAPT, STRATEGY, Run, RunCommand
 from matex_tf.version import __version__
 from matex_tf.world import missing_mpi, mpirun_options, placement
@@ -67,8 +67,8 @@ def _suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 @click.group(
-    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=False,
-    invoke_without_command=True,
+    cls=_Commands, no_args_is_help=False, invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},  # also of all commands
 )  # fmt: skip
 @click.version_option(__version__, message="matex_tf %(version)s")
 @click.pass_context
@@ -197,7 +197,7 @@ def show_settings(name: str | None) -> int:
 
 def parse_run(words: Sequence[str]) -> Run:
     """Parse the words after `matex run`. Raises click.UsageError."""
-    return run_options.read_run(run_script.make_context("run", list(words)))
+    return run_options.read_run(run_script.make_context("run", list(words), parent=matex.make_context("matex", [])))
 
 
 def check_target(run: Run) -> None:

@@ -19,7 +19,7 @@ import click
 
 from matex_tf import settings
 from matex_tf.launch import check_run
-from matex_tf.launch.planning.option_types import SettingValue
+from matex_tf.launch.option_types import SettingValue
 from matex_tf.ops import cache
 from matex_tf.world import mpirun_options
 from matex_tf.world.hosts import host_lists

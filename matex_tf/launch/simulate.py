@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 from rich.table import Column, Table
 
+from matex_tf.launch.option_types import HERE, Bytes, Parsed, Ranks, check_writable
 from matex_tf.launch.planning import minibatch
-from matex_tf.launch.planning.option_types import HERE, Bytes, Parsed, Ranks, check_writable
 from matex_tf.planner import plan_file, predict, queueing
 from matex_tf.planner.papers import htc, xai
 from matex_tf.planner.papers.domain import Estimate

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from matex_tf.launch.planning.option_types import check_writable
+from matex_tf.launch.option_types import check_writable
 from matex_tf.launch.planning.ranks import Launch, place_on_hosts, run_ranks
 from matex_tf.launch.planning.requests import PlanRequest
 from matex_tf.launch.planning.sizes import choose_memory, choose_sizes

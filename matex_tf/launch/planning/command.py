@@ -10,7 +10,8 @@ import click
 from click.core import ParameterSource
 
 from matex_tf.costs import collectives
-from matex_tf.launch.planning import checks, option_types, ranks, requests
+from matex_tf.launch import option_types
+from matex_tf.launch.planning import checks, ranks, requests
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.run_options import Run
 from matex_tf.planner import choice, plan_file

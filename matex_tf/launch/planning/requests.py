@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import memory, settings
-from matex_tf.launch.planning.option_types import HERE
+from matex_tf.launch.option_types import HERE
 from matex_tf.world import placement
 
 
