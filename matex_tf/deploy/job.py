@@ -36,22 +36,14 @@ class Job:
 class State:
     """The state of a job."""
 
-    phase: str
-    """WAITING, RUNNING, ENDED, FORGOTTEN or STUCK."""
-    words: str
-    """The scheduler's own text for the state."""
-    starts_again: int = 0
-    """The number of restarts."""
-    code: int | None = None
-    """The exit code of an ended job."""
-    means: str = ""
-    """The meaning of `words`; "" if it is unknown or evident."""
-    seconds: float | None = None
-    """The time from submission until now, or until the end."""
-    starts: str = "starts"
-    """The scheduler's plural noun for the starts of a job."""
-    holds: bool = False
-    """Whether the job has ended, but still holds nodes."""
+    phase: str  # WAITING, RUNNING, ENDED, FORGOTTEN or STUCK
+    words: str  # the scheduler's own text for the state
+    starts_again: int = 0  # the number of restarts
+    code: int | None = None  # the exit code of an ended job
+    means: str = ""  # the meaning of `words`; "" if it is unknown or evident
+    seconds: float | None = None  # the time from submission until now, or until the end
+    starts: str = "starts"  # the scheduler's plural noun for the starts of a job
+    holds: bool = False  # whether the job has ended, but still holds nodes
 
     def __str__(self) -> str:
         text = self.words

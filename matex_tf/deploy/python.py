@@ -35,8 +35,7 @@ def _make_cluster(kind: type[Options]) -> Callable[..., Options]:
     return make_cluster
 
 
-MAKERS = {kind.__name__: _make_cluster(kind) for kind in KINDS.values()}
-"""Keyed by the names in `matex_tf`."""
+MAKERS = {kind.__name__: _make_cluster(kind) for kind in KINDS.values()}  # keyed by the names in `matex_tf`
 
 
 class Here:

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 class Refusal:
     """A reason for which a scheduler refuses a job."""
 
-    sign: str
-    """The part of the scheduler's message that identifies the reason, in upper or lower case."""
+    sign: str  # the part of the scheduler's message that identifies the reason, in upper or lower case
     meaning: str
-    choices: str = ""
-    """The plural noun for the valid choices, which `command` lists; "" if none are listed."""
+    choices: str = ""  # the plural noun for the valid choices, which `command` lists; "" if none are listed
     command: tuple[str, ...] = ()
 
 

@@ -25,8 +25,7 @@ _FORWARDED = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
     signal.SIGCONT,
 )  # fmt: skip
-STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}
-"""Signals that ask a run with saved state to end and to resume later."""
+STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}  # signals that ask a run with saved state to end and to resume later
 # Signals that end a run without saved state. The exit code is then 128 plus the number of the signal.
 _FATAL = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _SI_KERNEL = 128  # sent by the kernel, like terminal signals, to the whole group, and thus also to mpirun

@@ -97,19 +97,13 @@ def compute_pause(restart: int) -> float:
 class RestartedRun:
     """A run with at most `restarts` restarts after losses. `run` returns once no restart is due."""
 
-    places: Places
-    """The hosts, and whether the ranks may change them."""
+    places: Places  # the hosts, and whether the ranks may change them
     restarts: int
-    make_command: Callable[[Attempt], Sequence[str]]
-    """Makes the command line of an attempt."""
-    shared_folder: str | os.PathLike | None
-    """A folder that all hosts see; None if all ranks run on this host."""
-    state: str
-    """The folder with the state of the run."""
-    report: Callable[[str], None] = lambda text: None
-    """Receives each message for the user, which is also printed."""
-    may_choose: bool = False
-    """The ranks may choose their strategy."""
+    make_command: Callable[[Attempt], Sequence[str]]  # makes the command line of an attempt
+    shared_folder: str | os.PathLike | None  # a folder that all hosts see; None if all ranks run on this host
+    state: str  # the folder with the state of the run
+    report: Callable[[str], None] = lambda text: None  # receives each message for the user, which is also printed
+    may_choose: bool = False  # the ranks may choose their strategy
 
     def __post_init__(self) -> None:
         self._losses: list[str] = []  # the reasons for which attempts were lost

@@ -66,8 +66,7 @@ _PURPOSES = {
 """The options that need two ranks or more, each with its purpose for the error message."""
 
 STRATEGY = SettingValue(settings.parse_strategy)
-ADAPT = SettingValue(settings.parse_adapt)
-"""The type of `--adapt`, whose value is optional."""
+ADAPT = SettingValue(settings.parse_adapt)  # the type of `--adapt`, whose value is optional
 
 
 class RunCommand(click.Command):

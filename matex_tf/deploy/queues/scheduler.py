@@ -77,29 +77,19 @@ class Scheduler(abc.ABC):
     kind: ClassVar[type[Queued]]
     title: ClassVar[str]
     submit_command: ClassVar[tuple[str, ...]]
-    reads_standard_input: ClassVar[bool] = False
-    """Whether the submit command reads the script from standard input instead of the file that it names."""
-    list_command: ClassVar[str]
-    """The command with which a user lists jobs."""
+    reads_standard_input: ClassVar[bool] = False  # whether the script is the standard input of the submit command
+    list_command: ClassVar[str]  # the command with which a user lists jobs
+    # Commands that describe the job whose id follows. Each is tried if the one before does not know the job.
     state_commands: ClassVar[tuple[tuple[str, ...], ...]]
-    """Commands that describe the job whose id follows. Each is tried if the one before does not know the job."""
-    cancel_command: ClassVar[tuple[str, ...]]
-    """The command that ends the job whose id follows, or removes it from the queue."""
-    option_prefix: ClassVar[str]
-    """The first word of an option line in the script."""
-    opening: ClassVar[str] = ""
-    """The first lines of the script."""
-    own_number: ClassVar[str]
-    """Shell text that expands to the id of the running job."""
-    hosts: ClassVar[str]
-    """Shell text that prints the running job's hosts, one a line; repetitions are allowed."""
-    submit_successor: ClassVar[str]
-    """Shell text that submits the successor job and prints its id."""
-    number_pattern: ClassVar[re.Pattern[str]]
-    """Applied to the output of the submit command; its only group is the job id."""
+    cancel_command: ClassVar[tuple[str, ...]]  # ends the job whose id follows, or removes it from the queue
+    option_prefix: ClassVar[str]  # the first word of an option line in the script
+    opening: ClassVar[str] = ""  # the first lines of the script
+    own_number: ClassVar[str]  # shell text that expands to the id of the running job
+    hosts: ClassVar[str]  # shell text that prints the running job's hosts, one a line; repetitions are allowed
+    submit_successor: ClassVar[str]  # shell text that submits the successor job and prints its id
+    number_pattern: ClassVar[re.Pattern[str]]  # its only group is the job id in the output of the submit command
     refusals: ClassVar[tuple[Refusal, ...]]
-    unknown_pattern: ClassVar[re.Pattern[str]]
-    """The scheduler's message about an unknown or forgotten job."""
+    unknown_pattern: ClassVar[re.Pattern[str]]  # the scheduler's message about an unknown or forgotten job
 
     @abc.abstractmethod
     def list_options(self, options: Queued, folder: str) -> list[str]:

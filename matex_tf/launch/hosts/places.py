@@ -27,8 +27,7 @@ class Attempt:
     options: list[str] = field(default_factory=list)
     strategy: str = ""
     """The strategy that the ranks chose; "" if they keep the requested one."""
-    hosts: Sequence[Host] = ()
-    """The used hosts, with the slots that the options or host files list."""
+    hosts: Sequence[Host] = ()  # the used hosts, with the slots that the options or host files list
 
 
 class Places:

@@ -33,8 +33,7 @@ class Watch:
     """
 
     def __init__(self, places: Places, attempt: Attempt, folder: str, changes: Changes, say: Callable[[str], None]):
-        self.change: Change | None = None
-        """The change for which the ranks leave, found at the time `changed_at`."""
+        self.change: Change | None = None  # the change for which the ranks leave, found at the time `changed_at`
         self.changed_at = 0.0
         self._has_trained = False
         self._restart_seconds = 0.0  # of the last change; before any change, from this start to its first step
