@@ -29,12 +29,12 @@ def started(tmp_path, monkeypatch, capfd, ends, restart=3, options=(), follows=F
     )
     mpirun.chmod(0o755)
     monkeypatch.setattr(restarts, "FIRST_PAUSE", 0.01)
-    code = restarts.run_with_restarts(
+    code = restarts.RestartedRun(
         Places(Attempt(4, list(options)), mpirun_command.Mpirun(str(mpirun), mpirun_options.OPENMPI, "5.0"), follows),
         restart,
         lambda attempt: [str(mpirun), *attempt.options, "-n", str(attempt.ranks), attempt.strategy or "train.py"],
         None,
         str(tmp_path / "state"),
         may_choose=may_choose,
-    )
+    ).run()
     return code, capfd.readouterr().err, (tmp_path / "starts").read_text().splitlines()

@@ -1,3 +1,1 @@
-"""Jobs on a cluster (Slurm, PBS, LSF, Flux, Kubernetes): submit, follow, cancel. This package imports neither MPI nor
-TensorFlow.
-"""
+"""Submits, follows and cancels jobs of Slurm, PBS, LSF, Flux and Kubernetes. Imports neither MPI nor TensorFlow."""

@@ -7,7 +7,7 @@ import difflib
 import itertools
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -31,15 +31,13 @@ class SubmitCommand(click.Command):
             return self._parse_words(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name
-            if "--slurm" not in args or difflib.get_close_matches(
-                name, error.possibilities or (), cutoff=_SIMILARITY_CUTOFF
-            ):
+            if "--slurm" not in args or _find_similar(name, error.possibilities or ()):
                 raise
             raise click.UsageError(f"there is no option {name}. For an option of sbatch: --sbatch={name}...") from None
 
     def _parse_words(self, ctx: click.Context, args: list[str]) -> list[str]:
-        parsed, _, order = self.make_parser(ctx).parse_args(list(args))
-        _refuse_two_clusters(order)
+        parsed, _, parameters = self.make_parser(ctx).parse_args(list(args))
+        _refuse_two_clusters(parameters)
         value: Any = parsed.get("script")
         script = list(value) if isinstance(value, (list, tuple)) else []  # click uses a sentinel for a missing argument
         words_before, words_after = args[: len(args) - len(script)], script[1:]
@@ -61,15 +59,22 @@ class SubmitCommand(click.Command):
         refuse_misspelt(script[0], words_after, takes_value)
         if job_options and takes_value.get(job_options[-1]):
             raise click.BadOptionUsage(job_options[-1], f"Option '{job_options[-1]}' requires an argument.")
-        _refuse_two_clusters(self.make_parser(ctx).parse_args([*words_before, *job_options, script[0]])[2])
+        _, _, parameters = self.make_parser(ctx).parse_args([*words_before, *job_options, script[0]])
+        _refuse_two_clusters(parameters)
         if job_options:
             note = f"{shlex.join(job_options)} after {script[0]} goes to the job"
             print(f"matex: {note}; the script's own arguments may follow `--`", file=sys.stderr)
         return super().parse_args(ctx, [*words_before, *job_options, "--", script[0], *script_arguments])
 
 
-def _refuse_two_clusters(order: Sequence[click.Parameter]) -> None:
-    clusters = sorted({parameter.opts[0] for parameter in order if parameter.name == "cluster"})
+def _find_similar(name: str, options: Iterable[str]) -> str:
+    """The option of which `name` is probably a misspelling; "" if there is none."""
+    similar = difflib.get_close_matches(name, list(options), n=1, cutoff=_SIMILARITY_CUTOFF)
+    return similar[0] if similar else ""
+
+
+def _refuse_two_clusters(parameters: Sequence[click.Parameter]) -> None:
+    clusters = sorted({parameter.opts[0] for parameter in parameters if parameter.name == "cluster"})
     if len(clusters) > 1:
         raise click.UsageError(f"{' and '.join(clusters)} do not go together: a job goes to one cluster")
 
@@ -81,10 +86,10 @@ def _list_options_of_other_clusters(cluster: Any) -> set[str]:
 
 
 def split_words(words: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-    """Split `words` into job options, with their values, and script arguments. All words after `--` are script
-    arguments.
+    """Split the words after the script into job options, with their values, and script arguments.
 
-    `takes_value` maps each job option to whether a value follows it.
+    "--lr 0.1 --nodes 4 -- --time 3" splits into "--nodes 4" and "--lr 0.1 --time 3". `takes_value` maps each job option
+    to whether a value follows it.
     """
     job_options: list[str] = []
     script_arguments: list[str] = []
@@ -108,18 +113,14 @@ def split_words(words: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[
 def refuse_misspelt(script: str, words: Sequence[str], takes_value: Mapping[str, bool]) -> None:
     """Refuse a script argument that resembles a job option: a misspelt job option would silently reach the script.
 
-    Raises:
-        click.UsageError: names the job option that was probably meant.
+    Raises click.UsageError, which names the job option that was probably meant.
     """
-    for word in split_words(words[: words.index("--")] if "--" in words else words, takes_value)[1]:
+    words_before_separator = words[: words.index("--")] if "--" in words else words
+    _, script_arguments = split_words(words_before_separator, takes_value)
+    for word in script_arguments:
         name = word.partition("=")[0]
-        similar = (
-            difflib.get_close_matches(name, takes_value, n=1, cutoff=_SIMILARITY_CUTOFF)
-            if name.startswith("--")
-            else []
-        )
-        if similar:
+        if name.startswith("--") and (similar := _find_similar(name, takes_value)):
             raise click.UsageError(
-                f"there is no option {name}; did you mean {similar[0]}? To pass it to the script: "
+                f"there is no option {name}; did you mean {similar}? To pass it to the script: "
                 f"matex submit ... {script} -- {name} ..."
             )

@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ from matex_tf.deploy.options import AnyOptions, Options, merge_options
 from matex_tf.deploy.queues import flux, lsf, pbs
 
 REFUSED, INTERRUPTED = 1, 130
-_HELP = {"help_option_names": ["-h", "--help"]}
 CLUSTERS: dict[str, Any] = {
     "slurm": slurm,
-    "pbs": pbs.Pbs(),
-    "lsf": lsf.Lsf(),
-    "flux": flux.FluxCore(),
+    "pbs": pbs.PbsScheduler(),
+    "lsf": lsf.LsfScheduler(),
+    "flux": flux.FluxScheduler(),
     "kubernetes": kubernetes,
 }
 """The functions that submit, follow and cancel jobs, for each kind of cluster."""
@@ -42,16 +41,6 @@ def find_own_command() -> str:
     """The `matex` command of this Python installation, for nodes that share its file system."""
     installed = shutil.which("matex", path=str(Path(sys.executable).parent))
     return shlex.join([installed] if installed else [sys.executable, "-m", "matex_tf.launch.cli"])
-
-
-def prepare_job(
-    kind: type[Options], target: Sequence[str], values: dict[str, Any], ranks: int | None = None
-) -> Options:
-    """The options of a job that runs `target`: the script and its arguments, or `-m` and a module.
-
-    `ranks` is the total number. Raises ValueError, TypeError.
-    """
-    return fill_name_and_command(merge_options(kind, values, ranks), target)
 
 
 def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOptions:
@@ -93,7 +82,7 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(
     "submit",
     cls=after_script.SubmitCommand,
-    context_settings={**_HELP, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
     short_help="Queue SCRIPT.py as a job of a cluster, and follow it.",
 )
 @click.option("--slurm", "cluster", flag_value="slurm", help="Submit to Slurm.")
@@ -101,18 +90,14 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--lsf", "cluster", flag_value="lsf", help="Submit to LSF.")
 @click.option("--flux", "cluster", flag_value="flux", help="Submit to Flux.")
 @click.option("--kubernetes", "cluster", flag_value="kubernetes", help="Submit to Kubernetes, as an MPIJob.")
-@click.option(
-    "-n", "ranks", type=click.IntRange(min=1), metavar="RANKS", help="The total number of ranks, the same on each node."
-)
+@click.option("-n", "ranks", type=click.IntRange(min=1), metavar="RANKS", help="The total number of ranks.")
 @click.option("--run", multiple=True, metavar="OPTIONS", help="Options of `matex run` or mpirun: '--mca pml ob1'.")
 @add_slurm_options
 @click.option(
-    "--array", metavar="TASKS", help="Slurm: one run for each task: 0-9%4; SLURM_ARRAY_TASK_ID is the task's number."
+    "--array", metavar="TASKS", help="Slurm: one run for each task: 0-9%4. SLURM_ARRAY_TASK_ID is its number."
 )
 @click.option("--queue", metavar="QUEUE", help="PBS, LSF, Flux: the queue.")
-@click.option(
-    "--option", multiple=True, metavar="LINE", help="A further option of qsub, bsub or flux batch: '-l mem=8gb'."
-)
+@click.option("--option", multiple=True, metavar="LINE", help="An option of qsub, bsub or flux batch: '-l mem=8gb'.")
 @click.option("--image", metavar="IMAGE", help="Kubernetes: with matex_tf, TensorFlow, MPI, bash and sshd.")
 @click.option("--memory", metavar="BYTES", help="Kubernetes: the memory of each worker: 32Gi.")
 @click.option("--namespace", metavar="NAMESPACE", help="Kubernetes: the namespace.")
@@ -151,8 +136,9 @@ def submit_script(
     kind, scheduler = KINDS[cluster], CLUSTERS[cluster]
     target = ["-m", *script] if is_module else [*script]
     set_values = {name: value for name, value in values.items() if value not in (None, ())}
+    _check_names(kind, set_values)
     try:
-        options = prepare_job(kind, target, _check_names(kind, set_values), ranks)
+        options = fill_name_and_command(merge_options(kind, set_values, ranks), target)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     if isinstance(options, kubernetes.Kubernetes) and not options.image:
@@ -160,7 +146,7 @@ def submit_script(
     if dry_run:
         has_folder = scheduler is not kubernetes
         name = str(run_folder.propose_folder(options.name)) if has_folder else names.make_name(options.name)
-        following.open_stdout().write(scheduler.format_job(options, target, name).encode(errors="surrogateescape"))
+        following.Output().write_bytes(scheduler.format_job(options, target, name).encode(errors="surrogateescape"))
         return 0
     if scheduler is not kubernetes and not is_module and not os.path.isfile(script[0]):
         raise click.UsageError(f"there is no file {script[0]} in {os.getcwd()}")
@@ -174,19 +160,17 @@ def submit_script(
     return _run_action("submit", submit_and_follow)
 
 
-def _check_names(kind: type[Options], values: dict[str, Any]) -> dict[str, Any]:
-    """Return `values`. Raises click.UsageError if an option belongs to another kind of cluster."""
-    field_names = {field.name for field in fields(kind)}
-    for name in values.keys() - field_names:
+def _check_names(kind: type[Options], names: Iterable[str]) -> None:
+    """Raises click.UsageError if an option belongs to another kind of cluster."""
+    for name in set(names) - {field.name for field in fields(kind)}:
         clusters = " or ".join(f"--{cluster}" for cluster, cluster_kind in KINDS.items() if hasattr(cluster_kind, name))
         raise click.UsageError(f"--{name.replace('_', '-')} goes with {clusters}")
-    return values
 
 
 _NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
 
 
-@click.command("follow", context_settings=_HELP, short_help="Follow a job to its end.")
+@click.command("follow", short_help="Follow a job to its end.")
 @_NAMESPACE
 @click.argument("job", metavar="JOB")
 def follow_job(job: str, namespace: str) -> int:
@@ -198,7 +182,7 @@ def follow_job(job: str, namespace: str) -> int:
     return _run_action("follow", lambda: _follow_job(scheduler, found_job), job)
 
 
-@click.command("cancel", context_settings=_HELP, short_help="End a job, or remove it from the queue.")
+@click.command("cancel", short_help="End a job, or remove it from the queue.")
 @_NAMESPACE
 @click.argument("job", metavar="JOB")
 def cancel_job(job: str, namespace: str) -> int:
@@ -232,9 +216,8 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
     if _PBS_JOB_ID.fullmatch(job):
         return CLUSTERS["pbs"], CLUSTERS["pbs"].find_job(job)
     if job.isascii() and job.isdigit():
-        scheduler = CLUSTERS[
-            next((name for name, program in _STATE_COMMANDS.items() if shutil.which(program)), "slurm")
-        ]
+        installed = (cluster for cluster, program in _STATE_COMMANDS.items() if shutil.which(program))
+        scheduler = CLUSTERS[next(installed, "slurm")]
         try:
             return scheduler, scheduler.find_job(job)
         except JobError as error:
@@ -247,7 +230,7 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
 def _suggest_commands(job: Job, is_recorded: bool = False) -> str:
     job_words = shlex.join([*(["--namespace", job.namespace] if job.namespace else []), job.id])
     # The volume of a Kubernetes job may not be mounted on this machine.
-    is_visible = is_recorded and job.folder and Path(job.folder).parent.is_dir()
+    is_visible = is_recorded and bool(job.folder) and Path(job.folder).parent.is_dir()
     watch = f"watch: matex top {shlex.quote(job.folder)}; " if is_visible else ""
     return f"follow: matex follow {job_words}; {watch}end: matex cancel {job_words}"
 

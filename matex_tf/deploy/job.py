@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PATIENCE = 60.0  # seconds that a scheduler's command may take
-WAITING, RUNNING, ENDED, FORGOTTEN = "waiting", "running", "ended", "forgotten"
+WAITING, RUNNING, ENDED = "waiting", "running", "ended"
+FORGOTTEN = "forgotten"  # the scheduler does not know the job, or no longer
 STUCK = "stuck"  # the job waits for a condition that does not arise by itself
 EXIT_UNKNOWN = 1  # the exit code for a failed job whose scheduler reports none
 
@@ -35,31 +36,25 @@ class Job:
 class State:
     """The state of a job."""
 
-    phase: str
-    """One of the phases above."""
-    words: str
-    """The scheduler's own text for the state."""
-    starts_again: int = 0
-    """The number of restarts."""
-    code: int | None = None
-    """The exit code of an ended job."""
-    means: str = ""
-    """The meaning of `words`; "" if it is unknown or evident."""
-    seconds: float | None = None
-    """The time from submission until now, or until the end."""
-    starts: str = "starts"
-    """The scheduler's plural noun for the starts of a job."""
-    holds: bool = False
-    """Whether the job has ended, but still holds nodes."""
+    phase: str  # WAITING, RUNNING, ENDED, FORGOTTEN or STUCK
+    words: str  # the scheduler's own text for the state
+    starts_again: int = 0  # the number of restarts
+    code: int | None = None  # the exit code of an ended job
+    means: str = ""  # the meaning of `words`; "" if it is unknown or evident
+    seconds: float | None = None  # the time from submission until now, or until the end
+    starts: str = "starts"  # the scheduler's plural noun for the starts of a job
+    holds: bool = False  # whether the job has ended, but still holds nodes
 
     def __str__(self) -> str:
-        if self.phase == ENDED:
-            attempts = f" in {self.starts_again + 1} {self.starts}" if self.starts_again else ""
-            attempts = f" after {format_duration(self.seconds)}{attempts}" if self.seconds is not None else attempts
-        else:
-            attempts = f", requeued ({self.starts_again})" if self.starts_again else ""
-        code = f", exit code {self.code}" if self.code is not None else ""
-        return f"{self.words}{attempts}{code}" + (f": {self.means}" if self.means else "")
+        text = self.words
+        if self.phase == ENDED and self.seconds is not None:
+            text += f" after {format_duration(self.seconds)}"
+        if self.starts_again:
+            is_over = self.phase == ENDED
+            text += f" in {self.starts_again + 1} {self.starts}" if is_over else f", requeued ({self.starts_again})"
+        if self.code is not None:
+            text += f", exit code {self.code}"
+        return f"{text}: {self.means}" if self.means else text
 
 
 def format_duration(seconds: float) -> str:
@@ -85,14 +80,14 @@ def cancel_job(scheduler: Any, job: Job) -> None:
 
 
 def run_scheduler(
-    words: Sequence[str], get: str, given: str | None = None, **where: Any
+    words: Sequence[str], advice: str, standard_input: str = "", **process_options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a scheduler's command.
 
     Args:
-        get: tells the user how to obtain the command.
-        given: the standard input of the command.
-        where: further arguments of `subprocess.run`.
+        advice: what the user can do if the command does not exist.
+        standard_input: the text that the command reads.
+        process_options: further arguments of `subprocess.run`.
 
     Raises:
         JobError: the command does not exist.
@@ -101,15 +96,14 @@ def run_scheduler(
     try:
         return subprocess.run(
             words,
-            input=given,
-            stdin=None if given is not None else subprocess.DEVNULL,
+            input=standard_input,
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",
             timeout=PATIENCE,
-            **where,
+            **process_options,
         )
     except FileNotFoundError:
-        raise JobError(f"there is no {words[0]} on this machine. {get}") from None
+        raise JobError(f"there is no {words[0]} on this machine. {advice}") from None
     except subprocess.TimeoutExpired:
         raise UnreachableError(f"{shlex.join(words)} gave no answer in {PATIENCE:.0f} s") from None

@@ -11,21 +11,13 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from subprocess import CompletedProcess
 from typing import Any
 
 from matex_tf.deploy import following, run_folder
-from matex_tf.deploy.job import (
-    ENDED,
-    FORGOTTEN,
-    Job,
-    JobError,
-    State,
-    UnreachableError,
-    format_count,
-    run_scheduler,
-)
+from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, JobError, State, UnreachableError, format_count, run_scheduler
 from matex_tf.deploy.kubectl import launcher_script, names, states, yaml_text
 from matex_tf.deploy.kubectl import messages as kubectl_words
 from matex_tf.deploy.kubectl.logs import Logs
@@ -33,7 +25,7 @@ from matex_tf.deploy.options import FOLDER_VARIABLES, NAME, Options, check_varia
 
 HOSTFILE = "/etc/mpi/hostfile"  # written by the MPI operator
 GRACE = 120  # seconds for the ranks to save their state after Kubernetes asks the launcher to end
-GET = "Install it (https://kubernetes.io/docs/tasks/tools) and let it reach the cluster: `kubectl get nodes`"
+_ADVICE = "Install it (https://kubernetes.io/docs/tasks/tools) and let it reach the cluster: `kubectl get nodes`"
 _HOST_OPTIONS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # the name of a Kubernetes object
 _AMOUNT = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
@@ -82,9 +74,8 @@ class Kubernetes(Options):
 def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
     """The MPIJob as YAML. `name` is its Kubernetes name."""
     folder, note = options.name_folder(name), run_folder.format_note("kubernetes", name, options.namespace).strip()
-    script = launcher_script.format_script(
-        options.make_command(target, ["--hostfile", HOSTFILE]), options.setup, folder, note
-    )
+    command = options.make_command(target, ["--hostfile", HOSTFILE])
+    script = launcher_script.format_script(command, options.setup, folder, note)
     variables = dict(text.split("=", 1) for text in options.env)
     if options.claim:
         variables |= dict(zip(FOLDER_VARIABLES, (f"{folder}/state", folder)))
@@ -96,6 +87,7 @@ def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
         ]
     amounts = {"cpu": options.cpus, "memory": options.memory, "nvidia.com/gpu": str(options.gpus_per_node or "")}
     limits = {key: amount for key, amount in amounts.items() if amount}
+    worker = {"resources": {"limits": limits}} if limits else {}
     policy: dict[str, Any] = {
         "cleanPodPolicy": "Running",
         # without a volume, a new launcher has no state to resume from
@@ -117,9 +109,7 @@ def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
                 "runPolicy": policy,
                 "mpiReplicaSpecs": {
                     "Launcher": _make_replicas(options, 1, "launcher", launcher),
-                    "Worker": _make_replicas(
-                        options, options.nodes, "worker", {"resources": {"limits": limits}} if limits else {}
-                    ),
+                    "Worker": _make_replicas(options, options.nodes, "worker", worker),
                 },
             },
         }
@@ -155,9 +145,10 @@ def submit_job(options: Kubernetes, target: Sequence[str]) -> Job:
     Raises:
         JobError: Kubernetes refused the job; no object remains.
     """
-    job = Job(name := names.make_name(options.name), options.name_folder(name), options.namespace)
+    name = names.make_name(options.name)
+    job = Job(name, options.name_folder(name), options.namespace)
     try:
-        answer = _run_kubectl(job, "create", "-f", "-", given=format_job(options, target, job.id))
+        answer = _run_kubectl(job, "create", "-f", "-", standard_input=format_job(options, target, job.id))
         if answer.returncode:
             raise JobError(kubectl_words.explain_refusal(answer.stderr))
     except BaseException:
@@ -178,24 +169,23 @@ def _withdraw_job(job: Job) -> None:
         pass  # without kubectl, no job was created
 
 
-def _run_kubectl(job: Job, *words: str, given: str | None = None) -> Any:
-    namespace = [f"--namespace={job.namespace}"] if job.namespace else []
-    return run_scheduler(["kubectl", *namespace, *words], GET, given)
+def _make_command(job: Job, *words: str) -> list[str]:
+    """The kubectl command `words` in the namespace of the job."""
+    return ["kubectl", *([f"--namespace={job.namespace}"] if job.namespace else []), *words]
+
+
+def _run_kubectl(job: Job, *words: str, standard_input: str = "") -> CompletedProcess[str]:
+    return run_scheduler(_make_command(job, *words), _ADVICE, standard_input)
 
 
 def _get_object(job: Job, *words: str) -> dict[str, Any] | None:
-    """Get an object as a dict; None if it does not exist.
-
-    Raises:
-        JobError: Kubernetes refuses the request.
-        UnreachableError: the request failed, and a later one may succeed.
-    """
+    """Get an object; None if it does not exist. Raises JobError, UnreachableError, as `find_state`."""
     answer = _run_kubectl(job, "get", *words, "--ignore-not-found", "-o", "json")
     if answer.returncode:
         error_class = JobError if kubectl_words.is_refusal(answer.stderr) else UnreachableError
         raise error_class(kubectl_words.explain_refusal(answer.stderr))
-    parsed: dict[str, Any] | None = json.loads(answer.stdout) if answer.stdout.strip() else None
-    return parsed
+    found: dict[str, Any] | None = json.loads(answer.stdout) if answer.stdout.strip() else None
+    return found
 
 
 def _list_pods(job: Job) -> list[dict[str, Any]]:
@@ -209,7 +199,7 @@ def find_state(job: Job) -> State:
 
     Raises:
         JobError: Kubernetes refuses the request.
-        UnreachableError: Kubernetes does not answer now.
+        UnreachableError: the request failed, and a later one may succeed.
     """
     return _read_job(job)[0]
 
@@ -240,9 +230,10 @@ def find_records(job: Job) -> str:
     if os.path.isdir(os.path.dirname(folder)):
         return folder
     running_pods = [pod["metadata"]["name"] for pod in states.list_launchers(_list_pods(job)) if states.is_running(pod)]
-    namespace = [f"--namespace={job.namespace}"] if job.namespace else []
-    words = ["kubectl", *namespace, "exec", "-it", *running_pods[-1:], "--", "matex", "top", folder]
-    hint = f". Within its launcher it is seen: {shlex.join(words)}" if running_pods else ""
+    hint = ""
+    if running_pods:
+        command = _make_command(job, "exec", "-it", running_pods[-1], "--", "matex", "top", folder)
+        hint = f". Within its launcher it is seen: {shlex.join(command)}"
     raise JobError(f"{job.id} is recorded in {folder} of its volume, which this machine does not see{hint}")
 
 
@@ -251,7 +242,7 @@ def _describe_unknown(job: Job) -> str:
     return f"is not known to Kubernetes{namespace_text}, or no longer"
 
 
-def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
+def follow_job(job: Job, shows_output: bool = True) -> int:
     """Copy the launchers' output until the job ends. Returns its exit code."""
     with Logs(job.namespace) as logs:
 
@@ -263,7 +254,7 @@ def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
             logs.last = state.phase in (ENDED, FORGOTTEN)
             return state
 
-        return following.follow_job(job, look_at_job, logs.read_more, write)
+        return following.follow_job(job, look_at_job, logs.read_more, shows_output)
 
 
 def _stop_launching(job: Job, name: str) -> None:
@@ -282,7 +273,8 @@ def cancel_job(job: Job) -> None:
 def describe_job(job: Job, options: Kubernetes) -> str:
     """A line that describes the submitted job."""
     namespace_text = f" in namespace {job.namespace}" if job.namespace else ""
-    volume_text = f"{job.folder} on volume {options.claim}"
-    volume_text = volume_text if options.claim else "without --claim nothing is kept or recorded"
+    volume_text = "without --claim nothing is kept or recorded"
+    if options.claim:
+        volume_text = f"{job.folder} on volume {options.claim}"
     size = f"{format_count(options.nodes, 'worker')}, {format_count(options.ranks, 'rank')}"
     return f"MPIJob {job.id}{namespace_text}: a launcher and {size}; {volume_text}"

@@ -10,14 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from matex_tf.deploy import run_folder
-from matex_tf.deploy.following import Lines
+from matex_tf.deploy.following import LineSplitter
 from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, JobError, State, UnreachableError
 from matex_tf.monitor import picture, progress, recording
+
+if TYPE_CHECKING:
+    from matex_tf.deploy.python import LaunchedRun
 
 THREAD = "matex_tf: picture of a run"
 UPDATE_INTERVAL = 2.0  # seconds between two updates
@@ -29,20 +32,7 @@ _PRE = (
 )
 
 
-class Shown(Protocol):
-    """The attributes of a run that the display uses."""
-
-    folder: str
-
-    @property
-    def id(self) -> str:
-        """The id of the run."""
-
-    def now(self) -> State:
-        """The state of the run."""
-
-
-def format_page(run: Shown, state: State) -> str:
+def format_page(run: LaunchedRun, state: State) -> str:
     """The display as HTML, in the colours of the surrounding page."""
     folder_text = f", {run.folder}" if run.folder else ""
     parts = [f"<div><b>{html.escape(run.id)}</b> {html.escape(str(state))}{html.escape(folder_text)}</div>"]
@@ -67,10 +57,12 @@ def _draw_curves(folder: str) -> str:
         for name, value in epoch.logs.items():
             if math.isfinite(value):
                 curves.setdefault(name, []).append((number, value))
-    names = [name for name in curves if name.removeprefix("val_") not in curves or not name.startswith("val_")]
-    pairs = ([metric for metric in (name, f"val_{name}") if metric in curves] for name in names)
-    charts = (_draw_curve({metric: curves[metric] for metric in pair}) for pair in pairs)
-    return f"<div>{''.join(charts)}</div>" if names else ""
+    charts = []
+    for name in curves:
+        if name.startswith("val_") and name.removeprefix("val_") in curves:
+            continue  # in the chart of its metric
+        charts.append(_draw_curve({metric: curves[metric] for metric in (name, f"val_{name}") if metric in curves}))
+    return f"<div>{''.join(charts)}</div>" if charts else ""
 
 
 def _draw_curve(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
@@ -116,12 +108,11 @@ def _format_ranks(folder: str) -> str:
 
 def _format_lines(folder: str) -> str:
     """The last lines of the run's output."""
-    file = io.BytesIO()
-    lines = Lines(file)
-    lines.write(run_folder.read_tail(folder, _TAIL_BYTES))
-    lines.close()
-    last_lines = file.getvalue().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
-    return _PRE.format(code=html.escape("\n".join(last_lines))) if last_lines else ""
+    splitter = LineSplitter()
+    lines = splitter.feed(run_folder.read_tail(folder, _TAIL_BYTES))
+    lines += [splitter.rest] if splitter.rest else []
+    text = b"\n".join(lines[-_SHOWN_LINES:]).decode(errors="replace")
+    return _PRE.format(code=html.escape(text)) if lines else ""
 
 
 def is_notebook() -> bool:
@@ -131,7 +122,7 @@ def is_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def show_run(run: Shown, display: Callable[..., Any]) -> threading.Thread:
+def show_run(run: LaunchedRun, display: Callable[..., Any]) -> threading.Thread:
     """Display a run with IPython's `display`, and update the display until the run has ended.
 
     The cell finishes at once. The returned thread updates the cell's output, and ends with the run.

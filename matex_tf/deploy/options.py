@@ -52,42 +52,37 @@ class Options:
         return cls.__name__.lower()
 
     def __post_init__(self) -> None:
-        minimums = {"nodes": 1, "ranks_per_node": 1, "restarts": 0, "gpus_per_node": 0}
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(field.default, tuple):
-                value = (value,) if isinstance(value, str) else value
-                if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-                    raise TypeError(
-                        f"expected {field.name} to be a list of texts; given {arguments.describe_value(value)}"
-                    )
-                object.__setattr__(self, field.name, tuple(value))
-            elif isinstance(field.default, bool):
-                if not isinstance(value, bool):
-                    shown = arguments.describe_value(value)
-                    raise TypeError(f"expected {field.name} to be True or False; given {shown}")
-            elif isinstance(field.default, int):
-                arguments.check_whole_number(self.get_kind(), field.name, value, minimums.get(field.name, 0))
-            elif field.name == "cpus" and isinstance(value, int) and not isinstance(value, bool):
-                object.__setattr__(self, "cpus", str(value))
-            elif not isinstance(value, str):
-                raise TypeError(f"expected {field.name} to be text; given {arguments.describe_value(value)}")
-            elif field.name != "matex" and not value.isprintable():
-                raise ValueError(f"expected {field.name} to be one line of printable text; given {value!r}")
-        for text in (*self.run, self.matex):
-            try:
-                words = shlex.split(text)
-            except ValueError as error:
+            value = self._check_field(field.name, field.default, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        _split_words(self.matex)
+        for word in (word for text in self.run for word in _split_words(text)):
+            if _RUN_OPTIONS.fullmatch(word):
                 raise ValueError(
-                    f"expected run and matex to be words as for a shell; given {text!r}: {error}"
-                ) from None
-            for word in words:
-                if text != self.matex and _RUN_OPTIONS.fullmatch(word):
-                    raise ValueError(
-                        f"run takes no {word}: ranks and restarts are options of the job, whose folder has the records"
-                    )
+                    f"run takes no {word}: ranks and restarts are options of the job, whose folder has the records"
+                )
         if self.time:
             parse_time(self.time)
+
+    def _check_field(self, name: str, default: Any, value: Any) -> Any:
+        """`value`, which has the type of `default`; a single text counts as a list of texts."""
+        if isinstance(default, bool):
+            return arguments.check_flag(self.get_kind(), name, value)
+        if isinstance(default, int):
+            least = 1 if name in ("nodes", "ranks_per_node") else 0
+            return arguments.check_whole_number(self.get_kind(), name, value, least)
+        if isinstance(default, tuple):
+            texts = [value] if isinstance(value, str) else value
+            if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+                raise TypeError(f"expected {name} to be a list of texts; given {arguments.describe_value(value)}")
+            return tuple(texts)
+        if name == "cpus" and isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if not isinstance(value, str):
+            raise TypeError(f"expected {name} to be text; given {arguments.describe_value(value)}")
+        if name != "matex" and not value.isprintable():
+            raise ValueError(f"expected {name} to be one line of printable text; given {value!r}")
+        return value
 
     @property
     def ranks(self) -> int:
@@ -108,6 +103,13 @@ class Options:
         return [*words, *(word for text in self.run for word in shlex.split(text)), *target]
 
 
+def _split_words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"expected run and matex to be words as for a shell; given {text!r}: {error}") from None
+
+
 def check_variables(names: Iterable[str]) -> None:
     """Raises ValueError for a variable that would redirect the run's state or records out of its folder."""
     for name in names:
@@ -116,17 +118,15 @@ def check_variables(names: Iterable[str]) -> None:
 
 
 def parse_time(time: str) -> int:
-    """Parse a time limit in Slurm's formats, in seconds: minutes, minutes:seconds, hours:minutes:seconds,
-    days-hours[:minutes[:seconds]].
+    """The seconds of a time limit in a format of Slurm. Raises ValueError.
 
-    Raises ValueError.
+    The formats are minutes, minutes:seconds, hours:minutes:seconds, and days-hours[:minutes[:seconds]].
     """
     match = _TIME.fullmatch(time)
     if not match:
         raise ValueError(f"expected time to be as 2:00:00 (hours), 30 (minutes) or 1-12 (days-hours); given {time!r}")
-    days, *parts = (int(part) if part else None for part in match.groups())
-    first, second, third = parts
-    if days is None and third is None:
+    days, first, second, third = (int(number) if number else None for number in match.groups())
+    if days is None and third is None:  # minutes or minutes:seconds
         total = (first or 0) * 60 + (second or 0)
     else:
         total = ((days or 0) * 24 + (first or 0)) * 3600 + (second or 0) * 60 + (third or 0)
@@ -142,15 +142,14 @@ def list_files() -> list[Path]:
 
 
 def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int | None = None) -> AnyOptions:
-    """Merge the options `given` with the defaults of the user's files. Lists are concatenated, the files' items first.
+    """The options `given`, over the defaults of the user's files. Lists are concatenated, the files' items first.
 
-    `ranks`, a total, replaces the files' `ranks_per_node`.
+    `ranks`, the total number, replaces `ranks_per_node` of the files.
 
     Raises:
         ValueError, TypeError: a name or a value is invalid (the message names the file), or `ranks` contradicts nodes.
     """
     names = [field.name for field in fields(kind)]
-    list_names = {field.name for field in fields(kind) if isinstance(field.default, tuple)}
     merged: dict[str, Any] = {}
 
     def add_options(values: Mapping[str, Any], source: str) -> None:
@@ -163,7 +162,7 @@ def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int |
             raise type(error)(f"{source}{error}") from None
         for name in values:
             value = getattr(checked, name)
-            merged[name] = (*merged.get(name, ()), *value) if name in list_names else value
+            merged[name] = (*merged.get(name, ()), *value) if isinstance(value, tuple) else value
 
     for path in list_files():
         if path.is_file():
@@ -186,14 +185,13 @@ def format_options(options: Options) -> list[str]:
     for field in fields(options):
         value, default = getattr(options, field.name), getattr(defaults, field.name)
         option = f"--{field.name.replace('_', '-')}"
-        if isinstance(value, bool):
+        if isinstance(value, tuple):
+            starts_with_default = value[: len(default)] == default
+            words += [f"{option}={text}" for text in (value[len(default) :] if starts_with_default else value)]
+        elif isinstance(value, bool):
             words += [option] if value and not default else []
-        elif not isinstance(value, tuple):
-            words += [f"{option}={value}"] if value != default else []
-        elif value[: len(default)] == default:
-            words += [f"{option}={text}" for text in value[len(default) :]]
-        else:
-            words += [f"{option}={text}" for text in value]
+        elif value != default:
+            words.append(f"{option}={value}")
     return words
 
 

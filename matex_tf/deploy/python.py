@@ -35,8 +35,7 @@ def _make_cluster(kind: type[Options]) -> Callable[..., Options]:
     return make_cluster
 
 
-MAKERS = {kind.__name__: _make_cluster(kind) for kind in KINDS.values()}
-"""Keyed by the names in `matex_tf`."""
+MAKERS = {kind.__name__: _make_cluster(kind) for kind in KINDS.values()}  # keyed by the names in `matex_tf`
 
 
 class Here:
@@ -57,9 +56,9 @@ class Here:
             return State(RUNNING, "RUNNING here")
         return State(ENDED, "ENDED", code=code if code >= 0 else 128 - code)
 
-    def follow_job(self, job: Job, write: Callable[[bytes], object] | None = None) -> int:
+    def follow_job(self, job: Job, shows_output: bool = True) -> int:
         """Copy the output until the run ends. Returns its exit code."""
-        return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), write)
+        return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), shows_output)
 
     def cancel_job(self, job: Job) -> None:
         """End the run."""
@@ -68,9 +67,7 @@ class Here:
 
 
 class LaunchedRun:
-    """A run that `launch` has started. `folder` has its records: under Kubernetes on the volume, ""
-    without a volume.
-    """
+    """A run that `launch` has started. `folder` has its records; "" for a Kubernetes job without a volume."""
 
     def __init__(self, scheduler: Any, job: Job):
         self._scheduler, self._job = scheduler, job
@@ -96,8 +93,8 @@ class LaunchedRun:
 
     def now(self) -> State:
         """The state of the run, with its exit code. Raises UnreachableError if the scheduler does not answer."""
-        now: State = self._scheduler.find_state(self._job)
-        return now
+        state: State = self._scheduler.find_state(self._job)
+        return state
 
     def state(self) -> str:
         """The state of the run, as text. Raises UnreachableError if the scheduler does not answer."""
@@ -111,16 +108,16 @@ class LaunchedRun:
         if notebook.is_notebook():
             from IPython.display import display
 
-            picture = notebook.show_run(self, display)
+            thread = notebook.show_run(self, display)
             code = self.wait()
-            picture.join()
+            thread.join()  # the display then shows the end
         else:
             code = self._scheduler.follow_job(self._job)
         return code
 
     def wait(self) -> int:
         """Wait until the run has ended, and print only changes of its state. Returns its exit code."""
-        code: int = self._scheduler.follow_job(self._job, lambda _: None)
+        code: int = self._scheduler.follow_job(self._job, shows_output=False)
         return code
 
     def cancel(self) -> None:
@@ -141,8 +138,7 @@ class LaunchedRun:
             run = recording.open_run(self.folder)
         except recording.RecordingError:
             return []  # no epoch has finished
-        epochs = progress.list_kept_epochs(run.starts)
-        return [{"epoch": epoch.number, **epoch.logs} for epoch in epochs]
+        return [{"epoch": epoch.number, **epoch.logs} for epoch in progress.list_kept_epochs(run.starts)]
 
 
 def launch(
@@ -174,15 +170,15 @@ def launch(
         arguments.check_whole_number("launch", "ranks", ranks)
     if not isinstance(cluster, kubernetes.Kubernetes) and not os.path.isfile(target[0]):
         raise FileNotFoundError(f"there is no file {target[0]} in {os.getcwd()}")
-    options, variables = _list_run_options(adapt, strategy, elastic, run), _check_variables(env)
+    run_options, variables = _list_run_options(adapt, strategy, elastic, run), _check_variables(env)
     if cluster is None:
         if ranks is None:
             raise TypeError("launch: how many ranks? For example: matex_tf.launch('train.py', ranks=4)")
         matex = command.find_own_command()
-        own_options = Options(ranks_per_node=ranks, restarts=restarts or 0, run=options, matex=matex)
-        check_variables(variables.keys() - {"MATEX_STATE"})  # a run may keep its state in another folder
+        options = Options(ranks_per_node=ranks, restarts=restarts or 0, run=run_options, matex=matex)
+        check_variables(variables.keys() - {"MATEX_STATE"})  # the state of a run on this machine may be anywhere
         folder = run_folder.make_folder(Path(target[0]).stem)
-        local_run = Here(own_options.make_command(target), folder, variables)
+        local_run = Here(options.make_command(target), folder, variables)
         return LaunchedRun(local_run, local_run.job)
     if not isinstance(cluster, Options):
         raise TypeError(
@@ -190,10 +186,8 @@ def launch(
         )
     if ranks is not None:
         cluster = distribute_ranks(cluster, ranks)
-    cluster = replace(cluster, run=(*cluster.run, *options))
-    if restarts is not None:
-        cluster = replace(cluster, restarts=restarts)
-    cluster = cluster.add_variables(variables)
+    restarts = cluster.restarts if restarts is None else restarts
+    cluster = replace(cluster, run=(*cluster.run, *run_options), restarts=restarts).add_variables(variables)
     scheduler = command.CLUSTERS[cluster.get_kind()]
     return LaunchedRun(scheduler, scheduler.submit_job(command.fill_name_and_command(cluster, target), target))
 
@@ -202,11 +196,16 @@ def _list_run_options(adapt: bool | str, strategy: str, elastic: bool, run: str 
     """The options of `matex run`, each as it is typed. Raises ValueError."""
     if adapt not in (True, False, "on", "off", "ranks"):
         raise ValueError(f"launch: expected adapt to be True, False or 'ranks'; given {adapt!r}")
-    level = ("on" if adapt else "off") if isinstance(adapt, bool) else adapt
-    words = [f"--adapt={level}"] if level != "off" else []
-    words += [shlex.quote(f"--strategy={strategy}")] if strategy else []
-    words += ["--elastic"] if elastic else []
-    return [*words, *([run] if isinstance(run, str) and run else run)]
+    options = []
+    if adapt not in (False, "off"):
+        options.append("--adapt=ranks" if adapt == "ranks" else "--adapt=on")
+    if strategy:
+        options.append(shlex.quote(f"--strategy={strategy}"))
+    if elastic:
+        options.append("--elastic")
+    if isinstance(run, str):
+        run = [run] if run else []
+    return [*options, *run]
 
 
 def _check_variables(env: Mapping[str, Any] | None) -> dict[str, str]:

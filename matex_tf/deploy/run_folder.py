@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from matex_tf.deploy.job import Job
@@ -33,16 +34,15 @@ def make_folder(name: str) -> Path:
     """
     RUNS.mkdir(exist_ok=True)
     while True:
-        try:
-            (folder := propose_folder(name)).mkdir()
-        except FileExistsError:
-            continue
-        return folder
+        folder = propose_folder(name)
+        with contextlib.suppress(FileExistsError):  # another process has just created it: try the next number
+            folder.mkdir()
+            return folder
 
 
 def make_reader(folder: str) -> Callable[[], bytes]:
     """A function that returns the run's output since its last call."""
-    path, position = Path(folder, "output"), 0
+    path, position = Path(folder, "output"), 0  # position: bytes that were read before
 
     def read_more() -> bytes:
         nonlocal position
@@ -50,21 +50,19 @@ def make_reader(folder: str) -> Callable[[], bytes]:
             return b""
         with path.open("rb") as file:
             file.seek(position)
-            piece = file.read()
-        position += len(piece)
-        return piece
+            chunk = file.read()
+        position += len(chunk)
+        return chunk
 
     return read_more
 
 
 def read_tail(folder: str, size: int) -> bytes:
-    """The last `size` bytes of the run's output."""
-    try:
-        with Path(folder, "output").open("rb") as file:
-            file.seek(max(file.seek(0, 2) - size, 0))
-            return file.read()
-    except FileNotFoundError:
-        return b""  # the job has not begun
+    """The last `size` bytes of the run's output; b"" if the job has not begun."""
+    with contextlib.suppress(FileNotFoundError), Path(folder, "output").open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - size, 0))
+        return file.read()
+    return b""
 
 
 def remove_folder(folder: Path) -> None:
@@ -74,8 +72,8 @@ def remove_folder(folder: Path) -> None:
 
 def format_note(cluster: str, job: str, namespace: str = "", submitted: str = "") -> str:
     """The content of `job.json`. `submitted` is a time in seconds since 1970."""
-    more = {"namespace": namespace, "submitted": submitted}
-    return json.dumps({"cluster": cluster, "job": job, **{name: value for name, value in more.items() if value}}) + "\n"
+    fields = {"cluster": cluster, "job": job, "namespace": namespace, "submitted": submitted}
+    return json.dumps({name: value for name, value in fields.items() if value}) + "\n"
 
 
 def write_note(folder: Path, cluster: str, job: str) -> None:
@@ -98,17 +96,18 @@ def find_submit_time(folder: str) -> float | None:
         return None
 
 
-def find_folder(cluster: str, job: str) -> str:
+def _read_notes() -> Iterator[tuple[str, Job]]:
+    """The clusters and the jobs of all folders below `runs`."""
+    return (read_note(path.parent) for path in RUNS.glob(f"*/{NOTE}"))
+
+
+def find_folder(cluster: str, job_id: str) -> str:
     """The folder of a job's run below `runs`; "" if there is none."""
-    for path in RUNS.glob(f"*/{NOTE}"):
-        where, found = read_note(path.parent)
-        if (where, found.id) == (cluster, job):
-            return found.folder
-    return ""
+    folders = (job.folder for job_cluster, job in _read_notes() if (job_cluster, job.id) == (cluster, job_id))
+    return next(folders, "")
 
 
-def find_cluster(job: str) -> str:
+def find_cluster(job_id: str) -> str:
     """The cluster of a job that has a folder below `runs`; "" if no job, or jobs of several clusters, have this id."""
-    noted = (read_note(path.parent) for path in RUNS.glob(f"*/{NOTE}"))
-    found = {where for where, one in noted if one.id == job}
-    return found.pop() if len(found) == 1 else ""
+    clusters = {cluster for cluster, job in _read_notes() if job.id == job_id}
+    return clusters.pop() if len(clusters) == 1 else ""

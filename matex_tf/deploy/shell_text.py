@@ -1,6 +1,4 @@
-"""Shell text that job scripts of all schedulers share: run a command, forward the warning of the time limit to it,
-record its exit code.
-"""
+"""The shell text of all job scripts: run a command, forward the warning of the time limit, record the exit code."""
 
 from __future__ import annotations
 
@@ -28,10 +26,10 @@ def quote_folder(folder: str) -> str:
 
 
 def format_script(heads: str, folder: str, before: str, command: str, after: str) -> str:
-    """The job script: `heads`, lines `before` the command, the command, and lines `after` it, where $code is its exit
-    code and the current folder is again the folder of submission, which lines `before` may have left.
+    """The job script: `heads`, lines `before` the command, the command, and lines `after` it.
 
-    `folder` is a shell expression, the value of $run_folder.
+    `folder` is a shell expression, the value of $run_folder. In lines `after`, $code is the exit code of the command,
+    and the current folder is again that of submission, which lines `before` may have left.
     """
     return _SCRIPT.format(
         heads=heads,

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -25,28 +25,25 @@ from matex_tf.deploy.job import (
     format_count,
     run_scheduler,
 )
+from matex_tf.deploy.refusals import explain_refusal, list_choices
 from matex_tf.deploy.sbatch import arrays, taken_options
 from matex_tf.deploy.sbatch import messages as slurm_messages
 from matex_tf.deploy.sbatch.job_script import HEAD, Slurm, format_job, list_words, parse_array
 from matex_tf.world import task_environment
 
 SCRIPT = "job.sh"
-_FORGOTTEN = "Invalid job id"
-GET = "Submit from a login node of the cluster, or load its module: `module load slurm`"
+_UNKNOWN = "Invalid job id"  # the message of scontrol about an unknown or forgotten job
+_ADVICE = "Submit from a login node of the cluster, or load its module: `module load slurm`"
 
 
 def check_commands() -> None:
     """Raises JobError if this machine has no Slurm."""
     if shutil.which("sbatch") is None:
-        raise JobError(f"there is no sbatch on this machine. {GET}")
+        raise JobError(f"there is no sbatch on this machine. {_ADVICE}")
 
 
 def submit_job(options: Slurm, target: Sequence[str]) -> Job:
-    """Queue a job that runs `target`.
-
-    Raises:
-        JobError: Slurm refused the job; no job and no folder remain.
-    """
+    """Queue a job that runs `target`. Raises JobError if Slurm refused the job; no job and no folder remain."""
     check_dependency(options.dependency)
     tell_unread_lines(target[0])
     if options.leaves_cores_to_slurm:
@@ -66,7 +63,7 @@ def submit_job(options: Slurm, target: Sequence[str]) -> Job:
 def check_dependency(dependency: str) -> None:
     """Raises JobError if Slurm does not know a job of `dependency`, because sbatch would not wait for it."""
     for number in re.findall(r"(?<=[:?,])\d+", re.sub(r"\+\d+", "", dependency)):
-        if _FORGOTTEN in _ask("scontrol", "show", "job", number).stderr:
+        if _UNKNOWN in _ask("scontrol", "show", "job", number).stderr:
             raise JobError(
                 f"Slurm knows no job {number}, or no longer, and would not wait for it: --dependency={dependency}. "
                 "`squeue --me` lists your jobs; after a job that has completed, omit the option"
@@ -102,7 +99,8 @@ def submit_script(text: str, folder: Path, options: Slurm, **process_options: An
         answer = _ask("sbatch", "--parsable", *words, str(script), **process_options)
         number = answer.stdout.strip().partition(";")[0]  # the name of a cluster may follow
         if answer.returncode or not number.isdigit():
-            raise JobError(slurm_messages.explain_refusal(answer.stderr or answer.stdout))
+            message = slurm_messages.strip_prefixes(answer.stderr or answer.stdout)
+            raise JobError(explain_refusal("sbatch", message, slurm_messages.REFUSALS))
         run_folder.write_note(folder, "slurm", number)
     except BaseException as error:
         # An interrupted or unanswered sbatch may still have queued the job.
@@ -138,7 +136,7 @@ def find_queued(script: Path) -> list[str]:
 
 def _ask(*words: str, **process_options: Any) -> CompletedProcess[str]:
     """Run a Slurm command in its own session: Ctrl-C must not end sbatch, which may have queued the job already."""
-    return run_scheduler(words, GET, start_new_session=True, **process_options)
+    return run_scheduler(words, _ADVICE, start_new_session=True, **process_options)
 
 
 def _describe_silence(command: str, text: str) -> JobError:
@@ -158,21 +156,24 @@ def find_state(job: Job) -> State:
     """
     # The user's SLURM_TIME_FORMAT may differ.
     answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
+    is_unknown = _UNKNOWN in answer.stderr + answer.stdout
     tasks = arrays.list_folders(job.folder)
-    if tasks and (answer.returncode == 0 or _FORGOTTEN in answer.stderr + answer.stdout):
+    if tasks and (answer.returncode == 0 or is_unknown):
         return arrays.combine_states(slurm_messages.read_states(answer.stdout), tasks)
-    if answer.returncode == 0 and (state := slurm_messages.read_state(answer.stdout)):
-        if state.phase == STUCK and (partitions := slurm_messages.list_available(slurm_messages.LIMITS)):
-            return replace(state, means=f"{state.means}. Partitions, their nodes, cores and limits are: {partitions}")
-        # After a requeue, Slurm counts from the time of the requeue.
-        submitted_at = run_folder.find_submit_time(job.folder) if state.starts_again and state.phase == ENDED else None
-        ended_at = slurm_messages.parse_moment(answer.stdout, "EndTime")
-        if submitted_at is None or ended_at is None:
-            return state
-        return replace(state, seconds=ended_at - submitted_at)
-    if _FORGOTTEN not in answer.stderr + answer.stdout:
+    state = slurm_messages.read_state(answer.stdout) if answer.returncode == 0 else None
+    if state is None:
+        if is_unknown:
+            return _find_ended_state(job)
         raise _describe_silence("scontrol", answer.stderr or answer.stdout)
-    return _find_ended_state(job)
+    if state.phase == STUCK and (partitions := list_choices(slurm_messages.LIMITS)):
+        return replace(state, means=f"{state.means}. Partitions, their nodes, cores and limits are: {partitions}")
+    if state.phase == ENDED and state.starts_again:
+        # The job took the time since its submission. Slurm itself counts from the last requeue.
+        submitted_at = run_folder.find_submit_time(job.folder)
+        ended_at = slurm_messages.parse_moment(answer.stdout, "EndTime")
+        if submitted_at is not None and ended_at is not None:
+            return replace(state, seconds=ended_at - submitted_at)
+    return state
 
 
 def _find_ended_state(job: Job) -> State:
@@ -181,27 +182,29 @@ def _find_ended_state(job: Job) -> State:
         words = ["--noheader", "--allocations", "--parsable2", f"--jobs={job.id}", "--format=State,ExitCode"]
         answer = _ask("sacct", *words)
         *_, last_line = answer.stdout.splitlines() or [""]
-        name, _, code = last_line.partition("|")
-        if answer.returncode == 0 and name.split(" ")[0] in slurm_messages.ENDS:
-            return State(ENDED, name, code=slurm_messages.parse_exit_code(name.split(" ")[0], code))
+        state_text, _, code = last_line.partition("|")
+        name = state_text.split(" ")[0]  # "CANCELLED by 1000"
+        if answer.returncode == 0 and name in slurm_messages.ENDS:
+            return State(ENDED, state_text, code=slurm_messages.parse_exit_code(name, code))
     if job.folder and (exit_code_file := Path(job.folder, run_folder.EXIT_CODE)).is_file():
         return State(ENDED, "ENDED", code=int(exit_code_file.read_text()))
     return State(FORGOTTEN, "is not known to Slurm, or no longer; its end is unknown")
 
 
-def follow_job(job: Job, write: Callable[[bytes], object] | None = None) -> int:
+def follow_job(job: Job, shows_output: bool = True) -> int:
     """Copy the job's output until the job ends. Returns its exit code."""
-    path, words = Path(job.folder, "output"), ""
+    path, last_words = Path(job.folder, "output"), ""
 
     def look_at_job() -> State:
-        nonlocal words
-        words = (state := find_state(job)).words
+        nonlocal last_words
+        state = find_state(job)
+        last_words = state.words
         return state
 
     tasks = arrays.list_folders(job.folder)
     reader = arrays.make_reader(tasks) if tasks else run_folder.make_reader(job.folder)
-    code = following.follow_job(job, look_at_job, reader, write)
-    if words == "FAILED" and job.folder and not path.is_file():
+    code = following.follow_job(job, look_at_job, reader, shows_output)
+    if last_words == "FAILED" and job.folder and not path.is_file():
         following.print_line(
             f"{job.id} has no output: {path.absolute()} does not exist. Does the node on which it started see that "
             "folder? Submit from a folder on a file system that all nodes share"

@@ -1,6 +1,4 @@
-"""The `matex` command line and the start of ranks. The package is callable: `matex_tf.launch(...)` starts a run from
-Python. Nothing here joins MPI.
-"""
+"""The `matex` command. It never joins MPI. The package is callable: `matex_tf.launch(...)` starts a run from Python."""
 
 from matex_tf.callable_package import make_callable
 

@@ -52,18 +52,13 @@ def _describe_xla() -> str:
     return "not built (at first use, or now by `matex build --xla`)"
 
 
-@click.command(
-    name="build", context_settings={"help_option_names": ["-h", "--help"]}, short_help="Compile the ops now."
-)
+@click.command("build", short_help="Compile the ops now.")
 @click.option("--xla", is_flag=True, help="Compile the kernels for jit_compile=True, too.")
 @click.option(
-    "--into",
-    is_flag=False,
-    flag_value="",
-    metavar="[FOLDER]",
+    "--into", is_flag=False, flag_value="", metavar="[FOLDER]",
     help="Build for all users into FOLDER, which a run finds by MATEX_OPS_DIR. Without FOLDER: into matex_tf.libs "
     "next to the installed package, which every run finds.",
-)
+)  # fmt: skip
 def build_ops(xla: bool, into: str | None) -> int:
     """Compile the ops now rather than at first use, and print their path."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's C++ log messages do not concern the build

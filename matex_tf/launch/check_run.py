@@ -1,7 +1,8 @@
 """`matex run --check`: compare the first steps of a script alone with the same steps on several ranks.
 
-Both runs work in a copy of the current folder. By the setting `check`, each rank stops after some steps and writes its
-weights and the figures of each step into a file, which `run_once` reads.
+`check_script` calls `run_once` for both runs, and prints the rows of `compare_outcomes`. Both runs work in a copy of
+the current folder. By the setting `check`, each rank stops after some steps and writes its weights and the figures of
+each step into a file, which `run_once` reads.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from matex_tf.files.mirror import ALL_COPIED_BYTES, Mirror, list_files, make_mir
 STEPS = 5  # the default of --steps
 EQUAL, CLOSE = 1e-5, 1e-2
 """Relative differences: at most EQUAL is the rounding of a few steps in float32, at most CLOSE is the same curve."""
-LIMIT = 600  # seconds for each of the two runs
+MAX_SECONDS = 600  # of each of the two runs
 
 # Numbers are compared within CLOSE, times are ignored, and terminal codes and overwritten text are removed.
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -48,13 +49,19 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: the compared quantity, both values, "equal", "close" or "differs", and a note."""
+    """One line of the table: the compared quantity, both values, their relative difference, and a note."""
 
-    what: str
+    quantity: str
     alone: str
     together: str
-    verdict: str
+    difference: float = 0.0
     note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.difference <= EQUAL:
+            return "equal"
+        return "close" if self.difference <= CLOSE else "differs"
 
 
 def list_final_lines(text: str) -> list[str]:
@@ -82,21 +89,10 @@ def is_same_line(one: str, other: str) -> bool:
     return all(abs(float(a) - float(b)) <= CLOSE * max(abs(float(a)), 1e-3) for a, b in pairs)
 
 
-def judge_difference(distance: float) -> str:
-    if distance <= EQUAL:
-        return "equal"
-    return "close" if distance <= CLOSE else "differs"
-
-
-def judge_equality(are_equal: bool) -> str:
-    return "equal" if are_equal else "differs"
-
-
 def make_mirror(source: Path, target: Path, may_share: bool) -> Mirror:
     """Mirror `source` at `target`: copy small files, and refer to large ones in `source`.
 
-    Raises:
-        click.UsageError: the mirror refers to the user's own files, which a script could overwrite without permission.
+    Raises click.UsageError if not `may_share`, and the script could overwrite a large file of the user.
     """
     mirror = mirror_folder(source, target, largest=ALL_COPIED_BYTES)
     # Files that are not writable and folders that cannot be entered are safe.
@@ -119,8 +115,7 @@ def run_once(
 ) -> Outcome:
     """Run `target` by `command` in a mirror of `source` with the setting `check`. Its stderr goes to the terminal.
 
-    Raises:
-        click.UsageError: see `make_mirror`.
+    Raises click.UsageError, see `make_mirror`.
     """
     copy, notes = folder / "place", folder / "notes"
     notes.mkdir(parents=True)
@@ -129,7 +124,7 @@ def run_once(
     started_at = time.monotonic()
     environment = {**os.environ, "MATEX_CHECK": f"{steps}:{notes}", "TF_CPP_MIN_LOG_LEVEL": "2"}
     ended = subprocess.run(
-        ["timeout", "--kill-after=20", str(LIMIT), *command, *make_mirror_command(target, source, copy)],
+        ["timeout", "--kill-after=20", str(MAX_SECONDS), *command, *make_mirror_command(target, source, copy)],
         cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     seconds = time.monotonic() - started_at
@@ -143,30 +138,35 @@ def run_once(
     ranks = [dict(np.load(file, allow_pickle=False)) for file in sorted(notes.glob("rank-*.npz"))]
     figures = json.loads(str(ranks[0].pop("figures"))) if ranks else []
     weights = [ranks[0][f"weight{index}"] for index in range(len(ranks[0]))] if ranks else []
-    agree = all(
+    ranks_agree = all(
         rank[f"weight{index}"].tobytes() == weight.tobytes() for rank in ranks for index, weight in enumerate(weights)
     )
-    shared = [str(path) for path in mirror.folders]
-    return Outcome(ended.returncode, seconds, list_final_lines(ended.stdout), files, figures, weights, agree, shared)
+    return Outcome(
+        code=ended.returncode, seconds=seconds, printed=list_final_lines(ended.stdout), files=files, figures=figures,
+        weights=weights, agree=ranks_agree, shared=[str(path) for path in mirror.folders],
+    )  # fmt: skip
 
 
 def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
     """The rows of the table."""
-    codes = str(alone.code), str(together.code)
-    steps = str(len(alone.figures)), str(len(together.figures))
-    figures = _format_last_figures(alone), _format_last_figures(together)
-    figures_distance = _find_largest_difference(alone.figures, together.figures)
-    arrays = f"{len(alone.weights)} arrays", f"{len(together.weights)} arrays"
-    weights_distance = _find_largest_difference(alone.weights, together.weights) if arrays[0] == arrays[1] else np.inf
+    figures = _find_largest_difference(alone.figures, together.figures)
+    has_as_many_weights = len(alone.weights) == len(together.weights)
+    weights = _find_largest_difference(alone.weights, together.weights) if has_as_many_weights else np.inf
     return [
-        Row("exit code", *codes, judge_equality(codes[0] == codes[1])),
-        Row("training steps", *steps, judge_equality(steps[0] == steps[1])),
-        _compare_numbers("loss and figures", *figures, figures_distance),
-        _compare_numbers("weights", *arrays, weights_distance),
-        Row("weights of all ranks", "", "", judge_equality(together.agree), "bit for bit"),
+        _compare_values("exit code", alone.code, together.code),
+        _compare_values("training steps", len(alone.figures), len(together.figures)),
+        Row("loss and figures", _format_last_figures(alone), _format_last_figures(together), figures,
+            f"largest difference {figures:.1e}"),
+        Row("weights", f"{len(alone.weights)} arrays", f"{len(together.weights)} arrays", weights,
+            f"largest difference {weights:.1e}"),
+        Row("weights of all ranks", "", "", 0.0 if together.agree else np.inf, "bit for bit"),
         _compare_printed_lines(alone.printed, together.printed),
         _compare_files(alone, together),
-    ]
+    ]  # fmt: skip
+
+
+def _compare_values(quantity: str, alone: int, together: int) -> Row:
+    return Row(quantity, str(alone), str(together), 0.0 if alone == together else np.inf)
 
 
 def _format_last_figures(outcome: Outcome) -> str:
@@ -177,19 +177,16 @@ def _format_last_figures(outcome: Outcome) -> str:
 def _find_largest_difference(
     alone: Sequence[Sequence[float] | np.ndarray], together: Sequence[Sequence[float] | np.ndarray]
 ) -> float:
+    """The largest of the relative differences of steps or weights, as many as both runs have."""
     return max((compute_relative_difference(a, b) for a, b in zip(alone, together)), default=0.0)
-
-
-def _compare_numbers(what: str, alone: str, together: str, distance: float) -> Row:
-    return Row(what, alone, together, judge_difference(distance), f"largest difference {distance:.1e}")
 
 
 def _compare_printed_lines(alone: Sequence[str], together: Sequence[str]) -> Row:
     pairs = zip([*alone, ""], [*together, ""])
-    first_difference = next(((a, b) for a, b in pairs if not is_same_line(a, b)), None)
-    note = f"first: {first_difference[0][:60]!r} and {first_difference[1][:60]!r}" if first_difference else ""
-    are_equal = first_difference is None and len(alone) == len(together)
-    return Row("lines printed", str(len(alone)), str(len(together)), judge_equality(are_equal), note)
+    unlike_pair = next(((a, b) for a, b in pairs if not is_same_line(a, b)), None)
+    note = f"first: {unlike_pair[0][:60]!r} and {unlike_pair[1][:60]!r}" if unlike_pair else ""
+    are_equal = unlike_pair is None and len(alone) == len(together)
+    return Row("lines printed", str(len(alone)), str(len(together)), 0.0 if are_equal else np.inf, note)
 
 
 def _compare_files(alone: Outcome, together: Outcome) -> Row:
@@ -197,17 +194,18 @@ def _compare_files(alone: Outcome, together: Outcome) -> Row:
     note = f"only in one: {', '.join(in_one_only[:3])}" if in_one_only else ""
     if alone.shared and not in_one_only:
         note = f"less those in {', '.join(alone.shared[:3])}: too many files for a copy, so the originals are used"
-    counts = str(len(alone.files)), str(len(together.files))
-    return Row("files written", *counts, judge_equality(not in_one_only), note)
+    difference = np.inf if in_one_only else 0.0
+    return Row("files written", str(len(alone.files)), str(len(together.files)), difference, note)
 
 
 def format_table(rows: Sequence[Row], ranks: int, alone: Outcome, together: Outcome) -> str:
     """The table as text, with the times of both runs for information."""
-    heading = Row("", "alone", f"{ranks} ranks", "")
-    times = Row("seconds", f"{alone.seconds:.1f}", f"{together.seconds:.1f}", "", "with the start; not compared")
+    lines = [(row.quantity, row.alone, row.together, row.verdict, row.note) for row in rows]
+    heading = ("", "alone", f"{ranks} ranks", "", "")
+    times = ("seconds", f"{alone.seconds:.1f}", f"{together.seconds:.1f}", "", "with the start; not compared")
     return "\n".join(
-        f"{row.what:<21} {row.alone:>22} {row.together:>22}   {row.verdict:<8} {row.note}".rstrip()
-        for row in (heading, *rows, times)
+        f"{quantity:<21} {first:>22} {second:>22}   {verdict:<8} {note}".rstrip()
+        for quantity, first, second, verdict, note in (heading, *lines, times)
     )
 
 
@@ -222,11 +220,9 @@ def check_script(
 ) -> int:
     """Run `target` by both commands for `steps` training steps and print the table. Returns 1 if anything differs.
 
-    Args:
-        parent: a folder for the copies that all hosts see; None if all ranks run on this host.
+    `parent` is a folder for the copies that all hosts see; None if all ranks run on this host.
 
-    Raises:
-        click.UsageError: see `make_mirror`.
+    Raises click.UsageError, see `make_mirror`.
     """
     with tempfile.TemporaryDirectory(prefix="matex-check-", dir=parent) as temporary:
         outcomes = []
@@ -243,7 +239,7 @@ def check_script(
                 )
     rows = compare_outcomes(*outcomes)
     print(format_table(rows, ranks, *outcomes))
-    differences = [row.what for row in rows if row.verdict == "differs"]
+    differences = [row.quantity for row in rows if row.verdict == "differs"]
     if outcomes[0].code or outcomes[1].code:
         differences.insert(0, "a run failed, its message is above")
     elif not outcomes[0].figures:

@@ -9,34 +9,31 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import click
 
-from matex_tf import errors, settings
+from matex_tf import arguments, errors, settings
 from matex_tf.launch import check_run, info, mpirun_command, output_file, probe, process, restarts, run_options
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.monitoring import event_log
-from matex_tf.launch.planning.option_types import HERE, Bytes
-from matex_tf.launch.run_options import ADAPT, STRATEGY, Count, Run, RunCommand
+from matex_tf.launch.option_types import HERE, Bytes, Count
+from matex_tf.launch.run_options import ADAPT, STRATEGY, Run, RunCommand
 from matex_tf.version import __version__
 from matex_tf.world import missing_mpi, mpirun_options, placement
 
 USAGE_ERROR = 2
-HELP = {"help_option_names": ["-h", "--help"]}
-
-
-# The commands of other modules: module and name of a command, or of a function that makes one from `check_target`
-# and `make_command_line`. A module is imported when its command is used, so that `matex run` starts quickly.
+# The commands of other modules, as MODULE:NAME. A module is imported when its command is used, so that `matex run`
+# starts quickly.
 LAZY_COMMANDS = {
     "build": "matex_tf.launch.built_ops:build_ops",
     "simulate": "matex_tf.launch.simulate:simulate_command",
     "submit": "matex_tf.deploy.command:submit_script",
     "follow": "matex_tf.deploy.command:follow_job",
     "cancel": "matex_tf.deploy.command:cancel_job",
-    "plan": "matex_tf.launch.planning.command:make_plan_command",
+    "plan": "matex_tf.launch.planning.command:plan_command",
     "tune": "matex_tf.tune.command:tune_command",
     "top": "matex_tf.launch.monitoring.command:show_top",
     "report": "matex_tf.launch.monitoring.command:write_report",
@@ -53,19 +50,26 @@ class _Commands(click.Group):
         if cmd_name not in LAZY_COMMANDS:
             return super().get_command(ctx, cmd_name)
         module, _, name = LAZY_COMMANDS[cmd_name].partition(":")
-        found = getattr(importlib.import_module(module), name)
-        return found if isinstance(found, click.Command) else found(check_target, make_command_line)
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         known = self.list_commands(ctx)
         if args[0] not in known:
-            similar = difflib.get_close_matches(args[0], known, n=1)
-            hint = f"did you mean {similar[0]}? " if similar else ""
-            raise click.UsageError(f"there is no command {args[0]!r}; {hint}The commands are {', '.join(known)}")
+            raise click.UsageError(arguments.describe_unknown("command", args[0], known))
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Commands, context_settings=HELP, no_args_is_help=False, invoke_without_command=True)
+def _suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of an error message about an unknown `name`: the most similar `known` name; "" if none is similar."""
+    similar = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean {similar[0]}?" if similar else ""
+
+
+@click.group(
+    cls=_Commands, no_args_is_help=False, invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},  # also of all commands
+)  # fmt: skip
 @click.version_option(__version__, message="matex_tf %(version)s")
 @click.pass_context
 def matex(ctx: click.Context) -> int:
@@ -74,54 +78,41 @@ def matex(ctx: click.Context) -> int:
     \b
     matex run -n 4 train.py
     """
+    ctx.obj = check_target, make_command_line  # for `plan_command`
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
         return USAGE_ERROR
     return 0
 
 
-@matex.command(name="run", cls=RunCommand, context_settings=HELP, short_help="Train SCRIPT.py on several ranks.")
-@click.option("-n", "ranks", type=Count("ranks"), metavar="RANKS", help="The number of ranks; also -np, --np and -c.")
+@matex.command(name="run", cls=RunCommand, short_help="Train SCRIPT.py on several ranks.")
+@click.option("-n", "ranks", type=Count("ranks"), help="The number of ranks; also -np, --np and -c.")
 @click.option("--dry-run", is_flag=True, help="Print the command line of mpirun and run nothing.")
 @click.option("--check", is_flag=True, help="Run a few steps alone and on the ranks; compare losses, weights, files.")
-@click.option(
-    "--share", is_flag=True, help="With --check: use your own files if they are too large for a copy. Changes stay."
-)
-@click.option(
-    "--steps",
-    type=Count("steps"),
-    metavar="STEPS",
-    help=f"With --check: the number of steps. Default: {check_run.STEPS}.",
-)
+@click.option("--share", is_flag=True, help="With --check: use your own files if too large for a copy. Changes stay.")
+@click.option("--steps", type=Count("steps"), help=f"With --check: the number of steps. Default: {check_run.STEPS}.")
 @click.option("--explain", is_flag=True, help="Say whether each step is sharded, and if not, why.")
 @click.option(
-    "--strategy",
-    type=STRATEGY,
-    metavar="NAME",
+    "--strategy", type=STRATEGY, metavar="NAME",
     help="Who updates the weights: auto, allreduce, sharded, servers:S, async or local:H.",
-)
-@click.option("--adapt", flag_value="on", is_flag=False, type=ADAPT, metavar="[=ranks]", help=run_options.ADAPTS)
+)  # fmt: skip
+@click.option("--adapt", flag_value="on", is_flag=False, type=ADAPT, metavar="[=ranks]", help=run_options.ADAPT_HELP)
 @click.option(
-    "--memory",
-    type=Bytes(),
-    metavar="SIZE",
+    "--memory", type=Bytes(), default=0.0,
     help="The memory of a rank, as 16GiB, or here: larger slices are computed in parts.",
-)
+)  # fmt: skip
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
-@click.option("--record", metavar="FOLDER", help="Record each rank there, for `matex top` and `matex report`.")
+@click.option("--record", default="", metavar="FOLDER", help="Record each rank there, for `matex top` and `report`.")
 @click.option("--live", is_flag=True, help="Show each rank below the output. Default of --record: runs/.")
 @click.option(
-    "--restarts",
-    type=Count("restarts"),
-    metavar="TIMES",
+    "--restarts", type=Count("restarts"), metavar="TIMES",
     help="Keep the state of the run. After a loss restart from it, at most TIMES times, on the remaining hosts.",
-)
+)  # fmt: skip
 @click.option(
-    "--elastic",
-    is_flag=True,
+    "--elastic", is_flag=True,
     help="Continue without a lost rank. If that is impossible, restart, at most --restarts or "
     f"{run_options.RESTARTS} times.",
-)
+)  # fmt: skip
 @click.pass_context
 def run_script(ctx: click.Context, /, **_: Any) -> int:
     """Train SCRIPT.py, unchanged, data-parallel on RANKS ranks.
@@ -135,8 +126,10 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
     run = run_options.read_run(ctx)
     if not run.dry_run:
         check_target(run)
-    if run.live and not (run.record or os.environ.get("MATEX_RECORD")):
-        run = replace(run, record=event_log.name_record_folder(run.target))
+    record_folder = run.record or os.environ.get("MATEX_RECORD", "")
+    if run.live and not record_folder:
+        record_folder = event_log.name_record_folder(run.target)
+        run = replace(run, record=record_folder)
     if run.dry_run:
         print(shlex.join(make_command_line(run)))
         return 0
@@ -144,21 +137,21 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
         shared_folder = run_options.choose_shared(run, os.environ)
         alone, together = [sys.executable, "-m", "matex_tf"], make_command_line(replace(run, target=[]))
         return check_run.check_script(run.ranks, run.target, alone, together, run.steps, run.share, shared_folder)
-    record_folder = run.record or os.environ.get("MATEX_RECORD", "")
     display: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if run.live:
-        from matex_tf.launch.monitoring import live
+        from matex_tf.launch.monitoring import live  # this imports rich
 
         display = live.show_picture(record_folder)
-    with output_file.Outlet() as output, event_log.open_journal(record_folder, run.target) as events, display:
+    events = event_log.EventLog(record_folder, run.target)
+    with output_file.Outlet() as output, display:
         code = _start_ranks(run, events.note_event)
-        events.note_end(code)
+        events.note_event(f"ended with exit code {code}", end=code)
     return output.correct_exit_code(code)
 
 
-@matex.command(name="info", context_settings=HELP, short_help="Report versions, MPI, hardware and problems.")
+@matex.command(name="info", short_help="Report versions, MPI, hardware and problems.")
 @click.option(
-    "--hooks", is_flag=True, help="List the functions replaced in other libraries, and the effect of a missing hook."
+    "--hooks", is_flag=True, help="List the functions replaced in other libraries, and the loss without each."
 )
 def show_info(hooks: bool) -> int:
     """Report versions, MPI, cores, GPUs and compiled ops, and each problem with its fix.
@@ -173,7 +166,7 @@ def show_info(hooks: bool) -> int:
     return 1 if info.find_complaints(facts) else 0
 
 
-@matex.command(name="settings", context_settings=HELP, short_help="List the settings, or explain one.")
+@matex.command(name="settings", short_help="List the settings, or explain one.")
 @click.argument("name", required=False)
 def show_settings(name: str | None) -> int:
     """List the MATEX_* settings: the value in force, where it comes from, what it may be. With NAME explain one."""
@@ -188,26 +181,23 @@ def show_settings(name: str | None) -> int:
         wanted = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
         known = {setting.variable: setting for setting in (*settings.TABLE, *settings.INTERNAL)}
         if wanted not in known:
-            similar = difflib.get_close_matches(wanted, known, n=1)
-            raise click.UsageError(
-                f"there is no setting {wanted}" + (f"; did you mean {similar[0]}?" if similar else "")
-            )
+            raise click.UsageError(f"there is no setting {wanted}{_suggest(wanted, known)}")
         print(f"{wanted} ({known[wanted].values})\n{known[wanted].meaning}")
         return 0
     table = Table("setting", "value", "from", "values")
     internal = [setting for setting in settings.INTERNAL if setting.variable in os.environ]
     for setting in (*settings.TABLE, *internal):
-        is_set = setting.variable in os.environ
+        source = "environment" if setting.variable in os.environ else "default"
         value = getattr(chosen, setting.name)
-        shown = {True: "1", False: "0"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-        table.add_row(setting.variable, shown, "environment" if is_set else "default", setting.values)
+        text = str(int(value) if isinstance(value, bool) else value)
+        table.add_row(setting.variable, text, source, setting.values)
     Console().print(table)
     return 0
 
 
 def parse_run(words: Sequence[str]) -> Run:
     """Parse the words after `matex run`. Raises click.UsageError."""
-    return run_options.read_run(run_script.make_context("run", list(words)))
+    return run_options.read_run(run_script.make_context("run", list(words), parent=matex.make_context("matex", [])))
 
 
 def check_target(run: Run) -> None:
@@ -232,7 +222,7 @@ def find_mpirun() -> mpirun_command.Mpirun:
 
 def make_command_line(run: Run) -> list[str]:
     """The mpirun command line for `run` on this machine. Raises click.UsageError if there is no mpirun."""
-    mpirun, cores = find_mpirun(), len(placement.list_cores())
+    mpirun = find_mpirun()
     if run.elastic and (mpirun.family != mpirun_options.OPENMPI or mpirun.major < 5):
         raise click.UsageError(
             "--elastic needs Open MPI 5 or later, whose mpirun leaves other ranks alone when one is lost; this "
@@ -240,35 +230,33 @@ def make_command_line(run: Run) -> list[str]:
         )
     environment = run.environment or os.environ
     variables = _choose_variables(run, environment)
-    # The environment takes precedence over `variables`, except for these options.
+    # Of a variable in both mappings, `choose_options` takes the value of `environment`, except for these options.
     overriding = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
     if run.adapt == "ranks":
-        overriding["MATEX_STRATEGY"] = run.strategy or ""
+        overriding["MATEX_STRATEGY"] = run.strategy
     environment = {name: value for name, value in environment.items() if not overriding.get(name)}
-    uses_shared_memory = probe.has_memory_for(run.ranks, mpirun)
     options = mpirun_command.choose_options(
-        mpirun, run.ranks, cores, os.geteuid() == 0, run.options, environment, variables, uses_shared_memory
-    )
+        mpirun, run.ranks, cores=len(placement.list_cores()), is_root=os.geteuid() == 0, user_options=run.options,
+        environment=environment, settings=variables, by_memory=probe.has_memory_for(run.ranks, mpirun),
+    )  # fmt: skip
     return mpirun_command.make_command(mpirun, options, sys.executable, run.target)
 
 
 def _choose_variables(run: Run, environment: Mapping[str, str]) -> dict[str, str]:
     """The settings that the options of `run` stand for, as environment variables of the ranks."""
-    flags = {"MATEX_PROFILE": run.profile, "MATEX_EXPLAIN": run.explain, "MATEX_ELASTIC": run.elastic}
-    variables = {name: "1" for name, is_on in flags.items() if is_on}
-    if run.record:
-        variables["MATEX_RECORD"] = os.path.abspath(run.record)
-    if run.strategy:
-        variables["MATEX_STRATEGY"] = run.strategy
-    if run.adapt:
-        variables["MATEX_ADAPT"] = run.adapt
-    if run.memory and "MATEX_MICROBATCH" not in environment:
-        variables["MATEX_MICROBATCH"] = "auto"
-    if run.memory and run.memory != HERE:
-        variables["MATEX_MEMORY"] = f"{run.memory:.0f}"
-    if run.restarts:
-        variables["MATEX_STATE"] = restarts.name_state_folder(run.target)
-    return variables
+    needs_microbatches = run.memory and "MATEX_MICROBATCH" not in environment
+    variables = {
+        "MATEX_PROFILE": "1" if run.profile else "",
+        "MATEX_EXPLAIN": "1" if run.explain else "",
+        "MATEX_ELASTIC": "1" if run.elastic else "",
+        "MATEX_RECORD": os.path.abspath(run.record) if run.record else "",
+        "MATEX_STRATEGY": run.strategy,
+        "MATEX_ADAPT": run.adapt,
+        "MATEX_MICROBATCH": "auto" if needs_microbatches else "",
+        "MATEX_MEMORY": f"{run.memory:.0f}" if run.memory not in (0.0, HERE) else "",
+        "MATEX_STATE": restarts.name_state_folder(run.target) if run.restarts else "",
+    }
+    return {name: value for name, value in variables.items() if value}
 
 
 def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
@@ -278,43 +266,38 @@ def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
     run = run_options.settle_strategy(run, os.environ) if is_resumable else run
     places = Places(Attempt(run.ranks, run.options), find_mpirun(), follows_files=run.adapt == "ranks")
     if is_resumable:
-        return restarts.run_with_restarts(
-            places,
-            run.restarts,
-            lambda attempt: make_command_line(
+        return restarts.RestartedRun(
+            places=places, restarts=run.restarts, shared_folder=shared_folder, report=report,
+            may_choose=not run.strategy,
+            state=os.environ.get("MATEX_STATE") or restarts.name_state_folder(run.target),
+            make_command=lambda attempt: make_command_line(
                 run_options.change_ranks(run, attempt.ranks, attempt.options, attempt.strategy)
             ),
-            shared_folder,
-            os.environ.get("MATEX_STATE") or restarts.name_state_folder(run.target),
-            report,
-            may_choose=not run.strategy,
-        )
+        ).run()  # fmt: skip
     with process.make_proof_folder(shared_folder) as proof_folder:
-        return process.run_to_end(make_command_line(run), proof_folder, places.describe_gone)
+        return process.run_to_end(make_command_line(run), proof_folder, places.describe_lost_hosts)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command with the words of the command line. Returns the exit code."""
     words = list(sys.argv[1:] if words is None else words)
     try:
-        process.hear_children()
+        process.reset_child_signal()
         with matex.make_context("matex", words) as context:
             return matex.invoke(context)
     except click.exceptions.Exit as exit_request:  # after the help or the version
         return exit_request.exit_code
     except click.exceptions.NoSuchOption as error:
-        similar = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.8)
-        hint = f"; did you mean {similar[0]}?" if similar else ""
-        print(f"matex: there is no option {error.option_name}{hint}", file=sys.stderr)
-        return USAGE_ERROR
+        known = error.possibilities or ()
+        message = f"there is no option {error.option_name}{_suggest(error.option_name, known, cutoff=0.8)}"
     except click.ClickException as error:
-        print(f"matex: {error.format_message()}", file=sys.stderr)
-        return USAGE_ERROR
+        message = error.format_message()
     except errors.BuildError as error:
-        print(f"matex: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        message = str(error)
     except KeyboardInterrupt:
         return process.compute_signal_exit_code({signal.SIGINT})
+    print(f"matex: {message}", file=sys.stderr)
+    return USAGE_ERROR
 
 
 if __name__ == "__main__":

@@ -117,9 +117,7 @@ def find_complaints(facts: Facts) -> list[str]:
 
 
 def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]) -> str:
-    """The problem that `mpirun` belongs to another MPI than the `library` that mpi4py loads, with its fix; "" if it
-    does not.
-    """
+    """The problem that `mpirun` and the `library` that mpi4py loads are of different MPIs, with its fix; else ""."""
     if "error" in library or mpirun.fits(library["library"]):
         return ""
     family = mpirun_command.find_family(library["library"])
@@ -131,15 +129,8 @@ def describe_other_mpi(mpirun: mpirun_command.Mpirun, library: Mapping[str, Any]
     )
 
 
-def describe_tried(facts: Facts) -> str:
-    """The newest tested versions, and installed versions that are newer."""
-    return hooks.describe_tried(hooks.list_newer({name: str(facts.tensorflow.get(name, "")) for name in hooks.NAMES}))
-
-
 def format_hooks() -> str:
-    """The text of `matex info --hooks`: the replaced functions by library and module, and the consequence if a hook is
-    missing.
-    """
+    """The text of `matex info --hooks`: the replaced functions by library and module, and the loss without each."""
     from matex_tf import patches
 
     # Names of functions by library, by module, and by the consequence of a missing hook.
@@ -165,7 +156,8 @@ def list_rows(facts: Facts) -> list[tuple[str, str]]:
     lines = [("matex_tf", f"{__version__}, Python {platform.python_version()} ({sys.executable})")]
     if "error" not in facts.tensorflow:
         lines.append(("TensorFlow", f"{facts.tensorflow['tensorflow']}, Keras {facts.tensorflow['keras']}"))
-    lines.append(("newest tried", describe_tried(facts)))
+    newer = hooks.list_newer({name: str(facts.tensorflow.get(name, "")) for name in hooks.NAMES})
+    lines.append(("newest tried", hooks.describe_tried(newer)))
     if "error" not in facts.library:
         name = facts.library["library"].split(", package")[0].splitlines()[0]
         lines.append(("MPI", f"{name} ({facts.library['path']}), mpi4py {facts.library['mpi4py']}"))
@@ -175,19 +167,18 @@ def list_rows(facts: Facts) -> list[tuple[str, str]]:
         lines.append(("mpirun", f"{facts.mpirun.path} ({name})"))
     lines += [(f"ops {key}", str(value)) for key, value in facts.ops.items() if key != "error"]
     cpus = [cpu for core in facts.cores for cpu in core]
-    lines.append(("cores", f"{len(facts.cores)} (CPUs {placement.format_cpu_list(cpus)})"))
     visible = len(facts.tensorflow.get("gpus", []))
-    lines.append(
-        ("GPUs", f"{facts.gpus} on this machine, {visible} seen by TensorFlow" if facts.gpus or visible else "none")
-    )
-    lines.append(("strategies", ", ".join(settings.STRATEGIES)))
-    lines.append(("compression", facts.compression))
-    lines.append(("rank files", facts.rank_files))
-    lines += [("link", link) for link in facts.links] or [
-        ("link", "not measured yet: --profile and overlapped updates do")
+    has_gpus = facts.gpus or visible
+    return [
+        *lines,
+        ("cores", f"{len(facts.cores)} (CPUs {placement.format_cpu_list(cpus)})"),
+        ("GPUs", f"{facts.gpus} on this machine, {visible} seen by TensorFlow" if has_gpus else "none"),
+        ("strategies", ", ".join(settings.STRATEGIES)),
+        ("compression", facts.compression),
+        ("rank files", facts.rank_files),
+        *(("link", link) for link in facts.links or ["not measured yet: --profile and overlapped updates do"]),
+        *(("setting", f"{name}={value}") for name, value in sorted(facts.chosen_settings.items())),
     ]
-    lines += [("setting", f"{name}={value}") for name, value in sorted(facts.chosen_settings.items())]
-    return lines
 
 
 def format_report(facts: Facts) -> str:

@@ -106,6 +106,7 @@ def choose_options(
     is_local = not mpirun_options.chooses_hosts(user_options, environment)
     is_full = is_local and ranks >= cores
     user_binds = mpirun_options.has_binding_option(user_options)
+    user_names = [mpirun_options.parse_option_name(word) for word in user_options]
     variables = {**start_variables.HASH_SEED, **(settings or {})}
     named = {*environment, *(word.partition("=")[0] for word in user_options)}
     if ranks > 1 and not named & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # otherwise each rank decides on large pages
@@ -119,7 +120,6 @@ def choose_options(
     }
     options: list[str] = []
     if mpirun.family == mpirun_options.OPENMPI:
-        user_names = [mpirun_options.parse_option_name(word) for word in user_options]
         if is_root and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" not in environment:
             options.append("--allow-run-as-root")
         if not user_binds:

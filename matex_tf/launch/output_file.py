@@ -32,13 +32,16 @@ class Outlet:
         self._errors: dict[str, int] = {}
 
     def __enter__(self) -> Outlet:
-        if not _is_terminal(2) and _have_same_place():
-            # The script's own output may contain NUL bytes, but hardly at the beginning of a line.
+        output, errors = _read_status(1), _read_status(2)
+        copies_errors = errors is not None and not os.isatty(2)  # a terminal does not show NUL bytes
+        if output is not None and errors is not None and copies_errors and os.path.samestat(output, errors):
+            # The relative order of the streams matters. The script's own output may contain NUL bytes, but hardly at
+            # the beginning of a line.
             self._copies["standard output and error"] = _Copy([1, 2], drops=rb"(?<=\n)\0+")
         else:
-            if _is_file():
+            if output is not None and _is_file_or_device(output):
                 self._copies["standard output"] = _Copy([1])
-            if not _is_terminal(2):
+            if copies_errors:
                 self._copies["standard error"] = _Copy([2], drops=rb"\0+")
         for copy in self._copies.values():
             copy.start()
@@ -52,11 +55,8 @@ class Outlet:
         for name, error in self._errors.items():
             code = code or EXIT_OUTPUT_LOST
             with contextlib.suppress(OSError):  # standard error itself may be unwritable
-                print(
-                    f"matex: {name}: {os.strerror(error)}: some output is lost (exit code {code})",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                message = f"{name}: {os.strerror(error)}: some output is lost (exit code {code})"
+                print(f"matex: {message}", file=sys.stderr, flush=True)
         return code
 
 
@@ -107,30 +107,17 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-def _is_terminal(descriptor: int) -> bool:
-    """Whether the descriptor is a terminal, which does not show NUL bytes, or closed."""
-    try:
-        return os.isatty(descriptor) or not os.fstat(descriptor)
-    except OSError:
-        return True
+def _read_status(descriptor: int) -> os.stat_result | None:
+    """The file status of a descriptor; None if it is closed."""
+    with contextlib.suppress(OSError):
+        return os.fstat(descriptor)
+    return None
 
 
-def _have_same_place() -> bool:
-    """Whether standard output and standard error lead to the same file. Then their relative order matters."""
-    try:
-        return os.path.samestat(os.fstat(1), os.fstat(2))
-    except OSError:
-        return False
-
-
-def _is_file() -> bool:
+def _is_file_or_device(output: os.stat_result) -> bool:
     """Whether standard output is a file or a device. Terminals, pipes and the null device are left to mpirun."""
-    try:
-        state = os.fstat(1)
-    except OSError:
-        return False
-    is_device = stat.S_ISCHR(state.st_mode) and not os.isatty(1) and state.st_rdev != os.stat(os.devnull).st_rdev
-    return stat.S_ISREG(state.st_mode) or is_device
+    is_device = stat.S_ISCHR(output.st_mode) and not os.isatty(1) and output.st_rdev != os.stat(os.devnull).st_rdev
+    return stat.S_ISREG(output.st_mode) or is_device
 
 
 def _copy_output(source: int, target: int, drops: re.Pattern[bytes], stop_reader: int) -> int:

@@ -56,13 +56,10 @@ def ask_child(program: str, timeout: float = 120, extra_variables: Mapping[str, 
     Returns the JSON object in the last line of its output; after a failure {"error": last line of stderr}.
     """
     try:
+        environment = {**task_environment.remove_job_variables(os.environ), **(extra_variables or {})}
+        words = child_process.make_question(program)
         child = subprocess.run(
-            child_process.make_question(program),
-            env={**task_environment.remove_job_variables(os.environ), **(extra_variables or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
+            words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
         )
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {timeout:.0f} s"}
@@ -85,27 +82,20 @@ def find_thread_level() -> dict[str, Any]:
 
 
 def find_tensorflow() -> dict[str, Any]:
-    """The versions "tensorflow" and "keras", the visible "gpus", and "ops", the state of the
-    compiled ops; or "error".
-    """
+    """The versions "tensorflow" and "keras", the visible "gpus", and the state of the compiled "ops"; or "error"."""
     return ask_child(TENSORFLOW)
 
 
 def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
-    """The mpirun of the MPI that mpi4py loads (`library` from `find_mpi_library`), else any mpirun; None if there is
-    none.
-    """
+    """The mpirun of the MPI that mpi4py loads (`library` from `find_mpi_library`), else any mpirun, else None."""
     needed_library = library.get("library", "")
     first_mpirun = None
     for path in mpirun_command.list_candidates(library.get("path"), os.environ.get("PATH", ""), sys.prefix):
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             continue
-        answer = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, env=task_environment.remove_job_variables(os.environ)
-        )
-        mpirun = mpirun_command.Mpirun(
-            path, mpirun_command.find_family(answer.stdout), mpirun_command.find_version(answer.stdout)
-        )
+        environment = task_environment.remove_job_variables(os.environ)
+        text = subprocess.run([path, "--version"], capture_output=True, text=True, env=environment).stdout
+        mpirun = mpirun_command.Mpirun(path, mpirun_command.find_family(text), mpirun_command.find_version(text))
         if mpirun.family and mpirun_command.find_family(needed_library) and mpirun.fits(needed_library):
             return mpirun
         first_mpirun = first_mpirun or mpirun

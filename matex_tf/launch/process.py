@@ -1,7 +1,8 @@
 """Run mpirun for `matex run` as a shell would: mpirun owns the output and the terminal, and receives all signals.
 
-`run_to_end` is a run without restarts; `launch.restarts` calls `wait_for_ranks` for each start. mpirun's exit code 0
-alone does not prove success: the ranks leave records in a proof folder, from which `run_end` tells how the run ended.
+`run_to_end` is a run without restarts; `launch.restarts` calls `wait_for_ranks` for each start. Both call
+`wait_for_command`, which starts mpirun and passes signals on. mpirun's exit code 0 alone does not prove success: the
+ranks leave records in a proof folder, from which `run_end` tells how the run ended.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ _FORWARDED = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
     signal.SIGCONT,
 )  # fmt: skip
-STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}
-"""Signals that ask a run with saved state to end and to resume later."""
+STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}  # signals that ask a run with saved state to end and to resume later
 # Signals that end a run without saved state. The exit code is then 128 plus the number of the signal.
 _FATAL = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _SI_KERNEL = 128  # sent by the kernel, like terminal signals, to the whole group, and thus also to mpirun
@@ -52,7 +52,7 @@ def make_proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
             shared_memory.remove_files(folder, even_used=True)  # left only if mpirun was killed
 
 
-def hear_children() -> None:
+def reset_child_signal() -> None:
     """Reset the handling of SIGCHLD: a daemon may have started this process with the signal ignored."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 

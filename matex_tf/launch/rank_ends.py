@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-from types import TracebackType
 
 from matex_tf.runtime import rank_records
 from matex_tf.runtime.rank_records import Record
@@ -19,9 +18,7 @@ _SIGNALS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signa
 
 
 class RankEnds:
-    """Context in which `look_for_ranks` watches the ranks with a record in `folder`; `find_first` returns the first to
-    end.
-    """
+    """Context in which `look_for_ranks` watches the ranks with a record in `folder`; at the end call `find_first`."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         self._folder = folder
@@ -32,7 +29,7 @@ class RankEnds:
         self._exits = select.epoll()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exits.close()
         for pidfd in self._records:
             os.close(pidfd)

@@ -1,7 +1,8 @@
-"""`matex run --restarts`: restart a lost run on the remaining hosts, and report the outcome.
+"""`matex run --restarts`: start mpirun again after a loss, on the hosts that answer, and report the outcome.
 
+One start of mpirun is an attempt. `RestartedRun` makes attempts until `judge_end` finds no reason for another one.
 docs/reliability.md defines when a run is lost, and docs/adapt.md when a run restarts with another number of ranks.
-`resilience.run_state` saves the state from which a run resumes.
+`resilience.run_state` saves the state from which the next attempt resumes.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matex_tf.adapt import offers
+from matex_tf.deploy.job import format_count
 from matex_tf.launch import process, rank_ends, run_end
 from matex_tf.launch.hosts.changing import Changes
 from matex_tf.launch.hosts.places import Attempt, Places
@@ -27,7 +30,7 @@ from matex_tf.resilience import state_files
 from matex_tf.world.exit_codes import EXIT_REQUEUE, EXIT_STALLED, EXIT_UNPROVED
 from matex_tf.world.mpirun_options import ALLOCATIONS
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a restart
 # The kinds of the end of an attempt. Only LOST and CHANGED lead to another attempt.
 COMPLETED = "completed"  # success, proved by the ranks' records
 OWN_CODE = "own code"  # the script's own exit code: the script would end in the same way again
@@ -79,11 +82,10 @@ def explain_end(code: int) -> str:
     """The reason for the loss of a run, in words."""
     if name := rank_ends.find_signal(code):
         return f"a rank was killed by {name} (exit code {code})"
-    known = {
-        0: "a rank or a host was lost, though mpirun ended with exit code 0",
-        EXIT_STALLED: f"ranks waited too long for others (exit code {EXIT_STALLED})",
-    }
-    return known.get(code, f"a rank or a host was lost (exit code {code})")
+    if code == 0:
+        return "a rank or a host was lost, though mpirun ended with exit code 0"
+    reason = "ranks waited too long for others" if code == EXIT_STALLED else "a rank or a host was lost"
+    return f"{reason} (exit code {code})"
 
 
 def compute_pause(restart: int) -> float:
@@ -91,133 +93,139 @@ def compute_pause(restart: int) -> float:
     return min(FIRST_PAUSE * 2 ** (restart - 1), LONGEST_PAUSE)
 
 
-def run_with_restarts(
-    places: Places,
-    restarts: int,
-    make_command: Callable[[Attempt], Sequence[str]],
-    shared_folder: str | os.PathLike | None,
-    state: str,
-    report: Callable[[str], None] = lambda text: None,
-    may_choose: bool = False,
-) -> int:
-    """Run `make_command(attempt)` until no restart is due, with at most `restarts` restarts. Returns the exit code.
+@dataclass
+class RestartedRun:
+    """A run with at most `restarts` restarts after losses. `run` returns once no restart is due."""
 
-    Args:
-        places: the hosts, and whether the ranks may change them.
-        shared_folder: a folder that all hosts see; None if all ranks run on this host.
-        state: the folder with the state of the run.
-        report: receives each message for the user, which is also printed.
-        may_choose: the ranks may choose their strategy.
-    """
+    places: Places  # the hosts, and whether the ranks may change them
+    restarts: int
+    make_command: Callable[[Attempt], Sequence[str]]  # makes the command line of an attempt
+    shared_folder: str | os.PathLike | None  # a folder that all hosts see; None if all ranks run on this host
+    state: str  # the folder with the state of the run
+    report: Callable[[str], None] = lambda text: None  # receives each message for the user, which is also printed
+    may_choose: bool = False  # the ranks may choose their strategy
 
-    def say(text: str) -> None:
+    def __post_init__(self) -> None:
+        self._losses: list[str] = []  # the reasons for which attempts were lost
+        self._received_signals: set[int] = set()  # by this process, during the last attempt
+
+    def run(self) -> int:
+        """Run attempts until no restart is due. Returns the exit code."""
+        try:
+            with _raise_on_signals():  # between attempts, there is no mpirun to receive the signals
+                kind, code = self._run_attempts()
+        except _StopRequest as request:
+            if request.number in _INTERRUPTS:
+                return self._report_interrupt({request.number})
+            name = signal.Signals(request.number).name
+            next_run = f"the same command goes on from {self.state} (exit code {EXIT_REQUEUE})"
+            self._say(f"{name} before the restart; {next_run}")
+            return EXIT_REQUEUE
+        if kind == INTERRUPTED:
+            return self._report_interrupt(self._received_signals & _INTERRUPTS)
+        if kind == LOST:
+            return code or EXIT_UNPROVED
+        if kind == COMPLETED:
+            _remove_state(self.state)
+        if kind == STOPPED and code != 0:
+            self._say(
+                f"the run was asked to end, and its ranks have ended (exit code {EXIT_REQUEUE}). mpirun's message "
+                f"about an abort or a signal reports this end; the same command {self._describe_next_run()}"
+            )
+        if self._losses:
+            restarts_text = format_count(len(self._losses), "restart")
+            self._say(f"{_describe_end(kind, code)} after {restarts_text}: {_list_losses(self._losses)}")
+        if kind == STOPPED:
+            return EXIT_REQUEUE
+        return 0 if kind == COMPLETED else code or EXIT_UNPROVED
+
+    def _say(self, text: str) -> None:
         print(f"matex: {text}", file=sys.stderr, flush=True)
-        report(text)
+        self.report(text)
 
-    losses: list[str] = []
-    try:
-        with _raise_on_signals():  # between attempts, there is no mpirun to receive the signals
-            kind, code, received_signals = _run_attempts(
-                places, restarts, make_command, shared_folder, state, say, may_choose, losses
-            )
-    except _StopRequest as request:
-        if request.number in _INTERRUPTS:
-            return _report_interrupt({request.number}, state, say)
-        name = signal.Signals(request.number).name
-        say(f"{name} before the restart; the same command goes on from {state} (exit code {EXIT_REQUEUE})")
-        return EXIT_REQUEUE
-    if kind == INTERRUPTED:
-        return _report_interrupt(received_signals & _INTERRUPTS, state, say)
-    if kind == LOST:
-        return code or EXIT_UNPROVED
-    if kind == COMPLETED:
-        _remove_state(state)
-    if kind == STOPPED and code != 0:
-        say(
-            f"the run was asked to end, and its ranks have ended (exit code {EXIT_REQUEUE}). "
-            f"mpirun's message about an abort or a signal reports this end; "
-            f"the same command {_describe_next_run(state)}"
-        )
-    if losses:
-        say(f"{_describe_end(kind, code)} after {_count_restarts(len(losses))}: {_list_losses(losses)}")
-    return EXIT_REQUEUE if kind == STOPPED else code or (0 if kind == COMPLETED else EXIT_UNPROVED)
+    def _run_attempts(self) -> tuple[str, int]:
+        """Run attempts until no restart is due. Returns the kind of the last end, and mpirun's exit code."""
+        attempt, places = self.places.first, self.places
+        changes = Changes(places, self.may_choose, self._say)
+        while True:
+            self._received_signals = set()
+            started_at = time.monotonic()
+            with (
+                process.make_proof_folder(self.shared_folder) as proof_folder,
+                Watch(places, attempt, proof_folder, changes, self._say) as watch,
+            ):
+                poll = watch.look if places.follows_files else None
+                command = self.make_command(attempt)
+                code = process.wait_for_ranks(command, proof_folder, self._received_signals, _REPLACEMENTS, poll)
+                end = run_end.read_end(proof_folder)
+                kind = judge_end(code, end, offers.has_change(proof_folder), self._received_signals)
+                if places.follows_files:
+                    watch.look()  # the ranks may have written the change after the last call
+            if kind == CHANGED:
+                if watch.change is not None:  # the ranks left for a change: make it
+                    attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
+                    continue
+                kind = LOST  # the change cannot be read
+            # The attempt failed before the first step after a change: go back to the attempt before the change.
+            if kind in (LOST, OWN_CODE) and (previous := changes.give_up_change(explain_end(code))) is not None:
+                attempt = previous
+                continue
+            if kind == OWN_CODE and code > 128 and end.has_ended:
+                self._say(
+                    f"{explain_end(code)} after all ranks had reached the end of the script, and the first rank had "
+                    "exited normally. Training and files are complete: the run is not restarted"
+                )
+            if kind != LOST:
+                return kind, code
+            changes.forget_last()  # a later loss may have another cause
+            self._losses.append(explain_end(code))
+            if "SLURM_JOB_ID" in os.environ:
+                # A Slurm step that lost a host keeps its cores until Slurm notices, which may take minutes.
+                os.environ["SLURM_OVERLAP"] = "1"
+            loss = f"{self._losses[-1]} after {time.monotonic() - started_at:.0f} s"
+            if len(self._losses) > self.restarts:
+                if lost_hosts := places.describe_lost_hosts():
+                    loss += f" ({lost_hosts})"
+                if self.restarts:
+                    restarts_text = format_count(self.restarts, "restart")
+                    loss += f"; given up after {restarts_text}: {_list_losses(self._losses)}"
+                self._say(f"{loss}. The same command goes on from {self.state}")
+                return kind, code
+            pause = compute_pause(len(self._losses))
+            self._say(f"{loss}; restart {len(self._losses)} of {self.restarts} in {pause:.0f} s")
+            time.sleep(pause)
+            attempt = self._make_next_attempt(attempt)
 
+    def _make_next_attempt(self, attempt: Attempt) -> Attempt:
+        """The attempt after the loss of `attempt`, on the hosts that answer."""
+        places = self.places
+        try:
+            known = places.read_hosts()
+        except (OSError, ValueError) as error:
+            self._say(f"--adapt: the list of hosts is unchanged: {error}")
+            known = places.known
+        if len(known) < 2:
+            return places.make_attempt(known, attempt.strategy) if places.follows_files else attempt
+        answering_hosts = places.find_answering()
+        if not answering_hosts or len(answering_hosts) == len(known):
+            return places.make_attempt(known, attempt.strategy)
+        next_attempt = places.make_attempt(answering_hosts, attempt.strategy)
+        names = [host.name for host in answering_hosts]
+        missing = ", ".join(host.name for host in known if host.name not in names)
+        ranks_text = format_count(next_attempt.ranks, "rank")
+        self._say(f"no answer from {missing}; continuing with {ranks_text} on {', '.join(names)}")
+        return next_attempt
 
-def _run_attempts(
-    places: Places,
-    restarts: int,
-    make_command: Callable[[Attempt], Sequence[str]],
-    shared_folder: str | os.PathLike | None,
-    state: str,
-    say: Callable[[str], None],
-    may_choose: bool,
-    losses: list[str],
-) -> tuple[str, int, set[int]]:
-    """Run attempts until no restart is due. Returns the last one's kind of end, mpirun's exit code, and signals.
+    def _report_interrupt(self, signals: set[int]) -> int:
+        """Report an interrupt by a person. Its exit code is not 75, for which a batch system would requeue the run."""
+        code, name = process.compute_signal_exit_code(signals), signal.Signals(min(signals)).name
+        self._say(f"interrupted by {name} (exit code {code}); the same command {self._describe_next_run()}")
+        return code
 
-    `losses` collects the reasons for losses; the other arguments are those of `run_with_restarts`.
-    """
-    attempt = places.first
-    changes = Changes(places, may_choose, say)
-    while True:
-        received_signals: set[int] = set()
-        started_at = time.monotonic()
-        with (
-            process.make_proof_folder(shared_folder) as proof_folder,
-            Watch(places, attempt, proof_folder, changes, say) as watch,
-        ):
-            poll = watch.look if places.follows_files else None
-            code = process.wait_for_ranks(make_command(attempt), proof_folder, received_signals, _REPLACEMENTS, poll)
-            end = run_end.read_end(proof_folder)
-            kind = judge_end(code, end, offers.has_change(proof_folder), received_signals)
-            if places.follows_files:
-                watch.look()  # the ranks may have written the change after the last call
-        if kind == CHANGED and watch.change is None:
-            kind = LOST  # the change cannot be read
-        # The ranks left for a change: make it.
-        if kind == CHANGED and watch.change is not None:
-            attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
-            continue
-        # The attempt failed before the first step after a change: go back to the attempt before the change.
-        if kind in (LOST, OWN_CODE) and (previous := changes.give_up_change(explain_end(code))) is not None:
-            attempt = previous
-            continue
-        # No restart is due.
-        if kind == OWN_CODE and code > 128 and end.has_ended:
-            say(
-                f"{explain_end(code)} after all ranks had reached the end of the script, and the first rank had exited "
-                "normally. Training and files are complete: the run is not restarted"
-            )
-        if kind != LOST:
-            return kind, code, received_signals
-        # The attempt is lost: restart it, if a restart is left.
-        changes.forget_last()  # a later loss may have another cause
-        losses.append(explain_end(code))
-        if "SLURM_JOB_ID" in os.environ:
-            # A Slurm step that lost a host keeps its cores until Slurm notices, which may take minutes.
-            os.environ["SLURM_OVERLAP"] = "1"
-        loss = f"{losses[-1]} after {time.monotonic() - started_at:.0f} s"
-        if len(losses) > restarts:
-            outcome = f"; given up after {_count_restarts(restarts)}: {_list_losses(losses)}" if restarts else ""
-            lost_hosts = places.describe_gone()
-            say(f"{loss}{f' ({lost_hosts})' if lost_hosts else ''}{outcome}. The same command goes on from {state}")
-            return kind, code, received_signals
-        pause = compute_pause(len(losses))
-        say(f"{loss}; restart {len(losses)} of {restarts} in {pause:.0f} s")
-        time.sleep(pause)
-        attempt = _make_next_attempt(attempt, places, say)
-
-
-def _report_interrupt(signals: set[int], state: str, say: Callable[[str], None]) -> int:
-    """Report an interrupt by a person. Its exit code is not 75, for which a batch system would requeue the run."""
-    code, name = process.compute_signal_exit_code(signals), signal.Signals(min(signals)).name
-    say(f"interrupted by {name} (exit code {code}); the same command {_describe_next_run(state)}")
-    return code
-
-
-def _describe_next_run(state: str) -> str:
-    is_saved = os.path.isdir(state) and any(name.startswith(("state-", "end-")) for name in os.listdir(state))
-    return f"goes on from {state}" if is_saved else "starts over, because no state was saved yet"
+    def _describe_next_run(self) -> str:
+        files = os.listdir(self.state) if os.path.isdir(self.state) else []
+        is_saved = any(name.startswith(("state-", "end-")) for name in files)
+        return f"goes on from {self.state}" if is_saved else "starts over, because no state was saved yet"
 
 
 class _StopRequest(Exception):
@@ -235,10 +243,9 @@ def _raise_on_signals() -> Iterator[None]:
     def raise_request(number: int, _frame: Any) -> None:
         raise _StopRequest(number)
 
-    handlers_before = {number: signal.getsignal(number) for number in process.STOP_REQUESTS | _INTERRUPTS}
-    handlers_before = {
-        number: handler for number, handler in handlers_before.items() if handler not in (signal.SIG_IGN, None)
-    }
+    handlers = {number: signal.getsignal(number) for number in process.STOP_REQUESTS | _INTERRUPTS}
+    # Ignored signals, as by nohup, and handlers outside Python remain.
+    handlers_before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     try:
         for number in handlers_before:
             signal.signal(number, raise_request)
@@ -248,33 +255,10 @@ def _raise_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _make_next_attempt(attempt: Attempt, places: Places, say: Callable[[str], None]) -> Attempt:
-    """The next attempt, on the hosts that answer."""
-    try:
-        known = places.read_hosts()
-    except (OSError, ValueError) as error:
-        say(f"--adapt: the list of hosts is unchanged: {error}")
-        known = places.known
-    if len(known) < 2:
-        return places.make_attempt(known, attempt.strategy) if places.follows_files else attempt
-    answering_hosts = places.find_answering()
-    if not answering_hosts or len(answering_hosts) == len(known):
-        return places.make_attempt(known, attempt.strategy)
-    next_attempt = places.make_attempt(answering_hosts, attempt.strategy)
-    ranks, names = next_attempt.ranks, [host.name for host in answering_hosts]
-    missing = ", ".join(host.name for host in known if host.name not in names)
-    say(f"no answer from {missing}; continuing with {ranks} rank{'' if ranks == 1 else 's'} on {', '.join(names)}")
-    return next_attempt
-
-
 def _describe_end(kind: str, code: int) -> str:
     if kind == COMPLETED:
         return "ended well"
     return f"asked to end (exit code {EXIT_REQUEUE})" if kind == STOPPED else f"ended with exit code {code}"
-
-
-def _count_restarts(number: int) -> str:
-    return f"{number} restart" + ("" if number == 1 else "s")
 
 
 def _list_losses(losses: Sequence[str]) -> str:

@@ -17,8 +17,7 @@ class RunEnd:
     """The records of a run after mpirun has ended."""
 
     records: list[Record]
-    is_written: bool
-    """Whether each process that writes the script's files has exited normally."""
+    is_written: bool  # whether each process that writes the script's files has exited normally
 
     @property
     def has_begun(self) -> bool:

@@ -1,7 +1,8 @@
-"""Parsing of `matex run`: its own options, mpirun's options among them, and the script with its arguments.
+"""Parsing of `matex run`: its own options, options of mpirun among them, and the script with its arguments.
 
-`RunCommand` splits the words of the command line. click parses our options, and `read_run` checks them and returns a
-`Run`. The other functions derive a run with another strategy or number of ranks for a restart.
+In `matex run -n 2 --mca pml ob1 --explain train.py --epochs 3`, -n and --explain are options of `matex run`, --mca is
+an option of mpirun, and --epochs one of the script. `RunCommand` separates them; click parses those of `matex run`.
+`read_run` checks their values and returns a `Run`. `settle_strategy` and `change_ranks` derive a run for a restart.
 """
 
 from __future__ import annotations
@@ -10,24 +11,23 @@ import difflib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from matex_tf import settings
 from matex_tf.launch import check_run
+from matex_tf.launch.option_types import SettingValue
 from matex_tf.ops import cache
 from matex_tf.world import mpirun_options
 from matex_tf.world.hosts import host_lists
 
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
-RESTARTS = 3  # default of --elastic and --adapt=ranks
-ADAPTS = "Give slower ranks fewer rows; the result stays the same. =ranks: also change the number of ranks."
+RESTARTS = 3  # the default of --restarts with --elastic or --adapt=ranks
+ADAPT_HELP = "Give slower ranks fewer rows; the result stays the same. =ranks: also change the number of ranks."
 _STRATEGY = "MATEX_STRATEGY"
-MAX_COUNT = 2**31 - 1  # MPI counts are 32-bit integers
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Run:
     explain: bool = False
     record: str = ""
     live: bool = False
-    strategy: str | None = None
+    strategy: str = ""
     adapt: str = ""
     memory: float = 0.0
     environment: Mapping[str, str] | None = None
@@ -65,55 +65,22 @@ _PURPOSES = {
 }
 """The options that need two ranks or more, each with its purpose for the error message."""
 
-
-class Count(click.ParamType):
-    """A whole number, 1 or more."""
-
-    name = "number"
-
-    def __init__(self, of: str):
-        self.of = of
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value)
-        if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MAX_COUNT:
-            option = param.opts[-1] if param else ""
-            raise click.UsageError(f"{option} expects the number of {self.of}, 1 or more; {text!r} was given")
-        return int(text)
-
-
-class SettingValue(click.ParamType):
-    """A value of a setting, parsed by `parse`, the setting's own parser; `option` is named in errors."""
-
-    name = "value"
-
-    def __init__(self, option: str, parse: Callable[[str], str]):
-        self.option, self.parse = option, parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return self.parse(str(value))
-        except ValueError as error:
-            raise click.UsageError(f"{self.option} expects {error}; {str(value)!r} was given") from None
-
-
-STRATEGY = SettingValue("--strategy", settings.parse_strategy)
-ADAPT = SettingValue("--adapt=...", settings.parse_adapt)
-"""The type of an option whose value is optional."""
+STRATEGY = SettingValue(settings.parse_strategy)
+ADAPT = SettingValue(settings.parse_adapt)  # the type of `--adapt`, whose value is optional
 
 
 class RunCommand(click.Command):
-    """A command whose options may be mixed with mpirun's.
+    """A command whose options may be mixed with those of mpirun.
 
-    click parses our options. mpirun's options and the script with its arguments go to `ctx.meta["matex.run"]`.
+    click parses the options of this command. `ctx.meta["matex.run"]` becomes the pair of the options of mpirun and the
+    words of the script, its arguments included.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own_names = {name for option in self.params for name in option.opts}
+        own_options = {name: option for option in self.params for name in option.opts}
         own_arity = {
             name.lstrip("-"): 0 if getattr(option, "is_flag", False) or option.type is ADAPT else 1
-            for option in self.params
-            for name in option.opts
+            for name, option in own_options.items()
         }
         words, target = mpirun_options.split_options(args, {**mpirun_options.ARITY, **own_arity})
         own_words: list[str] = []
@@ -123,10 +90,10 @@ class RunCommand(click.Command):
             if name in RANKS_OPTIONS:  # one name for all spellings of the number of ranks
                 name = "-n"
                 group = ["-n", *([value] if equals else []), *group[1:]]
-            is_own = name in own_names or name in ("-h", "--help")
+            is_own = name in (*own_options, "-h", "--help")
             (own_words if is_own else mpirun_words).extend(group)
-        refuse_misspelt(mpirun_words, own_names)
-        if "--" in args[len(words) :]:  # options of mpirun that we do not know may follow `--`
+        refuse_misspelt(mpirun_words, own_options)
+        if "--" in args[len(words) :]:  # unknown options of mpirun may follow `--`
             words_after_separator, target_after_separator = mpirun_options.split_options(target)
             if words_after_separator:
                 mpirun_words, target = mpirun_words + words_after_separator, target_after_separator
@@ -138,11 +105,11 @@ class RunCommand(click.Command):
         formatter.write_usage(ctx.command_path, "-n RANKS [OPTIONS] [MPIRUN OPTIONS] -m MODULE [ARGUMENTS]")
 
 
-def refuse_misspelt(options: Sequence[str], own_names: set[str]) -> None:
-    """Refuse an option that resembles one of ours. Report an option that is unknown to us as an option of mpirun.
+def refuse_misspelt(options: Sequence[str], own_names: Iterable[str]) -> None:
+    """Refuse an option of mpirun that resembles one of `own_names`, and print a line for another unknown option.
 
     Raises:
-        click.UsageError: names the option that was probably meant.
+        click.UsageError: the option is probably a misspelt one of `own_names`.
     """
     for word, *_ in host_lists.group_options(options):
         name = mpirun_options.parse_option_name(word)
@@ -154,18 +121,6 @@ def refuse_misspelt(options: Sequence[str], own_names: set[str]) -> None:
         print(f"matex: {word} is no option of matex run; it goes to mpirun", file=sys.stderr)
 
 
-def read_adapt(adapt_option: str | None, first_target_word: str) -> str:
-    """The value of `--adapt`. Without it "ranks" if MATEX_ADAPT=ranks, which also concerns `matex run`; else "".
-
-    Raises:
-        click.UsageError: the word after `--adapt` is one of its values, and needs `=`.
-    """
-    if adapt_option and first_target_word in settings.ADAPT and not os.path.isfile(first_target_word):
-        raise click.UsageError(f"--adapt takes its value with an equals sign: --adapt={first_target_word}")
-    of_ranks = os.environ.get("MATEX_ADAPT", "").strip().lower() == "ranks"
-    return adapt_option or ("ranks" if of_ranks else "")
-
-
 def read_run(ctx: click.Context) -> Run:
     """Make the request from the options that click has parsed.
 
@@ -173,21 +128,20 @@ def read_run(ctx: click.Context) -> Run:
         click.UsageError: the script or the number of ranks is missing, or options contradict one another.
     """
     options, target = ctx.meta["matex.run"]
-    values = ctx.params
-    ranks, check = values["ranks"], values["check"]
     if not target or target == ["-m"]:
         raise click.UsageError(
             "no script is named. For example: matex run -n 4 train.py, or matex run -n 4 -m package.module"
         )
-    adapt = read_adapt(values["adapt"], target[0])
-    if ranks is None and not check:
+    adapt, check = _read_adapt(ctx.params["adapt"], target[0]), ctx.params["check"]
+    values = {**ctx.params, "adapt": "" if adapt == "off" else adapt}
+    if values["ranks"] is None and not check:
         raise click.UsageError(f"how many ranks? For example: matex run -n 4 {shlex.join(target)}")
-    ranks = ranks or 2
+    ranks = values["ranks"] or 2
     if values["steps"] is not None and not check:
         raise click.UsageError("--steps goes with --check: how many steps of the two runs are compared")
     if values["share"] and not check:
         raise click.UsageError("--share goes with --check: whether its runs may use what is too large for a copy")
-    for name in ("restarts", *_PURPOSES):
+    for name in ("restarts", "adapt", *_PURPOSES):
         if values[name] and check:
             raise click.UsageError(f"--{name} and --check do not go together: what is checked is a few first steps")
     for name, purpose in _PURPOSES.items():
@@ -195,33 +149,31 @@ def read_run(ctx: click.Context) -> Run:
             raise click.UsageError(f"--{name} {purpose}: -n expects 2 or more")
     if adapt == "on" and ranks == 1:
         raise click.UsageError("--adapt shares rows out by the speed of ranks: -n expects 2 or more")
-    is_adapting = adapt in ("on", "ranks")
-    if is_adapting and check:
-        raise click.UsageError("--adapt and --check do not go together: what is checked is a few first steps")
     if adapt == "ranks" and values["elastic"]:
         raise click.UsageError(
             "--adapt=ranks and --elastic do not go together: ranks that go on without a lost one are not started again"
         )
-    _check_strategy(values["strategy"] or "", ranks, is_adapting, check)
+    strategy = values["strategy"] or ""
+    _check_strategy(strategy, ranks, bool(values["adapt"]), check)
     default_restarts = RESTARTS if values["elastic"] or adapt == "ranks" else 0
     return Run(
-        ranks,
-        target,
-        options,
-        dry_run=values["dry_run"],
-        check=check,
-        steps=values["steps"] or check_run.STEPS,
-        share=values["share"],
-        profile=values["profile"],
-        restarts=values["restarts"] or default_restarts,
-        elastic=values["elastic"],
-        explain=values["explain"],
-        record=values["record"] or "",
-        live=values["live"],
-        strategy=values["strategy"],
-        adapt=adapt,
-        memory=values["memory"] or 0.0,
-    )
+        **values | {
+            "ranks": ranks, "target": target, "options": options, "strategy": strategy, "adapt": adapt,
+            "restarts": values["restarts"] or default_restarts, "steps": values["steps"] or check_run.STEPS,
+        }
+    )  # fmt: skip
+
+
+def _read_adapt(adapt_option: str | None, first_target_word: str) -> str:
+    """The value of `--adapt`. Without it "ranks" if MATEX_ADAPT=ranks, which also concerns `matex run`; else "".
+
+    Raises:
+        click.UsageError: the word after `--adapt` is one of its values, and needs `=`.
+    """
+    if adapt_option and first_target_word in settings.ADAPT and not os.path.isfile(first_target_word):
+        raise click.UsageError(f"--adapt takes its value with an equals sign: --adapt={first_target_word}")
+    is_ranks_in_environment = os.environ.get("MATEX_ADAPT", "").strip().lower() == "ranks"
+    return adapt_option or ("ranks" if is_ranks_in_environment else "")
 
 
 def _check_strategy(strategy: str, ranks: int, is_adapting: bool, check: bool) -> None:
@@ -277,7 +229,7 @@ def change_ranks(run: Run, ranks: int, options: list[str], strategy: str) -> Run
 
     `servers:S` gets fewer owners if S is more than the ranks allow.
     """
-    strategy = strategy or run.strategy or ""
+    strategy = strategy or run.strategy
     has_owners = ranks < run.ranks and settings.get_strategy_name(strategy) == "servers"
     if has_owners and settings.count_only_serving(strategy) >= ranks:
         strategy = f"servers:{ranks - 1}:only" if ranks > 1 else "allreduce"  # one rank must train

@@ -1,4 +1,4 @@
-"""`matex simulate`: simulate a plan's step, with optional changes, and estimate the number of parameter servers.
+"""The command `matex simulate`: simulate the step of a plan, with optional changes, and suggest parameter servers.
 
 The command prints one of four tables: simulated steps, a replayed timeline, parameter servers, or mini-batches.
 """
@@ -6,57 +6,48 @@ The command prints one of four tables: simulated steps, a replayed timeline, par
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Column, Table
 
+from matex_tf.launch.option_types import HERE, Bytes, Parsed, Ranks, check_writable
 from matex_tf.launch.planning import minibatch
-from matex_tf.launch.planning.option_types import HERE, Bytes, Output, Ranks
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from matex_tf.planner import plan_file
-    from matex_tf.planner.simulator.run import Outcome
-
-_HELP = {"help_option_names": ["-h", "--help"]}
+from matex_tf.planner import plan_file, predict, queueing
+from matex_tf.planner.papers import htc, xai
+from matex_tf.planner.papers.domain import Estimate
+from matex_tf.planner.simulator import program, replay, run, trace, what_if
 
 
-class Seconds(click.ParamType):
-    """A time with its unit, converted to seconds."""
+class Seconds(Parsed):
+    """A time with its unit, in seconds."""
 
-    name = "seconds"
+    name = "time"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        from matex_tf.planner.simulator import what_if
-
-        if isinstance(value, float):
-            return value
+    def parse(self, text: str) -> float:
         try:
-            return what_if.parse_seconds(value)
+            return what_if.parse_seconds(text)
         except ValueError:
-            self.fail(f"expected a time as 80ms or 1.5s; given {value!r}", param, ctx)
+            raise ValueError("a time as 80ms or 1.5s") from None
 
 
-@click.command("simulate", context_settings=_HELP, short_help="Simulate a plan's step, and what would change it.")
+@click.command("simulate", short_help="Simulate a plan's step, and what would change it.")
 @click.argument("plan", required=False, metavar="[PLAN.json]")
 @click.option(
     "--ranks",
     type=Ranks(),
     metavar="LIST",
-    help="Such as 1,2,4,...,1024. Default: the largest measured one of the plan.",
+    help="Such as 1,2,4,...,1024. Default: the most measured ranks of the plan.",
 )
 @click.option("--what", multiple=True, metavar="NAME=VALUE", help="A change from the list above; repeatable.")
-@click.option("--timeline", type=Output(), metavar="FILE", help="Write the last run as a trace for Perfetto.")
+@click.option("--timeline", metavar="FILE", help="Write the last run as a trace for Perfetto.")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="The seed of the noise.")
 @click.option("--servers", is_flag=True, help="The number of parameter servers by three models.")
-@click.option(
-    "--compute", type=Seconds(), metavar="TIME", help="With --servers, without a plan: the computation of a step."
-)
-@click.option(
-    "--transfer", type=Seconds(), metavar="TIME", help="With --servers, without a plan: pull and push of a step."
-)
+@click.option("--compute", type=Seconds(), help="With --servers, without a plan: the computation of a step.")
+@click.option("--transfer", type=Seconds(), help="With --servers, without a plan: pull and push of a step.")
 @click.option(
     "--bandwidth-ratio", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
     help="With --servers: bandwidth of a server over that of a worker.",
@@ -66,7 +57,7 @@ class Seconds(click.ParamType):
     help="With --servers: the efficiency to reach.",
 )  # fmt: skip
 @click.option("--minibatch", is_flag=True, help="The mini-batch of a convolutional network, by HTC's integer program.")
-@click.option("--memory", type=Bytes(), metavar="SIZE", help="With --minibatch: the memory of the device, as 12GiB.")
+@click.option("--memory", type=Bytes(), help="With --minibatch: the memory of the device, as 12GiB.")
 @click.option("--rows", type=Ranks(), metavar="LIST", help=f"With --minibatch: batch sizes. Default: {minibatch.ROWS}.")
 @click.option(
     "--layers", metavar="WORDS", help="With --minibatch: '32x32x3 conv:3+1:64 pool:2/2 dense:10'. Default: AlexNet."
@@ -94,9 +85,6 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **options: Any) 
     servers=5,async|sync              parameter servers in place of sums
     pull=default|layerwise|ibatch     of servers: how parameters come
     """
-    from matex_tf.planner import plan_file
-    from matex_tf.planner.simulator import replay
-
     _check_options(plan, options)
     if options["minibatch"]:
         sizes = options["rows"] or Ranks().convert(minibatch.ROWS, None, None)
@@ -117,7 +105,9 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **options: Any) 
 
 
 def _check_options(plan: str | None, options: dict[str, Any]) -> None:
-    """Raises click.UsageError for options of --minibatch without it, and for options that contradict --minibatch."""
+    """Raises click.UsageError if an option is unwritable, belongs to --minibatch without it, or contradicts it."""
+    if options["timeline"]:
+        check_writable("--timeline", Path(options["timeline"]))
     if not options["minibatch"]:
         for name in ("memory", "rows", "layers"):
             if options[name]:
@@ -131,19 +121,13 @@ def _check_options(plan: str | None, options: dict[str, Any]) -> None:
 
 
 def _show_replay(path: str, ranks: Sequence[int] | None, options: dict[str, Any]) -> int:
-    """The table of a timeline's step: as measured, as replayed, and with slow ranks."""
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    from matex_tf.planner.simulator import replay, what_if
-
+    """Print the step of a timeline: as measured, as replayed, and with slow ranks. Returns exit code 0."""
     changes = options["what"]
     refused = [change for change in changes if not change.startswith("slow=")]
-    refused += ["--ranks"] * (ranks is not None) + ["--timeline"] * (options["timeline"] is not None)
-    if refused or options["servers"]:
-        raise click.UsageError(
-            f"a timeline is replayed with slow=RANK:FACTOR only; {[*refused, '--servers'][0]} needs a plan"
-        )
+    plan_options = {"--ranks": ranks, "--timeline": options["timeline"], "--servers": options["servers"]}
+    refused += [option for option, value in plan_options.items() if value]
+    if refused:
+        raise click.UsageError(f"a timeline is replayed with slow=RANK:FACTOR only; {refused[0]} needs a plan")
     table = Table(Column("what", no_wrap=True), "step, ms")
     replayed = replay.replay_timeline(path)
     table.add_row("measured", f"{1e3 * replayed.measured:.2f}")
@@ -159,12 +143,7 @@ def _show_replay(path: str, ranks: Sequence[int] | None, options: dict[str, Any]
 
 
 def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, Any]) -> int:
-    """The table of steps: as planned, with each what-if alone, and with all what-ifs."""
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    from matex_tf.planner.simulator import run, trace, what_if
-
+    """Print the steps: as planned, with each what-if alone, and with all what-ifs. Returns exit code 0."""
     changes = list(options["what"])
     named_changes = [("as planned", [])] + [(change, [change]) for change in changes]
     if len(changes) > 1:
@@ -186,7 +165,9 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
             if timeline and what_ifs.servers is not None:
                 raise click.UsageError("--timeline shows ranks that sum: it has no parameter servers")
             outcome = run.simulate_plan(plan, count, what_ifs, options["steps"], options["seed"], note)
-            table.add_row(str(count), name, *_format_figures(outcome))
+            times = (outcome.step, outcome.compute, outcome.waiting, outcome.exposed)
+            rate = f"{outcome.rows / outcome.step:.0f}"
+            table.add_row(str(count), name, *(f"{1e3 * seconds:.2f}" for seconds in times), rate)
             assumptions += [assumption for assumption in outcome.assumptions if assumption not in assumptions]
             if outcome.note and outcome.note not in notes:
                 notes.append(outcome.note)
@@ -206,64 +187,39 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
     return 0
 
 
-def _format_figures(outcome: Outcome) -> list[str]:
-    times = (outcome.step, outcome.compute, outcome.waiting, outcome.exposed)
-    return [*(f"{1e3 * time:.2f}" for time in times), f"{outcome.rows / outcome.step:.0f}"]
-
-
 def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, options: dict[str, Any]) -> int:
-    """The table of parameter servers: HTC's lemma, XAI's equation and the exact model, each with the resulting
-    efficiency.
-    """
-    from rich.console import Console
-
+    """Print the number of parameter servers and their efficiency, by three models. Returns exit code 0."""
+    compute, transfer, ratio = options["compute"], options["transfer"], options["bandwidth_ratio"]
     if ranks is None:
         raise click.UsageError("--servers needs the numbers of workers, as --ranks 4,8,16")
-    times = options["compute"], options["transfer"]
-    if plan is None and None in times:
+    if plan is None and (compute is None or transfer is None):
         raise click.UsageError("--servers needs a plan, or --compute TIME and --transfer TIME")
+    table = Table("workers", "T_t/T", "lemma 3.2 (HTC)", "eq. 6 (XAI)", f"exact, for {options['target']:.0%}")
+    for workers in ranks:
+        computing, transferring = compute, transfer  # seconds of a step
+        if plan is not None:
+            step = program.make_program(plan, workers)
+            network = predict.Links(plan).network
+            computing = step.compute if compute is None else compute
+            transferring = 2 * network.estimate_message(step.bytes) if transfer is None else transfer
+        if computing <= 0 or transferring <= 0:
+            raise click.UsageError("--servers: the times of --compute and --transfer are above 0")
+        share = xai.transfer_share(transferring, computing + transferring)
+        least = queueing.find_least_servers(workers, computing, transferring, ratio, options["target"])
+        # Lemma 3.2, with this transfer for 2 S_p / B_ps.
+        lemma = htc.servers(workers, transferring / 2, ratio, computing)
+        cells = []
+        for estimate in (lemma, xai.servers(workers, share, ratio), Estimate(least)):
+            servers = int(estimate.value)
+            efficiency = queueing.compute_efficiency(workers, servers, computing, transferring, ratio)
+            outside = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
+            cells.append(f"{estimate.value:.0f} ({efficiency:.0%}){outside}")
+        table.add_row(str(workers), f"{share:.3f}", *cells)
     console = Console()
-    console.print(_make_servers_table(plan, ranks, *times, options["bandwidth_ratio"], options["target"]))
+    console.print(table)
     console.print(
         "in brackets: the efficiency that so many servers give by the exact model, a closed queueing network in which "
         "transfers hide behind no computation; lemma 3.2 assumes that all hide.",
         highlight=False,
     )
     return 0
-
-
-def _make_servers_table(
-    plan: plan_file.Plan | None, ranks: Sequence[int], compute: float | None, transfer: float | None, ratio: float,
-    target: float,
-) -> Table:  # fmt: skip
-    """The table of `_show_servers`. `compute`, `transfer`: seconds of a step; None: as the plan says."""
-    from rich.table import Table
-
-    from matex_tf.planner import predict, queueing
-    from matex_tf.planner.papers import htc, xai
-    from matex_tf.planner.papers.domain import Estimate
-    from matex_tf.planner.simulator import program
-
-    table = Table("workers", "T_t/T", "lemma 3.2 (HTC)", "eq. 6 (XAI)", f"exact, for {target:.0%}")
-    for workers in ranks:
-        computing, transferring = compute, transfer
-        if plan is not None:
-            step = program.make_program(plan, workers)
-            network = predict.Links(plan).network
-            computing = step.compute if computing is None else computing
-            transferring = 2 * network.estimate_message(step.bytes) if transferring is None else transferring
-        assert computing is not None and transferring is not None
-        if computing <= 0 or transferring <= 0:
-            raise click.UsageError("--servers: the times of --compute and --transfer are above 0")
-        share = xai.transfer_share(transferring, computing + transferring)
-        # Lemma 3.2, with this transfer for 2 S_p / B_ps.
-        lemma = htc.servers(workers, transferring / 2, ratio, computing)
-        exact_model = Estimate(queueing.find_least_servers(workers, computing, transferring, ratio, target))
-        cells = []
-        for estimate in (lemma, xai.servers(workers, share, ratio), exact_model):
-            servers = int(estimate.value)
-            efficiency = queueing.compute_efficiency(workers, servers, computing, transferring, ratio)
-            outside = f"\n[red]outside its domain:[/] {estimate.outside}" if estimate.outside else ""
-            cells.append(f"{estimate.value:.0f} ({efficiency:.0%}){outside}")
-        table.add_row(str(workers), f"{share:.3f}", *cells)
-    return table

@@ -29,7 +29,7 @@ STRATEGY = rf"--adapt: the strategy servers:auto from .* of call 1 of fit on: by
 UNDONE = r"--adapt: the former strategy again from .*: a step takes [\d.]+ ms, and took [\d.]+ ms before\. The"
 RANKS = [
     rf"--adapt: 3 ranks in place of 2 from .* of call 1 of fit on: {LESS}",
-    r"--adapt: 2 ranks in place of 3 from .*: localhost has 2 of 3 places left\. The",
+    r"--adapt: 2 ranks in place of 3 from .*: localhost has 2 of 3 slots left\. The",
 ]
 
 

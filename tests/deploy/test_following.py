@@ -53,7 +53,7 @@ def test_a_character_may_come_in_two_pieces(monkeypatch):
 
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stdout", shown)
-    target = following.open_stdout()
+    output = following.Output()
     for piece in ("\u00fc".encode()[:1], "\u00fc".encode()[1:]):
-        target.write(piece)
+        output.write_bytes(piece)
     assert shown.getvalue() == "\u00fc"

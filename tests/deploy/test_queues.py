@@ -323,8 +323,8 @@ case "$*" in *{first}*) echo '{note}' > runs/a-1/job.json; cat ended;;
         fakes.add("flux", f'case "$1" in batch) echo {first};; cancel) exit 0;; *) {tells};; esac')
     else:
         fakes.add(SUBMITS[queue], ANSWERS[queue])
-        fakes.add(CLUSTERS[queue].commands[1], tells)
-        fakes.add(CLUSTERS[queue].commands[2], "exit 0")
+        fakes.add(CLUSTERS[queue].list_command, tells)
+        fakes.add(CLUSTERS[queue].cancel_command[0], "exit 0")
     code = cli.main(["submit", f"--{queue}", "--cpus", "1", "a.py"])
     said = capsys.readouterr().err
     assert f"{first} RUNNING on " in said and f", as job {second}\n" in said, said

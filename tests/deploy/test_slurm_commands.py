@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -353,12 +354,13 @@ def test_a_job_that_could_not_write_is_told(fakes, capfd):
     assert "Does the node on which it started see that folder?" in said(capfd)[1][-1]
 
 
-def test_progress_bars_are_their_last_state_in_a_file():
+def test_progress_bars_are_their_last_state_in_a_file(monkeypatch):
     target = io.BytesIO()
-    lines = following.Lines(target)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(target))
+    output = following.Output()
     for piece in (b"1/9\r", b"2/9\r3/", b"9\r", b"9/9\n", b"two\r\nab", b"c\r\r"):
-        lines.write(piece)
-    lines.close()
+        output.write(piece)
+    output.close()
     assert target.getvalue() == b"9/9\ntwo\nabc"
 
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from matex_command import matex
 
 from matex_tf import settings
 from matex_tf.errors import BuildError
@@ -89,3 +90,8 @@ def test_a_tensorflow_that_is_too_old_is_told_in_one_line(cache, monkeypatch):
             BuildError, match="expected TensorFlow 2.15 or newer; found 2.14.1, in .*tensorflow.*pip install"
         ):
             ask()
+
+
+def test_build_prints_where_the_ops_are():
+    result = matex("build", timeout=300).check()
+    assert os.path.isfile(result.stdout.strip().splitlines()[-1])

@@ -210,7 +210,7 @@ def test_a_rank_is_dropped_where_it_was():
     assert places.make_attempt(places.known).options == ["--host", "node1:4,node2:3"]
     assert places.make_attempt(places.known).ranks == 7 and places.make_attempt(places.known[1:]).ranks == 3
     assert places.make_attempt(places.known[:1]).ranks == 4, "the rank was on the host that is gone"
-    places.put_back("node2")
+    places.restore_rank("node2")
     assert places.make_attempt(places.known) == Attempt(8, ["--host", "node1,node2"], "", places.known)
     places = make_places("--host node1:1,node2:1", 2)
     assert drop_rank(places, "node2") and places.make_attempt(places.known).options == ["--host", "node1:1"]
@@ -307,7 +307,7 @@ def test_ranks_that_must_leave_wait_for_all_hosts_that_come(tmp_path, monkeypatc
     monkeypatch.setattr(answering, "SECONDS", seconds)
     come = "printf 'b slots=2\\nd slots=2\\n' > hosts"
     hurries = "grep -q 'a has 0' \"$MATEX_PROOF/offer\" && exit 3"
-    offered = OFFERED.format(f'"ranks": {ranks}, .*"reason_to_leave": "a has 0 of 2 places left, c has 0 of 2')
+    offered = OFFERED.format(f'"ranks": {ranks}, .*"reason_to_leave": "a has 0 of 2 slots left, c has 0 of 2')
     ends = [written(TRAIN, OFFERED.format("4"), come, "sleep 0.2", hurries, meanwhile, offered, left(ranks)), END]
     options = ["--hostfile", "hosts"]
     code, said, starts = started(tmp_path, monkeypatch, capfd, ends, options=options, follows=True)
@@ -362,11 +362,12 @@ def test_a_strategy_that_was_asked_for_stays_and_fewer_ranks_have_fewer_owners(
         monkeypatch.setenv("MATEX_STRATEGY", environment)
     seen = {}
 
-    def note(places, _restarts, command, *_, may_choose):
-        seen.update(may_choose=may_choose, line=command(Attempt(2, places.first.options)))
+    def note(run):
+        command = run.make_command(Attempt(2, run.places.first.options))
+        seen.update(may_choose=run.may_choose, line=command)
         return 0
 
-    monkeypatch.setattr(restarts, "run_with_restarts", note)
+    monkeypatch.setattr(restarts.RestartedRun, "run", note)
     assert cli.main(["run", "-n", "4", "--adapt=ranks", *words.split(), "x.py"]) == 0
     assert seen["may_choose"] == (fewer is None)
     told = [word for word in seen["line"] if "MATEX_STRATEGY" in word]

@@ -82,7 +82,7 @@ def outcome(**changes):
 )
 def test_what_differs_is_named(changes, what, verdict):
     rows = check_run.compare_outcomes(outcome(), outcome(**changes))
-    assert {row.what: row.verdict for row in rows if row.verdict != "equal"} == ({what: verdict} if what else {})
+    assert {row.quantity: row.verdict for row in rows if row.verdict != "equal"} == ({what: verdict} if what else {})
 
 
 def test_folders_of_which_there_is_no_copy_are_named():

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import launch
-from matex_tf.launch.monitoring.live import Printed
+from matex_tf.deploy.following import LineSplitter
 
 pytestmark = pytest.mark.waits
 
@@ -77,13 +77,12 @@ def test_without_a_folder_the_run_has_one_of_its_name(tmp_path, script):
 
 
 def test_what_is_printed_is_cut_into_lines_wherever_it_is_read():
-    text = "one\r\n10%\r20%\r30%\nä half"
-    for cut in range(len(text.encode())):
-        printed, found = Printed(), []
-        for piece in (text.encode()[:cut], text.encode()[cut:]):
-            found += printed.feed_bytes(piece)
-        assert found == ["one", "30%"] and printed.rest == "ä half", cut
-    printed = Printed()
-    assert printed.feed_bytes(b"10%\r") == [] and printed.rest == "10%"
-    assert printed.feed_bytes(b"20%\r") == [] and printed.rest == "20%"
-    assert printed.feed_bytes(b"done\n") == ["done"] and printed.rest == ""
+    text = "one\r\n10%\r20%\r30%\nä half".encode()
+    for cut in range(len(text)):
+        splitter = LineSplitter()
+        found = [line for piece in (text[:cut], text[cut:]) for line in splitter.feed(piece)]
+        assert found == [b"one", b"30%"] and splitter.rest == "ä half".encode(), cut
+    splitter = LineSplitter()
+    assert splitter.feed(b"10%\r") == [] and splitter.rest == b"10%"
+    assert splitter.feed(b"20%\r") == [] and splitter.rest == b"20%"
+    assert splitter.feed(b"done\n") == [b"done"] and splitter.rest == b""

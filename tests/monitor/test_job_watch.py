@@ -28,7 +28,7 @@ def run(tmp_path, monkeypatch):
     """The folder of job 4711, of which no rank has begun; `fakes` has what Slurm says."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job_watch, "QUERY_INTERVAL", 0.0)
-    monkeypatch.setattr(command, "_COLLECTED", 0.0)
+    monkeypatch.setattr(command, "_METRICS_PAUSE", 0.0)
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin:/usr/bin")
     folder = run_folder.make_folder("train")

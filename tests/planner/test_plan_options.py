@@ -5,7 +5,7 @@ import pytest
 
 from matex_tf import memory
 from matex_tf.launch.cli import main, matex
-from matex_tf.launch.planning.option_types import Bytes, Network, Ranks, Time
+from matex_tf.launch.option_types import Bytes, Network, Ranks, Time
 from matex_tf.launch.planning.requests import read_options
 from matex_tf.launch.planning.sizes import choose_sizes
 

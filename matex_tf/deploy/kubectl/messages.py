@@ -24,12 +24,7 @@ _REFUSALS = {
     "is invalid": "the cluster's MPIJobs take no such value at the place that is named",
 }
 # Errors of a cluster that cannot be reached. A later request may succeed.
-_ABSENCES = {
-    "refused": _ADDRESS,
-    "Unable to connect": _ADDRESS,
-    "no such host": _ADDRESS,
-    "i/o timeout": _ADDRESS,
-}
+_ABSENCES = {"refused": _ADDRESS, "Unable to connect": _ADDRESS, "no such host": _ADDRESS, "i/o timeout": _ADDRESS}
 # Reasons for which a pod would wait for ever.
 _REASONS = {
     "ErrImagePull": "the image is not there, or may not be pulled: is --image right?",

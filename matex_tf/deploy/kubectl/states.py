@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
 from matex_tf.deploy.kubectl import messages
@@ -32,21 +32,26 @@ def is_running(pod: dict[str, Any]) -> bool:
 
 def list_needless(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> list[str]:
     """The batch Jobs that would start further launchers although the run is over."""
-    if "completionTime" in mpijob.get("status", {}) or _find_end(pods) is None:
+    launchers = list_launchers(pods)
+    if "completionTime" in mpijob.get("status", {}) or _find_final_failure(launchers) is None:
         return []
-    owners = [owner for pod in list_launchers(pods) for owner in pod["metadata"].get("ownerReferences", [])]
+    owners = [owner for pod in launchers for owner in pod["metadata"].get("ownerReferences", [])]
     return sorted({owner["name"] for owner in owners if owner["kind"] == "Job"})
 
 
-def _find_end(pods: Sequence[dict[str, Any]]) -> tuple[int, dict[str, Any]] | None:
-    """The first launcher that reported a final failure: its index, and the end of its container.
-    None: no launcher did.
-    """
-    for index, pod in enumerate(list_launchers(pods)):
+class _FinalFailure(NamedTuple):
+    """The failure after which no further launcher should start."""
+
+    launcher_index: int
+    container_end: dict[str, Any]
+
+
+def _find_final_failure(launchers: Sequence[dict[str, Any]]) -> _FinalFailure | None:
+    for index, pod in enumerate(launchers):
         for container in pod.get("status", {}).get("containerStatuses", []):
             end = container.get("state", {}).get("terminated") or {}
             if end.get("exitCode") and OVER in end.get("message", ""):
-                return index, end
+                return _FinalFailure(index, end)
     return None
 
 
@@ -58,9 +63,9 @@ def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     containers = [container for pod in launchers for container in pod.get("status", {}).get("containerStatuses", [])]
     restarts = max(len(launchers) - 1, 0) + sum(container.get("restartCount", 0) for container in containers)
     created, completed = _parse_moment(mpijob["metadata"], "creationTimestamp"), _parse_moment(status, "completionTime")
-    failed, end = conditions.get("Failed"), _find_end(pods)
-    if end is not None:
-        restarts = end[0]  # later launchers only repeat the exit code
+    failed, final_failure = conditions.get("Failed"), _find_final_failure(launchers)
+    if final_failure is not None:
+        restarts = final_failure.launcher_index  # later launchers only repeat the exit code
     # An evicted worker also sets the condition Failed, although the launcher continues without it.
     if completed is not None and (failed or "Succeeded" in conditions):
         seconds = _subtract(completed, created)
@@ -69,18 +74,21 @@ def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
         code = next((code for container in reversed(containers) if (code := _read_exit_code(container))), None)
         words, means = f"Failed{_describe_cause(failed)}", messages.explain_exit(code)
         return State(ENDED, words, restarts, code, means, seconds, "launchers")
-    if end is not None:
-        code, seconds = end[1]["exitCode"], _subtract(_parse_moment(end[1], "finishedAt"), created)
+    if final_failure is not None:
+        code = final_failure.container_end["exitCode"]
+        seconds = _subtract(_parse_moment(final_failure.container_end, "finishedAt"), created)
         return State(ENDED, "Failed", restarts, code, messages.explain_exit(code), seconds, "launchers", holds=True)
     waited = _subtract(time.time(), created)
     if stuck := messages.explain_wait(pods):
-        return State(WAITING, f"waits ({stuck[0]})", restarts, means=stuck[1], seconds=waited)
+        cause, meaning = stuck
+        return State(WAITING, f"waits ({cause})", restarts, means=meaning, seconds=waited)
     if "Running" in conditions:
         nodes = sorted({node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))})
-        lost = _describe_cause(failed) if failed else ""
-        return State(RUNNING, f"Running{' on ' * bool(nodes)}{', '.join(nodes)}{lost}", restarts)
-    words = "Suspended" if "Suspended" in conditions else "Created" if conditions else "accepted"
-    return State(WAITING, words, restarts, seconds=waited)
+        nodes_text = f" on {', '.join(nodes)}" if nodes else ""
+        loss = _describe_cause(failed) if failed else ""
+        return State(RUNNING, f"Running{nodes_text}{loss}", restarts)
+    words = "Created" if conditions else "accepted"
+    return State(WAITING, "Suspended" if "Suspended" in conditions else words, restarts, seconds=waited)
 
 
 def _describe_cause(condition: dict[str, Any]) -> str:

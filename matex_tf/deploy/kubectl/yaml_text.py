@@ -25,7 +25,5 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump_yaml(data: dict[str, Any]) -> str:
-    """`data`, of dicts, lists, strings, numbers and booleans, as a YAML document. Multiline strings
-    are block scalars.
-    """
+    """A YAML document of dicts, lists, strings, numbers and booleans. Multiline strings are block scalars."""
     return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=float("inf")))

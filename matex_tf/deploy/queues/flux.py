@@ -7,19 +7,13 @@ from dataclasses import dataclass
 
 from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
 from matex_tf.deploy.options import parse_time
-from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, Queued, Refusal, Scheduler, make_state
+from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, Queued, Scheduler, make_state
+from matex_tf.deploy.refusals import Refusal
 
 _STATES = {
-    "NEW": (WAITING, "NEW"),
-    "DEPEND": (WAITING, "DEPEND"),
-    "PRIORITY": (WAITING, "PRIORITY"),
-    "SCHED": (WAITING, "SCHED"),
-    "RUN": (RUNNING, "RUNNING"),
-    "CLEANUP": (RUNNING, "CLEANUP"),
-    "COMPLETED": (ENDED, "COMPLETED"),
-    "FAILED": (ENDED, "FAILED"),
-    "CANCELED": (ENDED, "CANCELED"),
-    "TIMEOUT": (ENDED, "TIMEOUT"),
+    WAITING: {"NEW": "NEW", "DEPEND": "DEPEND", "PRIORITY": "PRIORITY", "SCHED": "SCHED"},
+    RUNNING: {"RUN": "RUNNING", "CLEANUP": "CLEANUP"},
+    ENDED: {"COMPLETED": "COMPLETED", "FAILED": "FAILED", "CANCELED": "CANCELED", "TIMEOUT": "TIMEOUT"},
 }
 _QUEUES = ("flux", "queue", "list", "-no", "{queue}")
 
@@ -29,57 +23,52 @@ class Flux(Queued):
     """The options of a Flux job. `account` is the bank."""
 
 
-class FluxCore(Scheduler):
+class FluxScheduler(Scheduler):
     """flux-core, version 0.58 or later. Written from its manual, not tested with Flux."""
 
     kind = Flux
     title = "Flux"
-    head = "# flux:"
+    option_prefix = "# flux:"
     own_number = '"$(flux getattr jobid)"'
     hosts = "flux hostlist -led'\\n'"
-    again = 'flux --parent batch --dependency=afterany:"$before" {script}'
-    find_number = re.compile(r"^(\S+)\s*$", re.MULTILINE)
-    commands = ("flux", "flux jobs", "flux cancel")
-    unknown = re.compile(r"not found|unknown job|invalid job", re.IGNORECASE)
+    submit_successor = 'flux --parent batch --dependency=afterany:"$before" {script}'
+    number_pattern = re.compile(r"^(\S+)\s*$", re.MULTILINE)
+    submit_command = ("flux", "batch")
+    list_command = "flux jobs"
+    state_commands = (("flux", "jobs", "-no", "{status}|{returncode}|{nodelist}|{contextual_info}"),)
+    cancel_command = ("flux", "cancel")
+    unknown_pattern = re.compile(r"not found|unknown job|invalid job", re.IGNORECASE)
     refusals = (
-        Refusal("queue", "there is no such queue, or it takes no jobs", "The queues are", _QUEUES),
+        Refusal("queue", "there is no such queue, or it takes no jobs", "The queues", _QUEUES),
         Refusal("bank", "the bank is not known, or you may not use it: choose another --account"),
         Refusal("unsatisfiable", "no node of this instance has what the job asks for: lower --nodes or --cpus"),
         Refusal("dependency", "a job that the new one is to wait for is not there"),
         Refusal("unable to connect", "this machine belongs to no instance of Flux: submit from a login node of yours"),
     )
 
-    def list_options(self, asked: Queued, folder: str) -> list[str]:
+    def list_options(self, options: Queued, folder: str) -> list[str]:
         # A slot is a rank. Given nodes and slots, Flux places the same number of slots on each node.
+        gpus_per_slot = -(-options.gpus_per_node // options.ranks_per_node)  # rounded up
         return [
-            f"--job-name={asked.plain_name}",
-            f"--nodes={asked.nodes}",
-            f"--nslots={asked.ranks}",
-            f"--cores-per-slot={asked.cpus or 1}",
-            *([f"--gpus-per-slot={-(-asked.gpus_per_node // asked.ranks_per_node)}"] if asked.gpus_per_node else []),
-            *([] if asked.cpus else ["--exclusive"]),
-            *([f"--time-limit={parse_time(asked.time)}s"] if asked.time else []),
-            *([f"--bank={asked.account}"] if asked.account else []),
-            *([f"--queue={asked.queue}"] if asked.queue else []),
+            f"--job-name={options.plain_name}",
+            f"--nodes={options.nodes}",
+            f"--nslots={options.ranks}",
+            f"--cores-per-slot={options.cpus or 1}",
+            f"--gpus-per-slot={gpus_per_slot}" if gpus_per_slot else "",
+            "" if options.cpus else "--exclusive",
+            f"--time-limit={parse_time(options.time)}s" if options.time else "",
+            f"--bank={options.account}" if options.account else "",
+            f"--queue={options.queue}" if options.queue else "",
             f"--output={folder}/{OWN_OUTPUT}",
-            *asked.option,
+            *options.option,
         ]
 
-    def make_submit_command(self, script: str) -> tuple[list[str], bool]:
-        return ["flux", "batch", script], False
-
-    def list_state_commands(self, number: str) -> list[list[str]]:
-        return [["flux", "jobs", "-no", "{status}|{returncode}|{nodelist}|{contextual_info}", number]]
-
     def read_state(self, text: str) -> State | None:
-        parts = text.strip().split("|", 3)
-        if len(parts) < 4:
+        fields = [field.strip() for field in text.split("|", 3)]
+        if len(fields) < 4:
             return None
-        word, code, hosts, why = (part.strip() for part in parts)
-        number = int(code) if re.fullmatch(r"-?\d+", code) else None
-        if number is not None and number < 0:  # a signal; -128: the job never began
-            number = 128 - number if number > -128 else None
-        return make_state(_STATES, word, hosts, why, number)
-
-    def make_cancel_command(self, number: str) -> list[str]:
-        return ["flux", "cancel", number]
+        word, code_text, hosts, reason = fields
+        code = int(code_text) if re.fullmatch(r"-?\d+", code_text) else None
+        if code is not None and code < 0:  # a signal; -128: the job never began
+            code = 128 - code if code > -128 else None
+        return make_state(_STATES, word, hosts, reason, code)

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -31,7 +31,7 @@ from matex_tf.deploy.job import (
     run_scheduler,
 )
 from matex_tf.deploy.options import Options, parse_time
-from matex_tf.deploy.sbatch.messages import list_available
+from matex_tf.deploy.refusals import Refusal, explain_refusal
 from matex_tf.world import task_environment
 
 SCRIPT, OWN_OUTPUT = "job.sh", "scheduler-output"
@@ -40,9 +40,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 @dataclass(frozen=True, kw_only=True)
 class Queued(Options):
-    """The options of a PBS, LSF or Flux job. `option`: further options of the submit command, one line each: `-l
-    mem=8gb`.
-    """
+    """The options of a PBS, LSF or Flux job. `option` has further options of the submit command, as `-l mem=8gb`."""
 
     account: str = ""
     queue: str = ""
@@ -70,127 +68,105 @@ class Queued(Options):
         return _UNSAFE.sub("_", self.name) or "job"
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A text that identifies a refusal, its meaning, and the command that lists valid choices."""
-
-    sign: str
-    means: str
-    are: str = ""
-    command: tuple[str, ...] = ()
-
-
 class Scheduler(abc.ABC):
-    """A scheduler: class variables hold shell text and messages, methods are pure functions of the scheduler's output.
+    """A scheduler: class variables hold commands, shell text and messages; two methods are abstract.
 
     In shell text, $job is the id of the running job and `{script}` the path of its script.
     """
 
     kind: ClassVar[type[Queued]]
     title: ClassVar[str]
-    head: ClassVar[str]
-    """The prefix of an option line in the script."""
-    own_number: ClassVar[str]
-    """Shell text that expands to the id of the running job."""
-    opening: ClassVar[str] = ""
-    """The first lines of the script."""
-    hosts: ClassVar[str]
-    """Shell text that prints the running job's hosts, one a line; repetitions are allowed."""
-    again: ClassVar[str]
-    """Shell text that submits the successor job and prints its id."""
-    find_number: ClassVar[re.Pattern[str]]
-    """Applied to the output of the submit command; its only group is the job id."""
+    submit_command: ClassVar[tuple[str, ...]]
+    reads_standard_input: ClassVar[bool] = False  # whether the script is the standard input of the submit command
+    list_command: ClassVar[str]  # the command with which a user lists jobs
+    # Commands that describe the job whose id follows. Each is tried if the one before does not know the job.
+    state_commands: ClassVar[tuple[tuple[str, ...], ...]]
+    cancel_command: ClassVar[tuple[str, ...]]  # ends the job whose id follows, or removes it from the queue
+    option_prefix: ClassVar[str]  # the first word of an option line in the script
+    opening: ClassVar[str] = ""  # the first lines of the script
+    own_number: ClassVar[str]  # shell text that expands to the id of the running job
+    hosts: ClassVar[str]  # shell text that prints the running job's hosts, one a line; repetitions are allowed
+    submit_successor: ClassVar[str]  # shell text that submits the successor job and prints its id
+    number_pattern: ClassVar[re.Pattern[str]]  # its only group is the job id in the output of the submit command
     refusals: ClassVar[tuple[Refusal, ...]]
-    commands: ClassVar[tuple[str, ...]]
-    """The commands that submit, list and cancel jobs."""
-    unknown: ClassVar[re.Pattern[str]]
-    """The scheduler's message about an unknown or forgotten job."""
-
-    # Abstract methods: one scheduler's commands and output
+    unknown_pattern: ClassVar[re.Pattern[str]]  # the scheduler's message about an unknown or forgotten job
 
     @abc.abstractmethod
-    def list_options(self, asked: Queued, folder: str) -> list[str]:
-        """The option lines of a job whose run has the `folder`. The last of several equal options takes effect."""
+    def list_options(self, options: Queued, folder: str) -> list[str]:
+        """The option lines of a job whose run has the `folder`; "" stands for no option.
 
-    @abc.abstractmethod
-    def make_submit_command(self, script: str) -> tuple[list[str], bool]:
-        """The command that submits `script`, and whether it reads the script from standard input."""
-
-    @abc.abstractmethod
-    def list_state_commands(self, number: str) -> list[list[str]]:
-        """The commands that describe a job. Each further command is tried if the one before does not know the job."""
+        The last of several equal options takes effect.
+        """
 
     @abc.abstractmethod
     def read_state(self, text: str) -> State | None:
-        """The state of a job from the output of such a command; None if the output describes no job."""
+        """The state of a job from the output of a state command; None if the output describes no job."""
 
-    @abc.abstractmethod
-    def make_cancel_command(self, number: str) -> list[str]:
-        """The command that ends a job or removes it from the queue."""
+    def format_job(self, options: Queued, target: Sequence[str], folder: str) -> str:
+        """The script of a job that runs `target`.
 
-    # Common methods
-
-    def format_job(self, asked: Queued, target: Sequence[str], folder: str) -> str:
-        """The script of a job that runs `target`. `folder` is the folder of the run, relative to the folder of
-        submission, and needs no quotes, which schedulers read differently: `run_folder.propose_folder` names it.
+        `folder` is the folder of the run, relative to the folder of submission. It needs no quotes, which schedulers
+        read differently, because `run_folder.propose_folder` names it.
         """
-        lines = [f"{self.head} {line}\n" for line in self.list_options(asked, folder)]
-        note = run_folder.format_note(asked.get_kind(), "$job").strip().replace('"', '\\"')
-        keep = _KEEP_NOTE.format(note=note)
-        before = _NOTING.format(code=os.EX_CONFIG, number=self.own_number, keep=keep)
-        if asked.time:
-            seconds = parse_time(asked.time)
-            before += _TIMER.format(seconds=seconds - shell_text.compute_warning(asked.time))
-        before += "".join(f"{line}\n" for line in asked.setup)
-        command = shlex.join(asked.make_command([]))
-        if asked.nodes > 1:
-            before += _HOSTS.format(hosts=self.hosts, slots=asked.ranks_per_node, nodes=asked.nodes, code=os.EX_CONFIG)
+        lines = [line for line in self.list_options(options, folder) if line]
+        option_lines = "".join(f"{self.option_prefix} {line}\n" for line in lines)
+        note = run_folder.format_note(options.get_kind(), "$job").strip().replace('"', '\\"')
+        write_note = _WRITE_NOTE.format(note=note)
+        before = _BEGIN.format(code=os.EX_CONFIG, number=self.own_number, write_note=write_note)
+        if options.time:
+            seconds = parse_time(options.time) - shell_text.compute_warning(options.time)
+            before += _START_TIMER.format(seconds=seconds)
+        before += "".join(f"{line}\n" for line in options.setup)
+        command = shlex.join(options.make_command([]))
+        if options.nodes > 1:
+            before += _WRITE_HOSTS.format(
+                hosts=self.hosts, slots=options.ranks_per_node, nodes=options.nodes, code=os.EX_CONFIG
+            )
             command += ' --hostfile "$run_folder/hosts"'
-        after = _AGAIN.format(
-            again=os.EX_TEMPFAIL,
-            submit=self.again.format(script=f"{folder}/{SCRIPT}"),
-            keep=keep,
-            title=self.title,
-        )
+        submit = self.submit_successor.format(script=f"{folder}/{SCRIPT}")
+        after = _END_TIMER if options.time else ""
+        after += _SUBMIT_SUCCESSOR.format(again=os.EX_TEMPFAIL, submit=submit, write_note=write_note, title=self.title)
         return shell_text.format_script(
-            "".join(lines) + self.opening,
+            option_lines + self.opening,
             shell_text.quote_folder(folder),
             before + shell_text.RUN_VARIABLES,
             f"{command} {shlex.join(target)}",
-            (_END_TIMER if asked.time else "") + after,
+            after,
         )
 
-    def submit_job(self, asked: Queued, target: Sequence[str]) -> Job:
+    def submit_job(self, options: Queued, target: Sequence[str]) -> Job:
         """Queue a job that runs `target`.
 
         Raises:
             JobError: the scheduler refused the job; no job and no folder remain.
             UnreachableError: it is unknown whether the job is queued. Its script remains.
         """
-        if shutil.which(self.commands[0]) is None:
-            raise JobError(f"there is no {self.commands[0]} on this machine. {self._get}")
-        if not asked.cpus:
+        program = self.submit_command[0]
+        if shutil.which(program) is None:
+            raise JobError(f"there is no {program} on this machine. {self._advice}")
+        if not options.cpus:
             following.print_line(
                 f"without --cpus the job has whole nodes, and requests 1 core for each rank from {self.title}"
             )
-        if not asked.time:
+        if not options.time:
             following.print_line(f"without --time, the run is not warned of {self.title}'s time limit")
-        folder = run_folder.make_folder(asked.name)
+        folder = run_folder.make_folder(options.name)
         script = folder / SCRIPT
+        check_queue = f"check with `{self.list_command}` whether {script} was queued"
         try:
-            script.write_text(self.format_job(asked, target, str(folder)), encoding="utf-8", errors="surrogateescape")
-            words, is_input = self.make_submit_command(str(script))
-            given = script.read_text(encoding="utf-8", errors="surrogateescape") if is_input else None
+            text = self.format_job(options, target, str(folder))
+            script.write_text(text, encoding="utf-8", errors="surrogateescape")
+            words = self.submit_command if self.reads_standard_input else (*self.submit_command, str(script))
             environment = task_environment.remove_job_variables(os.environ)
-            answer = self._ask(words, given, env=environment)
-            found = self.find_number.search(answer.stdout)
+            answer = self._ask(words, text if self.reads_standard_input else "", env=environment)
+            found = self.number_pattern.search(answer.stdout)
             if answer.returncode or not found:
-                raise JobError(self.explain_refusal(answer.stderr.strip() or answer.stdout.strip()))
-            run_folder.write_note(folder, asked.get_kind(), found.group(1))
+                raise JobError(explain_refusal(program, _read_message(answer), self.refusals))
+            run_folder.write_note(folder, options.get_kind(), found.group(1))
         except UnreachableError as error:
-            raise UnreachableError(f"{error}: check with `{self.commands[1]}` whether {script} was queued") from None
+            raise UnreachableError(f"{error}: {check_queue}") from None
         except KeyboardInterrupt:
-            following.print_line(f"check with `{self.commands[1]}` whether {script} was queued")
+            following.print_line(check_queue)
             raise
         except Exception:
             run_folder.remove_folder(folder)
@@ -198,23 +174,13 @@ class Scheduler(abc.ABC):
         return Job(found.group(1), str(folder))
 
     @property
-    def _get(self) -> str:
+    def _advice(self) -> str:
+        """What to do on a machine without the scheduler's commands."""
         return f"Submit from a login node of a cluster with {self.title}, or load its module"
 
-    def _ask(self, words: Sequence[str], given: str | None = None, **where: Any) -> CompletedProcess[str]:
-        """Run a command in its own session, so that Ctrl-C does not end it: an interrupted command may have queued the
-        job.
-        """
-        return run_scheduler(words, self._get, given, start_new_session=True, **where)
-
-    def explain_refusal(self, text: str) -> str:
-        """The scheduler's message about a refused job, its meaning, and the valid choices."""
-        said = f"{self.commands[0]}: {text or 'no number of a job, and no reason'}"
-        for one in self.refusals:
-            if one.sign.lower() in text.lower():
-                there = list_available(one.command) if one.command else ""
-                return f"{said}\nThat is: {one.means}." + (f" {one.are}: {there}" if there else "")
-        return said
+    def _ask(self, words: Sequence[str], standard_input: str = "", **process_options: Any) -> CompletedProcess[str]:
+        """Run a command in its own session: Ctrl-C must not end it, because it may have queued the job already."""
+        return run_scheduler(words, self._advice, standard_input, start_new_session=True, **process_options)
 
     def find_state(self, job: Job) -> State:
         """The state of the job, or of the last successor job of its run.
@@ -224,94 +190,108 @@ class Scheduler(abc.ABC):
             UnreachableError: the scheduler does not answer now.
         """
         current = self.find_newest(job)
-        now = self._ask_state(current)
+        state = self._ask_state(current)
         # A job notes its successor before it ends. The note is therefore read after the end of the job is known.
-        while now.phase in (ENDED, FORGOTTEN) and (newest := self.find_newest(job)) != current:
+        while state.phase in (ENDED, FORGOTTEN) and (newest := self.find_newest(job)) != current:
             current = newest
-            now = self._ask_state(current)
-        return now if current == job else replace(now, words=f"{now.words}, as job {current.id}")
+            state = self._ask_state(current)
+        return state if current == job else replace(state, words=f"{state.words}, as job {current.id}")
 
     def _ask_state(self, job: Job) -> State:
-        for words in self.list_state_commands(job.id):
-            answer = self._ask(words)
-            if answer.returncode == 0 and (found := self.read_state(answer.stdout)):
-                return self._add_exit_code(job, found)
-            said = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
-            if said and not self.unknown.search(" ".join(said)):
-                raise UnreachableError(f"{words[0]}: {said[-1]}")
-        ended = State(FORGOTTEN, f"is not known to {self.title}, or no longer; its end is unknown")
-        return self._add_exit_code(job, ended)
+        for command in self.state_commands:
+            answer = self._ask([*command, job.id])
+            if answer.returncode == 0 and (state := self.read_state(answer.stdout)):
+                return _add_exit_code(job, state)
+            lines = _read_message(answer).splitlines()
+            if lines and not self.unknown_pattern.search(" ".join(lines)):
+                raise UnreachableError(f"{command[0]}: {lines[-1]}")
+        return _add_exit_code(job, State(FORGOTTEN, f"is not known to {self.title}, or no longer; its end is unknown"))
 
-    def _add_exit_code(self, job: Job, now: State) -> State:
-        """Complete the state of an ended job with the exit code from its script, if the scheduler has none."""
-        if now.phase not in (ENDED, FORGOTTEN) or now.code is not None or not job.folder:
-            return now
-        noted = Path(job.folder, run_folder.EXIT_CODE)
-        if not noted.is_file():
-            return now
-        return replace(
-            now, phase=ENDED, words=now.words if now.phase == ENDED else "ENDED", code=int(noted.read_text())
-        )
-
-    def follow_job(self, job: Job, write: Callable[[bytes], object] | None = None) -> int:
+    def follow_job(self, job: Job, shows_output: bool = True) -> int:
         """Copy the output until the job and its successors have ended. Returns the exit code."""
-        return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), write)
+        return following.follow_job(job, lambda: self.find_state(job), run_folder.make_reader(job.folder), shows_output)
 
     def find_newest(self, job: Job) -> Job:
         """The newest job of the run, as its folder notes it."""
-        noted = Path(job.folder, run_folder.NOTE)
-        return replace(job, id=run_folder.read_note(noted.parent)[1].id) if job.folder and noted.is_file() else job
+        if not job.folder or not Path(job.folder, run_folder.NOTE).is_file():
+            return job
+        _, newest = run_folder.read_note(Path(job.folder))
+        return replace(job, id=newest.id)
 
     def cancel_job(self, job: Job) -> None:
         """End the job, or remove it from the queue. Raises JobError."""
-        answer = self._ask(self.make_cancel_command(self.find_newest(job).id))
+        answer = self._ask([*self.cancel_command, self.find_newest(job).id])
         if answer.returncode:
-            raise JobError(f"{self.commands[2]}: {answer.stderr.strip() or answer.stdout.strip()}")
+            raise JobError(f"{' '.join(self.cancel_command)}: {_read_message(answer)}")
 
     def find_job(self, number: str) -> Job:
         """The job with this number; its folder comes from the local notes."""
         return Job(number, run_folder.find_folder(self.kind.get_kind(), number))
 
-    def describe_job(self, job: Job, asked: Queued) -> str:
+    def describe_job(self, job: Job, options: Queued) -> str:
         """A line that describes the submitted job."""
-        where = f" in queue {asked.queue}" if asked.queue else ""
-        limit = f", {asked.time}" if asked.time else ""
-        size = f"{format_count(asked.nodes, 'node')}, {format_count(asked.ranks, 'rank')}"
-        return f"{self.title} job {job.id}{where}: {size}{limit}; {job.folder}"
+        queue_text = f" in queue {options.queue}" if options.queue else ""
+        limit = f", {options.time}" if options.time else ""
+        size = f"{format_count(options.nodes, 'node')}, {format_count(options.ranks, 'rank')}"
+        return f"{self.title} job {job.id}{queue_text}: {size}{limit}; {job.folder}"
 
 
-def make_state(states: Mapping[str, tuple[str, str]], letter: str, where: str, why: str, code: int | None) -> State:
-    """The state of a job whose scheduler calls it `letter`. `states` maps letters to phase and word."""
-    phase, word = states.get(letter, (WAITING, letter))
-    if phase == RUNNING and where:
-        word = f"{word} on {where}"
-    if phase == WAITING and why:
-        word = f"{word} ({why})"
+def _read_message(answer: CompletedProcess[str]) -> str:
+    """The message of a command that failed."""
+    return answer.stderr.strip() or answer.stdout.strip()
+
+
+def _add_exit_code(job: Job, state: State) -> State:
+    """Complete the state of an ended job with the exit code from its script, if the scheduler has none."""
+    if state.phase not in (ENDED, FORGOTTEN) or state.code is not None or not job.folder:
+        return state
+    exit_code_file = Path(job.folder, run_folder.EXIT_CODE)
+    if not exit_code_file.is_file():
+        return state
+    words = state.words if state.phase == ENDED else "ENDED"
+    return replace(state, phase=ENDED, words=words, code=int(exit_code_file.read_text()))
+
+
+def make_state(
+    words_by_phase: Mapping[str, Mapping[str, str]], scheduler_word: str, hosts: str, reason: str, code: int | None
+) -> State:
+    """The state of a job that its scheduler calls `scheduler_word`, with the `reason` for a wait.
+
+    `words_by_phase` has the word to print for each word of the scheduler. A job with another word is waiting.
+    """
+    phase, word = WAITING, scheduler_word
+    for known_phase, words in words_by_phase.items():
+        if scheduler_word in words:
+            phase, word = known_phase, words[scheduler_word]
+    if phase == RUNNING and hosts:
+        word = f"{word} on {hosts}"
+    if phase == WAITING and reason:
+        word = f"{word} ({reason})"
     return State(phase, word, code=code if phase == ENDED else None)
 
 
 # The note is replaced atomically, because a follower may read it at any time.
-_KEEP_NOTE = 'echo "{note}" > "$run_folder/job.json.new" && mv "$run_folder/job.json.new" "$run_folder/job.json"'
+_WRITE_NOTE = 'echo "{note}" > "$run_folder/job.json.new" && mv "$run_folder/job.json.new" "$run_folder/job.json"'
 # The script writes its own output file, because some schedulers copy the output only at the end of the job.
-_NOTING = """\
+_BEGIN = """\
 [ -d "$run_folder" ] || {{ echo "matex: host $(hostname) does not see the folder of the run, $run_folder. Submit from \
 a folder on a file system that all nodes share." >&2; exit {code}; }}
 exec >> "$run_folder/output" 2>&1
 job={number}
-{keep}
+{write_note}
 """
-_TIMER = """\
+_START_TIMER = """\
 (trap 'kill $clock; exit' TERM; sleep {seconds} & clock=$!; wait $clock; kill -USR1 $$) & timer=$!
 """
 _END_TIMER = """\
 kill $timer 2> /dev/null
 """
-_HOSTS = """\
+_WRITE_HOSTS = """\
 ({hosts}) | awk '!seen[$1]++ {{ print $1 " slots={slots}" }}' > "$run_folder/hosts"
 [ $(wc -l < "$run_folder/hosts") -eq {nodes} ] || {{ echo "matex: the job was to have {nodes} hosts, and has:" \
 $(cut -d ' ' -f 1 "$run_folder/hosts") >&2; exit {code}; }}
 """
-_AGAIN = """\
+_SUBMIT_SUCCESSOR = """\
 if [ $code -eq {again} ]; then
     kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
     printf 'matex: job %s %s after %d:%02d:%02d, %s\\n' "$job" \\
@@ -319,7 +299,7 @@ if [ $code -eq {again} ]; then
         $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept"
     before=$job
     if job=$(set -o pipefail; {submit}) && [ -n "$job" ]; then
-        {keep}
+        {write_note}
         echo "matex: job $before goes on as job $job"
         exit $code
     fi

@@ -24,8 +24,7 @@ def list_folders(folder: str) -> list[Path]:
 
 
 def combine_states(slurm_states: Mapping[str, State], folders: Sequence[Path]) -> State:
-    """The state of an array, from Slurm's states of its tasks. The exit code of a task that Slurm has forgotten is in
-    its folder.
+    """The state of an array, from Slurm's states of its tasks, and from the folders of tasks that Slurm has forgotten.
 
     The array's exit code is the first nonzero exit code of a task.
     """

@@ -55,7 +55,7 @@ class Slurm(Options):
             raise ValueError(f"expected launcher to be mpirun or srun; given {self.launcher!r}")
         if self.launcher == "srun" and self.run:
             raise ValueError(f"launcher=srun does without `matex run`, of which run={' '.join(self.run)!r} are options")
-        taken_options.check_words(self.sbatch, bool(self.cpus), bool(self.gpus_per_node))
+        taken_options.check_words(self.sbatch, has_cpus=bool(self.cpus), has_gpus=bool(self.gpus_per_node))
         if any(line.lstrip().startswith(HEAD) for text in self.setup for line in text.splitlines()):
             raise ValueError(f"sbatch reads no {HEAD} in lines of setup: --sbatch=OPTION says what stands there")
 
@@ -128,20 +128,17 @@ def format_script(
 
     A relative `folder` is relative to the folder of submission.
     """
-    folder_check = (
-        f"srun --nodes={options.nodes} --ntasks={options.nodes} --ntasks-per-node=1 "
-        f'bash -c {shlex.quote(_FOLDER_CHECK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
-    )
     number = _TASK_NUMBER if options.array else _JOB_NUMBER
     note = run_folder.format_note("slurm", number, submitted="$submitted").strip().replace('"', '\\"')
-    setup = "".join(f"{line}\n" for line in options.setup)
+    before = _WRITE_NOTE.format(note=note, file=run_folder.NOTE, number=number)
+    before += "".join(f"{line}\n" for line in options.setup)
+    if options.nodes > 1:
+        step = f"srun --nodes={options.nodes} --ntasks={options.nodes} --ntasks-per-node=1"
+        before += f'{step} bash -c {shlex.quote(_FOLDER_CHECK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
     return shell_text.format_script(
         "".join(f"{HEAD} {_quote_word(word)}\n" for word in list_words(options, folder)),
         shell_text.quote_folder(folder) + (f'/{TASK}"$SLURM_ARRAY_TASK_ID"' if options.array else ""),
-        _WRITE_NOTE.format(note=note, file=run_folder.NOTE, number=number)
-        + setup
-        + (folder_check if options.nodes > 1 else "")
-        + lines_before,
+        before + lines_before,
         shlex.join(command),
         lines_after,
     )

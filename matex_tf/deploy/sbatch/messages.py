@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from datetime import datetime
 
 from matex_tf.deploy.job import ENDED, RUNNING, STUCK, WAITING, State
+from matex_tf.deploy.refusals import Refusal
 
 ENDS = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
@@ -15,82 +15,54 @@ ENDS = {
 }  # fmt: skip
 _UNSET = "Could not establish a configuration source"
 NO_CLUSTER = "this machine has Slurm's commands, but belongs to no cluster: submit from a login node of yours"
-# For each refusal of sbatch: its meaning, and the Slurm command that lists valid choices.
-_REFUSALS = (
-    ("invalid partition", "there is no such partition", "The partitions are", ("sinfo", "--noheader", "--format=%R")),
-    (
-        "Invalid account",
-        "the account is not known, or you may not use it on this partition",
-        "Your accounts and their partitions are",
-        ("sacctmgr", "-n", "-P", "show", "associations", "where", "user=$USER", "format=account,partition"),
-    ),
-    (
-        "partition not available",
-        "the partition takes no jobs now: choose another --partition, or wait",
-        "Partitions and their states are",
-        ("sinfo", "--noheader", "--format=%R %a"),
-    ),
-    ("group not permitted", "you may not use the partition: choose another --partition", "", ()),
-    (
-        "Requested time limit",
-        "--time is missing, or longer than the partition allows",
-        "Partitions and their limits are",
-        ("sinfo", "--noheader", "--format=%R %l"),
-    ),
-    (
-        "CPU count",
-        "no node of the partition has cores for so many ranks: lower --cpus or --ranks-per-node",
-        "Partitions, their nodes and the cores of each are",
-        ("sinfo", "--noheader", "--format=%R %D %c"),
-    ),
-    (
-        "Memory specification",
-        "no node of the partition has so much memory: lower what --sbatch=--mem... asks for",
-        "Partitions, their nodes and the MB of each are",
-        ("sinfo", "--noheader", "--format=%R %D %m"),
-    ),
-    (
-        "node configuration is not available",
-        "no node of the partition has what the job asks for: lower --cpus, --ranks-per-node or --gpus-per-node",
-        "Partitions, nodes, cores and GPUs are",
-        ("sinfo", "--noheader", "--format=%R %D %c %G"),
-    ),
-    ("invalid number of nodes", "--nodes and the nodes that options of --sbatch name are not as many", "", ()),
-    (
-        "Node count specification",
-        "the partition does not have or allow so many nodes: lower --nodes",
-        "Partitions and their nodes are",
-        ("sinfo", "--noheader", "--format=%R %D"),
-    ),
-    (
-        "More processors requested",
-        "the nodes of the partition have fewer cores in all: lower --nodes, --cpus or --ranks-per-node",
-        "Partitions, their nodes and the cores of each are",
-        ("sinfo", "--noheader", "--format=%R %D %c"),
-    ),
-    (
-        "generic resource",
-        "no node of the cluster has such GPUs: lower --gpus-per-node, or say --gres=gpu:TYPE:COUNT instead",
-        "Partitions and the GPUs of a node are",
-        ("sinfo", "--noheader", "--format=%R %G"),
-    ),
-    (
-        "Invalid feature",
-        "no node has what --constraint names",
-        "Partitions and what their nodes have are",
-        ("sinfo", "--noheader", "--format=%R %f"),
-    ),
-    ("reservation is invalid", "there is no such reservation: `scontrol show reservation` lists them", "", ()),
-    ("dependency problem", "a job that --dependency names is not there, or no longer", "", ()),
-    ("Invalid job array", "the cluster does not take such tasks: `scontrol show config` has its MaxArraySize", "", ()),
-    ("Invalid qos", "the quality of service is not known, or you may not use it", "", ()),
-    ("Requested partition configuration", "the partition does not allow what the job asks for", "", ()),
-    ("violates accounting/QOS policy", "a limit of your account is reached: ask for less, or wait", "", ()),
-    (_UNSET, NO_CLUSTER, "", ()),
-    ("Unable to contact", "Slurm's controller does not answer: try again in a few minutes", "", ()),
-    ("timed out", "Slurm's controller is too busy: try again in a few minutes", "", ()),
-    ("unrecognized option", "this Slurm's sbatch does not know an option of --sbatch", "", ()),
-    ("denied", "you may not submit there: ask the people who run the cluster", "", ()),
+
+
+def _list_partitions(columns: str) -> tuple[str, ...]:
+    """The command that prints these columns of each partition, in the notation of sinfo."""
+    return ("sinfo", "--noheader", f"--format={columns}")
+
+
+LIMITS = _list_partitions("%R %D %c %l")
+_ASSOCIATIONS = ("sacctmgr", "-n", "-P", "show", "associations", "where", "user=$USER", "format=account,partition")
+REFUSALS = (
+    Refusal("invalid partition", "there is no such partition", "The partitions", _list_partitions("%R")),
+    Refusal("Invalid account", "the account is not known, or you may not use it on this partition",
+            "Your accounts and their partitions", _ASSOCIATIONS),
+    Refusal("partition not available", "the partition takes no jobs now: choose another --partition, or wait",
+            "Partitions and their states", _list_partitions("%R %a")),
+    Refusal("group not permitted", "you may not use the partition: choose another --partition"),
+    Refusal("Requested time limit", "--time is missing, or longer than the partition allows",
+            "Partitions and their limits", _list_partitions("%R %l")),
+    Refusal("CPU count", "no node of the partition has cores for so many ranks: lower --cpus or --ranks-per-node",
+            "Partitions, their nodes and the cores of each", _list_partitions("%R %D %c")),
+    Refusal("Memory specification",
+            "no node of the partition has so much memory: lower what --sbatch=--mem... asks for",
+            "Partitions, their nodes and the MB of each", _list_partitions("%R %D %m")),
+    Refusal("node configuration is not available",
+            "no node of the partition has what the job asks for: lower --cpus, --ranks-per-node or --gpus-per-node",
+            "Partitions, nodes, cores and GPUs", _list_partitions("%R %D %c %G")),
+    Refusal("invalid number of nodes", "--nodes and the nodes that options of --sbatch name are not as many"),
+    Refusal("Node count specification","the partition does not have or allow so many nodes: lower --nodes",
+            "Partitions and their nodes", _list_partitions("%R %D")),
+    Refusal("More processors requested",
+            "the nodes of the partition have fewer cores in all: lower --nodes, --cpus or --ranks-per-node",
+            "Partitions, their nodes and the cores of each", _list_partitions("%R %D %c")),
+    Refusal("generic resource",
+            "no node of the cluster has such GPUs: lower --gpus-per-node, or say --gres=gpu:TYPE:COUNT instead",
+            "Partitions and the GPUs of a node", _list_partitions("%R %G")),
+    Refusal("Invalid feature", "no node has what --constraint names",
+            "Partitions and what their nodes have", _list_partitions("%R %f")),
+    Refusal("reservation is invalid", "there is no such reservation: `scontrol show reservation` lists them"),
+    Refusal("dependency problem", "a job that --dependency names is not there, or no longer"),
+    Refusal("Invalid job array", "the cluster does not take such tasks: `scontrol show config` has its MaxArraySize"),
+    Refusal("Invalid qos", "the quality of service is not known, or you may not use it"),
+    Refusal("Requested partition configuration", "the partition does not allow what the job asks for"),
+    Refusal("violates accounting/QOS policy", "a limit of your account is reached: ask for less, or wait"),
+    Refusal(_UNSET, NO_CLUSTER),
+    Refusal("Unable to contact", "Slurm's controller does not answer: try again in a few minutes"),
+    Refusal("timed out", "Slurm's controller is too busy: try again in a few minutes"),
+    Refusal("unrecognized option", "this Slurm's sbatch does not know an option of --sbatch"),
+    Refusal("denied", "you may not submit there: ask the people who run the cluster"),
 )  # fmt: skip
 # Explanations of the reasons for which a job waits.
 _REASONS = {
@@ -105,7 +77,6 @@ _REASONS = {
     "JobHeldAdmin": "held by an administrator of the cluster",
     "JobHeldUser": "held; `scontrol release` lets it go",
 }
-LIMITS = ("sinfo", "--noheader", "--format=%R %D %c %l")
 # Reasons that persist. The first entry that a reason begins or ends with explains it.
 _PERSISTENT_REASONS = {
     "PartitionNodeLimit": "the partition allows fewer nodes than --nodes, or more",
@@ -139,16 +110,6 @@ def is_without_cluster(text: str) -> bool:
     return _UNSET in text
 
 
-def explain_refusal(text: str) -> str:
-    """sbatch's message about a refused job, its meaning, and the valid choices."""
-    message = f"sbatch: {strip_prefixes(text) or 'no number of a job, and no reason'}"
-    for pattern, meaning, list_name, command in _REFUSALS:
-        if pattern.lower() in text.lower():
-            choices = list_available(command) if command else ""
-            return f"{message}\nThat is: {meaning}." + (f" {list_name}: {choices}" if choices else "")
-    return message
-
-
 def explain_wait(reason: str, may_start: bool) -> tuple[str, bool]:
     """The meaning of Slurm's reason for waiting ("" if unknown or self-explanatory), and whether the reason passes.
 
@@ -164,18 +125,6 @@ def explain_wait(reason: str, may_start: bool) -> tuple[str, bool]:
     if persistent or name.startswith(("Assoc", "QOS")):
         return persistent or "a limit of your account or quality of service is reached", True
     return _REASONS.get(name, ""), True
-
-
-def list_available(command: tuple[str, ...]) -> str:
-    """The output of a Slurm command as a list in words; "" if the command fails."""
-    import getpass
-
-    try:
-        words = [word.replace("$USER", getpass.getuser()) for word in command]
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""  # an optional addition to sbatch's message
-    return ", ".join(sorted(set(answer.stdout.splitlines()))) if answer.returncode == 0 else ""
 
 
 def read_state(text: str) -> State | None:

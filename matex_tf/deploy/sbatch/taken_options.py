@@ -53,13 +53,11 @@ _VARIABLES = {"ARRAY_INX": "array", "TIMELIMIT": "time"}  # variables that are n
 
 
 def check_words(words: Iterable[str], has_cpus: bool, has_gpus: bool) -> None:
-    """Refuse options that `matex submit` sets. `has_cpus` and `has_gpus`: the job requests cores or GPUs by its own
-    options.
+    """Raises ValueError, which names the alternative, for an option of sbatch that `matex submit` sets.
 
-    Raises:
-        ValueError: names the option and the alternative.
+    `has_cpus` and `has_gpus`: the job requests cores or GPUs by options of `matex submit`.
     """
-    known = _SET_BY_MATEX | _FORBIDDEN | _conflicts_with_requests(has_cpus, has_gpus)
+    known = _SET_BY_MATEX | _FORBIDDEN | _list_conflicts(has_cpus, has_gpus)
     for word in words:
         if (name := _find_option(word, known)) and _concerns_gpus(name, word):
             shown = word if word.startswith(f"--{name}") else f"{word} (--{name})"
@@ -77,16 +75,13 @@ def has_core_count(words: Iterable[str]) -> bool:
 
 
 def check_environment(environment: Mapping[str, str], words: Sequence[str]) -> None:
-    """Refuse SBATCH_* variables that conflict with the job.
+    """Raises ValueError, which names the alternative, for an SBATCH_* variable that conflicts with the job.
 
-    Options that we put on the command line override their variable. Variables such as SBATCH_ACCOUNT are legitimate
-    defaults and are accepted.
-
-    Raises:
-        ValueError: names the variable and the alternative.
+    The `words` on the command line of sbatch override their variables. A variable such as SBATCH_ACCOUNT is a
+    legitimate default.
     """
     option_names = {word.partition("=")[0].removeprefix("--") for word in words}
-    forbidden = _FORBIDDEN | _conflicts_with_requests("cpus-per-task" in option_names, "gpus-per-node" in option_names)
+    forbidden = _FORBIDDEN | _list_conflicts("cpus-per-task" in option_names, "gpus-per-node" in option_names)
     for variable, value in environment.items():
         prefix, _, rest = variable.partition("_")
         name = _VARIABLES.get(rest, rest.lower().replace("_", "-"))
@@ -94,12 +89,12 @@ def check_environment(environment: Mapping[str, str], words: Sequence[str]) -> N
             raise ValueError(f"sbatch would take {variable}={value} of the environment: {forbidden[name][1]}. Unset it")
 
 
-def _conflicts_with_requests(has_cpus: bool, has_gpus: bool) -> _Options:
+def _list_conflicts(has_cpus: bool, has_gpus: bool) -> _Options:
     return (_WITH_CPUS if has_cpus else {}) | (_WITH_GPUS if has_gpus else {})
 
 
 def _concerns_gpus(name: str, text: str) -> bool:
-    """--gres also lists devices other than GPUs"""
+    """Whether the option `name` with the value in `text` concerns GPUs. --gres may list only other devices."""
     return name != "gres" or "gpu" in text
 
 

@@ -1,4 +1,4 @@
-"""Find the hosts that answer: mpirun starts `true` on each of them. Count the ranks for a part of the hosts."""
+"""Finds the hosts that answer, on which mpirun can start the command `true`, and counts the ranks for some hosts."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class Changes:
         if applied is None:
             return 0.0
         seconds = applied.change.saving_seconds + time.monotonic() - applied.left_at
-        self._say(f"--adapt: {applied.change.what} from {applied.change.saved_at} on: {applied.change.why}. "
-                  f"The change took {seconds:.1f} s")  # fmt: skip
+        change = applied.change
+        self._say(f"--adapt: {change.what} from {change.saved_at} on: {change.why}. The change took {seconds:.1f} s")
         self.offer = replace(self.offer, restart_seconds=seconds)
         return seconds
 
@@ -58,8 +58,7 @@ class Changes:
     ) -> Attempt:
         """The next attempt: `attempt`, which the ranks left at the time `left_at`, with `change`.
 
-        Args:
-            make_attempt: returns the new attempt for a change that undoes no other change.
+        `make_attempt` returns the new attempt for a change that undoes no other change.
         """
         last = self._last
         self.forget_last()
@@ -81,11 +80,11 @@ class Changes:
         self._pending = _AppliedChange(change, attempt, left_at, reduced_host)
         if not change.is_forced:
             self._last = self._pending
-            former_ranks = offers.describe_ranks(attempt.ranks, next_attempt.ranks)
-            former = former_ranks if change.strategy is None else "the former strategy"
-            self.offer = replace(
-                self.offer, step_seconds_before=change.step_seconds_before, undo_text=f"{former} again"
-            )
+            former = "the former strategy"
+            if change.strategy is None:
+                former = offers.describe_ranks(attempt.ranks, next_attempt.ranks)
+            before = change.step_seconds_before
+            self.offer = replace(self.offer, step_seconds_before=before, undo_text=f"{former} again")
         return next_attempt
 
     def _undo_change(self, last: _AppliedChange, attempt: Attempt) -> Attempt:
@@ -93,7 +92,7 @@ class Changes:
         if last.change.strategy is not None:
             self.offer = replace(self.offer, may_choose=False)
         elif last.reduced_host is not None:
-            self._places.put_back(last.reduced_host)
+            self._places.restore_rank(last.reduced_host)
             self.offer = replace(self.offer, kept_hosts=[*self.offer.kept_hosts, last.change.dropped_host])
         else:
             self._places.exclude_hosts(attempt.hosts, last.before.hosts)
@@ -109,7 +108,7 @@ class Changes:
         if applied.reduced_host is not None and applied.change.undoes:
             self._places.drop_rank(applied.reduced_host)
         elif applied.reduced_host is not None:
-            self._places.put_back(applied.reduced_host)
+            self._places.restore_rank(applied.reduced_host)
         self._say(f"--adapt: {applied.change.what}: the run ended before its first step ({why}); continuing as before")
         return self._places.keep_hosts(applied.before)
 

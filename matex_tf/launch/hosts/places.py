@@ -1,7 +1,8 @@
 """The hosts and the number of ranks of an attempt, from the run's options and the usable hosts.
 
-`launch.restarts` makes one `Places` for a run, and an `Attempt` from it for each start. Hosts may be lost, come back or
-change in the host files, and ranks may be dropped from a slow host: `make_attempt` shares out the ranks again.
+`launch.restarts` makes one `Places` for a run, and from it an `Attempt` for each start of mpirun. Hosts may be lost,
+come back or change in the host files, and a slow host may lose a rank. `make_attempt` then divides the ranks among the
+hosts in proportion to their slots: 5 ranks on 2 hosts of 3 slots are 2 and 3.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ class Attempt:
     options: list[str] = field(default_factory=list)
     strategy: str = ""
     """The strategy that the ranks chose; "" if they keep the requested one."""
-    hosts: Sequence[Host] = ()
-    """The used hosts, with the slots that the options or host files list."""
+    hosts: Sequence[Host] = ()  # the used hosts, with the slots that the options or host files list
 
 
 class Places:
@@ -45,21 +45,20 @@ class Places:
         self._options_list_known = True  # whether the user's options list the known hosts
         self._dropped_ranks: Counter[str] = Counter()  # by listed name of the host
         self._excluded: set[str] = set()  # names of hosts
-        self._replacements: dict[tuple[Host, ...], Sequence[Host]] = {}  # hosts and slots to use instead of the keys
+        self._replacements: dict[tuple[Host, ...], Sequence[Host]] = {}  # the hosts to use instead of exactly the key
         self._requested_slots = sum(host.slots for host in self.known)
 
     def read_hosts(self) -> list[Host]:
-        """Read the hosts from the host files. An empty file is taken to be incomplete: the known hosts remain.
+        """Read the host files if the run follows them. An empty file is incomplete: the known hosts remain.
 
-        Raises:
-            OSError, ValueError: a host file cannot be read.
+        Raises OSError or ValueError if a host file cannot be read.
         """
         if self.follows_files:
             self.known = host_lists.list_hosts(self.first.options, {}) or self.known
         return self.known
 
     def keep_hosts(self, attempt: Attempt) -> Attempt:
-        """Fix the hosts to those of `attempt`: the host files are read no more. Returns that attempt again."""
+        """Return to the hosts of `attempt` for the rest of the run: the host files are read no more."""
         if self.follows_files and list(attempt.hosts) != self.known:
             self.known, self._options_list_known = list(attempt.hosts), False  # a host file may list others
         self.follows_files, self._excluded, self._replacements = False, set(), {}
@@ -79,11 +78,11 @@ class Places:
         """The known hosts that can be reached."""
         return answering.find_answering(self.known, self.mpirun.path, self.first.options)
 
-    def describe_gone(self) -> str:
+    def describe_lost_hosts(self) -> str:
         """A message about hosts that do not answer; "" if all answer, or there is only one."""
-        answering = self.find_answering() if len(self.known) > 1 else self.known
-        gone = [host.name for host in self.known if host not in answering]
-        return f"no answer from {', '.join(gone)}: down, or cut off" if gone else ""
+        answering_hosts = self.find_answering() if len(self.known) > 1 else self.known
+        lost = [host.name for host in self.known if host not in answering_hosts]
+        return f"no answer from {', '.join(lost)}: down, or cut off" if lost else ""
 
     def find_host(self, name: str) -> str | None:
         """The listed name of the host that calls itself `name`; "" if no hosts are listed, None if it is not found."""
@@ -96,8 +95,8 @@ class Places:
         """Use one rank less on the host with the listed name `host` from now on."""
         self._dropped_ranks[host] += 1
 
-    def put_back(self, host: str) -> None:
-        """Use one dropped rank of this host again."""
+    def restore_rank(self, host: str) -> None:
+        """Undo one `drop_rank` of this host."""
         self._dropped_ranks[host] -= 1
 
     def count_used(self, host: Host) -> int:
@@ -133,10 +132,10 @@ class Places:
     def _share_ranks(self, hosts: Sequence[Host]) -> dict[str, int]:
         """The number of ranks by host name, in proportion to slots; their sum is that of `answering.count_ranks`.
 
-        Each host gets the difference between the counts for the hosts up to it and for the hosts before it.
+        A host gets the ranks of all hosts up to itself, less those of the hosts before it.
         """
-        counts = [
+        sums = [
             answering.count_ranks(hosts[: index + 1], self._requested_slots, self.first.ranks)
             for index in range(len(hosts))
         ]
-        return {host.name: upto - before for host, before, upto in zip(hosts, [0, *counts], counts)}
+        return {host.name: end - start for host, start, end in zip(hosts, [0, *sums], sums)}

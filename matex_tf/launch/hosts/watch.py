@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
 
 from matex_tf.adapt import offers
 from matex_tf.adapt.offers import Change, Offer
@@ -21,8 +20,7 @@ from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.world.hosts import host_lists
 from matex_tf.world.hosts.host_lists import Host
 
-READ_INTERVAL, QUERY_INTERVAL = 1.0, 30.0
-"""Seconds between reads of the host files, and between queries of an absent host."""
+READ_INTERVAL, QUERY_INTERVAL = 1.0, 30.0  # seconds between reads of the host files, and queries of an absent host
 
 
 class Watch:
@@ -35,12 +33,10 @@ class Watch:
     """
 
     def __init__(self, places: Places, attempt: Attempt, folder: str, changes: Changes, say: Callable[[str], None]):
-        self.change: Change | None = None
-        """The change for which the ranks leave, found at the time `changed_at`."""
+        self.change: Change | None = None  # the change for which the ranks leave, found at the time `changed_at`
         self.changed_at = 0.0
-        self.has_trained = False
-        self.seconds = 0.0
-        """The duration of the last change; before any change, the time from this start to its first step."""
+        self._has_trained = False
+        self._restart_seconds = 0.0  # of the last change; before any change, from this start to its first step
         self._places, self._attempt, self._folder = places, attempt, folder
         self._changes, self._say = changes, say
         self._started_at = time.monotonic()
@@ -54,18 +50,19 @@ class Watch:
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         answering.end_children(child for child, _ in self._queries.values())
 
     def look(self) -> bool:
         """Note the first step and the ranks' change, and renew the offer. Returns True: the caller is to call again."""
         now = time.monotonic()
-        if not self.has_trained and offers.has_trained(self._folder):
-            self.has_trained = True
-            self.seconds = self._changes.note_step() or self._changes.offer.restart_seconds or now - self._started_at
+        if not self._has_trained and offers.has_trained(self._folder):
+            self._has_trained = True
+            change_seconds = self._changes.note_step() or self._changes.offer.restart_seconds
+            self._restart_seconds = change_seconds or now - self._started_at
         if self.change is None and (change := offers.read_change(self._folder)):
             self.change, self.changed_at = change, now
-        if self._makes_offers and self.has_trained and self.change is None and now >= self._next_read_at:
+        if self._makes_offers and self._has_trained and self.change is None and now >= self._next_read_at:
             self._next_read_at = now + READ_INTERVAL
             try:
                 self._make_offer(now)
@@ -96,17 +93,13 @@ class Watch:
         usable = self._list_usable()
         ranks = self._places.make_attempt(usable).ranks if usable else self._attempt.ranks
         slots = {host.name: host.slots for host in self._listed}
-        reduced = [
-            host for host in self._attempt.hosts if self._places.count_used(host) > slots.get(host.name, 0)
-        ]  # the run uses more slots of these hosts than are still listed, so it must leave
+        # The run must leave these hosts, because it uses more of their slots than are still listed.
+        reduced = [host for host in self._attempt.hosts if self._places.count_used(host) > slots.get(host.name, 0)]
         if reduced and len(usable) < len(self._listed) and now - self._listed_since < answering.SECONDS:
             return  # wait for all new hosts, so that the ranks leave only once
-        must = ""
-        if reduced and usable:
-            must = ", ".join(
-                f"{host.name} has {slots.get(host.name, 0)} of {host.slots} places left" for host in reduced
-            )
-        offer = replace(self._changes.offer, ranks=ranks, restart_seconds=self.seconds, reason_to_leave=must)
+        reasons = [f"{host.name} has {slots.get(host.name, 0)} of {host.slots} slots left" for host in reduced]
+        reason = ", ".join(reasons) if usable else ""
+        offer = replace(self._changes.offer, ranks=ranks, restart_seconds=self._restart_seconds, reason_to_leave=reason)
         if offer != self._offer:
             self._offer = offer
             offers.write_offer(offer, self._folder)
@@ -122,7 +115,7 @@ class Watch:
                 self._answered.add(host.name)
             if child is not None and child.poll() is None and now - started_at > answering.SECONDS:
                 answering.end_children([child])
-            is_pending = now - started_at < QUERY_INTERVAL or (child is not None and child.poll() is None)
-            if host.name not in self._answered and not is_pending:
+            is_running = child is not None and child.poll() is None
+            if host.name not in self._answered and not is_running and now - started_at >= QUERY_INTERVAL:
                 queries = answering.ask_hosts([host], self._places.mpirun.path, self._places.first.options)
                 self._queries[host.name] = queries[host.name], now

@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from matex_tf.launch.monitoring.job_watch import JobWatch, WatchedState, find_run_folder
-from matex_tf.monitor import picture, prometheus, recording, waits
+from matex_tf.monitor import picture, recording, waits
+from matex_tf.monitor.prometheus import format_metrics
 from matex_tf.monitor.report import page
 from matex_tf.planner import plan_file
 from matex_tf.planner.predict import Predictor
@@ -20,24 +22,20 @@ from matex_tf.tune.database import DatabaseError
 from matex_tf.tune.report import page as search_page
 from matex_tf.tune.setup import NoSearchError
 
-HELP = {"help_option_names": ["-h", "--help"]}
 NAMESPACE = click.option("--namespace", default="", metavar="NAMESPACE", help="Kubernetes: the namespace.")
 _PAUSE = 1.0  # seconds between two displays
-_COLLECTED = 15.0  # seconds; the usual scrape interval of Prometheus
+_METRICS_PAUSE = 15.0  # seconds; the usual scrape interval of Prometheus
 _LINES = 40  # height of the display without a terminal
 
 
-@click.command("top", context_settings=HELP, short_help="Watch a recorded run, rank by rank.")
+@click.command("top", short_help="Watch a recorded run, rank by rank.")
 @click.argument("run")
 @NAMESPACE
 @click.option("--once", is_flag=True, help="Display the run once and exit; the default without a terminal.")
 @click.option(
-    "--prometheus",
-    "collected",
-    metavar="FILE.prom",
-    help="Write the figures to this file, for node exporter; display nothing.",
+    "--prometheus", metavar="FILE.prom", help="Write the figures to this file, for node exporter; display nothing."
 )
-def show_top(run: str, namespace: str, once: bool, collected: str | None) -> int:
+def show_top(run: str, namespace: str, once: bool, prometheus: str | None) -> int:
     """Watch the run recorded in the folder RUN: the resources, activity and waiting of each rank.
 
     RUN may also be a Slurm job number or a Kubernetes job name. If the job is queued, for its first start or a restart,
@@ -46,14 +44,11 @@ def show_top(run: str, namespace: str, once: bool, collected: str | None) -> int
     The command reads files only. Start it on any host that sees the folder, and end it at any time. It ends with the
     run.
     """
-    from rich.console import Console
-    from rich.live import Live
-
     console = Console()
     try:
         watch = JobWatch(find_run_folder(run, namespace))
-        if collected:
-            return _collect_metrics(watch, Path(collected), once)
+        if prometheus:
+            return _write_metrics(watch, Path(prometheus), once)
         if once or not console.is_terminal:
             console.print(_draw_run(watch.look_at_run(), _LINES))
             return 0
@@ -74,11 +69,13 @@ def _draw_run(state: WatchedState, height: int) -> RenderableType:
     return Group(*display, *([Text(state.job_text)] if state.job_text else []))
 
 
-def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
-    """Rewrite `target` every 15 s while ranks run. It is removed at the end of the run, so that old figures do not
-    appear current. While the job waits for a restart, the file stays unchanged.
+def _write_metrics(watch: JobWatch, target: Path, once: bool) -> int:
+    """Rewrite `target` every 15 s while ranks run, or once.
+
+    The file is removed at the end of the run, so that old figures do not appear current. While the job waits for a
+    restart, the file stays unchanged.
     """
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.part")  # the collector reads files that end in .prom
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.part")  # node exporter reads files that end in .prom
     last_text = ""
     try:
         while True:
@@ -87,28 +84,25 @@ def _collect_metrics(watch: JobWatch, target: Path, once: bool) -> int:
                 last_text = state.job_text
                 print(f"matex top: {last_text}", file=sys.stderr, flush=True)
             if state.run is not None and not (state.job_text and target.exists()):
-                temporary.write_text(prometheus.format_metrics(state.run))
+                temporary.write_text(format_metrics(state.run))
                 temporary.replace(target)
             if once or state.is_over:
                 return 0
-            time.sleep(_COLLECTED)
+            time.sleep(_METRICS_PAUSE)
     finally:
         temporary.unlink(missing_ok=True)
         if not once:
             target.unlink(missing_ok=True)
 
 
-@click.command("report", context_settings=HELP, short_help="Make one HTML page of recorded runs, or of a search.")
+@click.command("report", short_help="Make one HTML page of recorded runs, or of a search.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
 @NAMESPACE
 @click.option(
     "-o", "--output", metavar="FILE", help="The page. Default: RUN/report.html, for several runs RUN/runs.html."
 )
 @click.option(
-    "--plan",
-    "plan",
-    metavar="PLAN.json",
-    help="A plan of `matex plan --json`: compare its prediction with the measurement.",
+    "--plan", metavar="PLAN.json", help="A plan of `matex plan --json`: compare its prediction with the measurement."
 )
 def write_report(runs: tuple[str, ...], namespace: str, output: str | None, plan: str | None) -> int:
     """Make one HTML page of the run in the folder RUN, of several runs for comparison, or of a search.

@@ -34,28 +34,31 @@ def find_run_folder(run: str, namespace: str = "") -> str:
     Raises:
         RecordingError: the job or its folder is unknown, or this machine does not see the folder.
     """
-    if os.path.isdir(run):
+    if run.isascii() and run.isdigit() and not os.path.isdir(run):
+        return _find_folder_of_number(run)
+    may_be_kubernetes = names.is_name(run) and (namespace or shutil.which("kubectl") is not None)
+    if os.path.isdir(run) or not may_be_kubernetes:
         return run
-    if not (run.isascii() and run.isdigit()):
-        if not names.is_name(run) or (shutil.which("kubectl") is None and not namespace):
-            return run
-        try:
-            return kubernetes.find_records(Job(run, namespace=namespace))
-        except JobError as error:
-            raise recording.RecordingError(command.describe_failure(run, str(error))) from None
     try:
-        scheduler, job = command.find_job(run, "")
+        return kubernetes.find_records(Job(run, namespace=namespace))
+    except JobError as error:
+        raise recording.RecordingError(command.describe_failure(run, str(error))) from None
+
+
+def _find_folder_of_number(number: str) -> str:
+    try:
+        scheduler, job = command.find_job(number, "")
     except click.UsageError as error:
-        raise recording.RecordingError(f"there is no folder {run}, nor a job: {error.message}") from None
-    if not job.folder:
-        try:
-            explanation = f"job {run} {scheduler.find_state(job)}"
-        except JobError as error:
-            explanation = str(error)
-        raise recording.RecordingError(
-            f"{explanation}\nThe folder of that run is unknown here: name it, for example runs/train-1"
-        )
-    return job.folder
+        raise recording.RecordingError(f"there is no folder {number}, nor a job: {error.message}") from None
+    if job.folder:
+        return job.folder
+    try:
+        explanation = f"job {number} {scheduler.find_state(job)}"
+    except JobError as error:
+        explanation = str(error)
+    raise recording.RecordingError(
+        f"{explanation}\nThe folder of that run is unknown here: name it, for example runs/train-1"
+    )
 
 
 class JobWatch:
@@ -66,12 +69,11 @@ class JobWatch:
         self._state: State | None = None
         self._next_query_at = 0.0
         self._is_scheduler_absent = False
-        self._scheduler: Any = None  # None: there is no job
-        self._job = Job("")
+        self._scheduler: Any
         try:
             self._scheduler, self._job = command.find_job(folder, "")
         except click.UsageError:
-            pass
+            self._scheduler, self._job = None, Job("")  # the run is no job
 
     def look_at_run(self) -> WatchedState:
         """Read the state of the run.

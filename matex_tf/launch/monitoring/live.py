@@ -6,7 +6,6 @@ redirected, and a status line goes to standard error every 30 seconds.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import fcntl
 import os
@@ -24,6 +23,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from matex_tf.deploy.following import LineSplitter
 from matex_tf.monitor import picture, recording
 
 _PAUSE, _PLAIN_PAUSE = 1.0, 30.0  # seconds between displays, and between status lines
@@ -68,32 +68,9 @@ def show_picture(folder: str) -> Iterator[None]:
             child.wait()
 
 
-class Printed:
-    """Splits the ranks' output into lines: `feed_bytes` returns complete lines, `rest` is the incomplete last line."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._rest = ""
-
-    def feed_bytes(self, chunk: bytes) -> list[str]:
-        *lines, unfinished = (self._rest + self._decoder.decode(chunk)).split("\n")
-        # Keep only the last version of an overwritten line. A carriage return at its end does not erase it yet.
-        self._rest = unfinished[unfinished.rstrip("\r").rfind("\r") + 1 :]
-        return [_strip_overwritten(line) for line in lines]
-
-    @property
-    def rest(self) -> str:
-        return _strip_overwritten(self._rest)
-
-
-def _strip_overwritten(line: str) -> str:
-    """The line as a terminal shows it: the text after the last carriage return."""
-    return line.rstrip("\r").rpartition("\r")[2]
-
-
 def draw_while(folder: str, source: int, console: Console) -> None:
     """Print the output from `source`, and the display below it, until `source` ends."""
-    printed, next_draw_at = Printed(), 0.0
+    splitter, next_draw_at = LineSplitter(), 0.0
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while True:
             ready = select.select([source], [], [], max(next_draw_at - time.monotonic(), 0))[0]
@@ -101,16 +78,20 @@ def draw_while(folder: str, source: int, console: Console) -> None:
                 chunk = _read_chunk(source)
                 if not chunk:
                     break
-                if lines := printed.feed_bytes(chunk):
-                    console.print(*(Text.from_ansi(line) for line in lines), sep="\n", soft_wrap=True)
+                if lines := splitter.feed(chunk):
+                    console.print(*map(_make_text, lines), sep="\n", soft_wrap=True)
             # The display is drawn again every second; the incomplete last line above it changes with each output.
             is_due = time.monotonic() >= next_draw_at
             if ready or is_due:
                 if is_due:
                     display, next_draw_at = _draw_picture(folder, console.height // 2), time.monotonic() + _PAUSE
-                unfinished = [Text.from_ansi(printed.rest)] if printed.rest.strip() else []
+                unfinished = [_make_text(splitter.rest)] if splitter.rest.strip() else []
                 live.update(Group(*unfinished, display), refresh=True)
-        live.update(Group(Text.from_ansi(printed.rest), _draw_picture(folder, console.height // 2)), refresh=True)
+        live.update(Group(_make_text(splitter.rest), _draw_picture(folder, console.height // 2)), refresh=True)
+
+
+def _make_text(line: bytes) -> Text:
+    return Text.from_ansi(line.decode(errors="replace"))
 
 
 def _draw_picture(folder: str, height: int) -> RenderableType:

@@ -10,19 +10,15 @@ from typing import Any
 
 import click
 
-from matex_tf.launch.planning.option_types import explain_unwritable
+from matex_tf.launch.option_types import check_writable
 from matex_tf.launch.planning.ranks import Launch, place_on_hosts, run_ranks
 from matex_tf.launch.planning.requests import PlanRequest
 from matex_tf.launch.planning.sizes import choose_memory, choose_sizes
 from matex_tf.observe import measured_steps
 from matex_tf.planner.plan_file import Plan
 
-CHECK_ONLY = {"run_on": "-n"}
-"""Options that --check requires, keyed by parameter names."""
-ALLOWED_WITH_CHECK = ("check", "hosts", "file", "script")
-"""Parameters that are meaningful with and without --check."""
-NOTHING = ("-m", "platform")
-"""A module that exits at once; it tests whether ranks can be started on hosts."""
+_ALLOWED_WITH_CHECK = ("check", "run_on", "hosts", "file", "script")
+_IDLE_TARGET = ("-m", "platform")  # a module that exits at once, to test whether ranks can be started
 
 
 def check_options(values: dict[str, Any], given_options: dict[str, str], script: Sequence[str]) -> None:
@@ -30,18 +26,18 @@ def check_options(values: dict[str, Any], given_options: dict[str, str], script:
 
     Args:
         values: the value of each parameter.
-        given_options: the parameters on the command line, with the option names used there.
+        given_options: the option names on the command line, keyed by parameter names.
+        script: the script with its arguments; with --check the file of the plan.
 
     Raises:
         click.UsageError: an option is impossible or has no effect.
     """
     if values["check"]:
         for name, option in given_options.items():
-            if name not in (*CHECK_ONLY, *ALLOWED_WITH_CHECK):
+            if name not in _ALLOWED_WITH_CHECK:
                 raise click.UsageError(f"--check does not take {option}: the plan determines the comparison")
-    for name, option in CHECK_ONLY.items():
-        if name in given_options and not values["check"]:
-            raise click.UsageError(f"{option} goes with --check; --ranks LIST sets the numbers of ranks to predict")
+    elif "run_on" in given_options:
+        raise click.UsageError("-n goes with --check; --ranks LIST sets the numbers of ranks to predict")
     if values["deadline"] and not values["epochs"]:
         raise click.UsageError("--deadline needs the number of epochs, for example --epochs 90")
     if values["epochs"] and not values["deadline"]:
@@ -51,34 +47,29 @@ def check_options(values: dict[str, Any], given_options: dict[str, str], script:
     _check_files(values, script)
 
 
-def name_answers(path: Path) -> Path:
-    """The file of the predictions, in the folder of the plan's file."""
-    return path.with_name(f"{path.stem}.predictions{path.suffix}")
+def name_results(plan_path: Path) -> Path:
+    """The file of the predictions, next to the plan: plan.predictions.json for plan.json."""
+    return plan_path.with_name(f"{plan_path.stem}.predictions{plan_path.suffix}")
 
 
 def _check_files(values: dict[str, Any], script: Sequence[str]) -> None:
-    """Refuse an output file that is also an input file or another output file."""
+    """Raises click.UsageError for an unwritable output file, and for one that is also an input or another output."""
     files = [("--json", values["file"]), ("--chart", values["chart"])]
     if values["file"] and not values["check"]:
-        files.append(("--json, which writes the table beside the plan,", str(name_answers(Path(values["file"])))))
+        files.append(("--json, which writes the table next to the plan,", str(name_results(Path(values["file"])))))
     used_files: dict[Path, str] = {Path(script[0]).resolve(): "an input file"}
     for option, name in files:
         if not name:
             continue
+        check_writable(option, Path(name))
         path = Path(name).resolve()
-        if why := explain_unwritable(path):  # the user did not name the file of predictions
-            raise click.UsageError(f"{option} cannot write {name}: {why}")
         if path in used_files:
             raise click.UsageError(f"{option} would write {name}, {used_files[path]}: name another file")
         used_files[path] = "the output file of another option"
 
 
 def check_request(request: PlanRequest) -> None:
-    """Check the request as a whole.
-
-    Raises:
-        click.UsageError: the request is impossible.
-    """
+    """Check the request as a whole. Raises click.UsageError if the request is impossible."""
     if request.batches and request.scaling == "weak":
         raise click.UsageError(
             "--batch needs slices of several sizes, and with weak scaling all have as many rows as the script's batch"
@@ -103,16 +94,12 @@ def check_names(hosts: Sequence[str], min_hosts: int, reason: str) -> None:
 
 
 def check_hosts(hosts: Sequence[str], launch: Launch) -> None:
-    """Start a rank on each of `hosts` that exits at once.
-
-    Raises:
-        click.ClickException: the ranks cannot be started; the message quotes mpirun.
-    """
+    """Start a rank on each of `hosts` that exits at once. Raises click.ClickException, which quotes mpirun."""
     if not hosts:
         return
     failure = f"--host {','.join(hosts)}: no rank can be started on each of these"
     try:
-        code, _, complaint = run_ranks(launch(len(hosts), NOTHING, place_on_hosts(hosts, 1), None))
+        code, _, complaint = run_ranks(launch(len(hosts), _IDLE_TARGET, place_on_hosts(hosts, 1), None))
     except subprocess.TimeoutExpired as error:
         raise click.UsageError(f"{failure}: they had not ended after {error.timeout:.0f} s") from None
     except OSError as error:
@@ -122,14 +109,10 @@ def check_hosts(hosts: Sequence[str], launch: Launch) -> None:
 
 
 def check_runs(plan: Plan, ranks: Collection[int], hosts: Sequence[str], launch: Launch) -> None:
-    """Check that --check has an mpirun and enough hosts.
-
-    Raises:
-        click.ClickException: the ranks cannot be started.
-    """
+    """Check that --check has an mpirun and enough hosts. Raises click.ClickException if the ranks cannot be started."""
     max_ranks = max(ranks)
     needed = ceil(max_ranks / plan.ranks_per_host)
     check_names(hosts, needed, f"{max_ranks} ranks, {plan.ranks_per_host} on each, need so many")
     if max_ranks > 1 and not hosts:
-        launch(max_ranks, NOTHING, (), None)  # raises if there is no mpirun
+        launch(max_ranks, _IDLE_TARGET, (), None)  # raises if there is no mpirun
     check_hosts(hosts[:needed], launch)

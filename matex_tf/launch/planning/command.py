@@ -1,4 +1,4 @@
-"""The command-line options of `matex plan`."""
+"""The command `matex plan`: its options, and the calls that check and carry out the request."""
 
 from __future__ import annotations
 
@@ -10,113 +10,99 @@ import click
 from click.core import ParameterSource
 
 from matex_tf.costs import collectives
-from matex_tf.launch.planning import checks, option_types, ranks, requests
+from matex_tf.launch import option_types
+from matex_tf.launch.planning import checks, ranks, requests
 from matex_tf.launch.planning import run as planning
-from matex_tf.launch.run_options import Count, Run
+from matex_tf.launch.run_options import Run
 from matex_tf.planner import choice, plan_file
 from matex_tf.planner.measurement import phantoms, started
 from matex_tf.planner.plan_file import PlanFileError
 
 
-def make_plan_command(check_target: Callable[[Run], None], command_line: Callable[[Run], list[str]]) -> click.Command:
-    """Make the command. `check_target` raises if the script does not exist; `command_line` makes the command line of
-    ranks.
+@click.command(
+    "plan",
+    context_settings={"allow_interspersed_args": False},
+    short_help="Predict step time, efficiency and memory of SCRIPT.py on absent ranks.",
+)
+@click.option(
+    "--ranks", type=option_types.Ranks(), default="1,2,4,...,64", metavar="LIST", help="Such as 1,2,4,...,1024."
+)
+@click.option(
+    "--ranks-per-host", type=option_types.Count("ranks"), help="Ranks on each host. Default: the cores of this host."
+)
+@click.option(
+    "--network", type=option_types.Network(), default="",
+    help=f"The network between hosts: {', '.join(collectives.NETWORKS)}, or latency in seconds and bytes per "
+    f"second as 20e-6:3e9. Default: as an earlier run measured it, else {planning.DEFAULT_NETWORK}.",
+)  # fmt: skip
+@click.option(
+    "--host", "hosts", default="", metavar="A,B", help="Start ranks there: to time the network, and for --check."
+)
+@click.option("--scaling", type=click.Choice(["strong", "weak"]), help="As MATEX_SCALING.")
+@click.option(
+    "--batch", type=option_types.Numbers(), metavar="ROWS,...", help="Other global batches; they change the training."
+)
+@click.option(
+    "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The minimum efficiency of the choice."
+)
+@click.option("--deadline", type=option_types.Time(), help="In place of --target: the time for --epochs, as 6h.")
+@click.option("--epochs", type=option_types.Count("epochs"), help="With --deadline: the number of epochs.")
+@click.option(
+    "--epoch-steps", type=option_types.Count("steps"), help="Steps of an epoch of the script alone. Default: counted."
+)
+@click.option("--memory", type=option_types.Bytes(), default=0.0, help="The memory of a rank, as 16GiB, or here.")
+@click.option(
+    "--steps", type=click.IntRange(phantoms.LEAST), default=phantoms.STEPS, help="Steps to train at each size."
+)
+@click.option(
+    "--json", "file", metavar="FILE", default="",
+    help="Write the measurements and the table to this file; with --check its output.",
+)  # fmt: skip
+@click.option("--chart", metavar="FILE", default="", help="Write a chart to this SVG file.")
+@click.option(
+    "--check", is_flag=True, help="Run the script of PLAN.json on -n ranks; compare prediction and measurement."
+)
+@click.option(
+    "-n", "run_on", type=option_types.Ranks(), default="2", help="With --check: numbers of ranks, such as 2,4."
+)
+@click.argument("script", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def plan_command(ctx: click.Context, /, **values: Any) -> int:
+    """Measure SCRIPT.py here as rank 0 of absent ranks; predict its time and memory on them, and choose.
+
+    \b
+    matex plan --ranks 1,2,4,...,1024 --network infiniband train.py --epochs 3
+    matex plan --check -n 2,4 plan.json
     """
+    check_target: Callable[[Run], None]  # raises if the script does not exist
+    make_command_line: Callable[[Run], list[str]]
+    check_target, make_command_line = ctx.obj  # functions of `launch.cli`
+    script = values["script"]
+    if not script:
+        raise click.UsageError("no script is named. For example: matex plan --ranks 1,2,4,...,1024 train.py")
+    if values["check"] and len(script) > 1:
+        raise click.UsageError(f"--check takes a plan only; {script[1]} must precede it")
 
     def launch(
         ranks: int, target: Sequence[str], options: Sequence[str], environment: Mapping[str, str] | None
     ) -> list[str]:
-        return command_line(Run(ranks=ranks, target=list(target), options=list(options), environment=environment))
+        return make_command_line(Run(ranks=ranks, target=list(target), options=list(options), environment=environment))
 
-    @click.command(
-        "plan",
-        context_settings={
-            "help_option_names": ["-h", "--help"],
-            "allow_interspersed_args": False,
-        },
-        short_help="Predict step time, efficiency and memory of SCRIPT.py on absent ranks.",
-    )
-    @click.option(
-        "--ranks", type=option_types.Ranks(), default="1,2,4,...,64", metavar="LIST", help="Such as 1,2,4,...,1024."
-    )
-    @click.option("--ranks-per-host", type=Count("ranks"), help="Ranks on each host. Default: the cores of this host.")
-    @click.option(
-        "--network",
-        type=option_types.Network(),
-        default="",
-        help=f"The network between hosts: {', '.join(collectives.NETWORKS)}, or latency in seconds and bytes per "
-        f"second as 20e-6:3e9. Default: as an earlier run measured it, else {planning.DEFAULT_NETWORK}.",
-    )
-    @click.option(
-        "--host", "hosts", default="", metavar="A,B", help="Start ranks there: to time the network, and for --check."
-    )
-    @click.option("--scaling", type=click.Choice(["strong", "weak"]), help="As MATEX_SCALING.")
-    @click.option(
-        "--batch",
-        type=option_types.Numbers(),
-        metavar="ROWS,...",
-        help="Other global batches; they change the training.",
-    )
-    @click.option(
-        "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The minimum efficiency of the choice."
-    )
-    @click.option("--deadline", type=option_types.Time(), help="In place of --target: the time for --epochs, as 6h.")
-    @click.option("--epochs", type=Count("epochs"), help="With --deadline: the number of epochs.")
-    @click.option("--epoch-steps", type=Count("steps"), help="Steps of an epoch of the script alone. Default: counted.")
-    @click.option("--memory", type=option_types.Bytes(), default=0.0, help="The memory of a rank, as 16GiB, or here.")
-    @click.option(
-        "--steps", type=click.IntRange(phantoms.LEAST), default=phantoms.STEPS, help="Steps to train at each size."
-    )
-    @click.option(
-        "--json",
-        "file",
-        type=option_types.Output(),
-        metavar="FILE",
-        default="",
-        help="Write the measurements and the table to this file; with --check its output.",
-    )
-    @click.option(
-        "--chart", type=option_types.Output(), metavar="FILE", default="", help="Write a chart to this SVG file."
-    )
-    @click.option(
-        "--check", is_flag=True, help="Run the script of PLAN.json on -n ranks; compare prediction and measurement."
-    )
-    @click.option(
-        "-n", "run_on", type=option_types.Ranks(), default="2", help="With --check: numbers of ranks, such as 2,4."
-    )
-    @click.argument("script", nargs=-1, type=click.UNPROCESSED)
-    @click.pass_context
-    def plan(ctx: click.Context, /, **values: Any) -> int:
-        """Measure SCRIPT.py here as rank 0 of absent ranks; predict its time and memory on them, and choose.
-
-        \b
-        matex plan --ranks 1,2,4,...,1024 --network infiniband train.py --epochs 3
-        matex plan --check -n 2,4 plan.json
-        """
-        script = values["script"]
-        if not script:
-            raise click.UsageError("no script is named. For example: matex plan --ranks 1,2,4,...,1024 train.py")
-
-        if values["check"] and len(script) > 1:
-            raise click.UsageError(f"--check takes a plan only; {script[1]} must precede it")
-
-        checks.check_options(values, _list_given_options(ctx), script)
-        try:
-            with started.catch_signals():
-                if values["check"]:
-                    plan_to_check, hosts = plan_file.load_plan(script[0]), requests.split_hosts(values["hosts"])
-                    checks.check_runs(plan_to_check, values["run_on"], hosts, launch)
-                    return ranks.check_predictions(plan_to_check, values["run_on"], launch, hosts, values["file"])
-                check_target(Run(ranks=1, target=list(script)))
-                request = requests.read_options(values)
-                checks.check_request(request)
-                checks.check_hosts(request.hosts, launch)
-                return planning.plan_script(request, script, launch)
-        except (phantoms.NotMeasured, PlanFileError, OSError) as error:
-            print(f"matex plan: {error}", file=sys.stderr)
-            return 1
-
-    return plan
+    checks.check_options(values, _list_given_options(ctx), script)
+    try:
+        with started.catch_signals():
+            if values["check"]:
+                plan, hosts = plan_file.load_plan(script[0]), requests.split_hosts(values["hosts"])
+                checks.check_runs(plan, values["run_on"], hosts, launch)
+                return ranks.check_predictions(plan, values["run_on"], launch, hosts, values["file"])
+            check_target(Run(ranks=1, target=list(script)))
+            request = requests.read_options(values)
+            checks.check_request(request)
+            checks.check_hosts(request.hosts, launch)
+            return planning.plan_script(request, script, launch)
+    except (phantoms.NotMeasured, PlanFileError, OSError) as error:
+        print(f"matex plan: {error}", file=sys.stderr)
+        return 1
 
 
 def _list_given_options(ctx: click.Context) -> dict[str, str]:

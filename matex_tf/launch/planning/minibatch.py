@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from matex_tf.planner.papers.htc_minibatch import Batch
+from matex_tf.planner.papers import htc, htc_layers, htc_minibatch
 
 ROWS = "32,64,96,...,512"
 
@@ -25,10 +23,6 @@ def show_minibatch(text: str, sizes: Sequence[int], device_bytes: float) -> int:
     Raises:
         click.UsageError: the text describes no network, or no batch size fits in memory.
     """
-    from rich.console import Console
-
-    from matex_tf.planner.papers import htc, htc_layers, htc_minibatch
-
     try:
         network = htc_layers.parse_architecture(text) if text else htc.ALEXNET
         batches = htc_minibatch.list_batches(network, sizes, device_bytes)
@@ -43,27 +37,21 @@ def show_minibatch(text: str, sizes: Sequence[int], device_bytes: float) -> int:
     console = Console()
     console.print(f"{htc_layers.format_architecture(network)}, {device_bytes / 2**30:.3g} GiB", highlight=False)
     best = max(batches, key=lambda batch: batch.rows_per_second)
-    console.print(_make_table(batches, best))
-    limit = ""
+    table = Table("rows", "algorithms", "rows/s, of the best")
+    for batch in batches:
+        letters = "".join("GF"[algorithm] for algorithm in batch.choice.algorithms)
+        table.add_row(str(batch.rows), letters, f"{batch.rows_per_second / best.rows_per_second:.3f}")
+    console.print(table)
+    hint = ""
     if too_large := len(sizes) - len(batches):
-        limit = f" {too_large} larger batch{'es do' if too_large > 1 else ' does'} not fit."
+        hint = f" {too_large} larger batch{'es do' if too_large > 1 else ' does'} not fit."
     elif best is batches[-1]:
-        limit = " It is the largest of those asked for: name larger --rows."
+        hint = " It is the largest of those asked for: name larger --rows."
     console.print(
-        f"suggested: {best.rows} rows.{limit}\n"
+        f"suggested: {best.rows} rows.{hint}\n"
         "G: matrix multiplication (GEMM), F: FFT, one letter for each convolution, chosen by equation 6 of HTC. Memory "
         "is that of its equations 2 to 5, as printed. Times are counts of operations, and were not measured. Another "
         "batch changes the training.",
         highlight=False,
     )
     return 0
-
-
-def _make_table(batches: Sequence[Batch], best: Batch) -> Table:
-    from rich.table import Table
-
-    table = Table("rows", "algorithms", "rows/s, of the best")
-    for batch in batches:
-        letters = "".join("GF"[algorithm] for algorithm in batch.choice.algorithms)
-        table.add_row(str(batch.rows), letters, f"{batch.rows_per_second / best.rows_per_second:.3f}")
-    return table

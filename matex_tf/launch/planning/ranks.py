@@ -21,10 +21,8 @@ from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.planner.strategies import find_price
 from matex_tf.world import mpirun_options, placement
 
-CHECKED_STEPS = 60
-"""Steps of a run of --check. By step 36, the ranks have chosen whether updates overlap."""
-MEASURE_SECONDS = 120
-"""Seconds that ranks may take to time their sums."""
+CHECKED_STEPS = 60  # of a run of --check; by step 36, the ranks have chosen whether updates overlap
+MEASURE_SECONDS = 120  # that ranks may take to time their sums
 Launch = Callable[[int, Sequence[str], Sequence[str], Mapping[str, str] | None], list[str]]
 """Makes the command line that starts a number of ranks of a script, with options of mpirun, in an environment."""
 
@@ -35,8 +33,9 @@ def place_on_hosts(hosts: Sequence[str], per_host: int) -> list[str]:
 
 
 def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> tuple[LinkMeasurement, ...]:
-    """Measure links between the ranks of this host, and between one and all ranks of two `hosts`, if they can be
-    started.
+    """Measure links between ranks of this host; given two `hosts`, also between one rank, and all ranks, of each.
+
+    A link is left out if its ranks cannot be started.
     """
     local_ranks = min(ranks_per_host, len(placement.list_cores()))
     launches = [(local_ranks, list[str]())] if local_ranks > 1 else []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import memory, settings
-from matex_tf.launch.planning.option_types import HERE
+from matex_tf.launch.option_types import HERE
 from matex_tf.world import placement
 
 
@@ -16,25 +16,19 @@ class PlanRequest:
 
     ranks: list[int]
     ranks_per_host: int
-    network: str
-    """The network between hosts."""
+    network: str  # the network between hosts
     scaling: str
-    target: float
-    """The minimum efficiency of the chosen number of ranks."""
-    deadline: float
-    """The seconds that `epochs` epochs may take."""
+    target: float  # the minimum efficiency of the chosen number of ranks
+    deadline: float  # the seconds that `epochs` epochs may take
     epochs: int
     epoch_steps: int
-    memory: float
-    """The bytes of a rank."""
-    steps: int
-    """The steps to train at each size of slices."""
+    memory: float  # the bytes of a rank
+    steps: int  # the steps to train at each size of slices
     json: str
     chart: str
     hosts: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
-    strategy: str = ""
-    """MATEX_STRATEGY; it is priced in addition to the other strategies."""
+    strategy: str = ""  # MATEX_STRATEGY; it is priced in addition to the other strategies
 
     @property
     def copies(self) -> int:

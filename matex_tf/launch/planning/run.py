@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from matex_tf import settings
-from matex_tf.launch.planning.checks import name_answers
+from matex_tf.launch.planning.checks import name_results
 from matex_tf.launch.planning.kept_links import add_kept_links
 from matex_tf.launch.planning.ranks import Launch, measure_links
 from matex_tf.launch.planning.requests import PlanRequest
@@ -51,22 +52,27 @@ def plan_script(request: PlanRequest, script: Sequence[str], launch: Launch) -> 
     print(report.format_closing(plan, Predictor(plan), request.memory))
     if request.json:
         plan_file.save_plan(plan, request.json)
-        path = Path(request.json)
-        results_path = name_answers(path)
+        results_path = name_results(Path(request.json))
         results_path.write_text(json.dumps(results, indent=1) + "\n")
-        print(f"{path}: what was measured; {results_path}: the table")
+        print(f"{request.json}: what was measured; {results_path}: the table")
     if request.chart:
         Path(request.chart).write_text(report.draw_chart(predictions))
     return 0
 
 
+def _print_table(table: Table) -> None:
+    """Print a table as wide as the terminal; without a terminal, 160 columns wide."""
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
 def _show_predictions(request: PlanRequest, plan: Plan) -> tuple[list[Prediction], Choice]:
+    """Print and return the predictions for the requested ranks, and the choice among them."""
     predictor = Predictor(plan)
     predictions = [predictor.predict_step(ranks) for ranks in request.ranks]
     choice = choose_ranks(
         predictor, predictions, request.target, request.deadline, request.epochs * plan.epoch_steps, request.memory
     )
-    Console(width=None if sys.stdout.isatty() else 160).print(report.format_table(plan, predictions))
+    _print_table(report.format_table(plan, predictions))
     print(choice.reason)
     return predictions, choice
 
@@ -85,7 +91,7 @@ def _show_strategies(request: PlanRequest, plan: Plan, choice: Choice) -> list[d
             shown_ranks = next(fitting, rank_counts[0])
         prices, refused = priced[shown_ranks]
         print(f"\nstrategies on {shown_ranks} ranks (docs/strategies.md):")
-        Console(width=None if sys.stdout.isatty() else 160).print(report.format_strategies(prices))
+        _print_table(report.format_strategies(prices))
         for refusal in refused:
             print(f"not {refusal.strategy}: {refusal.why}")
         print(f"recommended: {strategies.choose_strategy(prices, request.memory)[1]}\n")
@@ -105,11 +111,7 @@ def rescale_batch(plan: Plan, rows: int) -> Plan:
 
 
 def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) -> Plan:
-    """Measure everything, and return it as a plan.
-
-    Raises:
-        phantoms.NotMeasured: the script cannot be measured.
-    """
+    """Measure everything, and return it as a plan. Raises phantoms.NotMeasured if the script cannot be measured."""
     sizes = Sizes(script, request)
     sizes.measure_all()
     links = measure_links(request.ranks_per_host, request.hosts, launch)
@@ -121,11 +123,7 @@ def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) ->
 
 
 def make_plan(request: PlanRequest, sizes: Sizes, links: tuple[LinkMeasurement, ...]) -> Plan:
-    """Make the plan from the measurements.
-
-    Raises:
-        phantoms.NotMeasured: too few sizes reduce the same tensors.
-    """
+    """Make the plan from the measurements. Raises phantoms.NotMeasured if too few sizes reduce the same tensors."""
     typical = sizes.leave_out_unlike()
     first, ranks = typical.steps, typical.size.ranks
     by_ranks = [result for _, result in sorted(sizes.measurements.items())]

@@ -1,9 +1,9 @@
-"""Measures phantom ranks of several sizes, smallest slice first. A larger slice is started only if it should fit, as
-the smaller ones predict.
+"""Measures phantom ranks with slices of several sizes, for the plan that `planning.run` makes.
 
 A phantom rank is one process that runs the script as rank 0 of N ranks, without the others. A size is the slice of such
-a rank, named by N: more ranks have smaller slices. Copies run at once, because ranks of a host share its memory.
-`planning.run` uses `Sizes` to make a plan.
+a rank, named by N: with batches of 64 rows, size 1 has 64 rows and size 4 has 16. As many copies run at once as a host
+has ranks, because they share its memory. The smallest slice comes first; a larger one is started only if the memory of
+the smaller ones predicts that it fits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from matex_tf.planner.measurement.phantoms import Measurement, NotMeasured
 from matex_tf.planner.plan_file import Gradient, Size
 from matex_tf.planner.report import describe_kinds
 
-MAX_DEVIATION = 0.05
-"""If the time of the middle size differs by more than this ratio from the line, one more size is measured."""
-MIN_ROWS_RATIO = 2
-"""The growth of memory is measured with at least this factor between numbers of rows."""
+MAX_DEVIATION = 0.05  # ratio: if the time of the middle size is farther from the line, one more size is measured
+MIN_ROWS_RATIO = 2  # between the rows of two sizes that show how memory grows
 ADVICE = (
     "Give the script more data or epochs (some 10 steps), or plan with fewer --ranks, fewer --ranks-per-host, or "
     "MATEX_MICROBATCH=auto where memory ends"
@@ -42,7 +40,7 @@ def choose_sizes(ranks: Sequence[int], copies: int) -> list[int]:
 
 
 class Sizes:
-    """The measurements of a script, keyed by ranks and simultaneous copies; and the reason for each missing one."""
+    """The measurements of a script by ranks and simultaneous copies, and the reasons for missing ones by ranks."""
 
     def __init__(self, script: Sequence[str], request: PlanRequest):
         self.script, self.request = script, request
@@ -90,7 +88,7 @@ class Sizes:
             self._try_size(ranks, copies)
 
     def measure_whole(self) -> Size | None:
-        """Measure whole batches on all ranks of a host at once, as with MATEX_STRATEGY=async. None if that fails."""
+        """Measure whole batches on all ranks of a host at once, as with MATEX_STRATEGY=async; None if that fails."""
         copies = self.request.copies
         try:
             misfit = self._explain_misfit(1, copies)
@@ -102,14 +100,9 @@ class Sizes:
     def leave_out_unlike(self) -> Measurement:
         """Remove sizes that reduce other tensors than most full hosts do, except the script alone.
 
-        Returns a remaining measurement of a full host.
-
-        Raises:
-            NotMeasured: fewer than two sizes remain.
+        Returns a remaining measurement of a full host. Raises NotMeasured if fewer than two sizes remain.
         """
-        of_full_hosts = [
-            result for (_, copies), result in sorted(self.measurements.items()) if copies == self.request.copies
-        ]
+        of_full_hosts = self._list_full_hosts()
         candidates = [result for result in of_full_hosts if result.size.ranks > 1] or of_full_hosts
         common_form = Counter(result.steps.form for result in reversed(candidates)).most_common(1)[0][0]
         for (ranks, copies), result in list(self.measurements.items()):
@@ -122,12 +115,12 @@ class Sizes:
 
     def check_enough(self) -> None:
         """Raises NotMeasured if the measurements do not determine the cost on other ranks."""
-        is_full = any(copies == self.request.copies for _, copies in self.measurements)
+        is_full = bool(self._list_full_hosts())
         if is_full and len({ranks for ranks, _ in self.measurements}) >= min(2, len(self.rank_counts)):
             return
-        shortage = (
-            "fewer than two sizes" if is_full else f"no size with {self.request.copies} at once, as ranks on a host,"
-        )
+        shortage = "fewer than two sizes"
+        if not is_full:
+            shortage = f"no size with {self.request.copies} at once, as ranks on a host,"
         reasons = "".join(f"\nrank 0 of {ranks}: {reason}" for ranks, reason in sorted(self.failures.items()))
         raise NotMeasured(
             f"{shortage} could be measured, which does not tell what other ranks take.{reasons}\n{ADVICE}"
@@ -156,18 +149,22 @@ class Sizes:
             return phantoms.measure_copies(self.script, ranks, copies, folder, request.steps, request.scaling, limits)
 
     def _explain_misfit(self, ranks: int, copies: int) -> str:
-        """Why so many copies are not started at once; "" if they fit, or nothing is known yet."""
+        """The reason not to start so many copies at once; "" if they fit, or nothing is known yet."""
         microbatch, memory_limit = settings.get_settings().microbatch, choose_memory(self.request)
         if not self.measurements or (microbatch == settings.AUTO and not memory_limit):
             return ""  # automatic microbatches without a limit fit the memory of the host
-        rows = min(self._count_rows(ranks), microbatch) if microbatch > 0 else self._count_rows(ranks)
-        needed = estimate_peak(self._list_sizes(), rows) * memory.MARGIN
-        needed = min(needed, memory_limit) if microbatch == settings.AUTO else needed
-        free = memory.measure_free(copies)
-        if needed <= free:
+        rows = self._count_rows(ranks)
+        if microbatch > 0:
+            rows = min(rows, microbatch)
+        needed_bytes = estimate_peak(self._list_sizes(), rows) * memory.MARGIN
+        if microbatch == settings.AUTO:
+            needed_bytes = min(needed_bytes, memory_limit)
+        free_bytes = memory.measure_free(copies)
+        if needed_bytes <= free_bytes:
             return ""
-        needed_text, free_text = (f"{size / 2**30:.2f} GiB" + " each" * (copies > 1) for size in (needed, free))
-        return f"{f'{copies} at once' if copies > 1 else 'it'} may take {needed_text}, and this host leaves {free_text}"
+        subject, unit = (f"{copies} at once", "GiB each") if copies > 1 else ("it", "GiB")
+        needed, free = needed_bytes / 2**30, free_bytes / 2**30
+        return f"{subject} may take {needed:.2f} {unit}, and this host leaves {free:.2f} {unit}"
 
     def _find_smaller(self, ranks: int, copies: int) -> int:
         """A number of ranks with smaller slices, which fit safely and show the growth of memory; 0 if there is none."""
@@ -185,6 +182,10 @@ class Sizes:
         result = next(iter(self.measurements.values()))
         return result.size.rows if self.request.scaling == "weak" else ceil(result.steps.rows / ranks)
 
+    def _list_full_hosts(self) -> list[Measurement]:
+        """The measurements with as many copies as a host has ranks, by increasing ranks."""
+        return [result for (_, copies), result in sorted(self.measurements.items()) if copies == self.request.copies]
+
     def _list_sizes(self) -> list[Size]:
         return [result.size for result in self.measurements.values()]
 
@@ -193,9 +194,7 @@ class Sizes:
 
         The line goes through the times of the smallest and the largest number. Else 0.
         """
-        sizes = [
-            result.size for (_, copies), result in sorted(self.measurements.items()) if copies == self.request.copies
-        ]
+        sizes = [result.size for result in self._list_full_hosts()]
         if len(sizes) != 3 or not sizes[0].rows:
             return 0
         middle = sizes[1]
