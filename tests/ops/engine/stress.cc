@@ -1,5 +1,5 @@
-// The engine alone under load: random collectives, layouts, sizes, types and orders, several updates at once, some given
-// up; each value compared with a plain sum. Built and run by scripts/sanitize.py, with a sanitizer or without.
+// The engine alone under load: random collectives, layouts, sizes, types and orders, several updates at once, some
+// given up; each value compared with a plain sum. Built and run by scripts/sanitize.py, with a sanitizer or without.
 //
 //   mpirun -n 3 stress STEPS SEED [mpi|ring|two_level [none|bf16|fp16|topk [all|hosts [RANKS_PER_NODE]]]]
 #include <mpi.h>
@@ -70,8 +70,8 @@ void Check(const Error& error) { Check(!error, error.message); }
 
 int64_t Up(Random& random, int64_t below) { return static_cast<int64_t>(random() % static_cast<uint64_t>(below)); }
 
-// Small whole numbers: with weights of up to 1.5 every type, bfloat16 too, holds the sums of 42 ranks exactly, in whatever
-// order they are added, compressed or not.
+// Small whole numbers: with weights of up to 1.5 every type, bfloat16 too, holds the sums of 42 ranks exactly, in
+// whatever order they are added, compressed or not.
 double Value(int rank, int number, int64_t i) {
   return (rank * 5 + number * 3 + step + i * 7) % (ranks <= 10 ? 9 : 3);
 }
@@ -243,7 +243,7 @@ void Publishing(Random& random, Random& own) {
     for (size_t i = 0; i < elsewhere.size(); ++i) {
       const bool is_home = homes != nullptr && Up(own, 3) > 0;
       shared.wholes[i] = is_home ? homes->Take(static_cast<int>(i)) : elsewhere[i].data();
-      if (is_home) homes->Leave(static_cast<int>(i));
+      if (is_home) homes->Release(static_cast<int>(i));
     }
     shared.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
       for (int64_t k = first; k < first + count; ++k)
@@ -482,7 +482,8 @@ void Overlap(Random& random, Random& own, std::vector<std::shared_ptr<const Layo
   for (auto& update : updates) update->Finish();
 }
 
-// A rank whose gradients still come computes, whatever its thread waits for meanwhile: no such second is one of waiting.
+// A rank whose gradients still come computes, whatever its thread waits for meanwhile: no such second is one of
+// waiting.
 void Computing(Random& random) {
   const World& world = TheWorld();
   const std::vector<Entry> entries(2, Entry{"a gradient", Type::kFloat32, {8192}, 0});  // too large for one step

@@ -9,12 +9,12 @@
 
 namespace matex {
 
-Error Ready(int64_t at, bool is_ready, const std::string& place, int* without) {
+Error Ready(int64_t position, bool is_ready, const std::string& place, int* without) {
   const World& world = TheWorld();
   *without = is_ready ? -1 : world.rank;
   if (!world.has_peers()) return Error();
   // Each rank also sends its position: max(x) and max(~x) over ranks are complements only if all positions are equal.
-  int64_t words[3] = {at, ~at, *without};
+  int64_t words[3] = {position, ~position, *without};
   const Span span(Activity::kMeet);
   MPI_Request request;
   int code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);

@@ -10,8 +10,8 @@
 namespace matex {
 
 // Reports whether this rank's gradients are ready (`is_ready`) or will not come, and returns when all ranks have
-// reported. `at` numbers the transfer among all transfers of this rank; ranks must agree on it. `without` becomes a
-// rank whose gradients will not come, or -1.
-Error Ready(int64_t at, bool is_ready, const std::string& place, int* without);
+// reported. `position` numbers the transfer among all transfers of this rank; it is an error if ranks differ.
+// `without` becomes a rank whose gradients will not come, or -1. Collective.
+Error Ready(int64_t position, bool is_ready, const std::string& place, int* without);
 
 }  // namespace matex

@@ -116,8 +116,8 @@ class PullThread {
     }
     is_asked_ = false;
     if (!BrokenJobs()) {
-      const std::function<std::string()> what = [] { return std::string(kAgreeing); };
-      const Waits waits(Waiter::kPulls, &what);
+      const std::function<std::string()> place = [] { return std::string(kAgreeing); };
+      const Waits waits(Waiter::kPulls, &place);
       const int code = Await(&answer_);
       if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
     }
@@ -134,12 +134,12 @@ class PullThread {
     const Transfer& transfer = job->Message();
     Error error = BrokenJobs();
     if (!error) {
-      const std::function<std::string()> what = [&] { return "pulling the new " + transfer.name; };
-      const Waits waits(Waiter::kPulls, &what);
+      const std::function<std::string()> place = [&] { return "pulling the new " + transfer.name; };
+      const Waits waits(Waiter::kPulls, &place);
       const Span span(Activity::kPull, &transfer.name, transfer.count * job->shared.Width());
       const Gather gather = [adder](const Transfer& one, void* data) { return adder->Gather(one, data); };
       const int code = GatherTransfer(transfer, job->wholes.data(), &buffer_, gather);
-      if (code != MPI_SUCCESS) error = BreakJobs(MpiError(code, "the exchange of new weights", what()));
+      if (code != MPI_SUCCESS) error = BreakJobs(MpiError(code, "the exchange of new weights", place()));
     }
     for (const Fragment& fragment : transfer.fragments) {
       if (--job->messages_left[fragment.entry] == 0) job->later.came(fragment.entry, error);

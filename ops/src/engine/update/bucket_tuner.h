@@ -40,12 +40,12 @@ class AllLearned {
   Learning& Of(const Layout& layout);
 
  private:
-  struct One {
+  struct OfLayout {
     Learning learning;
-    int64_t used;  // the value of uses_ at the last use
+    int64_t last_use;  // the value of uses_ then
   };
-  std::map<uint64_t, One> all_;
-  int64_t uses_ = 0;
+  std::map<uint64_t, OfLayout> all_;
+  int64_t uses_ = 0;  // the number of calls of `Of`
 };
 
 }  // namespace matex
