@@ -170,7 +170,7 @@ def test_a_loop_and_a_branch_that_share_a_collective_s_order(one_thread):
             loss = other + looped
         order = announcing._Order(tf.compat.v1.get_default_graph(), tf.compat.v1.get_default_graph().capture(handle))
         gradients = tape.gradient(loss, weights)
-        readiness.chain_gradients(gradients[::-1], order.list_sources, order.find_place)
+        readiness.chain_gradients(gradients[::-1], order.list_sources, order.find_position)
         return gradients
 
     from matex_tf.ops import announcing
