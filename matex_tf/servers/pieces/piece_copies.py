@@ -11,7 +11,7 @@ Ranks are renumbered after a loss. An origin is the number of a rank when the ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,17 @@ _MAX_MESSAGE_BYTES = 1 << 30  # MPI counts bytes in 32 bits
 _Copies = dict[int, np.ndarray]
 """Copies of other ranks' pieces of a variable, as bytes, by origin."""
 
-_kept: dict[int, tuple[int, _Copies]] = {}
-"""For the number of a variable: its number of updates when the copies were made, and the copies."""
+
+
+class _Kept(NamedTuple):
+    """The copies of other ranks' pieces of a variable, and the variable's number of updates when they were made."""
+
+    updates: int
+    copies: _Copies
+
+
+_kept: dict[int, _Kept] = {}
+"""The valid copies, by the number of the variable."""
 _sent: dict[int, tuple[Any, _Copies]] = {}
 """For the number of a variable: the variable, and its copies from a step that some rank may not have completed."""
 _cut_for: list[int] = []
@@ -60,7 +69,7 @@ def keep_sent() -> None:
     """Called once all ranks have completed the step: the copies of `send_copies` are valid."""
     for number, (variable, copies) in _sent.items():
         variable.updates += 1
-        _kept[number] = variable.updates, copies
+        _kept[number] = _Kept(variable.updates, copies)
     _sent.clear()
 
 
@@ -143,8 +152,8 @@ def _copy_piece(variable: Any) -> np.ndarray:
 
 def _list_copied_origins(variable: Any) -> list[int]:
     """The origins of the ranks of whose pieces this rank has valid copies."""
-    updates, copies = _kept.get(variable.number, (-1, {}))
-    return list(copies) if updates == variable.updates else []
+    kept = _kept.get(variable.number)
+    return list(kept.copies) if kept is not None and kept.updates == variable.updates else []
 
 
 def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndarray:
@@ -170,7 +179,7 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
             )
         data = None
         if here == sources[0]:
-            data = _copy_piece(variable) if origin == origins[here] else _kept[variable.number][1][origin]
+            data = _copy_piece(variable) if origin == origins[here] else _kept[variable.number].copies[origin]
         for part in _split(whole[start : start + size]):
             offset = part.ctypes.data - whole.ctypes.data - start
             sent = None if data is None else data[offset : offset + len(part)]
