@@ -17,11 +17,11 @@ from matex_tf.ops.library import ALGORITHMS, COMPRESSIONS
 from matex_tf.steps import function_calls
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
-"""By the engine's numbers of them."""
+"""The index is the engine's number of the dtype."""
 
 
 class Engine:
-    """The C interface on NumPy arrays. `reduce` and `meet` return the error's text, "" if there is none."""
+    """The C interface on NumPy arrays. `reduce` and `meet` return the message of an error, "" without an error."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Engine:
     def error(self) -> str:
         return interface.get_last_error(self.c)
 
-    def meet(self, kind: int, key: int, what: str, size: int = 0, rows: int = 0) -> str:
-        return self.error() if self.c.matex_rendezvous(kind, key, what.encode(), size, rows) else ""
+    def meet(self, kind: int, key: int, place: str, size: int = 0, rows: int = 0) -> str:
+        return self.error() if self.c.matex_rendezvous(kind, key, place.encode(), size, rows) else ""
 
     def reduce(
         self,
@@ -73,8 +73,8 @@ class Engine:
         outputs = arrays if in_place else [np.empty_like(array) for array in arrays]
         shapes = [dimension for array in arrays for dimension in array.shape]
 
-        def pointers(these: Sequence[np.ndarray]) -> ctypes.Array:
-            return (ctypes.c_void_p * count)(*(array.ctypes.data for array in these))
+        def list_pointers(of: Sequence[np.ndarray]) -> ctypes.Array:
+            return (ctypes.c_void_p * count)(*(array.ctypes.data for array in of))
 
         failed = self.c.matex_reduce(
             count,
@@ -83,8 +83,8 @@ class Engine:
             (ctypes.c_int * count)(*(array.ndim for array in arrays)),
             (ctypes.c_int64 * len(shapes))(*shapes),
             (ctypes.c_int64 * count)(*(variables or [0] * count)),
-            pointers(arrays),
-            pointers(outputs),
+            list_pointers(arrays),
+            list_pointers(outputs),
             weight,
             variables is not None,
             place.encode(),
@@ -94,7 +94,7 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions of these tests are no steps of a script: each rank gives them tensors of its own, on purpose."""
+    """Calls of functions in these tests are not treated as steps: each rank passes its own tensors on purpose."""
     monkeypatch.setattr(
         function_calls, "call_function", lambda original, function, args, kwargs, _: original(function, *args, **kwargs)
     )
@@ -102,13 +102,13 @@ def no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def engine_file() -> Path:
-    """The library of the engine alone: that it is there shows that nothing in it knows TensorFlow."""
+    """The library of the engine, which is built without TensorFlow."""
     return build.ensure_library(build.make_engine_plan())
 
 
 @pytest.fixture
 def make_engine(engine_file: Path, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
-    """Makes engines; called alike on all ranks."""
+    """A function that makes engines. Collective."""
     made: list[Engine] = []
 
     def make(
@@ -119,7 +119,7 @@ def make_engine(engine_file: Path, tmp_path: Path) -> Iterator[Callable[..., Eng
         compression: tuple[str, float] = ("none", 1.0),
         between_nodes: bool = False,
     ) -> Engine:
-        # The loader knows a library by its file: a copy has a sequence, and a poison, of its own.
+        # The dynamic linker identifies a library by its file, so a copy has its own sequence and errors.
         copy = tmp_path / f"engine{len(made)}.so"
         shutil.copy(engine_file, copy)
         made.append(Engine(copy, chunk_bytes, fuse_bytes, algorithm, node, compression, between_nodes))
