@@ -73,9 +73,7 @@ class Parts:
                     gradient = op.inputs[0].op
                     ancestors = readiness.list_ancestors(gradient, self._independent, self._order.list_sources)
                     self._independent.update([op, *ancestors])
-            readiness.chain_gradients(
-                gradients, self._order.list_sources, self._order.find_position, self._independent
-            )
+            readiness.chain_gradients(gradients, self._order.list_sources, self._order.find_position, self._independent)
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self._parts)

@@ -25,7 +25,6 @@ _Copies = dict[int, np.ndarray]
 """Copies of other ranks' pieces of a variable, as bytes, by origin."""
 
 
-
 class _Kept(NamedTuple):
     """The copies of other ranks' pieces of a variable, and the variable's number of updates when they were made."""
 

@@ -144,6 +144,7 @@ TfStatus StatusOf(const Error& error) { return errors::FailedPrecondition(RankAn
 
 Collective::Collective(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
   OP_REQUIRES_OK(construction, construction->GetAttr("turn", &turn_));
+  if (construction->HasAttr("place")) OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
 }
 
 void Collective::Compute(OpKernelContext* context) {

@@ -95,6 +95,8 @@ class Collective : public tensorflow::AsyncOpKernel {
   // Runs the collective; puts errors into the context.
   virtual void Run(tensorflow::OpKernelContext* context) = 0;
 
+  std::string place_;  // the attribute `place`, for messages; "" if the op has none
+
  private:
   tensorflow::int64 turn_ = -1;
 };

@@ -16,7 +16,6 @@ class ReduceGradientsKernel : public Collective {
  public:
   explicit ReduceGradientsKernel(OpKernelConstruction* construction) : Collective(construction) {
     OP_REQUIRES_OK(construction, kept_.Read(construction));
-    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked_));
     OP_REQUIRES_OK(construction, CutsOf(construction, construction->num_outputs(), &cuts_));
   }
@@ -52,7 +51,6 @@ class ReduceGradientsKernel : public Collective {
   }
 
   KeptLayout kept_;
-  std::string place_;
   bool checked_ = false;
   Cuts cuts_;  // of each gradient; empty: every rank needs all sums
 };

@@ -66,7 +66,6 @@ class ReduceOnDeviceKernel : public Collective {
  public:
   explicit ReduceOnDeviceKernel(OpKernelConstruction* construction) : Collective(construction) {
     OP_REQUIRES_OK(construction, kept_.Read(construction));
-    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
   }
 
  protected:
@@ -142,7 +141,6 @@ class ReduceOnDeviceKernel : public Collective {
   }
 
   KeptLayout kept_;
-  std::string place_;
 };
 
 REGISTER_OP("MatexReduceOnDevice")

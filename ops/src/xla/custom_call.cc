@@ -21,13 +21,8 @@ namespace matex {
 
 std::string Encode(const Request& request) {
   std::string text;
-  Put(text, static_cast<int64_t>(request.kind));
-  Put(text, static_cast<int64_t>(request.reduction));
-  Put(text, static_cast<int64_t>(request.root));
-  Put(text, static_cast<int64_t>(request.numbers));
-  Put(text, static_cast<int64_t>(request.checked));
-  Put(text, request.entries);
-  Put(text, request.place);
+  PutAll(text, static_cast<int64_t>(request.kind), static_cast<int64_t>(request.reduction), int64_t{request.root},
+         int64_t{request.numbers}, int64_t{request.checked}, request.entries, request.place);
   return text;
 }
 

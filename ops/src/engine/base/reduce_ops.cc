@@ -16,6 +16,28 @@ constexpr int kBlock = 512;
 template <typename T>
 constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
 
+// Calls `work` with a value of the C++ type of `type`; bool is a byte.
+template <typename Work>
+void ForType(Type type, Work work) {
+  switch (type) {
+    case Type::kFloat32:
+      return work(float());
+    case Type::kFloat64:
+      return work(double());
+    case Type::kFloat16:
+      return work(Float16());
+    case Type::kBfloat16:
+      return work(Bfloat16());
+    case Type::kInt32:
+      return work(int32_t());
+    case Type::kInt64:
+      return work(int64_t());
+    case Type::kUint8:
+    case Type::kBool:
+      return work(uint8_t());
+  }
+}
+
 // Applies `rule`, which maps an array to an array, to `from` and writes to `to`; 16-bit floats block by block.
 template <typename T, typename Rule>
 void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
@@ -176,17 +198,8 @@ void DivideAs(void* data, int64_t count, int divisor) {
 }  // namespace
 
 const char* NameOf(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kSum:
-      return "sum";
-    case Reduction::kMean:
-      return "mean";
-    case Reduction::kMin:
-      return "min";
-    case Reduction::kMax:
-      return "max";
-  }
-  return "";
+  static const char* const names[] = {"sum", "mean", "min", "max"};
+  return names[static_cast<int>(reduction)];
 }
 
 Reduction ReductionOf(const std::string& name) {
@@ -228,35 +241,16 @@ void Scale(Type type, const void* from, void* to, int64_t count, double weight) 
     std::memset(to, 0, bytes);
   } else if (weight == 1) {
     if (from != to) std::memcpy(to, from, bytes);
-  } else if (type == Type::kFloat32) {
-    ScaleAs<float>(from, to, count, weight);
-  } else if (type == Type::kFloat64) {
-    ScaleAs<double>(from, to, count, weight);
-  } else if (type == Type::kFloat16) {
-    ScaleAs<Float16>(from, to, count, weight);
-  } else if (type == Type::kBfloat16) {
-    ScaleAs<Bfloat16>(from, to, count, weight);
+  } else {
+    ForType(type, [&](auto typed) {
+      using T = decltype(typed);
+      if constexpr (std::is_floating_point_v<T> || kIsHalf<T>) ScaleAs<T>(from, to, count, weight);
+    });
   }
 }
 
 void Add(Type type, const void* one, const void* other, void* to, int64_t count) {
-  switch (type) {
-    case Type::kFloat32:
-      return AddAs<float>(one, other, to, count);
-    case Type::kFloat64:
-      return AddAs<double>(one, other, to, count);
-    case Type::kFloat16:
-      return AddAs<Float16>(one, other, to, count);
-    case Type::kBfloat16:
-      return AddAs<Bfloat16>(one, other, to, count);
-    case Type::kInt32:
-      return AddAs<int32_t>(one, other, to, count);
-    case Type::kInt64:
-      return AddAs<int64_t>(one, other, to, count);
-    case Type::kUint8:
-    case Type::kBool:
-      return AddAs<uint8_t>(one, other, to, count);
-  }
+  ForType(type, [&](auto typed) { AddAs<decltype(typed)>(one, other, to, count); });
 }
 
 void AddAll(Type type, const std::vector<const void*>& parts, void* to, int64_t count) {
@@ -276,24 +270,8 @@ void AddAll(Type type, const std::vector<const void*>& parts, void* to, int64_t 
 }
 
 void Divide(Type type, void* data, int64_t count, int divisor) {
-  switch (type) {
-    case Type::kFloat32:
-      return DivideAs<float>(data, count, divisor);
-    case Type::kFloat64:
-      return DivideAs<double>(data, count, divisor);
-    case Type::kFloat16:
-      return DivideAs<Float16>(data, count, divisor);
-    case Type::kBfloat16:
-      return DivideAs<Bfloat16>(data, count, divisor);
-    case Type::kInt32:
-      return DivideAs<int32_t>(data, count, divisor);
-    case Type::kInt64:
-      return DivideAs<int64_t>(data, count, divisor);
-    case Type::kUint8:
-      return DivideAs<uint8_t>(data, count, divisor);
-    case Type::kBool:
-      return;
-  }
+  if (type == Type::kBool) return;
+  ForType(type, [&](auto typed) { DivideAs<decltype(typed)>(data, count, divisor); });
 }
 
 }  // namespace matex

@@ -64,16 +64,9 @@ std::string Compression::ToString() const {
 }
 
 double Compression::CompressedFraction(int ranks) const {
-  switch (kind) {
-    case Kind::kNone:
-      return 1;
-    case Kind::kBfloat16:
-    case Kind::kFloat16:
-      return 0.5;
-    case Kind::kTopK:
-      return share * ranks;  // each rank receives the indices and values of all ranks; a ring moves each number twice
-  }
-  return 1;
+  // Each rank receives the indices and values of all ranks; a ring moves each number twice.
+  if (kind == Kind::kTopK) return share * ranks;
+  return kind == Kind::kNone ? 1 : 0.5;
 }
 
 void Pack(Compression::Kind kind, const float* values, int64_t count, char* packed) {

@@ -103,18 +103,9 @@ std::string Places(const Standings& standings) {
 
 std::string Encode(const Report& report) {
   std::string text;
-  Put(text, static_cast<int64_t>(report.kind));
-  Put(text, report.number);
-  Put(text, report.host);
-  Put(text, report.place);
-  Put(text, report.chunk_bytes);
-  Put(text, report.fuse_bytes);
-  Put(text, report.compression);
-  Put(text, static_cast<int64_t>(report.compiled));
-  Put(text, static_cast<int64_t>(report.checked));
-  Put(text, report.entries);
-  Put(text, report.mode);
-  Put(text, report.batch.rows);
+  PutAll(text, static_cast<int64_t>(report.kind), report.number, report.host, report.place, report.chunk_bytes,
+         report.fuse_bytes, report.compression, int64_t{report.compiled}, int64_t{report.checked}, report.entries,
+         report.mode, report.batch.rows);
   return text;
 }
 

@@ -72,8 +72,7 @@ struct Standings {
   bool all_have_batches = true;  // whether all ranks have reported the rows of a batch
 };
 
-// The message for all ranks: the first gradient that differs, the rank that failed or ended, or the place of each
-// rank.
+// The message for all ranks: the first gradient that differs, the rank that failed or ended, or the place of each rank.
 std::string Explain(const Standings& standings);
 
 }  // namespace matex

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -43,6 +44,16 @@ constexpr int32_t HeldBy(int rank) { return rank + 1; }
 constexpr int32_t TrainedBy(int rank) { return -(rank + 1); }
 
 constexpr int64_t kLine = 128;
+
+std::shared_ptr<SharedStore>& StorePointer() {
+  static auto* const store = new std::shared_ptr<SharedStore>;
+  return *store;
+}
+
+std::mutex& StoreMutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
 
 int64_t InLines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
@@ -297,6 +308,16 @@ int64_t SharedStore::CountTrained() const {
   for (int64_t batch = 0; batch < control().count; ++batch)
     trained += StateOf(batch) < kFree && StateOf(batch) != kRefused;
   return trained;
+}
+
+std::shared_ptr<SharedStore> TheStore() {
+  std::lock_guard<std::mutex> lock(StoreMutex());
+  return StorePointer();
+}
+
+void SetTheStore(std::shared_ptr<SharedStore> store) {
+  std::lock_guard<std::mutex> lock(StoreMutex());
+  StorePointer().swap(store);
 }
 
 }  // namespace matex

@@ -124,7 +124,7 @@ class SharedStore {
   std::vector<std::atomic<int64_t>> counted_;  // of each addition: the count of this rank's runs so far
 };
 
-// The current store of this process; null if there is none.
+// The current store of this process; null if there is none. Kernels keep it alive by their shared pointer.
 std::shared_ptr<SharedStore> TheStore();
 void SetTheStore(std::shared_ptr<SharedStore> store);
 

@@ -47,19 +47,11 @@ std::vector<int64_t> StartsOf(const Transfer& transfer) {
 }  // namespace
 
 const char* NameOf(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kAuto:
-      return "the trial of sum algorithms";
-    case Algorithm::kMpi:
-      return "MPI_Allreduce";
-    case Algorithm::kRing:
-      return "the ring all-reduce";
-    case Algorithm::kTwoLevel:
-      return "the two-level all-reduce";
-    case Algorithm::kShared:
-      return "the all-reduce in shared memory";
-  }
-  return "";
+  static const char* const names[] = {
+      "the trial of sum algorithms", "MPI_Allreduce", "the ring all-reduce", "the two-level all-reduce",
+      "the all-reduce in shared memory",
+  };
+  return names[static_cast<int>(algorithm)];
 }
 
 Adder::Adder(MPI_Comm communicator, Algorithm algorithm, int node, bool asleep)

@@ -90,8 +90,7 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels) {
   int local = 0, local_size = 1;
   MPI_Comm_rank(levels->within, &local);
   MPI_Comm_size(levels->within, &local_size);
-  // The size of the smallest node, by the maximum of the negated sizes; and the number of nodes, by their first
-  // ranks.
+  // The size of the smallest node, by the maximum of the negated sizes; and the number of nodes, by their first ranks.
   int negated_minimum = -local_size, nodes = local == 0;
   if (const int code = MPI_Allreduce(MPI_IN_PLACE, &negated_minimum, 1, MPI_INT, MPI_MAX, communicator)) return code;
   if (const int code = MPI_Allreduce(MPI_IN_PLACE, &nodes, 1, MPI_INT, MPI_SUM, communicator)) return code;

@@ -2,6 +2,8 @@
 // threads hand over gradients. An update ends with its last sum, or fails as a whole.
 #include "engine/update/async_reduction.h"
 
+#include <mpi.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -16,9 +18,9 @@
 #include "engine/base/thread_priority.h"
 #include "engine/update/bucket_tuner.h"
 #include "engine/mpi/failure.h"
+#include "engine/mpi/sleeping_wait.h"
 #include "engine/update/finite_check.h"
 #include "engine/sequence/trace.h"
-#include "engine/sequence/readiness.h"
 #include "engine/sequence/rendezvous.h"
 #include "engine/update/transfer.h"
 #include "engine/sums/allreduce.h"
@@ -54,6 +56,26 @@ struct Update {
   std::string given_up;            // the reason, if the update was given up
   Error failed;
 };
+
+// An all-reduce by which ranks agree that a transfer can start, so that no rank waits inside a sum for gradients that
+// another rank still computes. Reports whether this rank's gradients are ready or will not come, and returns when all
+// ranks have reported. `position` numbers the transfer among all transfers of this rank; it is an error if ranks
+// differ. `without` becomes a rank whose gradients will not come, or -1.
+Error AgreeOnReadiness(int64_t position, bool is_ready, const std::string& place, int* without) {
+  const World& world = TheWorld();
+  *without = is_ready ? -1 : world.rank;
+  if (!world.has_peers()) return Error();
+  // max(x) and max(~x) over ranks are complements only if all positions are equal.
+  int64_t words[3] = {position, ~position, *without};
+  const Span span(Activity::kMeet);
+  MPI_Request request;
+  int code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
+  if (code == MPI_SUCCESS) code = Await(&request);
+  if (code != MPI_SUCCESS) return MpiError(code, "MPI_Iallreduce", place);
+  if (words[0] != ~words[1]) return Error("ranks are at different transfers of " + place + ".");
+  *without = static_cast<int>(words[2]);
+  return Error();
+}
 
 class Overlapped {
  public:
@@ -160,7 +182,8 @@ class Overlapped {
         std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->ready_on_all[entry]; });
     if (!is_agreed) {
       const int64_t position = ticket << 24 | number;  // an update has fewer than 2^24 transfers
-      if (const Error error = Ready(position, given_up.empty(), update->part.place, &without)) return BreakJobs(error);
+      const Error error = AgreeOnReadiness(position, given_up.empty(), update->part.place, &without);
+      if (error) return BreakJobs(error);
     }
     if (without >= 0) {
       return Error("rank " + std::to_string(without) + " has given up " + update->part.place +

@@ -17,6 +17,7 @@
 
 #include "engine/store/store.h"
 #include "../kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 
@@ -220,14 +221,12 @@ class AddRowsKernel : public OpKernel {
   int sign_ = 1;
 };
 
-TfStatus NoOutput(shape_inference::InferenceContext*) { return TfStatus(); }
-
 REGISTER_OP("MatexView")
     .Attr("offset: int")
     .Attr("writes: bool")
     .Input("variable: resource")
     .SetIsStateful()
-    .SetShapeFn(NoOutput);
+    .SetShapeFn(shape_inference::NoOutputs);
 REGISTER_KERNEL_BUILDER(Name("MatexView").Device(DEVICE_CPU), ViewKernel);
 
 REGISTER_OP("MatexAdd")
@@ -237,7 +236,7 @@ REGISTER_OP("MatexAdd")
     .Input("variable: resource")
     .Input("values: T")
     .SetIsStateful()
-    .SetShapeFn(NoOutput);
+    .SetShapeFn(shape_inference::NoOutputs);
 
 REGISTER_OP("MatexMove")
     .Attr("T: {float, double}")
@@ -246,7 +245,7 @@ REGISTER_OP("MatexMove")
     .Input("keep: T")
     .Input("more: T")
     .SetIsStateful()
-    .SetShapeFn(NoOutput);
+    .SetShapeFn(shape_inference::NoOutputs);
 
 REGISTER_OP("MatexAddRows")
     .Attr("T: {float, double}")
@@ -257,7 +256,7 @@ REGISTER_OP("MatexAddRows")
     .Input("indices: Index")
     .Input("values: T")
     .SetIsStateful()
-    .SetShapeFn(NoOutput);
+    .SetShapeFn(shape_inference::NoOutputs);
 
 #define MATEX_ADD(T) REGISTER_KERNEL_BUILDER(Name("MatexAdd").Device(DEVICE_CPU).TypeConstraint<T>("T"), AddKernel<T>)
 MATEX_ADD(float);
