@@ -90,13 +90,19 @@ class ReduceOnDeviceKernel : public Collective {
     std::vector<void*> addresses;
     for (size_t i = 0; i < transfers.size(); ++i) {
       OP_REQUIRES_OK(context, MakeBuffer(context, transfers[i], outputs, &buffers[i]));
-      OP_REQUIRES_OK(context, CopyIn(copies, transfers[i], inputs, buffers[i]));
+      const auto copy_in = [&](const Tensor& part, const Fragment& fragment) {
+        return copies.Add(SliceOf(inputs, fragment), part);
+      };
+      OP_REQUIRES_OK(context, ForFragments(transfers[i], buffers[i], copy_in));
       addresses.push_back(DataOf(buffers[i]));
     }
     OP_REQUIRES_OK(context, copies.Wait());
     MATEX_RETURN_IF_ERROR(context, SumInPlace(made->layout, addresses, weight.batch, [this] { return place_; }));
     for (size_t i = 0; i < transfers.size(); ++i) {
-      OP_REQUIRES_OK(context, CopyOut(copies, transfers[i], buffers[i], outputs));
+      const auto copy_out = [&](const Tensor& part, const Fragment& fragment) {
+        return copies.Add(part, SliceOf(outputs, fragment));
+      };
+      OP_REQUIRES_OK(context, ForFragments(transfers[i], buffers[i], copy_out));
     }
   }
 
@@ -116,24 +122,13 @@ class ReduceOnDeviceKernel : public Collective {
     return TfStatus();
   }
 
-  // Copies the fragments of a transfer from the inputs to its buffer, one after another.
-  static TfStatus CopyIn(const Copies& copies, const Transfer& transfer, const std::vector<Tensor>& inputs,
-                         const Tensor& buffer) {
+  // Calls `copy(part, fragment)` for each fragment of a transfer, whose elements are in `part` of the buffer, one after
+  // another. Returns the first error.
+  template <typename Copy>
+  static TfStatus ForFragments(const Transfer& transfer, const Tensor& buffer, Copy copy) {
     int64_t offset = 0;
     for (const Fragment& fragment : transfer.fragments) {
-      TfStatus status = copies.Add(SliceOf(inputs, fragment), buffer.Slice(offset, offset + fragment.count));
-      if (!status.ok()) return status;
-      offset += fragment.count;
-    }
-    return TfStatus();
-  }
-
-  // Copies the sums of a transfer from its buffer to the outputs.
-  static TfStatus CopyOut(const Copies& copies, const Transfer& transfer, const Tensor& buffer,
-                          const std::vector<Tensor>& outputs) {
-    int64_t offset = 0;
-    for (const Fragment& fragment : transfer.fragments) {
-      TfStatus status = copies.Add(buffer.Slice(offset, offset + fragment.count), SliceOf(outputs, fragment));
+      TfStatus status = copy(buffer.Slice(offset, offset + fragment.count), fragment);
       if (!status.ok()) return status;
       offset += fragment.count;
     }

@@ -38,19 +38,10 @@ class Engine:
         self.rank, self.size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
         handles = [communicator.py2f() for communicator in self.communicators]
         host = f"host{self.rank}".encode()
-        failed = self.c.matex_start(
-            *handles,
-            self.rank,
-            self.size,
-            host,
-            node,
-            chunk_bytes,
-            fuse_bytes,
-            ALGORITHMS.index(algorithm),
-            COMPRESSIONS.index(compression[0]),
-            compression[1],
-            between_nodes,
-        )
+        kind, share = compression
+        sizes = chunk_bytes, fuse_bytes
+        numbers = ALGORITHMS.index(algorithm), COMPRESSIONS.index(kind)
+        failed = self.c.matex_start(*handles, self.rank, self.size, host, node, *sizes, *numbers, share, between_nodes)
         assert not failed, self.error()
 
     def error(self) -> str:

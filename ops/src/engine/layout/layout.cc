@@ -214,12 +214,12 @@ void Layout::AppendShared(int begin, int end, std::vector<Transfer>* transfers) 
     Transfer own;
     Transfer& transfer = is_small ? fused[is_compressed][static_cast<int>(entry.type)] : own;
     for (int64_t offset = 0; offset < count;) {
-      const int64_t taken = std::min(count - offset, chunk - transfer.count);
+      const int64_t length = std::min(count - offset, chunk - transfer.count);
       transfer.type = entry.type;
       transfer.compressed = is_compressed;
-      transfer.fragments.push_back({i, offset, taken});
-      transfer.count += taken;
-      offset += taken;
+      transfer.fragments.push_back({i, offset, length});
+      transfer.count += length;
+      offset += length;
       const bool is_last_of_large = !is_small && offset == count;
       if (transfer.count == chunk || is_last_of_large) append(&transfer);
     }

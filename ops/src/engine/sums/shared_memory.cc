@@ -96,7 +96,8 @@ int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, con
       return may_write() || may_read();
     });
     if (code != MPI_SUCCESS) return code;
-    if (may_write() && (blocks_.written - blocks_.read < kAhead || !may_read())) {
+    const bool is_ahead = blocks_.written - blocks_.read >= kAhead;
+    if (may_write() && !(is_ahead && may_read())) {
       const int64_t number = blocks_.written;
       produce(at(rank_, number), (number - first) * block, length(number));
       ++blocks_.written;
