@@ -58,10 +58,11 @@ def find_keeper(rank: int, nodes: Sequence[int], owning: Sequence[int]) -> int:
 def send_copies(variables: Iterable[Any]) -> None:
     """Within a step that changes `variables`: send this rank's pieces, and receive those to keep. Collective."""
     _sent.clear()
-    in_pieces = [one for one in variables if one.is_apart()]
+    in_pieces = [variable for variable in variables if variable.is_apart()]
     if in_pieces and world.get_world().size > 1:
         _note_ranks()
-        _sent.update({one.number: (one, copies) for one, copies in zip(in_pieces, _exchange_pieces(in_pieces))})
+        for variable, copies in zip(in_pieces, _exchange_pieces(in_pieces)):
+            _sent[variable.number] = variable, copies
 
 
 def keep_sent() -> None:
@@ -83,8 +84,8 @@ def restore_lost() -> Callable[[], None]:
         LostRankError: on all ranks, if both the owner of a piece and its keeper are lost.
     """
     _note_ranks()
-    variables = {one.number: one for one in pieces.list_variables()}
-    known = {number: (one.is_apart(), _list_copied_origins(one)) for number, one in variables.items()}
+    variables = {variable.number: variable for variable in pieces.list_variables()}
+    known = {number: (variable.is_apart(), _list_copied_origins(variable)) for number, variable in variables.items()}
     gathered = objects.allgather(known, "which pieces of an optimizer are left")
     values: dict[int, np.ndarray] = {}
     for number in sorted(set(gathered[0]).intersection(*gathered)):
@@ -93,11 +94,11 @@ def restore_lost() -> Callable[[], None]:
             values[number] = _assemble(variables[number], [of_rank[number][1] for of_rank in gathered])
 
     def assign_values() -> None:
-        for number, one in variables.items():
+        for number, variable in variables.items():
             if number in values:
-                one.put_whole(values[number])
-            if one.cuts and one.of() is not None:
-                one.cuts = owners.cut_variable(one.of())
+                variable.put_whole(values[number])
+            if variable.cuts and variable.of() is not None:
+                variable.cuts = owners.cut_variable(variable.of())
         _kept.clear()
         _cut_for[:] = membership.list_origins()
 
@@ -116,8 +117,8 @@ def _exchange_pieces(variables: Sequence[Any]) -> list[_Copies]:
     here, origins = world.get_world(), membership.list_origins()
     owning = owners.list_owners()
     keepers = [find_keeper(rank, here.nodes, owning) for rank in range(here.size)]
-    own_pieces = np.concatenate([_copy_piece(one) for one in variables])
-    sizes = {rank: [_count_bytes(one, rank) for one in variables] for rank in range(here.size)}
+    own_pieces = np.concatenate([_copy_piece(variable) for variable in variables])
+    sizes = {rank: [_count_bytes(variable, rank) for variable in variables] for rank in range(here.size)}
     received = {
         rank: np.empty(sum(sizes[rank]), np.uint8) for rank, keeper in enumerate(keepers) if keeper == here.rank
     }

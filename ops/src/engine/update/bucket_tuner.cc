@@ -35,7 +35,7 @@ Error Learning::Learn(const Layout& layout, const std::vector<double>& ready) {
   if (updates_ >= kUpdates) return Error();
   ++updates_;
   if (updates_ <= kIgnored) return Error();
-  seen_.push_back(ready);
+  ready_times_.push_back(ready);
   return updates_ < kUpdates ? Error() : Agree(layout);
 }
 
@@ -50,10 +50,10 @@ Error Learning::Agree(const Layout& layout) {
   std::vector<double> ready;
   for (size_t i = 0; i < layout.entries().size(); ++i) {
     std::vector<double> times;
-    for (const std::vector<double>& update : seen_) times.push_back(update[i]);
+    for (const std::vector<double>& update : ready_times_) times.push_back(update[i]);
     ready.push_back(Median(&times));
   }
-  seen_.clear();
+  ready_times_.clear();
   Link link;
   if (Error error = ProbeLink(OverlappedAdder(), world.overlapped, kProbeTrials, &link)) return error;
   // The current buckets, small and in the order of gradients, are never far from the best.

@@ -28,7 +28,7 @@ class Learning {
 
   std::vector<Transfer> transfers_;
   int updates_ = 0;  // reported so far
-  std::vector<std::vector<double>> seen_;  // of each measured update: when its gradients were ready
+  std::vector<std::vector<double>> ready_times_;  // of each measured update, by gradient
 };
 
 // The measurements of each layout, by its key. The key is equal on all ranks; the layout object is not, because two
