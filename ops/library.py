@@ -145,19 +145,13 @@ def _start_engine(c: ctypes.CDLL) -> None:
     if world.is_active() and not here.is_phantom:
         _check_mpi(c)
         communicators = [world.get_communicator(name).py2f() for name in _COMMUNICATORS]
+    size = 1 if here.is_phantom else here.size
+    chunk_bytes = chosen.chunk_bytes or _CHUNK_BYTES[here.has_several_nodes]
+    numbers = ALGORITHMS.index(algorithm), COMPRESSIONS.index(compression.kind)
     failed = c.matex_start(
-        *communicators,
-        here.rank,
-        1 if here.is_phantom else here.size,
-        here.host.encode(),
-        here.node,
-        chosen.chunk_bytes or _CHUNK_BYTES[here.has_several_nodes],
-        chosen.fuse_bytes,
-        ALGORITHMS.index(algorithm),
-        COMPRESSIONS.index(compression.kind),
-        compression.share,
-        between_nodes,
-    )
+        *communicators, here.rank, size, here.host.encode(), here.node, chunk_bytes, chosen.fuse_bytes, *numbers,
+        compression.share, between_nodes,
+    )  # fmt: skip
     if failed:
         raise errors.SetupError(f"the engine cannot start: {interface.get_last_error(c)}.")
     if here.is_phantom:

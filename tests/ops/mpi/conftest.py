@@ -6,6 +6,7 @@ import ctypes
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -26,12 +27,12 @@ class Engine:
     def __init__(
         self,
         path: Path,
-        chunk_bytes: int,
-        fuse_bytes: int,
-        algorithm: str,
-        node: int,
-        compression: tuple[str, float],
-        between_nodes: bool,
+        chunk_bytes: int = 1 << 20,
+        fuse_bytes: int = 256 << 10,
+        algorithm: str = "mpi",
+        node: int = 0,
+        compression: tuple[str, float] = ("none", 1.0),
+        between_nodes: bool = False,
     ):
         self.c = interface.load_library(path)
         self.communicators = [MPI.COMM_WORLD.Dup() for _ in range(3)]
@@ -99,21 +100,14 @@ def engine_file() -> Path:
 
 @pytest.fixture
 def make_engine(engine_file: Path, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
-    """A function that makes engines. Collective."""
+    """A function that makes an engine, with the arguments of `Engine` except for the path. Collective."""
     made: list[Engine] = []
 
-    def make(
-        chunk_bytes: int = 1 << 20,
-        fuse_bytes: int = 256 << 10,
-        algorithm: str = "mpi",
-        node: int = 0,
-        compression: tuple[str, float] = ("none", 1.0),
-        between_nodes: bool = False,
-    ) -> Engine:
+    def make(*arguments: Any, **options: Any) -> Engine:
         # The dynamic linker identifies a library by its file, so a copy has its own sequence and errors.
         copy = tmp_path / f"engine{len(made)}.so"
         shutil.copy(engine_file, copy)
-        made.append(Engine(copy, chunk_bytes, fuse_bytes, algorithm, node, compression, between_nodes))
+        made.append(Engine(copy, *arguments, **options))
         return made[-1]
 
     yield make
