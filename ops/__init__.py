@@ -5,19 +5,14 @@ from __future__ import annotations
 from matex_tf.errors import BuildError, MismatchError
 
 from . import records
-from .collectives import (
-    DTYPES,
-    OP_TYPES,
-    agree_on_addresses,
-    allgather,
-    allgather_rows,
-    allreduce,
-    barrier,
-    broadcast,
-    can_take_addresses,
-    make_weight,
-    reduce_gradients,
-)
+from .collectives import OP_TYPES
+from .collectives.allgather import allgather, allgather_rows
+from .collectives.allreduce import allreduce
+from .collectives.barrier import barrier
+from .collectives.broadcast import broadcast
+from .collectives.common import DTYPES
+from .collectives.reduce_gradients import make_weight, reduce_gradients
+from .collectives.reduce_on_device import agree_on_addresses, can_take_addresses
 from .handles import let_go, pass_turn
 from .library import (
     Waiting,
@@ -38,35 +33,9 @@ from .library import (
 )
 
 __all__ = [
-    "DTYPES",
-    "OP_TYPES",
-    "BuildError",
-    "MismatchError",
-    "Waiting",
-    "agree_on_addresses",
-    "allgather",
-    "allgather_rows",
-    "allreduce",
-    "announce_exchange",
-    "announce_turns",
-    "barrier",
-    "broadcast",
-    "can_take_addresses",
-    "count_completed",
-    "count_global_rows",
-    "get_blocked_seconds",
-    "get_collective_seconds",
-    "get_library",
-    "has_mpi_failed",
-    "hash_content",
-    "let_go",
-    "load_tensorflow_ops",
-    "make_weight",
-    "pass_turn",
-    "read_failure",
-    "read_waiting",
-    "records",
-    "reduce_gradients",
-    "rendezvous",
-    "restart_engine",
-]
+    "DTYPES", "OP_TYPES", "BuildError", "MismatchError", "Waiting", "agree_on_addresses", "allgather", "allgather_rows",
+    "allreduce", "announce_exchange", "announce_turns", "barrier", "broadcast", "can_take_addresses", "count_completed",
+    "count_global_rows", "get_blocked_seconds", "get_collective_seconds", "get_library", "has_mpi_failed",
+    "hash_content", "let_go", "load_tensorflow_ops", "make_weight", "pass_turn", "read_failure", "read_waiting",
+    "records", "reduce_gradients", "rendezvous", "restart_engine",
+]  # fmt: skip

@@ -2,8 +2,10 @@
 
 Gradients are transferred only after their update is announced. The announcement is itself a collective; it follows the
 last collective among the ancestors of the gradients, because a gradient must not wait for a collective that comes after
-its announcement (docs/protocol.md). If the backward pass has collectives, the update is announced in parts: the
-gradients before its first collective, those before the next one, and so on.
+its announcement (docs/protocol.md).
+
+If the backward pass has collectives, the update is announced in parts. Let gradient 0 depend on none of them, gradient
+1 on collective A, and gradient 2 on A and B. Then the order is: announce 0, A, announce 1, B, announce 2.
 
 For inline updates, `hold_collectives` decides which gradients a collective waits for. `overlap.py` and
 `collectives/reduce_gradients.py` call this module while a function is traced.
@@ -28,7 +30,10 @@ _MAX_PARTS = 16
 
 
 def _get_moved(graph: Any) -> dict[Any, Any]:
-    """The announcements of `graph` that run before collectives created earlier; for each, the collective after it."""
+    """The announcements of `graph` that run before a collective that was created earlier. The value is this collective.
+
+    TensorFlow runs collectives in the order of creation; for these announcements, control dependencies set the order.
+    """
     return tags.get_or_make_tag(graph, "announcements that were moved", dict)
 
 
@@ -50,7 +55,7 @@ class Parts:
     """
 
     def __init__(self, gradients: Sequence[Any], weight: Any, order: Any):
-        """`order`: the handle that orders collectives."""
+        """`weight`: the tensor that the announcements pass on; `order`: the handle that orders collectives."""
         from tensorflow.python.framework import ops
 
         self._gradients = gradients
@@ -61,14 +66,14 @@ class Parts:
         self._independent: set[Any] = set()
         self._parts = self._choose_parts(weight)
         if readiness.count_threads() == 1:
+            # A hand-over of an earlier update ends when other ranks have the same gradient, so neither it nor its
+            # ancestors may wait for gradients of this update.
             for op in self._graph.get_operations():
                 if op.type == HAND_OVER:
-                    # A hand-over of an earlier update. It ends when other ranks have the same gradient, so neither it
-                    # nor its ancestors may wait for gradients of this update.
-                    self._independent.update(
-                        [op, *readiness.list_ancestors(op.inputs[0].op, self._independent, self._order.list_sources)]
-                    )
-            readiness.chain_gradients(gradients, self._order.list_sources, self._order.find_place, self._independent)
+                    gradient = op.inputs[0].op
+                    ancestors = readiness.list_ancestors(gradient, self._independent, self._order.list_sources)
+                    self._independent.update([op, *ancestors])
+            readiness.chain_gradients(gradients, self._order.list_sources, self._order.find_position, self._independent)
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self._parts)
@@ -79,37 +84,40 @@ class Parts:
     def _choose_parts(self, weight: Any) -> list[Part]:
         """Group the gradients by the last collective that each depends on, into parts of `_LEAST_BYTES` or more."""
         sequence = self._order.sequence
-        everything = list(range(len(self._gradients)))
-        # Updates are reduced in the order of their announcements, so no part may precede an earlier announcement.
-        announcements = [place for place, op in enumerate(sequence) if op.type == ANNOUNCE]
-        first = max([self._find_place(weight), *announcements[-1:]])
-        places = [max(first, self._find_place(gradient)) for gradient in self._gradients]
+        indices = list(range(len(self._gradients)))
+        # No part may be announced before its weight is known. Updates are reduced in the order of their announcements,
+        # so no part may precede an earlier announcement.
+        announcements = [position for position, op in enumerate(sequence) if op.type == ANNOUNCE]
+        earliest = max([self._find_position(weight), *announcements[-1:]])
+        positions = [max(earliest, self._find_position(gradient)) for gradient in self._gradients]
         computed = any(_is_in(self._graph, each) and readiness.list_direct_sources(each.op) for each in self._gradients)
         if self._manager is None or not computed or not sequence:
-            return [Part(everything, after=sequence[-1] if sequence else None)]
+            return [Part(indices, after=sequence[-1] if sequence else None)]
         sizes = [gradient.shape.num_elements() * gradient.dtype.size for gradient in self._gradients]
-        least = max(_LEAST_BYTES, sum(sizes) // _MAX_PARTS)
+        min_bytes = max(_LEAST_BYTES, sum(sizes) // _MAX_PARTS)
         parts = [Part()]
-        for index in sorted(everything, key=places.__getitem__):
+        for index in sorted(indices, key=positions.__getitem__):
             part = parts[-1]
-            if part.bytes >= least and places[index] > places[part.entries[-1]]:
+            if part.bytes >= min_bytes and positions[index] > positions[part.entries[-1]]:
                 part = Part()
                 parts.append(part)
             part.entries.append(index)
             part.bytes += sizes[index]
         for part in parts:
-            place = places[part.entries[-1]]
+            position = positions[part.entries[-1]]
             part.entries.sort()
-            part.after = sequence[place] if place >= 0 else None
-            part.before = sequence[place + 1] if place + 1 < len(sequence) else None
+            part.after = sequence[position] if position >= 0 else None
+            part.before = sequence[position + 1] if position + 1 < len(sequence) else None
         return parts
 
-    def _find_place(self, tensor: Any) -> int:
+    def _find_position(self, tensor: Any) -> int:
         """The position in the sequence of the last collective that `tensor` depends on; -1: none."""
-        return self._order.find_place(tensor.op) if _is_in(self._graph, tensor) else -1
+        return self._order.find_position(tensor.op) if _is_in(self._graph, tensor) else -1
 
-    def put_announcement(self, announcement: Any, part: Part) -> None:
-        """Place the op `announcement`, the newest of its function, where its part is to be announced."""
+    def order_announcement(self, announcement: Any, part: Part) -> None:
+        """Add the control dependencies of the op `announcement`, the newest of its function, so that it runs between
+        the collectives of its part and before its gradients.
+        """
         tensors = [self._gradients[index] for index in part.entries]
         gradients = [tensor.op for tensor in tensors if _is_in(self._graph, tensor)]
         # It runs right before the first gradient, on all ranks. If one rank announced at the start of its step and
@@ -170,26 +178,28 @@ class _Order:
 
     def __init__(self, graph: Any, handle: Any):
         self._graph = graph
-        self.number = number = {op: position for position, op in enumerate(graph.get_operations())}
-        """The position of each op in the order of creation."""
+        self.number = {op: number for number, op in enumerate(graph.get_operations())}
+        """The number of each op in the order of creation."""
         self._moved = _get_moved(graph)
-        users = sorted((op for op in handle.consumers() if op not in self._moved), key=number.__getitem__)
-        self.sequence = users
+        users = (op for op in handle.consumers() if op not in self._moved)
+        self.sequence = sorted(users, key=self.number.__getitem__)
         """The collectives, in the order of execution."""
-        for op, after in self._moved.items():
-            users.insert(users.index(after), op)
-        self._place_in_sequence = {op: place for place, op in enumerate(self.sequence)}
+        for op, following in self._moved.items():
+            self.sequence.insert(self.sequence.index(following), op)
+        self._own_positions = {op: position for position, op in enumerate(self.sequence)}
         self._previous: dict[Any, list[Any]] | None = None
-        self._last_places: dict[Any, int] = {}  # results of `find_place`
+        self._last_positions: dict[Any, int] = {}  # results of `find_position`
 
-    def find_place(self, last: Any) -> int:
-        """The position of the last collective among the ancestors of the op `last`; -1: none."""
+    def find_position(self, last: Any) -> int:
+        """The position in the sequence of the op `last` or, if that is later, of the last collective among its
+        ancestors; -1: none.
+        """
         if not self.sequence:
             return -1
-        for op in readiness.list_ancestors(last, self._last_places, self.list_sources):
-            before = (self._last_places.get(source, -1) for source in self.list_sources(op))
-            self._last_places[op] = max(self._place_in_sequence.get(op, -1), *before, -1)
-        return self._last_places[last]
+        for op in readiness.list_ancestors(last, self._last_positions, self.list_sources):
+            of_sources = (self._last_positions.get(source, -1) for source in self.list_sources(op))
+            self._last_positions[op] = max(self._own_positions.get(op, -1), *of_sources, -1)
+        return self._last_positions[last]
 
     def list_sources(self, op: Any) -> list[Any]:
         """The ops that run before `op`: its inputs, its control inputs, and the ops that precede it in some order."""
@@ -201,7 +211,7 @@ class _Order:
             from tensorflow.python.framework import auto_control_deps
 
             unordered = auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
-            latest: dict[Any, Any] = {}
+            latest: dict[Any, Any] = {}  # by resource: the last op so far that uses it
             self._previous = {}
             for op in self._graph.get_operations():
                 if op in self._moved or op.type in unordered:
@@ -212,6 +222,6 @@ class _Order:
                 if not shared and auto_control_deps.op_is_stateful(op):
                     shared = {None}  # stands for the unknown side effects of a stateful op
                 if shared:
-                    self._previous[op] = [latest[one] for one in shared if one in latest]
+                    self._previous[op] = [latest[resource] for resource in shared if resource in latest]
                     latest.update(dict.fromkeys(shared, op))
         return self._previous

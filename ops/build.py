@@ -45,7 +45,7 @@ class Plan:
     tensorflow: str  # "": the library does not use TensorFlow
     options: tuple[str, ...]  # of the compiler
     key: str  # a hash of all inputs of the build
-    over: Plan | None = None  # the library that it links
+    linked: Plan | None = None  # the library that it links
 
     @property
     def facts(self) -> dict[str, str]:
@@ -225,7 +225,7 @@ def make_plan(engine: Plan | None = None) -> Plan:
         tensorflow=tf.version.VERSION,
         options=(*engine.options, *flags, *tf.sysconfig.get_link_flags()),
         key=_make_key("matex-", tf.version.VERSION, tf.version.GIT_VERSION, *own_flags, engine.key),
-        over=engine,
+        linked=engine,
     )
 
 
@@ -250,7 +250,7 @@ def make_xla_plan() -> Plan:
         folders=("xla",),
         options=(*ops.options, *_XLA_FLAGS, *includes, f"-L{folder}", f"-l:{_XLA_LIBRARY}"),
         key=_make_key("matex-xla-", ops.key, *_XLA_FLAGS),
-        over=ops,
+        linked=ops,
     )
 
 
@@ -263,7 +263,7 @@ def _list_link_options(plan: Plan | None, into: Path | None) -> list[str]:
     if plan is None:
         return []
     path = ensure_library(plan, into=into)
-    return [*_list_link_options(plan.over, into), f"-L{path.parent}", f"-l:{path.name}"]
+    return [*_list_link_options(plan.linked, into), f"-L{path.parent}", f"-l:{path.name}"]
 
 
 def list_source_files(*folders: str) -> list[Path]:
@@ -310,8 +310,12 @@ def _hash_file(path: Path) -> str:
 
 
 def _compile_plan(plan: Plan, compiler: compilers.Compiler, folder: Path, verbose: bool, into: Path | None) -> None:
-    """Build the library of `plan` into `folder`, and the libraries that it links, if they are not built yet."""
-    libraries = _list_link_options(plan.over, into)
+    """Build the library of `plan` into `folder`; first the libraries that it links, if they are not built yet.
+
+    Args:
+        into: the folder that is to contain the linked libraries, too; None: any folder may have them.
+    """
+    libraries = _list_link_options(plan.linked, into)
     command = [compiler.path, "-x", "c++", "-", *plan.options, *libraries]
     # Libraries find each other by soname among those already loaded, whichever folder those came from.
     command += ["-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{plan.library}"]
@@ -343,7 +347,7 @@ def _compile_plan(plan: Plan, compiler: compilers.Compiler, folder: Path, verbos
 
 
 def _keep_library(plan: Plan, folder: Path, made: Path, command: list[str]) -> None:
-    """Give the complete file `made` the library's name, after its record."""
+    """Write the record of the complete file `made`, and give the file the library's name."""
     made.chmod(0o755)
     record = made.with_suffix(".json.tmp")
     facts = {"digest": _hash_file(made), "what": plan.what, **plan.facts, "command": command}
@@ -355,6 +359,7 @@ def _keep_library(plan: Plan, folder: Path, made: Path, command: list[str]) -> N
 
 
 def _describe_failure(plan: Plan, folder: Path, command: list[str], output: str) -> str:
+    """The message for a compiler that failed with this output; writes all of the output to a log file."""
     log = folder / f"{plan.key}.log"
     log.write_text(" ".join(command) + "\n" + output)
     return (

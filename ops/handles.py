@@ -1,7 +1,9 @@
-"""Two small ops: the turn of a collective in a branch that is not executed, and the release of an iterator.
+"""Two small ops: `pass_turn` for steps of sessions, and `let_go` for the iterators of datasets.
 
 A turn is the number of a collective op in a v1 graph, in the order in which all ranks run them (`sequence/v1_order.h`).
-Steps of sessions and the hooks of datasets call this module.
+A collective in a branch that is not executed would never use its turn, so `pass_turn` uses it.
+
+The end of an iterator may take a minute (`let_go.cc`), so `let_go` releases it in another thread.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from typing import Any
 
 from .library import get_library, load_tensorflow_ops
 
-_SOON, _LATEST = 100, 120_000
-"""Milliseconds: the wait for iterators that no object holds; the maximum wait for all iterators (let_go.cc)."""
+_SHORT_WAIT_MS, _MAX_WAIT_MS = 100, 120_000
+"""The wait for iterators before unreachable objects are collected, and after that."""
 
 
 def pass_turn(other_branch: Any, turn: int) -> Any:
@@ -30,7 +32,7 @@ def pass_turn(other_branch: Any, turn: int) -> Any:
 
 
 def let_go(resource: Any) -> None:
-    """Release an iterator's resource, an eager tensor about to be dropped, in a C++ thread: it may take a minute."""
+    """Release an iterator's resource, an eager tensor about to be dropped, in a C++ thread. Returns at once."""
     import tensorflow as tf
 
     if not sys.is_finalizing():
@@ -43,9 +45,9 @@ def wait_for_ends() -> None:
     """Return when all released iterators have ended, also the iterators of unreachable objects."""
     wait = load_tensorflow_ops().c.matex_wait_for_let_go
     wait.restype, wait.argtypes = ctypes.c_int, [ctypes.c_int]
-    if wait(_SOON):
-        gc.collect()  # for example the traceback of a step in which a rank was lost
-        wait(_LATEST)
+    if wait(_SHORT_WAIT_MS):
+        gc.collect()  # an iterator may be held by the traceback of a step in which a rank was lost
+        wait(_MAX_WAIT_MS)
 
 
 @functools.cache

@@ -11,6 +11,9 @@ from pathlib import Path
 
 # The main library of an MPI. Others, such as libmpi_cxx and libmpi_mpifh, do not match.
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_ibm|_cray|_intel|_gnu_\d+)?\.so")
+# The count of tensors; their names, types, ranks, dimensions and variables.
+_TENSORS = (c_int, POINTER(c_char_p), POINTER(c_int), POINTER(c_int), POINTER(c_int64), POINTER(c_int64))
+# For each function: the type of its result, and those of its arguments.
 _FUNCTIONS = {
     "matex_last_error": (c_char_p, []),
     "matex_mpi_version": (c_char_p, []),
@@ -43,22 +46,7 @@ _FUNCTIONS = {
     "matex_link": (c_int, [c_int, POINTER(c_double), POINTER(c_double)]),
     "matex_last_link": (c_int, [POINTER(c_double), POINTER(c_double), POINTER(c_int)]),
     "matex_time_sums": (c_int, [c_int, c_int64, c_int, POINTER(c_double), POINTER(c_double)]),
-    "matex_reduce": (
-        c_int,
-        [
-            c_int,
-            POINTER(c_char_p),
-            POINTER(c_int),
-            POINTER(c_int),
-            POINTER(c_int64),
-            POINTER(c_int64),
-            POINTER(c_void_p),
-            POINTER(c_void_p),
-            c_double,
-            c_int,
-            c_char_p,
-        ],
-    ),
+    "matex_reduce": (c_int, [*_TENSORS, POINTER(c_void_p), POINTER(c_void_p), c_double, c_int, c_char_p]),
     "matex_store_make": (c_int, [c_int64, c_int64, c_int64, POINTER(c_int)]),
     "matex_store_drop": (None, []),
     "matex_drop_homes": (None, [c_int64]),

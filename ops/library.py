@@ -20,8 +20,8 @@ from matex_tf.world import world
 from . import build, cache, compiler, interface
 from .interface import list_mapped_mpi_libraries
 
-_BLOCK_BYTES = 64 << 20
-_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # the default: on one node; with several nodes
+_HASH_BLOCK_BYTES = 64 << 20
+_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # the default, by whether there are several nodes
 _COMMUNICATORS = ("sequence", "gradients", "overlapped")
 _MPI_FAILED = 1  # a result of matex_cause
 _KINDS = 9  # the number of kinds of collectives, from 0
@@ -78,6 +78,7 @@ def get_library() -> Library:
 
 
 def _load_engine() -> ctypes.CDLL:
+    """The engine's library, loaded but not started; the first call builds it if necessary."""
     global _plan, _engine
     if _engine is None:
         cache.speaks = world.get_world().rank == 0
@@ -130,6 +131,7 @@ def restart_engine(agree: Callable[[list[int]], list[int]]) -> None:
 
 
 def _start_engine(c: ctypes.CDLL) -> None:
+    """Pass the rank, the communicators and the settings of this process to the engine. Raises SetupError."""
     here = world.get_world()
     chosen = settings.get_settings()
     between_nodes = chosen.compression.between_hosts
@@ -143,19 +145,13 @@ def _start_engine(c: ctypes.CDLL) -> None:
     if world.is_active() and not here.is_phantom:
         _check_mpi(c)
         communicators = [world.get_communicator(name).py2f() for name in _COMMUNICATORS]
+    size = 1 if here.is_phantom else here.size
+    chunk_bytes = chosen.chunk_bytes or _CHUNK_BYTES[here.has_several_nodes]
+    numbers = ALGORITHMS.index(algorithm), COMPRESSIONS.index(compression.kind)
     failed = c.matex_start(
-        *communicators,
-        here.rank,
-        1 if here.is_phantom else here.size,
-        here.host.encode(),
-        here.node,
-        chosen.chunk_bytes or _CHUNK_BYTES[here.has_several_nodes],
-        chosen.fuse_bytes,
-        ALGORITHMS.index(algorithm),
-        COMPRESSIONS.index(compression.kind),
-        compression.share,
-        between_nodes,
-    )
+        *communicators, here.rank, size, here.host.encode(), here.node, chunk_bytes, chosen.fuse_bytes, *numbers,
+        compression.share, between_nodes,
+    )  # fmt: skip
     if failed:
         raise errors.SetupError(f"the engine cannot start: {interface.get_last_error(c)}.")
     if here.is_phantom:
@@ -163,6 +159,7 @@ def _start_engine(c: ctypes.CDLL) -> None:
 
 
 def _check_mpi(c: ctypes.CDLL) -> None:
+    """Raise SetupError unless the engine and mpi4py use the same MPI."""
     from mpi4py import MPI
 
     loaded = list_mapped_mpi_libraries()
@@ -177,13 +174,13 @@ def _check_mpi(c: ctypes.CDLL) -> None:
         )
 
 
-def rendezvous(kind: int, key: int, what: str, size: int = 0, rows: int = 0) -> None:
+def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0) -> None:
     """Meet the other ranks at the next number of the sequence of collectives. No effect with one rank.
 
     Args:
         kind: 6: control message, 7: end of the script, 8: a step has raised an error on this rank. The ops use 1 to 5.
         key: the 64 bits on which all ranks must agree.
-        what: the place in the program, for messages.
+        place: the place in the program, for messages.
         size: the bytes that this rank contributes, for recorded events.
         rows: the rows of the batch that the collective is for; 0: none. Reported if ranks are at different places.
 
@@ -194,43 +191,46 @@ def rendezvous(kind: int, key: int, what: str, size: int = 0, rows: int = 0) -> 
     if not world.is_active():
         return
     c = get_library().c
-    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, what.encode(), size, rows):
+    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, place.encode(), size, rows):
         raise errors.MismatchError(interface.get_last_error(c))
+
+
+def _has_engine() -> bool:
+    """Whether this process is one of several ranks and has started its engine."""
+    return world.is_active() and _library is not None
 
 
 def count_completed(kind: int) -> int:
     """The number of completed collectives of `kind`: 1 gradients, 2 allreduce, 3 broadcast, 4 allgather, 5 barrier,
     6 control, 7 exit; 8: rendezvous after a step had failed on some ranks. Always 0 with one rank.
     """
-    return get_library().c.matex_count(kind) if world.is_active() and _library is not None else 0
+    return get_library().c.matex_count(kind) if _has_engine() else 0
 
 
 def count_global_rows() -> int:
     """The rows of the global batches of all updates so far; an update whose batch was not sliced adds none."""
-    return get_library().c.matex_rows() if world.is_active() and _library is not None else 0
+    return get_library().c.matex_rows() if _has_engine() else 0
 
 
 def get_collective_seconds(kind: int) -> float:
     """The seconds that collectives of `kind` (as in `count_completed`) took this process, including the wait for other
     ranks.
     """
-    return get_library().c.matex_seconds(kind) if world.is_active() and _library is not None else 0.0
+    return get_library().c.matex_seconds(kind) if _has_engine() else 0.0
 
 
 def get_blocked_seconds() -> float:
     """The seconds that this process waited for other ranks or sums while no gradient was computed."""
-    return get_library().c.matex_blocked_seconds() if world.is_active() and _library is not None else 0.0
+    return get_library().c.matex_blocked_seconds() if _has_engine() else 0.0
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The position of this process in the sequence of collectives: the number of the current or next collective, the
-    seconds that it has waited there, and the place in the program ("" if it does not wait).
-    """
+    """The position of this process in the sequence of collectives."""
 
-    number: int
-    seconds: float = 0.0
-    what: str = ""
+    number: int  # of the current collective, or of the next one
+    seconds: float = 0.0  # that this process has waited there
+    what: str = ""  # the place in the program; "": it does not wait
 
 
 def read_failure() -> str:
@@ -257,10 +257,13 @@ def read_waiting() -> Waiting:
 
 
 @contextlib.contextmanager
-def announce_exchange(what: str) -> Iterator[None]:
-    """Within it, this process exchanges Python objects with all ranks and may have to wait for them."""
+def announce_exchange(place: str) -> Iterator[None]:
+    """Within it, this process exchanges Python objects with all ranks and may have to wait for them.
+
+    `place`: the place in the program, which `read_waiting` returns meanwhile.
+    """
     c = get_library().c
-    c.matex_wait(what.encode())
+    c.matex_wait(place.encode())
     try:
         yield
     finally:
@@ -295,7 +298,7 @@ def hash_content(array: Any, seed: int = 0) -> int:
         return value
     # In blocks of rows: an array that is not contiguous is copied, but only one block at a time.
     rows = array.reshape(1) if array.ndim == 0 else array
-    step = max(1, _BLOCK_BYTES // max(1, rows.nbytes // len(rows)))
+    step = max(1, _HASH_BLOCK_BYTES // max(1, rows.nbytes // len(rows)))
     for start in range(0, len(rows), step):
         block = np.ascontiguousarray(rows[start : start + step])
         value = function(block.ctypes.data, block.nbytes, value)

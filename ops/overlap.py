@@ -54,7 +54,7 @@ def _get_choice() -> bool | None:
 
 
 def is_usual() -> bool:
-    """Whether `MATEX_OVERLAP=auto` overlaps updates outside of `trace_as`."""
+    """The default: whether `MATEX_OVERLAP=auto` overlaps updates outside of `trace_as`."""
     return world.get_world().has_several_nodes
 
 
@@ -63,8 +63,10 @@ def is_chosen(tensors: Sequence[Any]) -> bool:
     import tensorflow as tf
     from tensorflow.python.framework import ops
 
-    if not tensors or not world.is_active() or tf.executing_eagerly() or not ops.inside_function():
+    is_in_function = not tf.executing_eagerly() and ops.inside_function()
+    if not tensors or not world.is_active() or not is_in_function:
         return False
+    # Compiled code has no such ops; MPI must allow calls from several threads; a layout is made before the first step.
     if is_for_xla() or not world.has_threads() or not all(tensor.shape.is_fully_defined() for tensor in tensors):
         return False
     setting = settings.get_settings().overlap
@@ -84,13 +86,13 @@ def reduce_gradients(
     cuts: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
     """`ops.reduce_gradients` of tensors with known shapes, in a function, under several ranks."""
-    ours = get_library().ops
+    library = get_library().ops
     _let_gradients_run_in_any_order()
     parts = announcing.Parts(tensors, weight, list_order_handles()[0])
     reduced: list[Any] = [None] * len(tensors)
     for part in parts:
         ticket = make_in_order(
-            ours.matex_announce_update,
+            library.matex_announce_update,
             weight=weight,
             T=[tensors[index].dtype for index in part.entries],
             names=[names[index] for index in part.entries],
@@ -102,16 +104,18 @@ def reduce_gradients(
             checked=checked,
             cuts=flatten_cuts([cuts[index] for index in part.entries] if cuts else []),
         )
-        parts.put_announcement(ticket.op, part)
+        parts.order_announcement(ticket.op, part)
         for entry, index in enumerate(part.entries):
-            reduced[index] = ours.matex_hand_over_gradient(gradient=tensors[index], ticket=ticket, entry=entry)
+            reduced[index] = library.matex_hand_over_gradient(gradient=tensors[index], ticket=ticket, entry=entry)
     return reduced
 
 
 def flatten_cuts(cuts: Sequence[Sequence[int]]) -> list[int]:
-    """The attribute `cuts` of an op: zeros stand for a tensor that is not divided into pieces."""
-    whole = [0] * (world.get_world().size + 1)
-    return [cut for of_entry in cuts for cut in (of_entry or whole)] if any(cuts) else []
+    """The attribute `cuts` of an op: zeros stand for a tensor that is not divided into pieces; [] if none is."""
+    if not any(cuts):
+        return []
+    undivided = [0] * (world.get_world().size + 1)
+    return [cut for of_entry in cuts for cut in (of_entry or undivided)]
 
 
 def _let_gradients_run_in_any_order() -> None:
@@ -119,5 +123,5 @@ def _let_gradients_run_in_any_order() -> None:
     from tensorflow.python.framework import auto_control_deps
 
     known = auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
-    if OP_TYPES[1] not in known:
-        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | {OP_TYPES[1]}
+    if announcing.HAND_OVER not in known:
+        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | {announcing.HAND_OVER}

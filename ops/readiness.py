@@ -7,6 +7,8 @@ the reason. The other functions walk the graph of ops.
 from __future__ import annotations
 
 import bisect
+import functools
+import operator
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
@@ -20,7 +22,7 @@ def list_direct_sources(op: Any) -> list[Any]:
 def chain_gradients(
     gradients: Sequence[Any],
     sources: Callable[[Any], list[Any]] = list_direct_sources,
-    place: Callable[[Any], int] = lambda op: 0,
+    find_position: Callable[[Any], int] = lambda op: 0,
     independent: Container[Any] = (),
 ) -> None:
     """Make ops that only later gradients need wait for earlier gradients, if a single thread runs all ops.
@@ -35,7 +37,8 @@ def chain_gradients(
     Args:
         gradients: the tensors.
         sources: the ops that run before an op.
-        place: the position of an op in the sequence of collectives. An op waits for no gradient of a greater place.
+        find_position: the position of an op in the sequence of collectives. An op waits for no gradient with a greater
+            position.
         independent: ops that wait for no gradient.
     """
     from tensorflow.python.framework import ops
@@ -44,36 +47,40 @@ def chain_gradients(
         return  # an idle thread takes the oldest op
     graph = ops.get_default_graph()
     number = {op: position for position, op in enumerate(graph.get_operations())}
-    # Sets of gradients are integers: bit i stands for gradient i in the order of creation.
-    waits_for: dict[Any, int] = {}  # for each op: the gradients that precede it
-    chained: list[Any] = []  # the gradients so far
-    numbers: list[int] = []  # their positions in the graph
     inside = {each.op for each in gradients if getattr(each, "graph", None) is graph}
-    places = sorted({place(op) for op in inside})
-    up_to = [0] * len(places)  # for each place: the gradients of this place or an earlier one
+    positions = sorted({find_position(op) for op in inside})
+    # Sets of gradients are integers: bit i stands for gradient i in the order of creation.
+    preceding: dict[Any, int] = {}  # for each op: the gradients that run before it
+    chained: list[Any] = []  # the gradients so far
+    chained_numbers: list[int] = []  # their numbers in the graph
+    up_to = [0] * len(positions)  # for each position: the chained gradients of this position or an earlier one
+
+    def list_allowed(op: Any) -> int:
+        """The chained gradients for which `op` may wait."""
+        count = bisect.bisect_right(positions, find_position(op))  # of positions that are not greater
+        if not count or op in independent:
+            return 0
+        older = (1 << bisect.bisect_left(chained_numbers, number[op])) - 1
+        return older & up_to[count - 1]
+
     for gradient in sorted(inside, key=number.__getitem__):
-        for op in list_ancestors(gradient, waits_for, sources):
-            before = sources(op)
-            bits = 0
-            for each in before:
-                bits |= waits_for[each]
-            missing = 0
-            reached = bisect.bisect_right(places, place(op))
-            if before and reached and op not in independent:  # an op without sources costs nothing and need not wait
-                older = (1 << bisect.bisect_left(numbers, number[op])) - 1
-                missing = older & up_to[reached - 1] & ~bits
+        for op in list_ancestors(gradient, preceding, sources):
+            op_sources = sources(op)
+            before = functools.reduce(operator.or_, (preceding[source] for source in op_sources), 0)
+            # An op without sources costs nothing and need not wait.
+            missing = list_allowed(op) & ~before if op_sources else 0
             while missing:
-                latest = chained[missing.bit_length() - 1]
+                latest = chained[missing.bit_length() - 1]  # which itself runs after most of the others
                 op._add_control_input(latest)
-                bits |= waits_for[latest]
-                missing &= ~bits
-            waits_for[op] = bits
+                before |= preceding[latest]
+                missing &= ~before
+            preceding[op] = before
         bit = 1 << len(chained)
-        waits_for[gradient] |= bit
+        preceding[gradient] |= bit
         chained.append(gradient)
-        numbers.append(number[gradient])
-        at = bisect.bisect_left(places, place(gradient))
-        up_to[at:] = [bits | bit for bits in up_to[at:]]
+        chained_numbers.append(number[gradient])
+        first = bisect.bisect_left(positions, find_position(gradient))
+        up_to[first:] = [bits | bit for bits in up_to[first:]]
 
 
 def count_threads() -> int:
@@ -84,13 +91,16 @@ def count_threads() -> int:
 
 
 def list_ancestors(op: Any, known: Container[Any], sources: Callable[[Any], list[Any]]) -> Iterator[Any]:
-    """The op and all its ancestors by `sources`, except those in `known`; each after its own sources."""
+    """The op and all its ancestors by `sources`, except those in `known`; each after its own sources.
+
+    A depth-first search without recursion, because graphs are deep.
+    """
     if op in known:
         return
     path, seen = [(op, iter(sources(op)))], {op}
     while path:
-        current, rest = path[-1]
-        following = next((each for each in rest if each not in known and each not in seen), None)
+        current, unvisited = path[-1]
+        following = next((each for each in unvisited if each not in known and each not in seen), None)
         if following is None:
             yield current
             path.pop()

@@ -91,17 +91,17 @@ class Additions:
         elif kind in ("AssignAddVariableOp", "AssignSubVariableOp"):
             found = affine.find_sum(values[0], handle)
             if found.more is values[0]:  # the added value does not contain the variable as a term
-                self._assign_sum(variable, handle, affine.Sum(1, values[0]), None, _SIGNS[kind])
+                self._assign_sum(variable, handle, affine.Sum(1, values[0]), sign=_SIGNS[kind])
             else:
-                self._assign_sum(variable, handle, affine.Sum(1, None).add_sum(found, _SIGNS[kind]), None)
+                self._assign_sum(variable, handle, affine.Sum(1, None).add_sum(found, _SIGNS[kind]))
         elif kind in _SIGNS:
             self._create_addition("matex_add_rows", handle, indices=values[0], values=values[1], sign=_SIGNS[kind])
         else:
             return False
         return True
 
-    def _assign_sum(self, variable: Any, handle: Any, new: affine.Sum, value: Any, sign: int = 1) -> None:
-        """Assign `new` to a variable.
+    def _assign_sum(self, variable: Any, handle: Any, new: affine.Sum, value: Any = None, sign: int = 1) -> None:
+        """Assign `new` to a variable, as an addition if possible.
 
         Args:
             value: `new` as a tensor; None if the graph has no such tensor.
@@ -115,7 +115,7 @@ class Additions:
             more = tf.broadcast_to(more, shape)
         is_added = isinstance(new.keep, int) and new.keep == 1
         is_set = isinstance(new.keep, int) and new.keep == 0
-        is_dependent = any(affine.is_dependent(one, handle) for one in (new.keep, more))
+        is_dependent = affine.is_dependent(new.keep, handle) or affine.is_dependent(more, handle)
         if (is_dependent or is_set) and id(variable) in self._states:
             name = find_name(variable).partition(":")[0]
             self.why_not = self.why_not or f"each batch assigns a new value to '{name}'"
@@ -130,6 +130,7 @@ class Additions:
             self._create_addition("matex_move", handle, keep=tf.cast(new.keep, dtype), more=more)
 
     def _create_addition(self, op_name: str, handle: Any, **inputs: Any) -> None:
+        """Add an op that changes a variable in the store, after all ops so far that use the variable's value."""
         import tensorflow as tf
 
         part = len(self.parts)
@@ -139,7 +140,7 @@ class Additions:
 
 
 def list_written(graph: Any, variables: Sequence[Any]) -> list[Any]:
-    """The `variables` that the ops of a graph change."""
+    """The `variables` that the ops of a graph change, including ops of called functions."""
     uses = variable_uses.list_uses(graph)
     return [one for one in variables if any(use.kind.startswith(_CHANGES) for use in uses.get(id(one.handle), ()))]
 
@@ -150,23 +151,24 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
     """
     import tensorflow as tf
 
-    within_graph = {id(outer): within for outer, within in variable_uses.list_handles(graph)}
+    inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
+    all_uses = variable_uses.list_uses(graph)
     found = []
     for one in variables:
-        handle = within_graph.get(id(one.handle))
-        uses = [] if handle is None else variable_uses.list_uses(graph)[id(one.handle)]
-        total: Any = np.zeros(one.shape, one.dtype.as_numpy_dtype)
-        for op in handle.consumers() if handle is not None and _is_additive(handle, uses) else ():
+        handle = inner_handles.get(id(one.handle))
+        if handle is None or not _is_additive(handle, all_uses[id(one.handle)]):
+            continue
+        amounts: list[Any] = []  # of each change; None if it is not a constant
+        for op in handle.consumers():
             if op.type == "AssignVariableOp":
                 more = affine.find_sum(op.inputs[1], handle).more
+                amounts.append(None if more is None else tf.get_static_value(more))
             elif op.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
-                more = op.inputs[1] * _SIGNS[op.type]
-            else:
-                continue
-            amount = None if more is None else tf.get_static_value(more)
-            total = None if total is None or amount is None else total + amount
-        if total is not None and np.any(total):
-            found.append((one, total))
+                amounts.append(tf.get_static_value(op.inputs[1] * _SIGNS[op.type]))
+        if all(amount is not None for amount in amounts):
+            total = sum(amounts, np.zeros(one.shape, one.dtype.as_numpy_dtype))
+            if np.any(total):
+                found.append((one, total))
     return found
 
 
@@ -182,24 +184,25 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
     shared = {id(one.handle): find_name(one) for one in variables}
     added_up = {id(one.handle): find_name(one) for one in sums}
     private = {id(one.handle) for one in own} - set(added_up)
-    within_graph = {id(outer): within for outer, within in variable_uses.list_handles(graph)}
+    inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
     for handle, uses in variable_uses.list_uses(graph).items():
         if handle in private:
             continue
         if handle in added_up:
-            if not _is_additive(within_graph[handle], uses):
+            if not _is_additive(inner_handles[handle], uses):
                 return f"the metric variable '{added_up[handle]}' is not a sum over batches"
             continue
-        name = shared.get(handle)
-        for kind, within, op in uses:
-            if name is None and kind.startswith(_CHANGES):
-                return f"it changes a variable that is not a weight of the model ({op})"
-            if name is not None and kind.startswith(_CHANGES) and within & variable_uses.BRANCHES:
+        if handle not in shared:
+            if change := next((use for use in uses if use.kind.startswith(_CHANGES)), None):
+                return f"it changes a variable that is not a weight of the model ({change.name})"
+            continue
+        name = shared[handle]
+        for kind, within, _ in uses:
+            if kind.startswith(_CHANGES) and within & variable_uses.BRANCHES:
                 return f"it changes '{name}' in some steps only"
-            if name is not None and kind not in (*_READS, *variable_uses.ADDS):
+            if kind not in (*_READS, *variable_uses.ADDS):
                 return f"it changes '{name}' other than by addition ({kind})"
-        stale_op = variable_uses.find_stale_use(within_graph[handle]) if name is not None else ""
-        if stale_op:
+        if stale_op := variable_uses.find_stale_use(inner_handles[handle]):
             return f"it uses the old value of '{name}' after a change ({stale_op})"
     return ""
 
@@ -209,15 +212,12 @@ def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
     if any(use.kind.startswith(_CHANGES) for use in uses if use.within):
         return False
     for op in handle.consumers():
-        if op.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
-            new = affine.find_sum(op.inputs[1], handle)
-            new = new._replace(keep=new.keep + 1)
-        elif op.type == "AssignVariableOp":
-            new = affine.find_sum(op.inputs[1], handle)
-        elif op.type.startswith(_CHANGES):
-            return False
-        else:
+        if not op.type.startswith(_CHANGES):
             continue
-        if not (isinstance(new.keep, int) and new.keep == 1) or affine.is_dependent(new.more, handle):
+        if op.type not in ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"):
+            return False
+        new = affine.find_sum(op.inputs[1], handle)
+        kept = 1 if op.type == "AssignVariableOp" else 0  # the factor of the old value in an assigned or added value
+        if not (isinstance(new.keep, int) and new.keep == kept) or affine.is_dependent(new.more, handle):
             return False
     return True

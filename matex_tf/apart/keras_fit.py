@@ -28,10 +28,9 @@ _fits: list[fit.Fit] = []  # calls in which ranks take turns, or may do so
 def _wrap_fit(original: Any) -> Any:
     def call_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         with is_within.set():
-            why = _find_obstacle(self)
-            if why is None:
+            if not _are_turns_requested():
                 return original(self, *args, **kwargs)
-            call = fit.Fit(self, why)
+            call = fit.Fit(self, _find_obstacle(self))
             _fits.append(call)
             try:
                 result = original(self, *args, **kwargs)
@@ -44,10 +43,13 @@ def _wrap_fit(original: Any) -> Any:
     return call_fit
 
 
-def _find_obstacle(model: Any) -> str | None:
-    """Why ranks cannot take turns in a call of `fit` with any data; "" if unknown; None if turns were not requested."""
-    if not (fit.is_chosen() or update_costs.are_measured()) or own_data.is_alone():
-        return None
+def _are_turns_requested() -> bool:
+    """Whether ranks are to take turns at the batches of `fit`, or `matex plan` needs to know whether they could."""
+    return (fit.is_chosen() or update_costs.are_measured()) and not own_data.is_alone()
+
+
+def _find_obstacle(model: Any) -> str:
+    """Why ranks cannot take turns in a call of `fit`, with any data; "" if no reason is known yet."""
     if not hasattr(model, "metrics_variables"):
         return "it is that of Keras 2"
     if world.get_world().has_several_nodes:

@@ -17,25 +17,25 @@ _TYPES = ("float32", "float64", "int32", "int64")
 
 
 class SharedStep:
-    """The copy of a planned step whose variables exist.
+    """The copy of a planned step whose variables exist."""
 
-    shared: the TensorFlow variables to which it adds.
-    sums: variables of metrics; each rank counts its own changes.
-    counters: (variable, amount) pairs: each step changes the variable by this constant amount. For instance states of
-    random numbers.
-    own: the other variables that the step changes, and scalars of the optimizer such as the learning rate. Each rank
-        has
-    its own values of them.
-    parts: for each addition, the index of its variable. With it the store repairs the step of a lost rank.
-    why_not: the reason why ranks cannot share the step; "" if they can.
-    """
+    shared: list[Any]
+    """The TensorFlow variables to which the step adds."""
+    sums: list[Any]
+    """Variables of metrics; each rank counts its own changes."""
+    counters: list[tuple[Any, Any]]
+    """(variable, amount) pairs: each step changes the variable by this constant amount, as states of random numbers."""
+    own: list[Any]
+    """The other variables that the step changes, and scalars of the optimizer such as the learning rate. Each rank has
+    its own values of them."""
+    parts: list[int]
+    """For each addition, the index of its variable. With it the store repairs the step of a lost rank."""
+    why_not: str
+    """The reason why ranks cannot share the step; "" if they can."""
 
     def __init__(self, plan: StepPlan, model: Any):
         self.plan = plan
-        self.shared: list[Any] = []
-        self.counters: list[tuple[Any, Any]] = []
-        self.own: list[Any] = []
-        self.parts: list[int] = []
+        self.shared, self.counters, self.parts = [], [], []
         self._function: Any = None
         self.sums = _find_inner(model.metrics_variables)
         sum_ids = set(map(id, self.sums))
@@ -43,7 +43,8 @@ class SharedStep:
         trained = set(map(id, _find_inner(model.trainable_variables)))
         optimizer = _find_inner(model.optimizer.variables)
         sharable = list({id(one): one for one in [*weights, *optimizer]}.values())
-        private = [one for one in _find_inner(model.variables) if all(one is not other for other in sharable)]
+        sharable_ids = set(map(id, sharable))
+        private = [one for one in _find_inner(model.variables) if id(one) not in sharable_ids]
         states = [one for one in weights if id(one) not in trained]
         try:
             self.why_not = self._copy(additive.Additions(sharable, states), sharable, private)
@@ -64,31 +65,29 @@ class SharedStep:
         if plan.source is None or plan.argument_count != 1:
             return "it does not take its batch as the steps of Keras do"
         program = additive.read_step(plan.graph)
-        # The inputs of the plan's graph are, in this order: the arguments, the captured tensors, and the batch.
-        outer = [one for one, _ in plan.traced.graph.captures]
-        not_captured = [
-            *plan.graph.inputs[: plan.argument_count],
-            *plan.graph.inputs[plan.argument_count + len(outer) :],
-        ]
+        # The inputs of the plan's graph are, in this order: the one argument, the captured tensors, and the batch.
+        captured = [outer for outer, _ in plan.traced.graph.captures]
+        argument, *others = plan.graph.inputs
 
-        def step(*args: Any) -> list[Any]:
+        def step(iterator: Any, *batch: Any) -> list[Any]:
             nonlocal why_not
             graph = tf.compat.v1.get_default_graph()
-            inputs = [*args[: plan.argument_count], *map(graph.capture, outer), *args[plan.argument_count :]]
+            inputs = [iterator, *map(graph.capture, captured), *batch]
             outputs = additions.copy_step(program, inputs)
             why_not = additions.why_not or additive.find_obstacle(graph, sharable, self.sums, private)
             self.shared = additive.list_written(graph, sharable)
             return outputs
 
-        specs = [tf.TensorSpec(one.shape, one.dtype) for one in not_captured]
+        specs = [tf.TensorSpec(one.shape, one.dtype) for one in (argument, *others[len(captured) :])]
         self._function = tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
         self.parts = additions.parts
-        other = next((one for one in self.shared if one.dtype.name not in _TYPES), None)
-        if other is not None:
-            return f"'{find_name(other)}' has dtype {other.dtype.name}"
+        unsupported = next((one for one in self.shared if one.dtype.name not in _TYPES), None)
+        if unsupported is not None:
+            return f"'{find_name(unsupported)}' has dtype {unsupported.dtype.name}"
         return why_not
 
     def _list_changed(self, variables: Sequence[Any]) -> list[Any]:
+        """The `variables` that the copy changes; none if there is no copy."""
         return additive.list_written(self._function.graph, variables) if self._function is not None else []
 
     def take_batch(self, iterator: Any) -> list[Any] | None:

@@ -34,7 +34,7 @@ OTHER_ORDER = (
     "by none"
 )
 _OUT_OF_DATA, _STOPPED, _PAUSED = "out of data", "stopped", "the state of the run is kept"
-_WAIT_SECONDS = 0.05  # seconds of a wait in C, after which Python handles signals
+_WAIT_SECONDS = 0.05  # of one wait in C, after which Python handles signals
 
 
 def read_bound() -> int:
@@ -122,13 +122,13 @@ class Turns:
         self._own_values.forget_batches()
         self._enter_epoch(0, count)
         batch = self._begin_batch()
+        # `batch` is the next batch of this rank; None if no batch is left. `number` counts all batches of the epoch. A
+        # rank yields its batch when `number` has reached it; the batch of a lost rank may be older.
         for number, (step, _, iterator) in enumerate(steps):
             first_step = step - number
             if number == 0:
                 self._pipeline.begin_epoch(iterator)
-            while True:
-                if batch is not None and batch > number:
-                    break  # `steps` comes to this batch later
+            while batch is None or batch <= number:  # a greater batch comes with a later step
                 if batch is not None:
                     self._take_batch(batch)
                     yield first_step + batch, first_step + batch, iterator

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 _MAX_DEPTH = 8  # ops between a variable and its new value; an optimizer has three
@@ -42,16 +43,17 @@ def _is_zero(keep: Any) -> bool:
 
 
 def find_sum(tensor: Any, handle: Any, max_depth: int = _MAX_DEPTH) -> Sum:
-    """Express `tensor` by the variable with this handle in its graph. `more` may also depend on the variable.
+    """Express `tensor` by the variable with this handle in its graph: v - 0.1 * g is 1 * v + (-0.1 * g).
 
-    `Sum(0, tensor)` is always right, and the result if the ops do not show more.
+    `more` may also depend on the variable. `Sum(0, tensor)` is always right: the result if the ops do not show more.
     """
     op = tensor.op
-    found: Sum | None = None
+    unknown = Sum(0, tensor)
     if op.type == "ReadVariableOp":
-        return Sum(1, None) if op.inputs[0].name == handle.name else Sum(0, tensor)
+        return Sum(1, None) if op.inputs[0].name == handle.name else unknown
     if not max_depth:
-        return Sum(0, tensor)
+        return unknown
+    found = unknown
     if op.type == "Identity" or (op.type == "Cast" and op.inputs[0].dtype == tensor.dtype):
         found = find_sum(op.inputs[0], handle, max_depth - 1)
     elif op.type in ("AddV2", "Add", "Sub"):
@@ -59,13 +61,14 @@ def find_sum(tensor: Any, handle: Any, max_depth: int = _MAX_DEPTH) -> Sum:
         if not (_is_zero(left.keep) and _is_zero(right.keep)):
             found = left.add_sum(right, -1 if op.type == "Sub" else 1)
     elif op.type == "Mul":
-        for term, factor in (tuple(op.inputs), tuple(op.inputs)[::-1]):
+        for term, factor in itertools.permutations(op.inputs):
             if factor.shape.rank != 0:
                 continue
             of_term = find_sum(term, handle, max_depth - 1)
             if not _is_zero(of_term.keep):
                 found = of_term.scale_sum(factor)
-    return Sum(0, tensor) if found is None or (_is_zero(found.keep) and found.more is None) else found
+    is_empty = _is_zero(found.keep) and found.more is None  # the terms cancel out: v - v
+    return unknown if is_empty else found
 
 
 def is_dependent(tensor: Any, handle: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from matex_tf.world import world
 
-from ..library import get_library, on_load
+from ..library import get_library
 from ..order import make_in_order
 from . import common
 from .allreduce import allreduce
@@ -42,10 +42,4 @@ def _compute_gradient(op: Any, gradient: Any, _rows: Any) -> Any:
     return common.add_order_gradient(op, tf.reshape(summed[start : start + rows[rank]], tf.shape(op.inputs[0])))
 
 
-def _register_gradient() -> None:
-    import tensorflow as tf
-
-    tf.RegisterGradient("MatexAllgather")(_compute_gradient)
-
-
-on_load.append(_register_gradient)
+common.register_gradient("MatexAllgather", _compute_gradient)

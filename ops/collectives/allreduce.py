@@ -7,7 +7,7 @@ from typing import Any
 from matex_tf import arguments
 from matex_tf.world import world
 
-from ..library import get_library, on_load
+from ..library import get_library
 from ..order import make_in_order
 from . import common
 
@@ -70,10 +70,4 @@ def _compute_gradient(op: Any, gradient: Any) -> Any:
     )
 
 
-def _register_gradient() -> None:
-    import tensorflow as tf
-
-    tf.RegisterGradient("MatexAllreduce")(_compute_gradient)
-
-
-on_load.append(_register_gradient)
+common.register_gradient("MatexAllreduce", _compute_gradient)

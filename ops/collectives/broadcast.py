@@ -7,7 +7,7 @@ from typing import Any
 from matex_tf import arguments
 from matex_tf.world import world
 
-from ..library import get_library, on_load
+from ..library import get_library
 from ..order import make_in_order
 from . import common
 from .allreduce import allreduce
@@ -41,10 +41,4 @@ def _compute_gradient(op: Any, gradient: Any) -> Any:
     return common.add_order_gradient(op, tf.where(is_root, summed, tf.zeros_like(summed)))
 
 
-def _register_gradient() -> None:
-    import tensorflow as tf
-
-    tf.RegisterGradient("MatexBroadcast")(_compute_gradient)
-
-
-on_load.append(_register_gradient)
+common.register_gradient("MatexBroadcast", _compute_gradient)

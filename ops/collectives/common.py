@@ -7,12 +7,14 @@ tensor that a rank passed to a collective is summed over all ranks.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from matex_tf import arguments
+
+from ..library import on_load
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool")
 
@@ -20,6 +22,7 @@ _turns = itertools.count()
 
 
 def make_dense_tensor(function: str, value: Any) -> Any:
+    """`value` as a dense tensor of one of `DTYPES`. Raises TypeError or ValueError for the public `function`."""
     import tensorflow as tf
 
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
@@ -31,6 +34,7 @@ def make_dense_tensor(function: str, value: Any) -> Any:
 
 
 def make_tensor(function: str, value: Any, dtype: Any = None) -> Any:
+    """`value` as a tensor. Raises TypeError or ValueError for the public `function`."""
     import tensorflow as tf
 
     if isinstance(value, np.ma.MaskedArray):
@@ -64,8 +68,20 @@ def scale(tensors: Sequence[Any], weight: Any) -> list[Any]:
 
 
 def name_gradient(op: Any) -> str:
+    """The place, for messages, of a collective that is part of the gradient of `op`."""
     place = op.get_attr("place").decode()
     return f"the gradient of {place}" if place else "a gradient"
+
+
+def register_gradient(op_type: str, compute_gradient: Callable[..., Any]) -> None:
+    """Register the function that computes the gradient of ops of this type, once TensorFlow has loaded the ops."""
+
+    def register() -> None:
+        import tensorflow as tf
+
+        tf.RegisterGradient(op_type)(compute_gradient)
+
+    on_load.append(register)
 
 
 def add_order_gradient(op: Any, gradient: Any) -> Any:

@@ -13,7 +13,7 @@ from matex_tf import arguments
 from matex_tf.world import world
 
 from .. import announcing, overlap
-from ..library import get_library, on_load
+from ..library import get_library
 from ..order import list_order_handles, make_in_order
 from . import common, reduce_on_device
 
@@ -134,11 +134,5 @@ def _compute_hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
     return [*common.scale(summed, announced.inputs[0]), None]
 
 
-def _register_gradients() -> None:
-    import tensorflow as tf
-
-    tf.RegisterGradient("MatexReduceGradients")(_compute_gradient)
-    tf.RegisterGradient("MatexHandOverGradient")(_compute_hand_over_gradient)
-
-
-on_load.append(_register_gradients)
+common.register_gradient("MatexReduceGradients", _compute_gradient)
+common.register_gradient("MatexHandOverGradient", _compute_hand_over_gradient)

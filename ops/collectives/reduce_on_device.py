@@ -12,7 +12,7 @@ from matex_tf import settings
 from matex_tf.world import world
 
 from .. import overlap
-from ..library import get_library, on_load
+from ..library import get_library
 from ..order import make_on_device
 from . import common
 
@@ -74,17 +74,18 @@ def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
     """`ops.reduce_gradients` for gradients in device memory. They are scaled there, 16-bit floats in float32."""
     import tensorflow as tf
 
-    wide = [tf.cast(one, tf.float32) if one.dtype.size == 2 else one for one in tensors]
-    sums = _sum_up(common.scale(wide, weight), names, weight, place)
-    return [tf.cast(one, tensor.dtype) for one, tensor in zip(sums, tensors)]
+    wide = [tf.cast(tensor, tf.float32) if tensor.dtype.size == 2 else tensor for tensor in tensors]
+    sums = _sum_scaled(common.scale(wide, weight), names, weight, place)
+    return [tf.cast(reduced, tensor.dtype) for reduced, tensor in zip(sums, tensors)]
 
 
-def _sum_up(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
-    ours = get_library().ops
+def _sum_scaled(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
+    """The sums over ranks of tensors that are already multiplied by `weight`."""
+    library = get_library().ops
     return list(
         make_on_device(
-            ours.matex_reduce_on_device,
-            ours.matex_keep_order,
+            library.matex_reduce_on_device,
+            library.matex_keep_order,
             gradients=tensors,
             weight=weight,
             names=list(names),
@@ -98,14 +99,8 @@ def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
     import tensorflow as tf
 
     names = [name.decode() for name in op.get_attr("names")]
-    summed = _sum_up(gradients, names, tf.ones([], tf.float64), common.name_gradient(op))
+    summed = _sum_scaled(gradients, names, tf.ones([], tf.float64), common.name_gradient(op))
     return [*summed, None]
 
 
-def _register_gradient() -> None:
-    import tensorflow as tf
-
-    tf.RegisterGradient("MatexReduceOnDevice")(_compute_gradient)
-
-
-on_load.append(_register_gradient)
+common.register_gradient("MatexReduceOnDevice", _compute_gradient)

@@ -28,16 +28,16 @@ def find_exposure(path: Path, by_others: bool = False) -> str:
     trusted = {("user", 0), *find_writers(find_package())}
     if not by_others:
         trusted.add(("user", os.getuid()))
-    for writer, (place, state) in find_writers(path).items():
-        if writer not in trusted:
-            owner = _describe_writer(("user", state.st_uid))
-            mode = f"{stat.S_IMODE(state.st_mode):o}"
-            remedy = (
-                "root or the installer of matex_tf has to own it"
-                if writer[0] == "user"
-                else f"`chmod {'g' if writer[0] == 'group' else 'o'}-w {place}` ends that"
-            )
-            return f"{_describe_writer(writer)} can change {place} (owner: {owner}, mode {mode}); {remedy}"
+    for writer, (entry, state) in find_writers(path).items():
+        if writer in trusted:
+            continue
+        kind, _ = writer
+        if kind == "user":
+            remedy = "root or the installer of matex_tf has to own it"
+        else:
+            remedy = f"`chmod {'g' if kind == 'group' else 'o'}-w {entry}` ends that"
+        owner, mode = _describe_writer(("user", state.st_uid)), f"{stat.S_IMODE(state.st_mode):o}"
+        return f"{_describe_writer(writer)} can change {entry} (owner: {owner}, mode {mode}); {remedy}"
     return ""
 
 
@@ -50,40 +50,40 @@ def find_writers(path: Path) -> dict[Writer, tuple[str, os.stat_result]]:
     """All who can replace the file at `path`, each with a folder, link or file that allows it, and its state."""
     found: dict[Writer, tuple[str, os.stat_result]] = {}
     os.stat(path)  # raises for circular links, too
-    *above, last = _follow_path(os.path.abspath(path))
-    for place, state in (last, *above):
-        found.setdefault(("user", state.st_uid), (place, state))
+    *parents, target = _follow_path(os.path.abspath(path))
+    for entry, state in (target, *parents):
+        found.setdefault(("user", state.st_uid), (entry, state))
         # A link's mode means nothing. In a sticky parent folder only the owner of an entry can replace it.
-        is_sticky = place != last[0] and state.st_mode & stat.S_ISVTX
+        is_sticky = entry != target[0] and state.st_mode & stat.S_ISVTX
         if stat.S_ISLNK(state.st_mode) or is_sticky:
             continue
         if state.st_mode & stat.S_IWGRP:
-            found.setdefault(("group", state.st_gid), (place, state))
+            found.setdefault(("group", state.st_gid), (entry, state))
         if state.st_mode & stat.S_IWOTH:
-            found.setdefault(("everybody", 0), (place, state))
+            found.setdefault(("everybody", 0), (entry, state))
     return found
 
 
 def _follow_path(path: str) -> Iterator[tuple[str, os.stat_result]]:
     """Every folder and link on the way to `path`, and finally its target; each with its own state (`os.lstat`)."""
-    at, remaining = "/", deque(path.split("/"))
-    yield at, os.lstat(at)
+    folder, remaining = "/", deque(path.split("/"))
+    yield folder, os.lstat(folder)
     while remaining:
         name = remaining.popleft()
         if name in ("", "."):
             continue
         if name == "..":
-            at = os.path.dirname(at)
+            folder = os.path.dirname(folder)
             continue
-        place = os.path.join(at, name)
-        state = os.lstat(place)
-        yield place, state
+        entry = os.path.join(folder, name)
+        state = os.lstat(entry)
+        yield entry, state
         if stat.S_ISLNK(state.st_mode):
-            target = os.readlink(place)
+            target = os.readlink(entry)
             remaining.extendleft(reversed(target.split("/")))
-            at = "/" if target.startswith("/") else at
+            folder = "/" if target.startswith("/") else folder
         else:
-            at = place
+            folder = entry
 
 
 def _describe_writer(writer: Writer) -> str:

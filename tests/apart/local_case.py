@@ -1,6 +1,6 @@
-"""Models are trained by `fit` on ranks that are by themselves for some steps; what they become is stored.
+"""Trains models by `fit` with `local:H`, and stores the weights. Argument: the folder.
 
-Argument: the folder. What the weights are to be is computed beside it, by numpy.
+The expected weights are computed by NumPy (`expected`).
 """
 
 import sys
@@ -23,7 +23,7 @@ found = {}
 keras.config.set_floatx("float64")
 
 
-def locally(steps):
+def set_period(steps):
     settings.get_settings().strategy = f"local:{steps}"  # as if the environment said so
 
 
@@ -39,7 +39,7 @@ def linear(name, optimizer=None, **more):
 
 
 def expected(start, batch, period, epochs, whole=False):
-    """The weights of each rank after each step; `whole`: of one that trains whole batches."""
+    """The weights of each rank after each step; with `whole`, of one rank that trains whole batches."""
     ranks = 1 if whole else RANKS
     weights, moments, steps = [start] * ranks, [np.zeros_like(start)] * ranks, []
     for _ in range(epochs):
@@ -60,7 +60,7 @@ def expected(start, batch, period, epochs, whole=False):
 
 
 class Each(keras.callbacks.Callback):
-    """Keeps the weights after each step; an epoch's last step is kept once it is over."""
+    """Records the weights after each step; after the last step of an epoch, those at the end of the epoch."""
 
     def __init__(self):
         self.seen = []
@@ -81,7 +81,7 @@ def summed(x, model):
 
 
 class Looks(keras.callbacks.Callback):
-    """Within an epoch, where ranks have weights of their own, it evaluates, saves and calls a function of its own."""
+    """Within an epoch, where weights differ between ranks: evaluates, saves, and calls a function of the script."""
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 2:
@@ -99,7 +99,7 @@ class Looks(keras.callbacks.Callback):
 
 def by_numpy():
     for name, batch, period in (("three", 6, 3), ("one", 5, 1)):
-        locally(period)
+        set_period(period)
         model, each = linear(name), Each()
         start = model.get_weights()[0]
         for _ in range(2):
@@ -110,8 +110,8 @@ def by_numpy():
 
 
 def figures():
-    """Of weights that stay as they are, an epoch's figures are those of all rows, however these are dealt."""
-    locally(3)
+    """With constant weights, the metrics of an epoch are those of all rows, for any division of the rows."""
+    set_period(3)
     seen = []
 
     class Told(keras.callbacks.Callback):
@@ -137,7 +137,7 @@ def figures():
 
 
 def of_many_kinds():
-    locally(4)
+    set_period(4)
     linear("looks").fit(X, Y, 4, verbose=0, callbacks=[Looks()])
     saved = keras.models.load_model(folder / "saved.keras")
     keep("saved", [*saved.get_weights(), *saved.optimizer.variables])
@@ -153,7 +153,7 @@ def of_many_kinds():
 class Custom(keras.Model):
     def __init__(self):
         super().__init__()
-        # Keras knows nothing of a variable in a function.
+        # Keras does not find a variable in a function.
         kernel = keras.Variable(np.ones((4, 1)))
         self.kernel_of = lambda: kernel
 
@@ -170,7 +170,7 @@ class Custom(keras.Model):
 
 
 def with_a_step_of_its_own():
-    locally(3)
+    set_period(3)
     model, each = Custom(), Each()
     model.compile(keras.optimizers.SGD(RATE, MOMENTUM))
     model(X[:1])

@@ -1,4 +1,4 @@
-"""What a step assigns to variables that ranks share: added, moved where it lies, or refused."""
+"""Assignments of a step to shared variables become additions or moves in place, or ranks cannot share the step."""
 
 import pytest
 

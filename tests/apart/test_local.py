@@ -1,4 +1,4 @@
-"""`MATEX_STRATEGY=local:H`: ranks train by themselves, and have the average where they are together."""
+"""`MATEX_STRATEGY=local:H`: ranks train by themselves, and average their weights where they meet."""
 
 from pathlib import Path
 

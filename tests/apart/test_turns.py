@@ -1,4 +1,4 @@
-"""`MATEX_STRATEGY=async`: each batch is trained once, by one rank; what a script sees between epochs is whole."""
+"""`MATEX_STRATEGY=async`: one rank trains each batch, once; between epochs all ranks have equal, complete values."""
 
 import re
 import signal
@@ -79,7 +79,7 @@ def test_each_batch_is_trained_once_until_a_rank_is_killed(ranks, tmp_path):
     ],
 )
 def test_each_batch_is_trained_once_though_ranks_are_lost(ranks, how, losses, tmp_path):
-    """Those that are left go on, or all begin again from what is kept, within an epoch."""
+    """With --elastic the remaining ranks continue; with --restarts all ranks restart from a state within an epoch."""
     again = how != "--elastic"
     env = {**launch.ALL_FILES, "MATEX_STATE": str(tmp_path / "state"), "MATEX_STRATEGY": "async"}
     env["MATEX_SAVE_SECONDS"] = "0.01" if again else "0"
@@ -107,7 +107,7 @@ def test_each_batch_is_trained_once_though_ranks_are_lost(ranks, how, losses, tm
     else:
         assert said.count("is lost; ") == 2 and "restart 1 of" not in said, result.output
     if "seen" in losses[0] and not again:
-        # Who had the older batch as the wait began: the lost rank, or the one that took it over.
+        # Rank 0 waits for the older batch, which the lost rank had, or the rank that has taken it over.
         waits = r"has waited at a batch, .* rank [12] has trained an older one .* for:\n  rank 2 \(.* in stand_still:"
         assert re.search(rf"rank 0 \(\S+\) {waits}", said), said
         assert "does not answer" not in said, said

@@ -1,7 +1,7 @@
-"""Models are trained by `fit`, on ranks that take turns or alone; what they become is stored.
+"""Trains models by `fit`, on ranks that take turns or alone, and stores their variables and metrics.
 
-Arguments: the folder, and "one at a time" (each batch sees all before it, so that the result is that of the script
-alone) or "free".
+Arguments: the folder, and "one at a time" (a batch begins after the previous one has ended, so the result is that of
+the script alone) or "free".
 """
 
 import os
@@ -29,7 +29,7 @@ def keep(name, model, history=None):
 
 
 class Seen(keras.layers.Layer):
-    """Counts how often each row was trained; its number is its first entry."""
+    """Counts how often each row was trained. The first entry of a row is its number."""
 
     def build(self, shape):
         self.seen = self.add_weight(shape=(ROWS,), dtype="int64", initializer="zeros", trainable=False, name="seen")
@@ -83,7 +83,7 @@ def one_at_a_time():
 
 
 class OfItsOwn(keras.Model):
-    """Its figures are no metric's, and its optimizer makes its variables in the first step."""
+    """Its logs are not metrics, and its optimizer creates its variables in the first step."""
 
     def train_step(self, data):
         x, y = data
@@ -117,7 +117,7 @@ class First(keras.layers.Layer):
 
 
 def of_any_width(x, y):
-    """A step that was traced for any number of columns is that for five of them, too."""
+    """A step is traced for batches of any width, and used again for batches of width five."""
     model = keras.Sequential([keras.Input((None,)), First(), keras.layers.Dense(1)], name="any_width")
     model.compile("sgd", "mse")
     batches = ((x[at : at + BATCH, : 5 - at // BATCH % 2], y[at : at + BATCH]) for at in range(0, ROWS, BATCH))

@@ -1,12 +1,14 @@
-"""Ranks that take turns are lost, each in a call of fit; what the others have is stored.
+"""Loses a rank in each call of `fit` with `async`, and stores the results of the others.
 
-Arguments: the folder, and for each call of fit "rank:epoch:number:moment": the rank by its number at the start, and how
-many batches of that epoch it has had before ("all" at its end). Where a loss is before the update the result is that
-of the script alone. After the first the last rank stands still for a while.
+Arguments: the folder, and for each call of `fit` the loss as "rank:epoch:number:moment". `rank` is its number at the
+start of the run; `number` is the number of batches of the epoch that it has trained before, or "all" at the end of the
+epoch. If the loss precedes the update of a batch, the result is that of the script alone.
+
+After the first loss, the last rank sleeps for some seconds (`stand_still`), so that others wait for it.
 """
 
 import os
-import posix  # the ranks' own view of files leaves it alone
+import posix  # the library does not redirect its functions to a folder of the rank
 import signal
 import sys
 import time
@@ -47,11 +49,11 @@ def stand_still():
         time.sleep(4)
 
 
-def watch(whether, last):
-    """Begin or end to watch ranks, without which nobody else makes MPI hear of a loss. If so, `last` stands still."""
-    settings.get_settings().stall_seconds = int(whether)
-    watchdog.start_watching() if whether else watchdog.stop_watching()
-    at["stands still"] = whether and me == str(last)
+def watch(is_watched, last):
+    """Start or stop the watchdog, which notices a loss while no rank calls MPI. With it, rank `last` stands still."""
+    settings.get_settings().stall_seconds = int(is_watched)
+    watchdog.start_watching() if is_watched else watchdog.stop_watching()
+    at["stands still"] = is_watched and me == str(last)
 
 
 class Losing(keras.callbacks.Callback):

@@ -1,4 +1,4 @@
-"""A compiler that takes no time: the tests of the build need not compile TensorFlow's headers."""
+"""A fake compiler, so that tests of the build need not compile TensorFlow's headers; and files of other users."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ head -c 5000 /dev/zero > "$last"
 
 
 class FakeCompiler:
-    """An mpicxx that writes its output file after `seconds`, or fails with `complaint`; it counts its calls."""
+    """An mpicxx that writes its output file after `seconds`, or fails with message `complaint`; counts its calls."""
 
     def __init__(self, folder: Path, seconds: float = 0, complaint: str = ""):
         self.folder = folder
@@ -35,7 +35,7 @@ class FakeCompiler:
         self.set_seconds(seconds)
 
     def set_seconds(self, seconds: float) -> None:
-        """Of calls that begin from now on."""
+        """Set the duration of calls that begin from now on."""
         text = SCRIPT.format(real=self._real, folder=self.folder, seconds=seconds, complaint=self._complaint)
         made = self.path.with_suffix(".new")
         made.write_text(text)
@@ -50,7 +50,7 @@ class FakeCompiler:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder, in force."""
+    """A new cache folder, which MATEX_CACHE_DIR names."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("MATEX_CACHE_DIR", str(folder))
     monkeypatch.setattr(settings, "_current", None)
@@ -59,7 +59,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Makes a `FakeCompiler` and sets MPICXX to it."""
+    """A function that makes a `FakeCompiler` and sets MPICXX to it."""
     monkeypatch.delenv("MPICXX", raising=False)
 
     def make(seconds: float = 0, complaint: str = "") -> FakeCompiler:
@@ -72,12 +72,12 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 STRANGER = 65533
-"""The number of a user whom nobody trusts."""
+"""The number of a user who is not trusted."""
 
 
 @pytest.fixture
 def give_to_a_stranger(monkeypatch: pytest.MonkeyPatch):
-    """Has a path belong to somebody else: in truth where this process may do so, or else as far as it is asked."""
+    """A function that changes the owner of a path; without the right to do so, it changes the results of os.lstat."""
     given: dict[str, int] = {}
     real = os.lstat
 

@@ -1,7 +1,7 @@
-"""Processes that want the engine at the same moment, of several hosts: `start_storm.py FOLDER PROCESSES HOSTS SECONDS`.
+"""Processes of several hosts need the engine at the same time: `start_storm.py FOLDER PROCESSES HOSTS SECONDS`.
 
-Prints JSON: how many compiled, and for each process that has it what it opened and which locks it asked for. A host is
-a folder for temporary files. The compiler takes SECONDS; with 0 the engine is there before.
+Prints JSON: the number of compilations, and for each process the numbers of files opened and locks requested. A host is
+simulated by its own folder for temporary files. The compiler takes SECONDS; with 0, the engine is already built.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ head -c 500000 /dev/zero > "$last"
 """
 
 
-def count_everything(folder: Path) -> collections.Counter[str]:
-    """What this process opens and locks from now on."""
+def count_accesses(folder: Path) -> collections.Counter[str]:
+    """A counter of the files that this process opens and the locks that it requests, from now on."""
     counts: collections.Counter[str] = collections.Counter()
     real = turns.fcntl.flock
 
@@ -63,7 +63,7 @@ def main(folder: Path, processes: int, hosts: int, seconds: float) -> None:
             host.mkdir(exist_ok=True)
             build.tempfile.tempdir = str(host)
             time.sleep(max(0.0, begin - time.time()))
-            counts = count_everything(folder)
+            counts = count_accesses(folder)
             build.ensure_library(build.make_engine_plan())
             (folder / "counts" / str(number)).write_text(json.dumps(counts))
         finally:

@@ -1,4 +1,4 @@
-"""An overlapped update is announced before its gradients, right after the last collective that they are made of."""
+"""An overlapped update is announced before its gradients, after the last collective on which they depend."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def collective(x, place):
     return get_library().ops.matex_allreduce(x=x, order=list_order_handles(), reduction="sum", place=place)
 
 
-def normalised(x):
-    """Something with a collective forwards and one backwards."""
+def normalized(x):
+    """A layer with one collective in the forward pass and one in the backward pass."""
 
     @tf.custom_gradient
     def layer(x):
@@ -43,8 +43,8 @@ def update(found, weight=1.0, place="update"):
     return overlap.reduce_gradients(found, names, tf.convert_to_tensor(weight, tf.float64), place, False, [])
 
 
-def what_is_before(graph):
-    """Of an op of `graph`: the set of those that run before it, as a function. No op is before itself."""
+def make_before(graph):
+    """A function that returns the set of ops of `graph` that run before an op. Checks that no op waits for itself."""
     known, path = {}, set()
 
     def before(op):
@@ -62,28 +62,30 @@ def what_is_before(graph):
     return before
 
 
-def waits(step):
-    """Of a function: what waits for what, as a function; its announcement; the gradients in the order given."""
+def list_waits(step):
+    """For the graph of a function: `make_before`, the announcement, and the gradients in the order of the update."""
     graph = step.get_concrete_function().graph
     (announcement,) = [op for op in graph.get_operations() if op.type == OP_TYPES[0]]
     gradients = [op.inputs[0].op for op in graph.get_operations() if op.type == OP_TYPES[1]]
-    return what_is_before(graph), announcement, gradients
+    return make_before(graph), announcement, gradients
 
 
 def sequence(step):
-    """The collectives of a function in the order in which they run, each by its place, announcements with the names of
-    their gradients; no two may run in either order, and no gradient after a collective that follows its announcement.
+    """The places of the collectives of a function in the order in which they run. An announcement has also the numbers
+    of its gradients, and "..." if further parts follow.
+
+    Checks that the order is unique, and that no gradient depends on a collective after its announcement.
     """
     graph = step.get_concrete_function().graph
-    before = what_is_before(graph)
+    before = make_before(graph)
     collectives = {op for op in graph.get_operations() if op.type in ("MatexAllreduce", OP_TYPES[0])}
     found = sorted(collectives, key=lambda op: len(before(op) & collectives))
     for number, op in enumerate(found):
         assert before(op) & collectives == set(found[:number])
     for op in graph.get_operations():
         if op.type == OP_TYPES[1]:
-            made_of = before(op.inputs[0].op) & collectives
-            assert made_of <= {op.inputs[1].op} | before(op.inputs[1].op)
+            needed = before(op.inputs[0].op) & collectives
+            assert needed <= {op.inputs[1].op} | before(op.inputs[1].op)
     texts = []
     for op in found:
         text = op.get_attr("place").decode()
@@ -98,11 +100,11 @@ def test_it_comes_before_the_gradients_and_after_what_is_no_gradient(weights):
     @tf.function
     def step():
         with tf.GradientTape() as tape:
-            loss = normalised(weights[0] * 1.0) * weights[1] * weights[2]
+            loss = normalized(weights[0] * 1.0) * weights[1] * weights[2]
         return update([*tape.gradient(loss, weights)[::-1], loss])
 
-    before, announcement, (last, middle, first, _) = waits(step)
-    # The first layer's gradient alone comes after the collective backwards.
+    before, announcement, (last, middle, first, _) = list_waits(step)
+    # Only the gradient of the first layer depends on the collective of the backward pass.
     assert announcement in before(first) and announcement not in before(middle) and announcement not in before(last)
     places = {op.get_attr("place") for op in before(announcement) if op.type == "MatexAllreduce"}
     assert places == {b"forwards", b"backwards"}
@@ -115,12 +117,12 @@ def test_without_collectives_it_comes_before_all_gradients(weights):
             loss = weights[0] * weights[1] * weights[2]
         return update([*tape.gradient(loss, weights)[::-1], loss])
 
-    before, announcement, gradients = waits(step)
+    before, announcement, gradients = list_waits(step)
     assert all(announcement in before(gradient) for gradient in gradients)
 
 
-def test_it_waits_for_what_its_weight_is_made_of(weights):
-    """The weight is read after the backward pass has written to its variable: that gradient cannot wait for it."""
+def test_it_waits_for_the_ancestors_of_its_weight(weights):
+    """The weight is read after a gradient is assigned to its variable: this gradient cannot wait for the update."""
     share = tf.Variable(1.0, dtype=tf.float64)
 
     @tf.function
@@ -131,7 +133,7 @@ def test_it_waits_for_what_its_weight_is_made_of(weights):
         share.assign(tf.cast(found[1], tf.float64))
         return update(found, share.read_value())
 
-    before, announcement, (_, second) = waits(step)
+    before, announcement, (_, second) = list_waits(step)
     assert second in before(announcement)
 
 
@@ -144,7 +146,7 @@ def test_with_several_threads_nothing_waits_for_it(weights, monkeypatch):
             loss = weights[0] * weights[1]
         return update(tape.gradient(loss, weights[:2]))
 
-    before, announcement, gradients = waits(step)
+    before, announcement, gradients = list_waits(step)
     assert not any(announcement in before(gradient) for gradient in gradients)
 
 
@@ -159,10 +161,10 @@ def small_parts(monkeypatch):
 
 
 def network(weights):
-    """Three layers, each normalised before its weight: a collective forwards and one backwards."""
+    """Three layers, each with a collective in the forward pass and one in the backward pass."""
     x = tf.constant(1.5)
     for weight in weights:
-        x = normalised(x) * weight
+        x = normalized(x) * weight
     return x
 
 
@@ -176,7 +178,7 @@ def test_in_parts_between_the_collectives_of_the_backward_pass(weights, any_thre
             loss = network(weights)
         return update([*tape.gradient(loss, weights)[::-1], loss])
 
-    # The first layer's input needs no gradient, so that there is no collective for it.
+    # The input of the first layer needs no gradient, so this layer has no collective in the backward pass.
     assert sequence(step) == [
         *FORWARDS, "update 0 3 ...", "backwards", "update 1 ...", "backwards", "update 2",
     ]  # fmt: skip
@@ -205,7 +207,7 @@ def test_parts_are_of_some_bytes_and_not_too_many(any_threads, small_parts, monk
 
 @pytest.mark.parametrize("together", [True, False])
 def test_updates_of_two_networks_keep_their_order(weights, any_threads, small_parts, together):
-    """As those of a GAN: both tapes before both updates, or one after the other."""
+    """As in a GAN: both tapes before both updates, or one after the other."""
     others = [tf.Variable(7.0), tf.Variable(11.0)]
 
     @tf.function
@@ -217,14 +219,14 @@ def test_updates_of_two_networks_keep_their_order(weights, any_threads, small_pa
         other_gradients = other_tape.gradient(other, others)[::-1]
         return [*(first or update(gradients, place="first")), *update(other_gradients, place="second")]
 
-    # The first passes what only the second network needs.
+    # The first update does not wait for collectives that only the second network needs.
     assert sequence(step) == [
         "forwards", "forwards", "first 0 ...", "forwards", "forwards", "backwards", "first 1",
         "second 0 ...", "backwards", "second 1",
     ]  # fmt: skip
 
 
-def test_no_part_is_announced_before_what_its_weight_is_made_of(weights, any_threads, small_parts):
+def test_no_part_is_announced_before_the_ancestors_of_its_weight(weights, any_threads, small_parts):
     @tf.function
     def step():
         with tf.GradientTape() as tape:
@@ -236,7 +238,7 @@ def test_no_part_is_announced_before_what_its_weight_is_made_of(weights, any_thr
 
 
 def test_it_comes_after_the_forward_pass(weights, any_threads):
-    """If it could come at the start of a step as well, a rank that is there would wait for the other's forward pass."""
+    """At the start of a step, a rank would wait in the announcement for the forward pass of the others."""
 
     @tf.function
     def step():
@@ -244,7 +246,7 @@ def test_it_comes_after_the_forward_pass(weights, any_threads):
             loss = network(weights)
         return update([*tape.gradient(loss, weights)[::-1], loss])
 
-    before, announcement, gradients = waits(step)
+    before, announcement, gradients = list_waits(step)
     assert announcement not in before(gradients[-1]) or readiness.count_threads() == 1
     assert {tensor.op for tensor in gradients[-1].inputs} <= before(announcement)
 
@@ -260,7 +262,7 @@ def test_it_passes_collectives_that_no_gradient_needs(weights, any_threads):
     assert sequence(step) == ["forwards", "update 0", "a mean"]
 
 
-def test_what_is_made_of_the_first_update_comes_after_it(weights, any_threads, small_parts):
+def test_an_update_that_depends_on_another_update_comes_after_it(weights, any_threads, small_parts):
     @tf.function
     def step():
         with tf.GradientTape() as tape:
@@ -273,7 +275,7 @@ def test_what_is_made_of_the_first_update_comes_after_it(weights, any_threads, s
 
 
 def test_ranks_with_one_thread_and_with_several_announce_the_same(weights, small_parts, monkeypatch):
-    """Two heads: on one thread the second's gradients would wait for the first's, and for the collective of those."""
+    """Two heads: with one thread, gradients of the second would wait for those of the first and their collective."""
 
     @tf.custom_gradient
     def scaled(x):
@@ -283,7 +285,7 @@ def test_ranks_with_one_thread_and_with_several_announce_the_same(weights, small
         with tf.GradientTape() as tape:
             x = tf.constant(1.5)
             plain = scaled(scaled(x * weights[2]) * weights[1])
-            loss = plain + normalised(x * weights[0])
+            loss = plain + normalized(x * weights[0])
         return update([*tape.gradient(loss, weights), loss])
 
     found = []
@@ -295,7 +297,7 @@ def test_ranks_with_one_thread_and_with_several_announce_the_same(weights, small
 
 @pytest.mark.parametrize("first", range(3))
 def test_updates_of_networks_that_share_an_input(weights, any_threads, small_parts, first):
-    """An actor and two critics, whose gradients are all taken before their updates."""
+    """An actor and two critics; all gradients are computed before the updates."""
 
     @tf.function
     def step():

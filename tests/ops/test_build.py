@@ -1,4 +1,4 @@
-"""The build of the ops: built once however many ask, never half, and plain words where it cannot be."""
+"""The build of the ops: built once for any number of processes, never incomplete, with clear errors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_verbose_says_what_is_done_and_that_nothing_need_be(cache, fake_compiler
 
 
 def count_locks(results, temporary: Path, number: int) -> None:
-    """Build as a process of one of several hosts, which have a folder for temporary files each, and no other's."""
+    """Build as a process of one of several hosts; each host has its own folder for temporary files."""
     build.tempfile.tempdir = str(temporary)
     calls, real, paths, opened = [], turns.fcntl.flock, {}, turns._open_lock
 
@@ -85,7 +85,7 @@ def count_locks(results, temporary: Path, number: int) -> None:
 
 @pytest.mark.parametrize(("hosts", "ranks"), [(1, 5), (3, 3)])
 def test_many_processes_at_once(cache, tmp_path, fake_compiler, hosts, ranks):
-    """One compiles. Of each host one asks for the lock that all hosts see, and none asks again and again."""
+    """One process compiles. One process of each host requests the lock that all hosts see; none polls."""
     compiler = fake_compiler(seconds=3)
     results, processes = FORK.Queue(), []
     for number in range(hosts * ranks):
@@ -104,11 +104,11 @@ def test_many_processes_at_once(cache, tmp_path, fake_compiler, hosts, ranks):
     for key in (build.make_engine_plan().key, build.make_plan().key):
         shared = [calls.count(str(cache / f"{key}.lock")) for _, _, _, calls in answers]
         assert sum(count > 0 for count in shared) <= hosts
-        # Tried once, waited for once, and given back.
+        # For each of two locks at most three calls: an attempt, a wait, and the release.
         assert max(len([call for call in calls if key in call]) for _, _, _, calls in answers) <= 3 + 3
 
 
-def test_if_who_builds_is_killed_the_next_one_does(cache, fake_compiler):
+def test_if_the_builder_is_killed_another_process_builds(cache, fake_compiler):
     compiler = fake_compiler(seconds=300)
     first = FORK.Process(target=build.build_ops)
     first.start()
@@ -126,7 +126,7 @@ def test_if_who_builds_is_killed_the_next_one_does(cache, fake_compiler):
 
 
 def test_killed_build(cache, fake_compiler, capfd):
-    """A build that is killed leaves no library and no lock; the next one clears what it left."""
+    """A build that is killed leaves no library and no lock; the next build removes its temporary files."""
     compiler = fake_compiler(seconds=20)
     child = FORK.Process(target=build.build_ops)
     child.start()
@@ -146,7 +146,7 @@ def test_killed_build(cache, fake_compiler, capfd):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_build_that_is_ended_ends_its_compiler(cache, fake_compiler, number):
-    """And what that has started; nothing is left in the cache but the lock."""
+    """Processes that the compiler has started end, too; only the lock stays in the cache."""
     compiler = fake_compiler(seconds=300)
     child = FORK.Process(target=build_as_started_by_a_person)
     child.start()
@@ -208,8 +208,8 @@ def test_what_is_built_needs_no_compiler(cache, fake_compiler, request):
     assert build.build_ops() == path
 
 
-def test_a_build_beside_ours_is_left_alone_where_files_have_no_locks(cache, fake_compiler):
-    """Of one that was killed long ago nothing stays."""
+def test_a_simultaneous_build_is_not_disturbed_on_a_file_system_without_locks(cache, fake_compiler):
+    """Temporary files of a build that was killed long ago are removed, new ones are not."""
     fake_compiler()
     key = build.make_engine_plan().key
     cache.mkdir(mode=0o700)
@@ -223,7 +223,7 @@ def test_a_build_beside_ours_is_left_alone_where_files_have_no_locks(cache, fake
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_folder_on_a_file_system_without_locks_is_told_in_one_line(cache, fake_compiler, monkeypatch, capfd, number):
-    """And the ops are built."""
+    """The ops are built nevertheless."""
     compiler = fake_compiler()
 
     def flock(file, how):
@@ -287,7 +287,7 @@ def test_chosen_cache_that_cannot_be_written(tmp_path, monkeypatch, fake_compile
 
 
 def test_home_that_cannot_be_written(tmp_path, monkeypatch, fake_compiler, give_to_a_stranger):
-    """Then a folder of the user's own among the temporary files is taken, unless somebody else made it."""
+    """Then a folder in the folder for temporary files is used, if it belongs to the user."""
     fake_compiler()
     file = tmp_path / "file"
     file.write_text("")

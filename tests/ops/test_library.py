@@ -1,4 +1,4 @@
-"""The library in a process: one MPI, GPU kernels in host memory, and a world of one that needs none of it."""
+"""The library in one process: it uses one MPI, has kernels for GPUs, and needs no MPI without other ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ assert "mpi4py" not in sys.modules
 import matex_tf.ops.library
 assert sys.modules["matex_tf.ops.library"]._library is None
 
-# Asked for by name, they are there all the same: GPU kernels take host memory, hashes are of content.
+# The ops can be loaded nevertheless: their kernels for GPUs take tensors in host memory.
 ops.load_tensorflow_ops()
 from tensorflow.python.framework import kernels
 for name in (*ops.OP_TYPES, "MatexKeepOrder"):

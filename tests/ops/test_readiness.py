@@ -154,7 +154,7 @@ def test_gradients_of_an_outer_function_are_left_alone(one_thread):
 
 
 def test_a_loop_and_a_branch_that_share_a_collective_s_order(one_thread):
-    """A loop's gradient adds inputs to it, which were made after it: they wait for nothing that the loop is before."""
+    """The gradient of a loop adds inputs to the loop that were created after it; they must not wait for its results."""
     state = tf.Variable(0.0, trainable=False)
     weights = [tf.Variable(2.0), tf.Variable(3.0)]
 
@@ -170,7 +170,7 @@ def test_a_loop_and_a_branch_that_share_a_collective_s_order(one_thread):
             loss = other + looped
         order = announcing._Order(tf.compat.v1.get_default_graph(), tf.compat.v1.get_default_graph().capture(handle))
         gradients = tape.gradient(loss, weights)
-        readiness.chain_gradients(gradients[::-1], order.list_sources, order.find_place)
+        readiness.chain_gradients(gradients[::-1], order.list_sources, order.find_position)
         return gradients
 
     from matex_tf.ops import announcing

@@ -1,4 +1,4 @@
-"""What is loaded as code: nobody but root, the user and the installer of matex_tf could have changed it."""
+"""Files loaded as code: only root, the user and the installer of matex_tf could have changed them."""
 
 from __future__ import annotations
 

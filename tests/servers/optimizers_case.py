@@ -1,7 +1,7 @@
-"""Each optimizer of a Keras updates variables of many shapes in a loop of the script's own; what all have is stored.
+"""Updates variables of several shapes with all optimizers of Keras, in a loop of the script, and stores the variables.
 
-Arguments: the folder, the package of Keras, the type, and names of optimizers if it is to be some. Some variables have
-fewer entries than there are ranks.
+Arguments: the folder, the package of Keras, the dtype, and names of optimizers; without names, all optimizers. Some
+variables have fewer entries than there are ranks.
 """
 
 import inspect
@@ -46,7 +46,7 @@ def slots_of(optimizer):
 
 
 def bytes_held(optimizer):
-    """Of what an optimizer has, in the memory of TensorFlow."""
+    """The bytes of an optimizer's variables on this rank, of which some are in pieces."""
     held = [one.piece if hasattr(one, "piece") and one.is_apart() else one for one in slots_of(optimizer)]
     return sum(one.numpy().nbytes for one in held)
 
@@ -81,7 +81,7 @@ for name, make in chosen.items():
     found[f"{name}|bytes"] = np.array(bytes_held(optimizer))
     for index, variable in enumerate([*of, *slots_of(optimizer)]):
         found[f"{name}|{index}"] = variable.numpy()
-    step(X[:6])  # what was read is taken apart again
+    step(X[:6])  # variables that were made whole to be read are divided into pieces again
     found[f"{name}|after"] = np.concatenate([np.ravel(variable.numpy()) for variable in of])
 
 np.savez(Path(folder) / f"rank-{matex_tf.rank()}.npz", **found)

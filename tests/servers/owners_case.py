@@ -1,4 +1,4 @@
-"""The same model is trained with several strategies; what it becomes is stored. Argument: the folder."""
+"""Trains the same model with several strategies, and stores its variables and metrics. Argument: the folder."""
 
 import sys
 from pathlib import Path
@@ -19,14 +19,14 @@ x = np.random.default_rng(0).normal(size=(38, 6))
 
 
 def held(optimizer):
-    """The entries of slots that this rank has, none of them whole."""
+    """The number of entries of slots on this rank; checks that slots are in pieces."""
     slots = [one.value for one in optimizer.variables if hasattr(one.value, "piece")]
     assert all(one.is_apart() for one in slots) or settings.get_settings().strategy == "servers:auto"
     return sum(one.piece.numpy().size for one in slots)
 
 
 def count_rows(total):
-    """How many rows of a batch count on this rank."""
+    """The number of rows of a batch that this rank contributes."""
     share = slices.make_slice_of_rows(tf.constant(total, tf.int64))
     return int(share.count) if share.contributes else 0
 

@@ -1,7 +1,7 @@
-"""A model is trained in pieces while the script holds, sets and asks for what it likes.
+"""Trains a model in pieces while the script keeps, sets and reads weights; stores the weights after each step.
 
-Arguments: the folder, and where pieces are: "in memory", "by messages", "of a device". The same with `allreduce` is
-what it is to be; what each becomes after each step is stored.
+Arguments: the folder, and the ways to publish pieces: "in memory", "by messages", "of a device". The expected weights
+are those with `allreduce`.
 """
 
 import sys
@@ -27,7 +27,7 @@ def network():
 
 
 def step_of(model, optimizer, more=None):
-    """A training step that returns its loss, or what `more` makes of the gradients."""
+    """A training step that returns its loss or, if `more` is given, the result of `more(gradients)`."""
 
     @tf.function
     def step(rows):
@@ -41,7 +41,7 @@ def step_of(model, optimizer, more=None):
 
 
 def loops_of(step):
-    """Functions with a loop, over a dataset and by its iterator, in which a step is made."""
+    """Two functions that make steps in a loop: over a dataset, and with its iterator."""
 
     @tf.function
     def over(data):
@@ -58,21 +58,21 @@ def loops_of(step):
 
 
 def common_memory():
-    """How much of this process's memory other ranks have, too."""
+    """The bytes of memory that this process shares with other ranks."""
     with open("/proc/self/maps") as maps:
         ends = [line.split()[0].split("-") for line in maps if "memfd:matex_tf" in line]
     return sum(int(last, 16) - int(first, 16) for first, last in ends)
 
 
 def train(name):
-    """Trains with the strategy that is set."""
+    """Train with the current strategy, and record the weights under `name`."""
     model, optimizer = network(), keras.optimizers.Adam(0.05, weight_decay=0.01)
-    optimizer.exclude_from_weight_decay(var_names=["bias"])  # what decays has a new place before each update
+    optimizer.exclude_from_weight_decay(var_names=["bias"])  # weight decay assigns a new value before each update
     step, asking = step_of(model, optimizer), step_of(model, optimizer, tf.linalg.global_norm)
     over, along = loops_of(step)
     kept, figures, weights = [], [], []
     for number in range(8):
-        if number in (3, 4, 5):  # both what lies in common memory and what lies elsewhere
+        if number in (3, 4, 5):  # values in shared memory, and copies
             values = [one.value + 0 if number == 4 else one.value.read_value() for one in model.weights]
             kept.append((values, [np.array(value) for value in values]))
         if number == 6:

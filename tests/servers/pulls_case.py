@@ -1,7 +1,7 @@
-"""One thread trains two models in a step, which are read in between; then one with loss scaling. Argument:
-the folder.
+"""Trains two models in one step, with one thread, while another thread reads weights; then one with loss scaling.
 
-The weights are large enough for rings, and the second update is announced before the first one's weights are published.
+Argument: the folder. The weights are large enough for the ring algorithm. The second update is announced before the
+weights of the first one are published.
 """
 
 import sys
@@ -60,7 +60,7 @@ for number in range(6):
     if number % 2:
         found[f"weights {number}"] = np.concatenate([one.ravel() for one in models[1].get_weights()])
 
-if published:  # the weights of both models are on their way in several groups; what is needed first is needed next
+if published:  # the weights are published in several groups; a step needs the group with the lowest number first
     last = published[-3:]
     assert [number for number, _ in last] == [2, 1, 0] and sum(count for _, count in last) == 12, published
     print("published in groups", file=sys.stderr)

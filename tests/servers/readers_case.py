@@ -1,4 +1,4 @@
-"""Whatever reads or writes an optimizer's variables finds them whole, also in graphs.
+"""Reads and writes the variables of optimizers in all ways, eager and in graphs; each must find complete values.
 
 Arguments: the folder, and `usual` or `all`.
 """
@@ -31,7 +31,7 @@ def network():
 
 
 def check_pieces(slot):
-    """What starts no collective, and what cannot have the value, though ranks hold pieces of it."""
+    """While a slot is in pieces: accesses that start no collective, and reads that raise an error."""
     if not hasattr(slot, "piece"):
         return
     refused = []
@@ -125,7 +125,7 @@ def in_loops():
 
 
 def of_tensorflow_1():
-    """An optimizer whose variables are not in pieces."""
+    """An optimizer of TensorFlow 1, whose variables are never in pieces."""
     kernel, optimizer = tf.Variable(tf.ones([6, 1])), tf.compat.v1.train.AdamOptimizer(0.05)
 
     @tf.function
@@ -171,7 +171,7 @@ class First(keras.layers.Layer):
 
 
 def of_any_width():
-    """A step that was traced for any number of columns is that for six of them, too."""
+    """A step is traced for batches of any width, and used again for batches of width six."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((None,)), First(), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.05), "mse")

@@ -1,4 +1,4 @@
-"""Pieces are equal, cover everything once, and lie in the order of the ranks."""
+"""Pieces have nearly equal sizes, cover each entry once, and are in the order of ranks."""
 
 import itertools
 import random
@@ -39,6 +39,6 @@ def test_a_copy_is_on_another_rank_of_the_node_if_there_is_one():
 
     assert keepers([0, 0, 0, 3, 3], range(5)) == [1, 2, 0, 4, 3]
     assert keepers([0, 1, 1], range(3)) == [1, 2, 1]
-    # Of those near it is an owner, also a further one; but the copy goes to no other node for that.
+    # An owner on the same node is preferred, although another rank is next; but no owner on another node.
     assert keepers([0, 0, 0, 3], [0, 2])[0] == 2 and keepers([0, 0, 0], [1])[1] == 2
     assert keepers([0, 1, 2, 3], [0, 1])[:2] == [1, 0] and keepers([0, 0, 2, 2], [0, 2])[0] == 1

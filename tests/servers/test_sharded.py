@@ -1,4 +1,4 @@
-"""`MATEX_STRATEGY=sharded` gives what `allreduce` gives; where it cannot, it says so and is `allreduce`."""
+"""`MATEX_STRATEGY=sharded` gives the result of `allreduce`; an update that cannot be sharded is reported."""
 
 import re
 from pathlib import Path
@@ -14,11 +14,11 @@ from matex_tf.world import world
 
 HERE = Path(__file__).parent
 ADDED_UP = {"Lamb", "clipped", "Muon", "Adafactor"}
-"""Optimizers that add up the entries of variables, of which each rank has a part: in another order than alone."""
+"""Optimizers that sum over the entries of a variable. With pieces the order of additions is another one."""
 
 
 def both(ranks, script, *arguments, folder, **more):
-    """What the ranks store with `allreduce` and with `sharded`, and what the latter says."""
+    """The files that ranks store with `allreduce` and with `sharded`, and the messages with `sharded`."""
     results = []
     for strategy in ("allreduce", "sharded"):
         place = folder / strategy
@@ -30,7 +30,7 @@ def both(ranks, script, *arguments, folder, **more):
 
 
 def differing(wanted, got):
-    """The names of what is not the same, bit for bit, on each rank."""
+    """The names of arrays whose bits differ between `wanted` and `got` on some rank."""
     assert [set(one) for one in wanted] == [set(one) for one in got]
     return {
         name
@@ -54,13 +54,13 @@ def differing(wanted, got):
     ],
 )
 def test_optimizers_give_the_same(ranks, per_node, package, dtype, few, tmp_path):
-    """All optimizers of a Keras, or `few` of them: of each kind of update one."""
+    """All optimizers of Keras, or a `few`: one of each kind of update."""
     pytest.importorskip(package)
     more = {"MATEX_RANKS_PER_NODE": str(per_node)}
     wanted, got, said = both(ranks, HERE / "optimizers_case.py", package, dtype, *few, folder=tmp_path, **more)
     if dtype == "float32" and (ranks == 2 or per_node > 1):  # else numbers are added up in another order
         assert {name for name in differing(wanted, got) if name.partition("|")[0] not in ADDED_UP} == set()
-    # Of whole variables, whose shapes are fixed, TensorFlow may arrange products otherwise than of pieces.
+    # TensorFlow may compute products of whole variables, whose shapes are known, in another order than of pieces.
     tolerance = 1e-5 if dtype == "float32" else 1e-10
     off = {
         name for want, have in zip(wanted, got) for name in want
@@ -100,9 +100,9 @@ def test_some_ranks_own_the_pieces(tmp_path):
     # Equal nodes: each rank owns a piece.
     assert all(one > 0 for one in found["servers:auto|held"])
     assert sum(found["servers:auto|held"]) == sum(found["servers:2|held"])
-    assert (found["servers:2|made"] == found["servers:2|held"]).all()  # from their making on
+    assert (found["servers:2|made"] == found["servers:2|held"]).all()  # slots are in pieces from their creation on
     first, none, last = found["servers:2|held"]
-    assert none == 0 and first + last == 2 * (6 * 64 + 64 + 64 + 1)  # Adam's two for each weight
+    assert none == 0 and first + last == 2 * (6 * 64 + 64 + 64 + 1)  # Adam has two slots for each weight
     assert abs(first - last) * 8 < 2 * 2 * partition.ALIGNED
     for servers, who in ((1, "2 (.*), which only serves: 2 of 3"), (2, "1 (.*), 2 (.*), which only serve: 1 of 3")):
         name = f"servers:{servers}:only"
@@ -127,7 +127,7 @@ PLACES = ("in memory", "by messages", "of a device")
     ],
 )
 def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, overlap, places, tmp_path):
-    """Overlapped, new weights that travel by messages come while the script and the next step go on."""
+    """With MATEX_OVERLAP=on, new weights arrive by messages while the script and the next step continue."""
     env = {**launch.ALL_FILES, "MATEX_OVERLAP": overlap}
     launch.run(ranks, HERE / "publishing_case.py", tmp_path, *places, env=env, timeout=300).check()
     for rank in range(ranks):
@@ -144,7 +144,7 @@ def test_new_weights_come_while_the_next_step_computes(ranks, tmp_path):
     more = {"MATEX_RANKS_PER_NODE": "1", "MATEX_ALGORITHM": "ring"}
     wanted, got, said = both(ranks, HERE / "pulls_case.py", folder=tmp_path, **more)
     assert "published in groups" in said
-    if ranks == 2:  # more numbers are added up in another order
+    if ranks == 2:  # more than two numbers are added in another order
         assert differing(wanted, got) == set()
     for want, have in zip(wanted, got):
         assert all(np.allclose(have[name], want[name], rtol=1e-4, atol=1e-5) for name in want)

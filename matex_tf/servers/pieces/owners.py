@@ -207,5 +207,5 @@ def choose_count(hosts: Hosts, weights: float, slots: float) -> tuple[int, str]:
 
 def measure_bytes(variables: Sequence[Any]) -> int:
     """The bytes of complete variables."""
-    inner = [find_tf_variable(one) for one in variables]
-    return sum(one.shape.num_elements() * one.dtype.size for one in inner)
+    inner = [find_tf_variable(variable) for variable in variables]
+    return sum(variable.shape.num_elements() * variable.dtype.size for variable in inner)

@@ -11,7 +11,7 @@ Ranks are renumbered after a loss. An origin is the number of a rank when the ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,16 @@ _MAX_MESSAGE_BYTES = 1 << 30  # MPI counts bytes in 32 bits
 _Copies = dict[int, np.ndarray]
 """Copies of other ranks' pieces of a variable, as bytes, by origin."""
 
-_kept: dict[int, tuple[int, _Copies]] = {}
-"""For the number of a variable: its number of updates when the copies were made, and the copies."""
+
+class _Kept(NamedTuple):
+    """The copies of other ranks' pieces of a variable, and the variable's number of updates when they were made."""
+
+    updates: int
+    copies: _Copies
+
+
+_kept: dict[int, _Kept] = {}
+"""The valid copies, by the number of the variable."""
 _sent: dict[int, tuple[Any, _Copies]] = {}
 """For the number of a variable: the variable, and its copies from a step that some rank may not have completed."""
 _cut_for: list[int] = []
@@ -50,17 +58,18 @@ def find_keeper(rank: int, nodes: Sequence[int], owning: Sequence[int]) -> int:
 def send_copies(variables: Iterable[Any]) -> None:
     """Within a step that changes `variables`: send this rank's pieces, and receive those to keep. Collective."""
     _sent.clear()
-    in_pieces = [one for one in variables if one.is_apart()]
+    in_pieces = [variable for variable in variables if variable.is_apart()]
     if in_pieces and world.get_world().size > 1:
         _note_ranks()
-        _sent.update({one.number: (one, copies) for one, copies in zip(in_pieces, _exchange_pieces(in_pieces))})
+        for variable, copies in zip(in_pieces, _exchange_pieces(in_pieces)):
+            _sent[variable.number] = variable, copies
 
 
 def keep_sent() -> None:
     """Called once all ranks have completed the step: the copies of `send_copies` are valid."""
     for number, (variable, copies) in _sent.items():
         variable.updates += 1
-        _kept[number] = variable.updates, copies
+        _kept[number] = _Kept(variable.updates, copies)
     _sent.clear()
 
 
@@ -75,8 +84,8 @@ def restore_lost() -> Callable[[], None]:
         LostRankError: on all ranks, if both the owner of a piece and its keeper are lost.
     """
     _note_ranks()
-    variables = {one.number: one for one in pieces.list_variables()}
-    known = {number: (one.is_apart(), _list_copied_origins(one)) for number, one in variables.items()}
+    variables = {variable.number: variable for variable in pieces.list_variables()}
+    known = {number: (variable.is_apart(), _list_copied_origins(variable)) for number, variable in variables.items()}
     gathered = objects.allgather(known, "which pieces of an optimizer are left")
     values: dict[int, np.ndarray] = {}
     for number in sorted(set(gathered[0]).intersection(*gathered)):
@@ -85,11 +94,11 @@ def restore_lost() -> Callable[[], None]:
             values[number] = _assemble(variables[number], [of_rank[number][1] for of_rank in gathered])
 
     def assign_values() -> None:
-        for number, one in variables.items():
+        for number, variable in variables.items():
             if number in values:
-                one.put_whole(values[number])
-            if one.cuts and one.of() is not None:
-                one.cuts = owners.cut_variable(one.of())
+                variable.put_whole(values[number])
+            if variable.cuts and variable.of() is not None:
+                variable.cuts = owners.cut_variable(variable.of())
         _kept.clear()
         _cut_for[:] = membership.list_origins()
 
@@ -108,8 +117,8 @@ def _exchange_pieces(variables: Sequence[Any]) -> list[_Copies]:
     here, origins = world.get_world(), membership.list_origins()
     owning = owners.list_owners()
     keepers = [find_keeper(rank, here.nodes, owning) for rank in range(here.size)]
-    own_pieces = np.concatenate([_copy_piece(one) for one in variables])
-    sizes = {rank: [_count_bytes(one, rank) for one in variables] for rank in range(here.size)}
+    own_pieces = np.concatenate([_copy_piece(variable) for variable in variables])
+    sizes = {rank: [_count_bytes(variable, rank) for variable in variables] for rank in range(here.size)}
     received = {
         rank: np.empty(sum(sizes[rank]), np.uint8) for rank, keeper in enumerate(keepers) if keeper == here.rank
     }
@@ -143,8 +152,8 @@ def _copy_piece(variable: Any) -> np.ndarray:
 
 def _list_copied_origins(variable: Any) -> list[int]:
     """The origins of the ranks of whose pieces this rank has valid copies."""
-    updates, copies = _kept.get(variable.number, (-1, {}))
-    return list(copies) if updates == variable.updates else []
+    kept = _kept.get(variable.number)
+    return list(kept.copies) if kept is not None and kept.updates == variable.updates else []
 
 
 def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndarray:
@@ -170,7 +179,7 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
             )
         data = None
         if here == sources[0]:
-            data = _copy_piece(variable) if origin == origins[here] else _kept[variable.number][1][origin]
+            data = _copy_piece(variable) if origin == origins[here] else _kept[variable.number].copies[origin]
         for part in _split(whole[start : start + size]):
             offset = part.ctypes.data - whole.ctypes.data - start
             sent = None if data is None else data[offset : offset + len(part)]

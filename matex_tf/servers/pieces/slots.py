@@ -37,14 +37,14 @@ _reported: set[tuple[str, str]] = set()
 class Slot(NamedTuple):
     """The weight and the optimizer of a slot."""
 
-    of: Any
+    weight: Any
     optimizer: Any
 
 
 def find_slot(variable: Any) -> Slot | None:
     """The weight and the optimizer of a slot; None if the variable is no slot, or if one of the two was deleted."""
-    of, optimizer = (refer() for refer in tags.get_tag(variable, _SLOT, (lambda: None, lambda: None)))
-    return None if of is None or optimizer is None else Slot(of, optimizer)
+    weight, optimizer = (get_target() for get_target in tags.get_tag(variable, _SLOT, (lambda: None, lambda: None)))
+    return None if weight is None or optimizer is None else Slot(weight, optimizer)
 
 
 @HOOKS.replace_in(
@@ -59,13 +59,13 @@ def _wrap_add_slot(original: Any) -> Any:
         import tensorflow as tf
 
         _, reference, *_ = signature.bind(self, *args, **kwargs).arguments.values()
-        of = find_tf_variable(reference)
-        create = functools.partial(_create_slot, self, of)
+        weight = find_tf_variable(reference)
+        create = functools.partial(_create_slot, self, weight)
         with tf.variable_creator_scope(create) if owners.is_chosen() else contextlib.nullcontext():
             slot = original(self, *args, **kwargs)
         inner = find_tf_variable(slot)
-        if inner.shape == of.shape and inner.dtype == of.dtype:
-            tags.set_tag(inner, _SLOT, (weakref.ref(of), weakref.ref(self)))
+        if inner.shape == weight.shape and inner.dtype == weight.dtype:
+            tags.set_tag(inner, _SLOT, (weakref.ref(weight), weakref.ref(self)))
         return slot
 
     return add_variable_from_reference
@@ -155,16 +155,14 @@ def _name_optimizer(optimizer: Any) -> str:
     return f"the optimizer '{name}'"
 
 
-def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options: Any) -> Any:
-    """The variable that `create` would make for an optimizer; in pieces, if it has the shape and dtype of the weight
-    `of`.
-    """
+def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **options: Any) -> Any:
+    """The variable that `create` would make for an optimizer; in pieces, if it is a slot of `weight`."""
     import tensorflow as tf
 
-    if threading.current_thread() is not threading.main_thread() or not of.shape.is_fully_defined():
+    if threading.current_thread() is not threading.main_thread() or not weight.shape.is_fully_defined():
         return create(**options)
-    is_small = of.shape.num_elements() * of.dtype.size < _LEAST_BYTES
-    if owners.is_left_open() and (is_small or not publishing.can_publish(of.handle, of.dtype)):
+    is_small = weight.shape.num_elements() * weight.dtype.size < _LEAST_BYTES
+    if owners.is_left_open() and (is_small or not publishing.can_publish(weight.handle, weight.dtype)):
         return create(**options)
     is_traced = not tf.executing_eagerly()
     with tf.init_scope():
@@ -172,18 +170,18 @@ def _create_slot(optimizer: Any, of: Any, create: Callable[..., Any], **options:
             return create(**options)
         value = options["initial_value"]
         value = tf.convert_to_tensor(value() if callable(value) else value, options.get("dtype"))
-        has_entries = value.dtype == of.dtype and value.dtype.is_floating and value.shape.num_elements()
-        if value.shape != of.shape or not has_entries:
+        is_like_weight = value.shape == weight.shape and value.dtype == weight.dtype
+        if not is_like_weight or not value.dtype.is_floating or not value.shape.num_elements():
             return create(**{**options, "initial_value": value})
         from matex_tf.steps.piece_variables import PieceVariable
 
         # A value that is not constant may differ between ranks, which compare it while the variable is complete.
         is_constant = bool(tf.reduce_all(value == tf.reshape(value, [-1])[0]))
-        cuts = owners.cut_variable(of) if is_constant and not owners.is_count_automatic() else ()
+        cuts = owners.cut_variable(weight) if is_constant and not owners.is_count_automatic() else ()
         more = {name: options[name] for name in ("synchronization", "aggregation") if options.get(name) is not None}
         name = options.get("name") or "Variable"
         owner = _name_optimizer(optimizer)
-        slot = PieceVariable(value=value, cuts=cuts, of=of, owner=owner, name=name, trainable=False, **more)
+        slot = PieceVariable(value=value, cuts=cuts, of=weight, owner=owner, name=name, trainable=False, **more)
     if is_traced:
         # TensorFlow traces a function again, without creation of variables, if its first trace created some.
         tags.set_tag(slot, _COUNTED, create(initial_value=0.0, trainable=False, name="counted"))

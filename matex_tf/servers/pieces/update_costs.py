@@ -28,14 +28,11 @@ from matex_tf.world import world
 class _UpdateBytes:
     """Bytes of one optimizer's update."""
 
-    gradients: int
-    weights: int
-    slots: int
-    """The first three could be sharded."""
-    whole: int
-    """Slots that could not be sharded."""
-    why_not: str
-    """The reason why not; "" if all slots could be sharded."""
+    gradients: int  # that could be sharded
+    weights: int  # that could be sharded
+    slots: int  # that could be sharded
+    whole: int  # slots that could not be sharded
+    why_not: str  # the reason why not; "" if all slots could be sharded
 
 
 _NO_FUNCTION = "no tf.function updates its weights by an optimizer of Keras, as with tf.compat.v1"
@@ -86,9 +83,9 @@ def note_step(plan: Any) -> None:
     gradient_bytes = sum(_measure_sums(program)) if program is not None else 0
     sharded_ids = set(map(id, sharded))
     for optimizer in {id(slot.optimizer): slot.optimizer for _, slot in step_slots}.values():
-        own = [(one, slot.of) for one, slot in step_slots if slot.optimizer is optimizer]
-        own_sharded = [(one, of) for one, of in own if id(one) in sharded_ids]
-        weight_bytes = measure_bytes(list({id(of): of for _, of in own_sharded}.values()))
+        own = [(one, slot.weight) for one, slot in step_slots if slot.optimizer is optimizer]
+        own_sharded = [(one, weight) for one, weight in own if id(one) in sharded_ids]
+        weight_bytes = measure_bytes(list({id(weight): weight for _, weight in own_sharded}.values()))
         slot_bytes = measure_bytes([one for one, _ in own_sharded])
         whole_bytes = measure_bytes([one for one, _ in own]) - slot_bytes
         _noted[optimizer] = _UpdateBytes(gradient_bytes, weight_bytes, slot_bytes, whole_bytes, why_not)

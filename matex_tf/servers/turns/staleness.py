@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 
@@ -17,12 +18,10 @@ def describe_turns(counts: Counter[int], waited_seconds: float, lost_updates: in
     by_lost = f", {lost_updates} more by ranks that were lost" if lost_updates else ""
     updates = sum(counts.values())
     mean = sum(staleness * count for staleness, count in counts.items()) / updates
-    cumulated = 0
-    for staleness in sorted(counts):
-        cumulated += counts[staleness]
-        if cumulated >= 0.99 * updates:
-            break
+    ordered = sorted(counts)
+    cumulated = itertools.accumulate(counts[staleness] for staleness in ordered)
+    percentile = next(staleness for staleness, total in zip(ordered, cumulated) if total >= 0.99 * updates)
     return (
-        f"asynchronous: {updates} updates{by_lost}; staleness {mean:.2f} on average, {staleness} at the 99th "
+        f"asynchronous: {updates} updates{by_lost}; staleness {mean:.2f} on average, {percentile} at the 99th "
         f"percentile, at most {max(counts)}; {waited_seconds:.1f} s waited at the bound by all ranks together"
     )

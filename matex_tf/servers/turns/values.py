@@ -19,24 +19,24 @@ class SharedValues:
     """Variables that all ranks have, in the same order. They occupy the first `size` bytes of the store."""
 
     def __init__(self, variables: Sequence[Any]):
-        self._variables = [find_tf_variable(one) for one in variables]
+        self._variables = [find_tf_variable(variable) for variable in variables]
         self._offsets: list[int] = []
         self.size = 0
-        for one in self._variables:
+        for variable in self._variables:
             self._offsets.append(self.size)
-            self.size += store.pad_bytes(one.shape.num_elements() * one.dtype.size)
+            self.size += store.pad_bytes(variable.shape.num_elements() * variable.dtype.size)
 
     def view_store(self, writes: bool) -> None:
         """Move the variables to the store. `writes`: store their present values there."""
-        for one, offset in zip(self._variables, self._offsets):
-            store.view_variable(one.handle, offset, writes)
+        for variable, offset in zip(self._variables, self._offsets):
+            store.view_variable(variable.handle, offset, writes)
 
     def copy_out(self) -> None:
         """Move the variables out of the store: each rank has a copy of the present values."""
         import tensorflow as tf
 
-        for one in self._variables:
-            one.assign(tf.constant(np.array(one.numpy())))
+        for variable in self._variables:
+            variable.assign(tf.constant(np.array(variable.numpy())))
 
 
 class BatchValues(NamedTuple):
@@ -60,12 +60,12 @@ class OwnValues:
     def keep_values(self, batch: int) -> BatchValues:
         """Record the present values for this batch. Returns the values of the newest batch so far."""
         if self._newest is None or batch > self._newest.batch:
-            self._newest = BatchValues(batch, [one.numpy() for one in self._variables])
+            self._newest = BatchValues(batch, [variable.numpy() for variable in self._variables])
         return self._newest
 
     def assign_values(self, batch_values: BatchValues) -> None:
-        for one, value in zip(self._variables, batch_values.values):
-            one.assign(value)
+        for variable, value in zip(self._variables, batch_values.values):
+            variable.assign(value)
 
 
 class Sums:
@@ -73,25 +73,27 @@ class Sums:
 
     def __init__(self, variables: Sequence[Any]):
         self._variables = list(variables)
-        self.size = store.pad_bytes(sum(one.shape.num_elements() * one.dtype.size for one in self._variables))
+        self.size = store.pad_bytes(
+            sum(variable.shape.num_elements() * variable.dtype.size for variable in self._variables)
+        )
         self.begin()
 
     def begin(self) -> None:
         """Begin an epoch; all ranks have equal values."""
-        self._start = [np.array(one.numpy()) for one in self._variables]
+        self._start = [np.array(variable.numpy()) for variable in self._variables]
 
     def compute_added(self) -> list[np.ndarray]:
         """The amounts that this rank has added since `begin`."""
-        return [np.asarray(one.numpy()) - start for one, start in zip(self._variables, self._start)]
+        return [np.asarray(variable.numpy()) - start for variable, start in zip(self._variables, self._start)]
 
     def add(self, amounts: Sequence[np.ndarray]) -> None:
-        for one, amount in zip(self._variables, amounts):
-            one.assign_add(amount)
+        for variable, amount in zip(self._variables, amounts):
+            variable.assign_add(amount)
 
     def assign_sum(self, amounts_of_ranks: Sequence[Sequence[np.ndarray]]) -> None:
         """Set the variables to their start values plus the amounts of all ranks."""
-        for one, start, *amounts in zip(self._variables, self._start, *amounts_of_ranks):
-            one.assign(sum(amounts, start))
+        for variable, start, *amounts in zip(self._variables, self._start, *amounts_of_ranks):
+            variable.assign(sum(amounts, start))
 
 
 class Counters:
@@ -110,9 +112,9 @@ class Counters:
     def begin(self, batch: int) -> None:
         """The present values are those before this batch."""
         self._first = batch
-        self._start = [np.array(one.numpy()) for one, _ in self._amounts]
+        self._start = [np.array(variable.numpy()) for variable, _ in self._amounts]
 
     def move_to(self, batch: int) -> None:
         """Set the variables to their values before this batch."""
-        for (one, amount), start in zip(self._amounts, self._start):
-            one.assign((start + amount * (batch - self._first)).astype(start.dtype))
+        for (variable, amount), start in zip(self._amounts, self._start):
+            variable.assign((start + amount * (batch - self._first)).astype(start.dtype))

@@ -82,16 +82,16 @@ MATEX_EXPORT int matex_start_again(int sequence, int gradients, int overlapped, 
 }
 
 // Meets the other ranks at a collective without data (rendezvous.h).
-MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes, int64_t rows) {
+MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* place, int64_t bytes, int64_t rows) {
   if (kind <= 0 || kind >= matex::kKinds) {
     return matex::Result(matex::Error("there is no kind " + std::to_string(kind) + " of collective."));
   }
-  const std::function<std::string()> text = [what] { return std::string(what); };
-  const matex::Call call{static_cast<matex::Kind>(kind), key, text, nullptr, rows, nullptr, bytes};
+  const std::function<std::string()> get_place = [place] { return std::string(place); };
+  const matex::Call call{static_cast<matex::Kind>(kind), key, get_place, bytes, /*layout=*/nullptr, rows};
   const bool is_end = call.kind == matex::Kind::kExit;
   // Announced gradients that were not handed over will not come; other ranks may wait for them before they end.
   if (is_end) matex::GiveUpAll("its script has ended.");
-  if (call.kind == matex::Kind::kFailure) matex::GiveUpAll("it failed in " + text());
+  if (call.kind == matex::Kind::kFailure) matex::GiveUpAll("it failed in " + get_place());
   std::lock_guard<std::mutex> lock(matex::TheWorld().mutex);
   if (matex::Error error = matex::Meet(call)) return matex::Result(error);
   if (is_end) matex::FinishUpdates(), matex::FinishPulls();  // then MPI may be finalized
@@ -101,7 +101,6 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* what, int6
 MATEX_EXPORT int64_t matex_count(int kind) {
   return kind > 0 && kind < matex::kKinds ? matex::CountOf(static_cast<matex::Kind>(kind)) : 0;
 }
-
 
 // 1: all later rendezvous fail.
 MATEX_EXPORT int matex_failure() { return matex::Result(matex::FailureOfSequence()); }
@@ -129,23 +128,23 @@ MATEX_EXPORT int matex_waiting(double* seconds, int64_t* number, char* text, int
   matex::Waiting waiting;
   if (!matex::LongestWait(&waiting)) return 0;
   *seconds = waiting.seconds;
-  std::snprintf(text, size, "%s", waiting.what.c_str());
+  std::snprintf(text, size, "%s", waiting.place.c_str());
   return 1;
 }
 
-// From now on, until `matex_go_on`, this process exchanges Python objects with other ranks at the place `what`.
-MATEX_EXPORT void matex_wait(const char* what) {
+// From now on, until `matex_go_on`, this process exchanges Python objects with other ranks at `place`.
+MATEX_EXPORT void matex_wait(const char* place) {
   static std::mutex* const mutex = new std::mutex;
-  static std::string* const place = new std::string;
-  static const auto* const tell = new std::function<std::string()>([] {
+  static std::string* const current = new std::string;
+  static const auto* const get_current = new std::function<std::string()>([] {
     std::lock_guard<std::mutex> lock(*mutex);
-    return *place;
+    return *current;
   });
   {
     std::lock_guard<std::mutex> lock(*mutex);
-    *place = what;
+    *current = place;
   }
-  matex::Wait(matex::Waiter::kObjects, tell);
+  matex::Wait(matex::Waiter::kObjects, get_current);
 }
 
 MATEX_EXPORT void matex_go_on() { matex::GoOn(matex::Waiter::kObjects); }
@@ -176,8 +175,8 @@ MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* ty
   const auto layout =
       std::make_shared<matex::Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression);
   if (kept) matex::KeptLayouts().push_back(layout);
-  const std::function<std::string()> what = [place] { return std::string(place); };
-  return matex::Result(matex::ReduceInline(*layout, inputs, outputs, weight, 0, what));
+  const std::function<std::string()> get_place = [place] { return std::string(place); };
+  return matex::Result(matex::ReduceInline(*layout, inputs, outputs, weight, 0, get_place));
 }
 
 MATEX_EXPORT void matex_forget() { matex::KeptLayouts().clear(); }

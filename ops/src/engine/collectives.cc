@@ -20,6 +20,7 @@ std::string Text(const std::string& operation, const Subject& subject) {
          (subject.name.empty() ? "" : " '" + subject.name + "'");
 }
 
+// The key of a collective: the values on which ranks must agree. Dimensions before `first_dimension` may differ.
 Hasher KeyOf(const Subject& subject, size_t first_dimension) {
   Hasher hasher;
   hasher.Add(static_cast<int64_t>(subject.type)).Add(static_cast<int64_t>(subject.shape.size()));
@@ -27,9 +28,9 @@ Hasher KeyOf(const Subject& subject, size_t first_dimension) {
   return hasher;
 }
 
-// 16-bit floats are summed as float32 (reduce_ops.h).
+// Reduces `data` in place, in chunks. 16-bit floats are summed as float32 (reduce_ops.h).
 Error AllreduceChunks(const World& world, const Subject& subject, Reduction reduction, char* data,
-                      const std::function<std::string()>& what) {
+                      const std::function<std::string()>& place) {
   const int64_t size = static_cast<int64_t>(SizeOf(subject.type));
   const int64_t chunk = std::max<int64_t>(world.chunk_bytes / size, 1);
   const int64_t count = subject.count();
@@ -37,21 +38,21 @@ Error AllreduceChunks(const World& world, const Subject& subject, Reduction redu
   const Type type = widens ? Type::kFloat32 : subject.type;
   std::vector<float> wide(widens ? std::min(chunk, count) : 0);
   for (int64_t offset = 0; offset < count; offset += chunk) {
-    const int64_t taken = std::min(chunk, count - offset);
+    const int64_t length = std::min(chunk, count - offset);
     char* const part = data + offset * size;
-    void* const at = widens ? static_cast<void*>(wide.data()) : part;
-    if (widens) Widen(subject.type, part, wide.data(), taken);
-    const int code = MPI_Allreduce(MPI_IN_PLACE, at, static_cast<int>(taken), MpiType(type), MpiOp(type, reduction),
-                                   world.gradients);
-    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", what());
-    if (reduction == Reduction::kMean) Divide(type, at, taken, world.size);
-    if (widens) Narrow(subject.type, wide.data(), part, taken);
+    void* const reduced = widens ? static_cast<void*>(wide.data()) : part;
+    if (widens) Widen(subject.type, part, wide.data(), length);
+    const int code = MPI_Allreduce(MPI_IN_PLACE, reduced, static_cast<int>(length), MpiType(type),
+                                   MpiOp(type, reduction), world.gradients);
+    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", place());
+    if (reduction == Reduction::kMean) Divide(type, reduced, length, world.size);
+    if (widens) Narrow(subject.type, wide.data(), part, length);
   }
   return Error();
 }
 
 Error GatherRows(const World& world, const Subject& subject, const void* from, void* to,
-                 const std::vector<int64_t>& rows, const std::string& what) {
+                 const std::vector<int64_t>& rows, const std::string& place) {
   int64_t row_bytes = static_cast<int64_t>(SizeOf(subject.type));
   for (size_t i = 1; i < subject.shape.size(); ++i) row_bytes *= subject.shape[i];
   std::vector<int> counts(world.size), starts(world.size);
@@ -63,7 +64,7 @@ Error GatherRows(const World& world, const Subject& subject, const void* from, v
   }
   if (row_bytes == 0 || all == 0) return Error();
   if (all > kMaxCount || row_bytes > kMaxCount) {
-    return Error(what + ": " + std::to_string(all) + " rows of " + std::to_string(row_bytes) +
+    return Error(place + ": " + std::to_string(all) + " rows of " + std::to_string(row_bytes) +
                  " bytes are more than MPI can count (2147483647 of each); gather in smaller parts.");
   }
   MPI_Datatype row;
@@ -72,18 +73,18 @@ Error GatherRows(const World& world, const Subject& subject, const void* from, v
   const int code =
       MPI_Allgatherv(from, counts[world.rank], row, to, counts.data(), starts.data(), row, world.gradients);
   MPI_Type_free(&row);
-  return MpiError(code, "MPI_Allgatherv", what);
+  return MpiError(code, "MPI_Allgatherv", place);
 }
 
-// Returns an error on all ranks if any rank has no memory for the result, so that no rank waits for it.
-Error AgreeOnMemory(const World& world, bool has, const std::string& what) {
-  int without = has ? -1 : world.rank;
+// Returns an error on all ranks if any rank has no memory for the result, so that no rank waits for it. Collective.
+Error AgreeOnMemory(const World& world, bool has_memory, const std::string& place) {
+  int without = has_memory ? -1 : world.rank;
   if (world.has_peers()) {
     const int code = MPI_Allreduce(MPI_IN_PLACE, &without, 1, MPI_INT, MPI_MAX, world.gradients);
-    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", what);
+    if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", place);
   }
   if (without < 0) return Error();
-  return Error("rank " + std::to_string(without) + " cannot allocate the result of " + what + ".");
+  return Error("rank " + std::to_string(without) + " cannot allocate the result of " + place + ".");
 }
 
 }  // namespace
@@ -98,27 +99,27 @@ int64_t Subject::bytes() const { return count() * static_cast<int64_t>(SizeOf(ty
 
 Error Allreduce(const Subject& subject, Reduction reduction, const void* from, void* to) {
   World& world = TheWorld();
-  const std::function<std::string()> what = [&] {
+  const std::function<std::string()> place = [&] {
     return Text(std::string("allreduce (") + NameOf(reduction) + ")", subject);
   };
   const uint64_t key = KeyOf(subject, 0).Add(static_cast<int64_t>(reduction)).value();
-  const Call call{Kind::kAllreduce, key, what, nullptr, 0, nullptr, subject.bytes()};
+  const Call call{Kind::kAllreduce, key, place, subject.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
   if (from != to) std::memcpy(to, from, subject.bytes());
   if (!world.has_peers()) return Finish(call, Error());
-  return Finish(call, AllreduceChunks(world, subject, reduction, static_cast<char*>(to), what));
+  return Finish(call, AllreduceChunks(world, subject, reduction, static_cast<char*>(to), place));
 }
 
 Error Broadcast(const Subject& subject, int root, void* data) {
   World& world = TheWorld();
-  const std::function<std::string()> what = [&] {
+  const std::function<std::string()> place = [&] {
     return Text("broadcast from rank " + std::to_string(root), subject);
   };
   if (root < 0 || root >= world.size) {
-    return Error(what() + ": there is no such rank; the number of ranks is " + std::to_string(world.size) + ".");
+    return Error(place() + ": there is no such rank; the number of ranks is " + std::to_string(world.size) + ".");
   }
-  const Call call{Kind::kBroadcast, KeyOf(subject, 0).Add(root).value(), what, nullptr, 0, nullptr, subject.bytes()};
+  const Call call{Kind::kBroadcast, KeyOf(subject, 0).Add(root).value(), place, subject.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
   const int64_t bytes = subject.bytes();
@@ -126,26 +127,26 @@ Error Broadcast(const Subject& subject, int root, void* data) {
   for (int64_t offset = 0; offset < bytes && world.has_peers(); offset += kPart) {
     const int part = static_cast<int>(std::min(kPart, bytes - offset));
     const int code = MPI_Bcast(static_cast<char*>(data) + offset, part, MPI_BYTE, root, world.gradients);
-    if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Bcast", what()));
+    if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Bcast", place()));
   }
   return Finish(call, Error());
 }
 
 Error Allgather(const Subject& subject, const void* from, const Allocate& allocate) {
   World& world = TheWorld();
-  const std::function<std::string()> what = [&] { return Text("allgather", subject); };
+  const std::function<std::string()> place = [&] { return Text("allgather", subject); };
   const int64_t mine = subject.shape.empty() ? 1 : subject.shape[0];
-  const Call call{Kind::kAllgather, KeyOf(subject, 1).value(), what, nullptr, 0, nullptr, subject.bytes()};
+  const Call call{Kind::kAllgather, KeyOf(subject, 1).value(), place, subject.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
   std::vector<int64_t> rows(world.size, mine);
   if (world.has_peers()) {
     const int code = MPI_Allgather(&mine, 1, MPI_INT64_T, rows.data(), 1, MPI_INT64_T, world.gradients);
-    if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Allgather", what()));
+    if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Allgather", place()));
   }
   void* const to = allocate(rows);
-  if (Error error = AgreeOnMemory(world, to != nullptr, what())) return Finish(call, error);
-  if (world.has_peers()) return Finish(call, GatherRows(world, subject, from, to, rows, what()));
+  if (Error error = AgreeOnMemory(world, to != nullptr, place())) return Finish(call, error);
+  if (world.has_peers()) return Finish(call, GatherRows(world, subject, from, to, rows, place()));
   for (int rank = 0; rank < world.size; ++rank) {
     std::memcpy(static_cast<char*>(to) + rank * subject.bytes(), from, subject.bytes());
   }
@@ -154,8 +155,8 @@ Error Allgather(const Subject& subject, const void* from, const Allocate& alloca
 
 Error Barrier(const std::string& name) {
   World& world = TheWorld();
-  const std::function<std::string()> what = [&] { return name.empty() ? "a barrier" : "barrier '" + name + "'"; };
-  const Call call{Kind::kBarrier, 0, what};
+  const std::function<std::string()> place = [&] { return name.empty() ? "a barrier" : "barrier '" + name + "'"; };
+  const Call call{Kind::kBarrier, 0, place};
   std::lock_guard<std::mutex> lock(world.mutex);
   // The rendezvous is itself a barrier: no rank leaves it before all have come.
   if (Error error = Meet(call)) return error;

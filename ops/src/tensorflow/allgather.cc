@@ -11,9 +11,7 @@ using namespace tensorflow;
 
 class AllgatherKernel : public Collective {
  public:
-  explicit AllgatherKernel(OpKernelConstruction* construction) : Collective(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
-  }
+  using Collective::Collective;
 
  protected:
   void Run(OpKernelContext* context) override {
@@ -41,9 +39,6 @@ class AllgatherKernel : public Collective {
     const Subject subject{TypeOf(x.dtype()), ShapeOf(x), place_};
     MATEX_RETURN_IF_ERROR(context, Allgather(subject, DataOf(x), allocate));
   }
-
- private:
-  std::string place_;
 };
 
 REGISTER_OP("MatexAllgather")

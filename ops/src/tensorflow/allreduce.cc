@@ -1,6 +1,7 @@
 // MatexAllreduce: y = the sum, mean, minimum or maximum of x over ranks.
 #include "engine/collectives.h"
 #include "kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 
 namespace matex {
 namespace {
@@ -13,7 +14,6 @@ class AllreduceKernel : public Collective {
     std::string name;
     OP_REQUIRES_OK(construction, construction->GetAttr("reduction", &name));
     reduction_ = ReductionOf(name);
-    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
   }
 
  protected:
@@ -27,7 +27,6 @@ class AllreduceKernel : public Collective {
 
  private:
   Reduction reduction_ = Reduction::kSum;
-  std::string place_;
 };
 
 REGISTER_OP("MatexAllreduce")
@@ -39,10 +38,7 @@ REGISTER_OP("MatexAllreduce")
     .MATEX_ORDER
     .Output("y: T")
     .SetIsStateful()
-    .SetShapeFn([](shape_inference::InferenceContext* context) {
-      context->set_output(0, context->input(0));
-      return TfStatus();
-    });
+    .SetShapeFn(shape_inference::UnchangedShape);
 
 REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_CPU), AllreduceKernel);
 REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"),

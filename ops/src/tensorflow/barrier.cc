@@ -10,15 +10,10 @@ using namespace tensorflow;
 
 class BarrierKernel : public Collective {
  public:
-  explicit BarrierKernel(OpKernelConstruction* construction) : Collective(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
-  }
+  using Collective::Collective;
 
  protected:
   void Run(OpKernelContext* context) override { MATEX_RETURN_IF_ERROR(context, Barrier(place_)); }
-
- private:
-  std::string place_;
 };
 
 REGISTER_OP("MatexBarrier")

@@ -3,6 +3,7 @@
 
 #include "engine/collectives.h"
 #include "kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 
 namespace matex {
 namespace {
@@ -13,7 +14,6 @@ class BroadcastKernel : public Collective {
  public:
   explicit BroadcastKernel(OpKernelConstruction* construction) : Collective(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("root", &root_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
   }
 
  protected:
@@ -28,7 +28,6 @@ class BroadcastKernel : public Collective {
 
  private:
   tensorflow::int64 root_ = 0;
-  std::string place_;
 };
 
 REGISTER_OP("MatexBroadcast")
@@ -40,10 +39,7 @@ REGISTER_OP("MatexBroadcast")
     .MATEX_ORDER
     .Output("y: T")
     .SetIsStateful()
-    .SetShapeFn([](shape_inference::InferenceContext* context) {
-      context->set_output(0, context->input(0));
-      return TfStatus();
-    });
+    .SetShapeFn(shape_inference::UnchangedShape);
 
 REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_CPU), BroadcastKernel);
 REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"),

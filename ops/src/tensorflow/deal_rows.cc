@@ -1,6 +1,8 @@
 // MatexDealRows: the rows of a batch that this rank computes, by the rule of `sharding/row_shares.py`. Input `counts`:
-// the rows of each of the batch's tensors. Input `dealt`: whether rows are divided, this rank, and the share of each
-// rank.
+// the number of rows of each of the batch's tensors. Input `dealt`: whether rows are divided (0 or 1), this rank, and
+// the share of each rank. With counts [5] and dealt [1, 0, 1, 1], rank 0 of two equal ranks computes rows 0-2.
+//
+// Outputs: the first row, the number of rows, the rows of the whole batch, and whether this rank has rows of its own.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -49,17 +51,24 @@ class DealRowsKernel : public OpKernel {
                 errors::InvalidArgument("MatexDealRows: rank ", rank, " of ", ranks, " ranks cannot be dealt rows"));
     auto [start, stop] = DealBlock(total, rank, shares, ranks);
     const bool has_rows = stop > start;
-    // A rank without rows computes the first row and contributes nothing, because steps fail on empty batches.
-    if (!has_rows) start = 0, stop = std::min<int64_t>(1, total);
     const bool is_even = std::all_of(rows, rows + counts.NumElements(), [&](int64_t count) { return count == total; });
-    // Tensors of different lengths are not divided: every rank computes all rows.
-    if (!is_divided || !is_even) start = 0, stop = largest;
-    const int64_t results[] = {start, stop - start, total};
-    for (int i = 0; i < 4; ++i) {
-      Tensor* output = nullptr;
-      OP_REQUIRES_OK(context, context->allocate_output(i, TensorShape(), &output));
-      i < 3 ? void(output->scalar<tensorflow::int64>()() = results[i]) : void(output->scalar<bool>()() = has_rows);
+    if (!is_divided || !is_even) {
+      // Tensors of different lengths are not divided: every rank computes all rows.
+      start = 0;
+      stop = largest;
+    } else if (!has_rows) {
+      // A rank without rows computes the first row and contributes nothing, because steps fail on empty batches.
+      start = 0;
+      stop = std::min<int64_t>(1, total);
     }
+    Tensor* output = nullptr;
+    const int64_t numbers_of_rows[] = {start, stop - start, total};
+    for (int i = 0; i < 3; ++i) {
+      OP_REQUIRES_OK(context, context->allocate_output(i, TensorShape(), &output));
+      output->scalar<tensorflow::int64>()() = numbers_of_rows[i];
+    }
+    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape(), &output));
+    output->scalar<bool>()() = has_rows;
   }
 };
 

@@ -68,14 +68,15 @@ TfStatus CutsOf(OpKernelConstruction* construction, size_t count, Cuts* cuts) {
   std::vector<tensorflow::int64> numbers;
   TfStatus status = construction->GetAttr("cuts", &numbers);
   if (!status.ok()) return status;
-  const size_t each = TheWorld().size + 1;
-  if (numbers.size() % each != 0 || numbers.size() / each > count) {
-    return errors::InvalidArgument(construction->def().op(), ": expected ", each, " cuts for each of ", count,
+  const size_t cuts_per_entry = TheWorld().size + 1;
+  if (numbers.size() % cuts_per_entry != 0 || numbers.size() / cuts_per_entry > count) {
+    return errors::InvalidArgument(construction->def().op(), ": expected ", cuts_per_entry, " cuts for each of ", count,
                                    " entries, not ", numbers.size());
   }
-  for (size_t i = 0; i < numbers.size(); i += each) {
-    const auto first = numbers.begin() + i, last = first + each;
-    cuts->emplace_back(first, last[-1] == 0 ? first : last);
+  for (size_t i = 0; i < numbers.size(); i += cuts_per_entry) {
+    const auto first = numbers.begin() + i, end = first + cuts_per_entry;
+    const bool is_divided = end[-1] != 0;
+    cuts->emplace_back(first, is_divided ? end : first);
   }
   return TfStatus();
 }
@@ -139,10 +140,11 @@ Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, DataType type, 
   return Tensor(type, shape, buffer.get());
 }
 
-TfStatus StatusOf(const Error& error) { return errors::FailedPrecondition(Place(), ": ", error.message); }
+TfStatus StatusOf(const Error& error) { return errors::FailedPrecondition(RankAndHost(), ": ", error.message); }
 
 Collective::Collective(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
   OP_REQUIRES_OK(construction, construction->GetAttr("turn", &turn_));
+  if (construction->HasAttr("place")) OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
 }
 
 void Collective::Compute(OpKernelContext* context) {

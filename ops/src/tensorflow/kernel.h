@@ -36,8 +36,8 @@ Type TypeOf(tensorflow::DataType type);
 std::vector<int64_t> ShapeOf(const tensorflow::Tensor& tensor);
 void* DataOf(const tensorflow::Tensor& tensor);
 
-// Reads the attribute `cuts` of an op, for up to `count` entries: for each entry the bounds of the ranks' pieces, or
-// zeros if it is not divided.
+// Reads the attribute `cuts` of an op, for up to `count` entries: for each entry ranks + 1 numbers, the bounds of the
+// ranks' pieces, or zeros if the entry is not divided.
 TfStatus CutsOf(tensorflow::OpKernelConstruction* construction, size_t count, Cuts* cuts);
 
 // The layout of a kernel, kept from run to run. Shapes are known only when the kernel runs, but hardly ever change.
@@ -49,7 +49,7 @@ class KeptLayout {
   };
   // Reads the attributes `names` and, where the op has it, `variables`.
   TfStatus Read(tensorflow::OpKernelConstruction* construction);
-  // The layout of the first inputs, one for each output; calls `make` if shapes have changed.
+  // The layout of the first inputs, as many as the op has outputs; calls `make` if shapes have changed.
   std::shared_ptr<const Made> Of(tensorflow::OpKernelContext* context,
                                  const std::function<std::shared_ptr<const Made>(std::vector<Entry>)>& make);
 
@@ -94,6 +94,8 @@ class Collective : public tensorflow::AsyncOpKernel {
  protected:
   // Runs the collective; puts errors into the context.
   virtual void Run(tensorflow::OpKernelContext* context) = 0;
+
+  std::string place_;  // the attribute `place`, for messages; "" if the op has none
 
  private:
   tensorflow::int64 turn_ = -1;

@@ -1,5 +1,5 @@
-// MatexLetGo: starts a thread that waits until it has the last reference to a resource, and releases it. It is used for
-// the iterators of tf.data.
+// MatexLetGo: starts a thread that waits until it has the last reference to a resource, and releases it. Python uses it
+// for the iterators of tf.data (handles.py).
 //
 // The autotuning thread of an iterator sleeps for up to a minute and often misses the cancellation, because
 // CancellationManager wakes it before it sets the flag. The thread that releases the iterator waits for the end of that
@@ -22,7 +22,7 @@ namespace {
 using namespace tensorflow;
 
 constexpr std::chrono::milliseconds kPause(5);
-constexpr int kPauses = 2000;  // after them this thread gives its reference up, and another one releases the resource
+constexpr int kMaxPauses = 2000;  // after 10 s the thread drops its reference; the last owner releases the resource
 
 std::mutex unreleased_mutex;
 std::condition_variable all_released;
@@ -41,7 +41,7 @@ class LetGoKernel : public OpKernel {
       ++unreleased;
     }
     std::thread([handle = std::move(handle)]() mutable {
-      for (int n = 0; n < kPauses && !handle.resource()->RefCountIsOne(); ++n) std::this_thread::sleep_for(kPause);
+      for (int n = 0; n < kMaxPauses && !handle.resource()->RefCountIsOne(); ++n) std::this_thread::sleep_for(kPause);
       handle = ResourceHandle();
       std::lock_guard<std::mutex> lock(unreleased_mutex);
       if (--unreleased == 0) all_released.notify_all();

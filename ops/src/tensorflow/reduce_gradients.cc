@@ -16,7 +16,6 @@ class ReduceGradientsKernel : public Collective {
  public:
   explicit ReduceGradientsKernel(OpKernelConstruction* construction) : Collective(construction) {
     OP_REQUIRES_OK(construction, kept_.Read(construction));
-    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
     OP_REQUIRES_OK(construction, construction->GetAttr("checked", &checked_));
     OP_REQUIRES_OK(construction, CutsOf(construction, construction->num_outputs(), &cuts_));
   }
@@ -25,7 +24,7 @@ class ReduceGradientsKernel : public Collective {
   void Run(OpKernelContext* context) override {
     const int count = context->num_outputs();
     Weight weight;
-    OP_REQUIRES_OK(context, WeightOf("MatexReduceGradients", context->input(context->num_outputs()), &weight));
+    OP_REQUIRES_OK(context, WeightOf("MatexReduceGradients", context->input(count), &weight));
     std::vector<const void*> inputs(count);
     std::vector<void*> outputs(count);
     for (int i = 0; i < count; ++i) {
@@ -44,14 +43,14 @@ class ReduceGradientsKernel : public Collective {
  private:
   std::shared_ptr<const KeptLayout::Made> Make(std::vector<Entry> entries) const {
     const World& world = TheWorld();
-    Layout layout(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression, false, checked_, cuts_);
+    Layout layout(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression,
+                  /*compiled=*/false, checked_, cuts_);
     const auto made = std::make_shared<KeptLayout::Made>(KeptLayout::Made{std::move(layout), nullptr});
     if (!made->layout.cuts().empty()) made->scatter = std::make_unique<Scatter>(made->layout, world.size);
     return made;
   }
 
   KeptLayout kept_;
-  std::string place_;
   bool checked_ = false;
   Cuts cuts_;  // of each gradient; empty: every rank needs all sums
 };

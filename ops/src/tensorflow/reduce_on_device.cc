@@ -1,7 +1,11 @@
-// MatexReduceOnDevice: reduced[i] = the sum over ranks of gradients[i], by an MPI that accepts device addresses.
+// MatexReduceOnDevice: reduced[i] = the sum over ranks of gradients[i], by an MPI that accepts device addresses. Input
+// `weight` only tells the rows of the batch: the caller has weighted the gradients.
 //
-// Small gradients are fused in buffers in device memory. The copies run in the device's stream; MPI is called after
-// they have ended. A rank on a CPU makes the same MPI calls, so ranks with and without a GPU can be in one run.
+// For each transfer of the layout the kernel prepares a buffer in device memory. A transfer of one fragment is summed
+// directly in its output. The fragments of small gradients are fused in one temporary buffer. The copies run in the
+// device's stream, so the kernel waits for their end, calls MPI on the buffers, and copies the sums to the outputs.
+//
+// A rank on a CPU makes the same MPI calls, so ranks with and without a GPU can be in one run.
 #include <cstring>
 #include <future>
 #include <memory>
@@ -30,7 +34,8 @@ class Copies {
   explicit Copies(OpKernelContext* context)
       : stream_(context->op_device_context()), device_(static_cast<Device*>(context->device())) {}
 
-  // No effect if both tensors have the same memory.
+  // Starts a copy of `from` to `to`, which have equal sizes. No effect if both have the same memory. Returns the error
+  // of the start; the copy itself may still run.
   TfStatus Add(const Tensor& from, Tensor to) const {
     if (DataOf(from) == DataOf(to)) return TfStatus();
     if (stream_ == nullptr) {
@@ -56,18 +61,18 @@ class Copies {
   Device* const device_;
 };
 
+// Runs on CPUs, too, where `Copies` is synchronous.
 class ReduceOnDeviceKernel : public Collective {
  public:
   explicit ReduceOnDeviceKernel(OpKernelConstruction* construction) : Collective(construction) {
     OP_REQUIRES_OK(construction, kept_.Read(construction));
-    OP_REQUIRES_OK(construction, construction->GetAttr("place", &place_));
   }
 
  protected:
   void Run(OpKernelContext* context) override {
     Weight weight;
     OP_REQUIRES_OK(context, WeightOf("MatexReduceOnDevice", context->input(context->num_outputs()), &weight));
-    std::vector<Tensor> inputs, outputs;
+    std::vector<Tensor> inputs, outputs;  // flat
     for (int i = 0; i < context->num_outputs(); ++i) {
       const Tensor& x = context->input(i);
       Tensor* y = nullptr;
@@ -77,23 +82,27 @@ class ReduceOnDeviceKernel : public Collective {
     }
     const auto made = kept_.Of(context, [](std::vector<Entry> entries) {
       Layout layout(std::move(entries), kChunkBytes, TheWorld().fuse_bytes);
-      return std::make_shared<const KeptLayout::Made>(KeptLayout::Made{std::move(layout), nullptr});
+      return std::make_shared<const KeptLayout::Made>(KeptLayout::Made{std::move(layout), /*scatter=*/nullptr});
     });
+    const std::vector<Transfer>& transfers = made->layout.transfers();
     const Copies copies(context);
-    std::vector<Tensor> buffers;  // the buffer of each transfer
+    std::vector<Tensor> buffers(transfers.size());
     std::vector<void*> addresses;
-    for (const Transfer& transfer : made->layout.transfers()) {
-      OP_REQUIRES_OK(context, FillBuffer(context, copies, transfer, inputs, outputs, &buffers));
-      addresses.push_back(DataOf(buffers.back()));
+    for (size_t i = 0; i < transfers.size(); ++i) {
+      OP_REQUIRES_OK(context, MakeBuffer(context, transfers[i], outputs, &buffers[i]));
+      const auto copy_in = [&](const Tensor& part, const Fragment& fragment) {
+        return copies.Add(SliceOf(inputs, fragment), part);
+      };
+      OP_REQUIRES_OK(context, ForFragments(transfers[i], buffers[i], copy_in));
+      addresses.push_back(DataOf(buffers[i]));
     }
     OP_REQUIRES_OK(context, copies.Wait());
     MATEX_RETURN_IF_ERROR(context, SumInPlace(made->layout, addresses, weight.batch, [this] { return place_; }));
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      int64_t at = 0;
-      for (const Fragment& fragment : made->layout.transfers()[i].fragments) {
-        OP_REQUIRES_OK(context, copies.Add(buffers[i].Slice(at, at + fragment.count), SliceOf(outputs, fragment)));
-        at += fragment.count;
-      }
+    for (size_t i = 0; i < transfers.size(); ++i) {
+      const auto copy_out = [&](const Tensor& part, const Fragment& fragment) {
+        return copies.Add(part, SliceOf(outputs, fragment));
+      };
+      OP_REQUIRES_OK(context, ForFragments(transfers[i], buffers[i], copy_out));
     }
   }
 
@@ -102,30 +111,31 @@ class ReduceOnDeviceKernel : public Collective {
     return flat[fragment.entry].Slice(fragment.offset, fragment.offset + fragment.count);
   }
 
-  // A transfer of one fragment is summed in its output, several fragments in a buffer.
-  static TfStatus FillBuffer(OpKernelContext* context, const Copies& copies, const Transfer& transfer,
-                                const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
-                                std::vector<Tensor>* buffers) {
+  // The memory in which MPI sums a transfer: its output if it has one fragment, else a temporary tensor.
+  static TfStatus MakeBuffer(OpKernelContext* context, const Transfer& transfer, const std::vector<Tensor>& outputs,
+                             Tensor* buffer) {
     const Fragment& first = transfer.fragments.front();
-    Tensor buffer;
-    if (transfer.fragments.size() == 1) {
-      buffer = SliceOf(outputs, first);
-    } else {
-      TfStatus status = context->allocate_temp(inputs[first.entry].dtype(), TensorShape({transfer.count}), &buffer);
-      if (!status.ok()) return status;
+    if (transfer.fragments.size() > 1) {
+      return context->allocate_temp(outputs[first.entry].dtype(), TensorShape({transfer.count}), buffer);
     }
-    int64_t at = 0;
+    *buffer = SliceOf(outputs, first);
+    return TfStatus();
+  }
+
+  // Calls `copy(part, fragment)` for each fragment of a transfer, whose elements are in `part` of the buffer, one after
+  // another. Returns the first error.
+  template <typename Copy>
+  static TfStatus ForFragments(const Transfer& transfer, const Tensor& buffer, Copy copy) {
+    int64_t offset = 0;
     for (const Fragment& fragment : transfer.fragments) {
-      TfStatus status = copies.Add(SliceOf(inputs, fragment), buffer.Slice(at, at + fragment.count));
+      TfStatus status = copy(buffer.Slice(offset, offset + fragment.count), fragment);
       if (!status.ok()) return status;
-      at += fragment.count;
+      offset += fragment.count;
     }
-    buffers->push_back(std::move(buffer));
     return TfStatus();
   }
 
   KeptLayout kept_;
-  std::string place_;
 };
 
 REGISTER_OP("MatexReduceOnDevice")

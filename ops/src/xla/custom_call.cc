@@ -21,13 +21,8 @@ namespace matex {
 
 std::string Encode(const Request& request) {
   std::string text;
-  Put(text, static_cast<int64_t>(request.kind));
-  Put(text, static_cast<int64_t>(request.reduction));
-  Put(text, static_cast<int64_t>(request.root));
-  Put(text, static_cast<int64_t>(request.numbers));
-  Put(text, static_cast<int64_t>(request.checked));
-  Put(text, request.entries);
-  Put(text, request.place);
+  PutAll(text, static_cast<int64_t>(request.kind), static_cast<int64_t>(request.reduction), int64_t{request.root},
+         int64_t{request.numbers}, int64_t{request.checked}, request.entries, request.place);
   return text;
 }
 
@@ -104,16 +99,15 @@ Error Run(const Prepared& prepared, const void* const* in, void* const* out) {
 
 // XLA passes the address of a single result, but an array of addresses for several results.
 void Call(void* result, const void** operands, const char* text, size_t length, XlaCustomCallStatus* status) {
-  const std::shared_ptr<const Prepared> kept = PreparedFor(text, length);
-  const Prepared& prepared = *kept;
-  const size_t count = prepared.request.entries.size();
+  const std::shared_ptr<const Prepared> prepared = PreparedFor(text, length);
+  const size_t count = prepared->request.entries.size();
   void* const* const results = count == 0 ? &result : static_cast<void* const*>(result);
-  if (Error error = Run(prepared, operands, results)) {
+  if (Error error = Run(*prepared, operands, results)) {
     // TensorFlow's libraries do not export the function that sets the message.
-    status->message = Place() + ": " + error.message;
+    status->message = RankAndHost() + ": " + error.message;
     return;
   }
-  const size_t token = count + (prepared.request.kind == Kind::kGradients ? 1 : 0);
+  const size_t token = count + (prepared->request.kind == Kind::kGradients ? 1 : 0);  // after the weight
   std::memcpy(results[count], operands[token], sizeof(int32_t));
 }
 
@@ -122,14 +116,15 @@ const bool registered = [] {
   return true;
 }();
 
+// Drops all prepared requests with a gradient of `variable`.
 void Forget(int64_t variable) {
   Cache& cache = TheCache();
   std::lock_guard<std::mutex> lock(cache.mutex);
-  for (auto one = cache.prepared.begin(); one != cache.prepared.end();) {
-    const std::vector<Entry>& entries = one->second->request.entries;
-    const bool has = std::any_of(entries.begin(), entries.end(),
-                                 [variable](const Entry& entry) { return entry.variable == variable; });
-    one = has ? cache.prepared.erase(one) : std::next(one);
+  for (auto found = cache.prepared.begin(); found != cache.prepared.end();) {
+    const std::vector<Entry>& entries = found->second->request.entries;
+    const bool has_variable = std::any_of(entries.begin(), entries.end(),
+                                          [variable](const Entry& entry) { return entry.variable == variable; });
+    found = has_variable ? cache.prepared.erase(found) : std::next(found);
   }
 }
 

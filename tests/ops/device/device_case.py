@@ -1,8 +1,8 @@
-"""Every collective of tensors on the device that `fake_gpu.cc` makes, and a model trained beside it.
+"""Runs all collectives on tensors of the device of `fake_gpu.cc`, and trains a model.
 
-    device_case.py PLUGIN way
+    device_case.py PLUGIN WAY
 
-Of updates: "staged" in the host's memory, "direct" where MPI is given the device's addresses.
+With WAY "staged" gradients are summed in host memory; with "direct" MPI receives addresses of the device.
 """
 
 import os
@@ -29,10 +29,12 @@ def make_values(shape, dtype, of=rank):
 
 
 def run_on_device(work, *values):
-    """Where our ops in a function ran that does `work` on tensors on the device, by their types; and what it gives."""
+    """Call `work` in a function, with values on the device. Returns the device of each of the library's ops, by type,
+    and the results of three calls.
+    """
 
     @tf.function(autograph=False)
-    def step():  # without arguments, of which each rank would get its rows
+    def step():  # without arguments, because each rank would get its rows of them
         with tf.device(CPU):
             given = [tf.constant(value) for value in values]
         with tf.device(GPU):
@@ -49,7 +51,7 @@ def run_on_device(work, *values):
 
 
 def run_thrice(step, *arguments):
-    """What `step` gives each time. After the first, a wait for the whole device ends this process."""
+    """The results of three calls of `step`. After the first, a wait for the whole device ends this process."""
     results = [step(*arguments)]
     os.environ["FAKE_GPU_NO_DEVICE_WAIT"] = "1"
     results += [step(*arguments) for _ in range(2)]
@@ -77,7 +79,7 @@ def check_collectives():
 
 
 def check_updates():
-    """Small gradients, which are fused, and one that is not; of several types; in place and beside their inputs."""
+    """An update of small gradients, which are fused, and a large one, of several types; inline and overlapped."""
     shapes = [([], tf.float32), ([7], tf.float64), ([300, 300], tf.float32), ([4, 2], tf.float32), ([3], tf.float64)]
     mine = [make_values(*each) for each in shapes]
     wanted = [sum(make_values(*each, one) * (one + 1.0) for one in range(size)) for each in shapes]
@@ -99,7 +101,7 @@ def check_updates():
 
 
 def check_step():
-    """A training step whose rows are shared out, with weights in the host's memory."""
+    """A sharded training step, with weights in host memory."""
     with tf.device(CPU):
         weights, rows = tf.Variable(tf.ones([3, 1])), tf.constant(make_values([7, 3], tf.float32, 0))
 

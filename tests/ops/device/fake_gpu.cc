@@ -1,8 +1,11 @@
 // A TensorFlow pluggable device that passes for a GPU, for tests of custom ops on machines without one.
 //
-// It computes nothing. It is as strict as a GPU can be about what the host must not do: the host cannot touch device
-// memory (unless FAKE_GPU_MEMORY=open), and nothing put on a stream has happened until its thread gets to it, at least
-// FAKE_GPU_DELAY_US (2000) microseconds later. With FAKE_GPU_NO_DEVICE_WAIT=1, a wait for the whole device aborts.
+// It only stores and copies tensors, and computes nothing. It detects wrong uses that a real GPU may tolerate:
+//
+// - The host cannot read or write device memory, except with FAKE_GPU_MEMORY=open.
+// - Work on a stream begins FAKE_GPU_DELAY_US (2000) microseconds after it was added, in the stream's own thread.
+// - New device memory contains a fixed pattern.
+// - With FAKE_GPU_NO_DEVICE_WAIT=1, a wait for the whole device ends the process.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,24 +31,24 @@
 namespace {
 
 constexpr size_t kArenaBytes = size_t{256} << 20;
-constexpr size_t kAlignment = 256;  // That of cudaMalloc.
+constexpr size_t kAlignment = 256;  // as that of cudaMalloc
 constexpr int kPoison = 0xAB;
 constexpr auto kNothing = [](auto...) {};
 
-[[noreturn]] void Die(const char* why) {
-  std::fprintf(stderr, "FAKE_GPU: %s\n", why);
+[[noreturn]] void Die(const char* message) {
+  std::fprintf(stderr, "FAKE_GPU: %s\n", message);
   std::abort();
 }
 
-std::string Env(const char* name, const char* otherwise) {
+std::string ReadVariable(const char* name, const char* if_missing) {
   const char* value = std::getenv(name);
-  return value == nullptr ? otherwise : value;
+  return value == nullptr ? if_missing : value;
 }
 
 size_t RoundUp(size_t size) { return (std::max<size_t>(size, 1) + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Numbers all work given to the device, whichever the stream, so that an event or a freed block needs to remember only
-// a number. Number 0 is never given out, and so counts as done.
+// Numbers the work of all streams, from 1, and knows which is done. So an event or a freed block stores only a number;
+// number 0 is always done.
 class Work {
  public:
   uint64_t Begin() {
@@ -86,12 +89,14 @@ class Work {
   uint64_t last_ = 0;
 };
 
+// The memory of the device: a file in memory, mapped twice. TensorFlow knows only the first mapping, which the host
+// cannot access; this plugin uses the second one.
 class Arena {
  public:
   Arena() {
     const int file = memfd_create("fake_gpu", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, kArenaBytes) != 0) Die("no memory file");
-    const int access = Env("FAKE_GPU_MEMORY", "") == "open" ? PROT_READ | PROT_WRITE : PROT_NONE;
+    const int access = ReadVariable("FAKE_GPU_MEMORY", "") == "open" ? PROT_READ | PROT_WRITE : PROT_NONE;
     void* device = mmap(nullptr, kArenaBytes, access, MAP_SHARED, file, 0);
     void* own = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (device == MAP_FAILED || own == MAP_FAILED) Die("no address space");
@@ -100,13 +105,14 @@ class Arena {
     own_ = static_cast<char*>(own);
   }
 
-  // Where the plugin itself finds what TensorFlow knows as `memory`.
+  // The address of `memory` in this plugin's own mapping. Ends the process if it is not device memory.
   char* Own(const SP_DeviceMemoryBase* memory, uint64_t size) const {
-    const size_t offset = static_cast<const char*>(memory->opaque) - device_;  // Huge for what lies below the arena.
+    const size_t offset = static_cast<const char*>(memory->opaque) - device_;  // huge for an address below the arena
     if (offset > kArenaBytes || size > kArenaBytes - offset) Die("an address that is not device memory");
     return own_ + offset;
   }
 
+  // The first block that is large enough; waits for freed blocks if there is none. Null if the arena is full.
   void* Allocate(size_t size) {
     size = RoundUp(size);
     std::unique_lock<std::mutex> lock(mutex_);
@@ -125,14 +131,14 @@ class Arena {
       }
       if (freed_.empty()) return nullptr;
       const uint64_t last_use = freed_.front().second;
-      lock.unlock();  // The work to wait for may itself free something.
+      lock.unlock();  // this work may itself free memory
       work_->WaitUpTo(last_use);
       lock.lock();
     }
   }
 
-  // Work that is already on a stream may use a block after TensorFlow freed it, as it may on a GPU, so the block must
-  // not be poisoned before that work is done.
+  // As on a GPU, work that is already on a stream may use a block after TensorFlow has freed it. So the block is
+  // allocated again only after all work so far.
   void Free(const void* device) {
     if (device == nullptr) return;
     std::lock_guard<std::mutex> lock(mutex_);
@@ -148,6 +154,7 @@ class Arena {
   Work* work() { return work_; }
 
  private:
+  // Makes freed blocks available whose last possible use is done.
   void Reclaim() {
     for (; !freed_.empty() && work_->DoneUpTo(freed_.front().second); freed_.pop_front()) {
       const auto block = blocks_.find(freed_.front().first);
@@ -161,18 +168,19 @@ class Arena {
   char* device_;
   char* own_;
   std::mutex mutex_;
-  std::map<size_t, size_t> blocks_;                // Offset and length of what cannot be given out.
-  std::deque<std::pair<size_t, uint64_t>> freed_;  // Offset, and the last work that may use it.
+  std::map<size_t, size_t> blocks_;                // offset and length of each block in use
+  std::deque<std::pair<size_t, uint64_t>> freed_;  // offset of a freed block, and the last work that may use it
   size_t in_use_ = 0;
 };
 
-// Set once, when the plugin is loaded. Never freed: TensorFlow takes no plugin down, and streams outlive main().
+// Set when the plugin is loaded, and never freed: TensorFlow does not unload plugins, and streams outlive main().
 Arena* arena;
 Work* work;
 std::chrono::microseconds delay;
 
 }  // namespace
 
+// A stream: a thread that runs tasks one after another. An empty task ends the thread.
 struct SP_Stream_st {
  public:
   ~SP_Stream_st() {
@@ -213,11 +221,11 @@ struct SP_Stream_st {
   std::condition_variable added_;
   std::deque<std::pair<uint64_t, std::function<void()>>> tasks_;
   std::atomic<uint64_t> last_{0};
-  std::thread thread_{[this] { Run(); }};  // Comes last, as it uses all of the above.
+  std::thread thread_{[this] { Run(); }};  // initialized last, because it uses all other fields
 };
 
 struct SP_Event_st {
-  std::atomic<uint64_t> ticket{0};  // As on a GPU, an event that was never recorded is complete.
+  std::atomic<uint64_t> ticket{0};  // as on a GPU, an event that was never recorded is complete
 };
 
 namespace {
@@ -251,10 +259,10 @@ void SetStreamsAndEvents(SP_StreamExecutor* se) {
   se->create_stream_dependency = [](Device, SP_Stream dependent, SP_Stream other, TF_Status*) {
     dependent->Add([last = other->Last()] { work->Wait(last); });
   };
-  se->get_stream_status = kNothing;  // No stream ever fails.
+  se->get_stream_status = kNothing;  // no stream ever fails
   se->block_host_until_done = [](Device, SP_Stream stream, TF_Status*) { work->Wait(stream->Last()); };
   se->synchronize_all_activity = [](Device, TF_Status*) {
-    if (Env("FAKE_GPU_NO_DEVICE_WAIT", "") == "1") Die("a wait for the whole device");
+    if (ReadVariable("FAKE_GPU_NO_DEVICE_WAIT", "") == "1") Die("a wait for the whole device");
     work->WaitUpTo(work->Last());
   };
   se->host_callback = [](Device, SP_Stream stream, SE_StatusCallbackFn function, void* argument) -> TF_Bool {
@@ -348,7 +356,7 @@ void SetPlatform(SP_PlatformFns* fns) {
 extern "C" void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status*) {
   arena = new Arena;
   work = arena->work();
-  delay = std::chrono::microseconds(std::stol(Env("FAKE_GPU_DELAY_US", "2000")));
+  delay = std::chrono::microseconds(std::stol(ReadVariable("FAKE_GPU_DELAY_US", "2000")));
 
   params->struct_size = SE_PLATFORM_REGISTRATION_PARAMS_STRUCT_SIZE;
   params->major_version = SE_MAJOR;
@@ -359,6 +367,6 @@ extern "C" void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status*)
   params->platform->struct_size = SP_PLATFORM_STRUCT_SIZE;
   params->platform->name = "FAKE_GPU";
   params->platform->type = "GPU";
-  params->platform->use_bfc_allocator = 0;  // It would give blocks out again behind the plugin's back, unpoisoned.
+  params->platform->use_bfc_allocator = 0;  // it would reuse blocks without the fixed pattern
   SetPlatform(params->platform_fns);
 }

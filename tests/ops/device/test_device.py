@@ -1,4 +1,4 @@
-"""Ops on a device whose memory the host cannot touch, and which does nothing at once, as a GPU."""
+"""Ops on a device whose memory the host cannot access, and whose work is delayed, as on a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from matex_tf.world import world
 
 HERE = Path(__file__).resolve().parent
 DIRECT = {"MATEX_DEVICE_POINTERS": "on", "FAKE_GPU_MEMORY": "open"}
-"""The settings in which MPI is given the device's addresses, which it can read and write then."""
+"""Settings with which MPI receives addresses of the device, whose memory the host can then access."""
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-// The engine alone under load: random collectives, layouts, sizes, types and orders, several updates at once, some given
-// up; each value compared with a plain sum. Built and run by scripts/sanitize.py, with a sanitizer or without.
+// The engine alone under load: random collectives, layouts, sizes, types and orders, several updates at once, some
+// given up; each value compared with a plain sum. Built and run by scripts/sanitize.py, with a sanitizer or without.
 //
 //   mpirun -n 3 stress STEPS SEED [mpi|ring|two_level [none|bf16|fp16|topk [all|hosts [RANKS_PER_NODE]]]]
 #include <mpi.h>
@@ -34,7 +34,8 @@
 extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes, int64_t rows);
 extern "C" int matex_waiting(double* seconds, int64_t* number, char* text, int size);
 
-// Only the choice of buckets calls it here: made slow, it shows whether MPI ends under the thread's feet.
+// Replaces MPI's barrier, which only the choice of buckets calls in this program. Made slow, it shows whether MPI is
+// finalized while the communication thread still uses it.
 std::atomic<int> barriers{0}, barriers_under_way{0};
 std::atomic<bool> barriers_are_slow{false};
 
@@ -55,27 +56,29 @@ using Random = std::mt19937_64;
 constexpr int kUpdatesToBuckets = 13, kBarriersOfBuckets = 10, kExit = 7;
 int my_rank = 0, ranks = 1, step = 0;
 
-[[noreturn]] void Fail(const std::string& what) {
-  std::fprintf(stderr, "stress: rank %d, step %d: %s\n", my_rank, step, what.c_str());
+[[noreturn]] void Fail(const std::string& message) {
+  std::fprintf(stderr, "stress: rank %d, step %d: %s\n", my_rank, step, message.c_str());
   std::fflush(stderr);
   MPI_Abort(MPI_COMM_WORLD, 3);
   std::abort();
 }
 
-void Check(bool right, const std::string& what) {
-  if (!right) Fail(what);
+void Check(bool is_right, const std::string& message) {
+  if (!is_right) Fail(message);
 }
 
 void Check(const Error& error) { Check(!error, error.message); }
 
-int64_t Up(Random& random, int64_t below) { return static_cast<int64_t>(random() % static_cast<uint64_t>(below)); }
+// A number from 0 to `below` - 1. Ranks draw equal numbers from `random`, and different ones from `own`.
+int64_t Draw(Random& random, int64_t below) { return static_cast<int64_t>(random() % static_cast<uint64_t>(below)); }
 
-// Small whole numbers: with weights of up to 1.5 every type, bfloat16 too, holds the sums of 42 ranks exactly, in whatever
-// order they are added, compressed or not.
+// Small whole numbers: with weights of up to 1.5 every type, bfloat16 too, holds the sums of 42 ranks exactly, in
+// whatever order they are added, compressed or not.
 double Value(int rank, int number, int64_t i) {
   return (rank * 5 + number * 3 + step + i * 7) % (ranks <= 10 ? 9 : 3);
 }
 
+// The weighted sum of `Value` over ranks.
 double Summed(int number, int64_t i, const std::vector<double>& weights) {
   double sum = 0;
   for (int rank = 0; rank < ranks; ++rank) sum += weights[rank] * Value(rank, number, i);
@@ -122,31 +125,32 @@ std::vector<char> Filled(Type type, int64_t count, int number) {
   return data;
 }
 
-int64_t Size(Random& random) {
-  switch (Up(random, 8)) {
+// The number of elements of a tensor: none, one, some, or more than the layouts fuse or send in one transfer.
+int64_t DrawCount(Random& random) {
+  switch (Draw(random, 8)) {
     case 0: return 0;
     case 1: return 1;
-    case 2: return 16'000 + Up(random, 9'000);
-    case 3: return Up(random, 4'000);
-    default: return Up(random, 300);
+    case 2: return 16'000 + Draw(random, 9'000);
+    case 3: return Draw(random, 4'000);
+    default: return Draw(random, 300);
   }
 }
 
-std::vector<Entry> Entries(Random& random) {
+std::vector<Entry> DrawEntries(Random& random) {
   std::vector<Entry> entries;
-  for (int64_t n = 1 + Up(random, 6), i = 0; i < n; ++i) {
-    const int64_t count = Size(random);
+  for (int64_t n = 1 + Draw(random, 6), i = 0; i < n; ++i) {
+    const int64_t count = DrawCount(random);
     std::vector<int64_t> shape{count};
-    if (count == 1 && Up(random, 2)) shape.clear();
-    // Numbers that come again with other sizes and in other layouts.
-    entries.push_back({"variable " + std::to_string(i), static_cast<Type>(Up(random, 4)), shape, Up(random, 9)});
+    if (count == 1 && Draw(random, 2)) shape.clear();
+    // The number of a variable returns with other sizes and in other layouts.
+    entries.push_back({"variable " + std::to_string(i), static_cast<Type>(Draw(random, 4)), shape, Draw(random, 9)});
   }
   return entries;
 }
 
-std::vector<double> Weights(Random& random) {
+std::vector<double> DrawWeights(Random& random) {
   std::vector<double> weights;
-  for (int rank = 0; rank < ranks; ++rank) weights.push_back(0.5 * static_cast<double>(Up(random, 4)));
+  for (int rank = 0; rank < ranks; ++rank) weights.push_back(0.5 * static_cast<double>(Draw(random, 4)));
   return weights;
 }
 
@@ -184,66 +188,66 @@ struct Gradients {
   std::vector<void*> to;
 };
 
-// Where each rank's piece of so many numbers begins, and where the last one's ends.
-std::vector<int64_t> CutsOf(int64_t count, Random& random) {
+// The first element of each rank's piece of `count` elements, and the end of the last piece.
+std::vector<int64_t> DrawCuts(int64_t count, Random& random) {
   std::vector<int64_t> cuts{0, count};
-  for (int rank = 1; rank < ranks; ++rank) cuts.push_back(Up(random, count + 1));
+  for (int rank = 1; rank < ranks; ++rank) cuts.push_back(Draw(random, count + 1));
   std::sort(cuts.begin(), cuts.end());
   return cuts;
 }
 
 // The cuts of some of these entries, or of none.
-Cuts CutsOf(const std::vector<Entry>& entries, Random& random) {
+Cuts DrawCuts(const std::vector<Entry>& entries, Random& random) {
   Cuts cuts;
   for (const Entry& entry : entries) {
-    cuts.push_back(Up(random, 4) ? CutsOf(entry.count(), random) : std::vector<int64_t>());
+    cuts.push_back(Draw(random, 4) ? DrawCuts(entry.count(), random) : std::vector<int64_t>());
   }
-  return Up(random, 4) ? cuts : Cuts();
+  return Draw(random, 4) ? cuts : Cuts();
 }
 
+// Checks the sums of gradient `i` that this rank needs.
 void CheckOwn(const Layout& layout, const Gradients& gradients, size_t i) {
   const std::vector<int64_t> cuts = layout.cuts().empty() ? std::vector<int64_t>() : layout.cuts()[i];
   if (cuts.empty()) gradients.CheckSum(i);
   else gradients.CheckSum(i, cuts[my_rank], cuts[my_rank + 1]);
 }
 
-// An update of which some gradients are needed in pieces only.
-void InPieces(Random& random) {
+// An inline update; of some gradients, each rank needs only the sums of its piece.
+void RunInPieces(Random& random) {
   const World& world = TheWorld();
-  const std::vector<Entry> entries = Entries(random);
+  const std::vector<Entry> entries = DrawEntries(random);
   const Layout layout(entries, world.chunk_bytes, world.fuse_bytes, world.compression, false, false,
-                      CutsOf(entries, random));
-  Gradients gradients(layout.entries(), Weights(random), Up(random, 2) == 0);
+                      DrawCuts(entries, random));
+  Gradients gradients(layout.entries(), DrawWeights(random), Draw(random, 2) == 0);
   const auto scatter = layout.cuts().empty() ? nullptr : std::make_unique<Scatter>(layout, ranks);
   Check(ReduceInline(layout, gradients.from.data(), gradients.to.data(), gradients.weights[my_rank], step,
                      [] { return std::string("an update in pieces"); }, scatter.get()));
   for (size_t i = 0; i < entries.size(); ++i) CheckOwn(layout, gradients, i);
 }
 
-// Variables of which each rank knows its piece and then all, several times; some ranks have some of them elsewhere than
-// in the memory that is common.
-void Publishing(Random& random, Random& own) {
-  const Type type = static_cast<Type>(Up(random, 4));
+// Publishes variables in pieces several times. On some ranks, some variables are not in their homes.
+void RunPublishing(Random& random, Random& own) {
+  const Type type = static_cast<Type>(Draw(random, 4));
   std::vector<std::vector<char>> elsewhere;
   std::vector<Entry> entries;
   Cuts cuts;
-  for (int64_t n = 1 + Up(random, 4); n > 0; --n) {
-    entries.push_back({"variable", type, {Size(random)}});
+  for (int64_t n = 1 + Draw(random, 4); n > 0; --n) {
+    entries.push_back({"variable", type, {DrawCount(random)}});
     elsewhere.emplace_back(entries.back().bytes());
-    cuts.push_back(CutsOf(entries.back().count(), random));
+    cuts.push_back(DrawCuts(entries.back().count(), random));
   }
   const World& world = TheWorld();
   const auto layout =
       std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
   Shared shared{layout, std::make_shared<std::vector<Transfer>>(layout->TransfersInOrder()), {}, "variables", 0,
-                Up(random, 4) ? step : -1};
+                Draw(random, 4) ? step : -1};
   shared.wholes.resize(entries.size());
   for (int update = 0; update < 3; ++update) {
     const std::shared_ptr<Homes> homes = HomesOf(shared);
     for (size_t i = 0; i < elsewhere.size(); ++i) {
-      const bool is_home = homes != nullptr && Up(own, 3) > 0;
+      const bool is_home = homes != nullptr && Draw(own, 3) > 0;
       shared.wholes[i] = is_home ? homes->Take(static_cast<int>(i)) : elsewhere[i].data();
-      if (is_home) homes->Leave(static_cast<int>(i));
+      if (is_home) homes->Release(static_cast<int>(i));
     }
     shared.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
       for (int64_t k = first; k < first + count; ++k)
@@ -265,68 +269,69 @@ void Publishing(Random& random, Random& own) {
   DropHomes(step);
 }
 
-// Several such that come later, in whatever order they are needed.
-void PublishingLater(Random& random, Random& own) {
-  struct One {
+// Publishes several groups of variables by the pull thread, with different urgencies.
+void RunPublishingLater(Random& random, Random& own) {
+  struct Group {
     std::vector<std::vector<char>> values;
     Shared shared;
     bool has_begun = false;
     size_t came = 0;
   };
   const World& world = TheWorld();
-  std::vector<One> all(1 + Up(random, 3));
-  for (One& one : all) {
+  std::vector<Group> groups(1 + Draw(random, 3));
+  for (Group& group : groups) {
     std::vector<Entry> entries;
     Cuts cuts;
-    const Type type = static_cast<Type>(Up(random, 4));
-    for (int64_t n = 1 + Up(random, 4); n > 0; --n) {
-      entries.push_back({"variable", type, {Size(random)}});
-      one.values.emplace_back(entries.back().bytes());
-      cuts.push_back(CutsOf(entries.back().count(), random));
+    const Type type = static_cast<Type>(Draw(random, 4));
+    for (int64_t n = 1 + Draw(random, 4); n > 0; --n) {
+      entries.push_back({"variable", type, {DrawCount(random)}});
+      group.values.emplace_back(entries.back().bytes());
+      cuts.push_back(DrawCuts(entries.back().count(), random));
     }
     const auto layout =
         std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
-    one.shared = {
-        layout, std::make_shared<std::vector<Transfer>>(layout->TransfersInOrder()), {}, "variables", Up(random, 3)};
-    for (std::vector<char>& value : one.values) one.shared.wholes.push_back(value.data());
-    one.shared.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
-      for (int64_t k = first; k < first + count; ++k) Put(type, one.values[i].data(), k, Value(my_rank, i, k));
+    group.shared = {
+        layout, std::make_shared<std::vector<Transfer>>(layout->TransfersInOrder()), {}, "variables", Draw(random, 3)};
+    for (std::vector<char>& value : group.values) group.shared.wholes.push_back(value.data());
+    group.shared.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
+      for (int64_t k = first; k < first + count; ++k) Put(type, group.values[i].data(), k, Value(my_rank, i, k));
     });
-    const auto came = [&one, type](int i, const Error& error) {
+    const auto came = [&group, type](int i, const Error& error) {
       Check(error);
-      Check(one.has_begun, "a variable that comes before it is expected");
-      ++one.came;
+      Check(group.has_begun, "a variable came before `begin` was called");
+      ++group.came;
       for (int rank = 0; rank < ranks; ++rank) {
-        one.shared.Visit(rank, [&](int other, int64_t first, int64_t count) {
+        group.shared.Visit(rank, [&](int other, int64_t first, int64_t count) {
           for (int64_t k = first; k < first + count && other == i; ++k) {
-            Check(Get(type, one.values[i].data(), k) == Value(rank, i, k), "a variable that came later");
+            Check(Get(type, group.values[i].data(), k) == Value(rank, i, k), "a variable that came later");
           }
         });
       }
     };
-    Check(PublishLater(one.shared, {[&one] { one.has_begun = true; return one.shared.wholes; }, came}));
-    if (Up(own, 2)) usleep(static_cast<int>(Up(own, 2000)));
+    Check(PublishLater(group.shared, {[&group] { group.has_begun = true; return group.shared.wholes; }, came}));
+    if (Draw(own, 2)) usleep(static_cast<int>(Draw(own, 2000)));
   }
   FinishPulls();
-  for (const One& one : all) Check(one.came == one.values.size(), "not all variables came");
+  for (const Group& group : groups) Check(group.came == group.values.size(), "not all variables came");
 }
 
-void Inline(Random& random) {
+void RunInline(Random& random) {
   const World& world = TheWorld();
-  const Layout layout(Entries(random), world.chunk_bytes, world.fuse_bytes, world.compression);
-  Gradients gradients(layout.entries(), Weights(random), Up(random, 2) == 0);
+  const Layout layout(DrawEntries(random), world.chunk_bytes, world.fuse_bytes, world.compression);
+  Gradients gradients(layout.entries(), DrawWeights(random), Draw(random, 2) == 0);
   Check(ReduceInline(layout, gradients.from.data(), gradients.to.data(), gradients.weights[my_rank], step,
                      [] { return std::string("an inline update"); }));
   for (size_t i = 0; i < gradients.entries.size(); ++i) gradients.CheckSum(i);
 }
 
-void One(Random& random) {
-  const Type type = static_cast<Type>(Up(random, kTypes - 1));  // bools do not add up
-  const int64_t count = Size(random);
+// A collective on one tensor.
+void RunCollective(Random& random) {
+  const Type type = static_cast<Type>(Draw(random, kTypes - 1));  // bools do not add up
+  const int64_t count = DrawCount(random);
   const std::vector<double> ones(ranks, 1.0);
   const Subject subject{type, {count}, "tensor"};
   std::vector<char> data = Filled(type, count, 1);
-  switch (Up(random, 4)) {
+  switch (Draw(random, 4)) {
     case 0: {
       std::vector<char> result(data.size());
       Check(Allreduce(subject, Reduction::kSum, data.data(), result.data()));
@@ -336,14 +341,14 @@ void One(Random& random) {
     case 1: {
       Check(Allreduce(subject, Reduction::kMax, data.data(), data.data()));
       for (int64_t i = 0; i < count; ++i) {
-        double most = 0;
-        for (int rank = 0; rank < ranks; ++rank) most = std::max(most, Value(rank, 1, i));
-        Check(Get(type, data.data(), i) == most, "a maximum");
+        double maximum = 0;
+        for (int rank = 0; rank < ranks; ++rank) maximum = std::max(maximum, Value(rank, 1, i));
+        Check(Get(type, data.data(), i) == maximum, "a maximum");
       }
       return;
     }
     case 2: {
-      const int root = static_cast<int>(Up(random, ranks));
+      const int root = static_cast<int>(Draw(random, ranks));
       Check(Broadcast(subject, root, data.data()));
       for (int64_t i = 0; i < count; ++i) Check(Get(type, data.data(), i) == Value(root, 1, i), "a broadcast");
       return;
@@ -365,15 +370,15 @@ void One(Random& random) {
   }
 }
 
-// Collectives of one run in any order on each rank, each from a thread of its own.
-void InTurns(Random& random, Random& own) {
-  std::vector<int64_t> turns(1 + Up(random, 4));
+// The collectives of a v1 run: each enters from its own thread, in another order on each rank.
+void RunInTurns(Random& random, Random& own) {
+  std::vector<int64_t> turns(1 + Draw(random, 4));
   std::iota(turns.begin(), turns.end(), 100 * step);
   TheTurnstile().Expect(turns);
   std::shuffle(turns.begin(), turns.end(), own);
   std::mutex mutex;
   std::condition_variable changed;
-  size_t over = 0;
+  size_t done_count = 0;
   std::vector<std::thread> threads;
   for (const int64_t turn : turns) {
     threads.emplace_back([&, turn] {
@@ -384,7 +389,7 @@ void InTurns(Random& random, Random& own) {
       };
       const auto done = [&] {
         std::lock_guard<std::mutex> lock(mutex);
-        ++over;
+        ++done_count;
         changed.notify_all();
       };
       Turnstile& turnstile = TheTurnstile();
@@ -393,25 +398,25 @@ void InTurns(Random& random, Random& own) {
   }
   for (std::thread& thread : threads) thread.join();
   std::unique_lock<std::mutex> lock(mutex);
-  changed.wait(lock, [&] { return over == turns.size(); });
+  changed.wait(lock, [&] { return done_count == turns.size(); });
 }
 
-// An update under way. The gradient `lost` does not come on the rank `loser`, which gives the update up.
-class Overlapping {
+// An overlapped update. It may fail: gradient `lost_` never comes on rank `loser_`, which gives the update up.
+class OverlappedUpdate {
  public:
-  Overlapping(std::shared_ptr<const Layout> layout, Random& random, Random& own, bool may_fail)
-      : layout_(std::move(layout)), gradients_(layout_->entries(), Weights(random), Up(random, 2) == 0) {
+  OverlappedUpdate(std::shared_ptr<const Layout> layout, Random& random, Random& own, bool may_fail)
+      : layout_(std::move(layout)), gradients_(layout_->entries(), DrawWeights(random), Draw(random, 2) == 0) {
     const auto count = static_cast<int64_t>(gradients_.entries.size());
-    if (may_fail && Up(random, 8) == 0) {
-      loser_ = static_cast<int>(Up(random, ranks));
-      lost_ = static_cast<int>(Up(random, count));
+    if (may_fail && Draw(random, 8) == 0) {
+      loser_ = static_cast<int>(Draw(random, ranks));
+      lost_ = static_cast<int>(Draw(random, count));
     }
     errors_.resize(count);
     order_.resize(count);
     std::iota(order_.begin(), order_.end(), 0);
     std::shuffle(order_.begin(), order_.end(), own);
-    pause_ = Up(own, 4) ? 0 : static_cast<int>(Up(own, 300));
-    Check(Announce({layout_, "an overlapped update", "", Up(random, 3) == 0}, gradients_.weights[my_rank], step,
+    pause_ = Draw(own, 4) ? 0 : static_cast<int>(Draw(own, 300));
+    Check(Announce({layout_, "an overlapped update", "", Draw(random, 3) == 0}, gradients_.weights[my_rank], step,
                    &ticket_));
     thread_ = std::thread([this] { HandThemOver(); });
   }
@@ -459,35 +464,36 @@ class Overlapping {
   std::thread thread_;
 };
 
-std::shared_ptr<const Layout> NewLayout(Random& random) {
+std::shared_ptr<const Layout> DrawLayout(Random& random) {
   const World& world = TheWorld();
-  std::vector<Entry> entries = Entries(random);
-  Cuts cuts = CutsOf(entries, random);
+  std::vector<Entry> entries = DrawEntries(random);
+  Cuts cuts = DrawCuts(entries, random);
   return std::make_shared<const Layout>(std::move(entries), world.chunk_bytes, world.fuse_bytes, world.compression,
                                         false, false, std::move(cuts));
 }
 
-// Up to three updates under way, as of three optimizers, with other collectives between their announcements.
-void Overlap(Random& random, Random& own, std::vector<std::shared_ptr<const Layout>>* layouts) {
-  std::shared_ptr<const Layout>& replaced = (*layouts)[Up(random, static_cast<int64_t>(layouts->size()))];
-  if (Up(random, 20) == 0) replaced = NewLayout(random);
-  std::vector<std::unique_ptr<Overlapping>> updates;
-  for (int64_t n = 1 + Up(random, 3); n > 0; --n) {
-    std::shared_ptr<const Layout>& layout = (*layouts)[Up(random, static_cast<int64_t>(layouts->size()))];
-    // This rank alone has traced its function anew.
-    if (Up(own, 4) == 0) layout = std::make_shared<const Layout>(*layout);
-    updates.push_back(std::make_unique<Overlapping>(layout, random, own, true));
-    if (Up(random, 3) == 0) One(random);
+// Up to three updates at the same time, as of three optimizers, with other collectives between their announcements.
+void RunOverlapped(Random& random, Random& own, std::vector<std::shared_ptr<const Layout>>* layouts) {
+  std::shared_ptr<const Layout>& replaced = (*layouts)[Draw(random, static_cast<int64_t>(layouts->size()))];
+  if (Draw(random, 20) == 0) replaced = DrawLayout(random);
+  std::vector<std::unique_ptr<OverlappedUpdate>> updates;
+  for (int64_t n = 1 + Draw(random, 3); n > 0; --n) {
+    std::shared_ptr<const Layout>& layout = (*layouts)[Draw(random, static_cast<int64_t>(layouts->size()))];
+    // This rank alone has traced its function again.
+    if (Draw(own, 4) == 0) layout = std::make_shared<const Layout>(*layout);
+    updates.push_back(std::make_unique<OverlappedUpdate>(layout, random, own, /*may_fail=*/true));
+    if (Draw(random, 3) == 0) RunCollective(random);
   }
   for (auto& update : updates) update->Finish();
 }
 
-// A rank whose gradients still come computes, whatever its thread waits for meanwhile: no such second is one of waiting.
-void Computing(Random& random) {
+// A rank that still computes gradients is not blocked, although its communication thread waits: BlockedSeconds does not
+// grow in that time.
+void CheckBlockedSeconds(Random& random) {
   const World& world = TheWorld();
   const std::vector<Entry> entries(2, Entry{"a gradient", Type::kFloat32, {8192}, 0});  // too large for one step
   const auto layout = std::make_shared<const Layout>(entries, world.chunk_bytes, world.fuse_bytes, world.compression);
-  const Gradients gradients(entries, Weights(random), false);
+  const Gradients gradients(entries, DrawWeights(random), false);
   std::atomic<int> over{0};
   int64_t ticket = 0;
   Check(Announce({layout, "an update in which rank 0 computes"}, gradients.weights[my_rank], step, &ticket));
@@ -515,7 +521,7 @@ void Computing(Random& random) {
   for (size_t i = 0; i < entries.size(); ++i) CheckOwn(*layout, gradients, i);
 }
 
-// What is asked of the engine from other threads while it works.
+// The queries that other threads make while the engine works.
 void WatchProgress(const std::atomic<bool>& ended) {
   double seconds = 0;
   int64_t number = 0;
@@ -535,11 +541,11 @@ void WatchProgress(const std::atomic<bool>& ended) {
   }
 }
 
-// An update that rank 0 has announced and never hands over: the end gives it up.
-class Forgotten {
+// An update whose gradients rank 0 never hands over: the end of the script gives it up.
+class ForgottenUpdate {
  public:
-  Forgotten(std::shared_ptr<const Layout> layout, Random& random)
-      : gradients_(layout->entries(), Weights(random), false) {
+  ForgottenUpdate(std::shared_ptr<const Layout> layout, Random& random)
+      : gradients_(layout->entries(), DrawWeights(random), false) {
     int64_t ticket = 0;
     Check(Announce({layout, "a forgotten update"}, 1.0, step, &ticket));
     for (size_t i = 0; my_rank > 0 && i < gradients_.entries.size(); ++i) {
@@ -557,22 +563,22 @@ class Forgotten {
   std::atomic<size_t> failed_{0};
 };
 
-// The script ends while the threads choose buckets: the end waits for that.
-void End(Random& random, Random& own) {
-  const auto layout = NewLayout(random);
+// The script ends while the communication threads choose buckets: the end must wait for them.
+void RunEnd(Random& random, Random& own) {
+  const auto layout = DrawLayout(random);
   for (int n = 1; n <= kUpdatesToBuckets; ++n) {
     if (n == kUpdatesToBuckets) {
-      matex_rendezvous(1, 1, "before the last update", 0, 0);  // no other layout is at its buckets then
+      matex_rendezvous(1, 1, "before the last update", 0, 0);  // so that no other layout chooses its buckets now
       barriers = 0;
       barriers_are_slow = true;
     }
-    Overlapping(layout, random, own, false).Finish();
+    OverlappedUpdate(layout, random, own, /*may_fail=*/false).Finish();
   }
-  Forgotten forgotten(layout, random);
+  ForgottenUpdate forgotten(layout, random);
   Check(matex_rendezvous(kExit, 0, "the end", 0, 0) == 0, "the end");
   forgotten.CheckItFailed();
-  // A sum in two levels may try its algorithms out meanwhile, and has barriers of its own.
-  Check(barriers >= kBarriersOfBuckets && barriers_under_way == 0, "MPI would end while the thread is in it");
+  // There may be more barriers: those of a trial of sum algorithms.
+  Check(barriers >= kBarriersOfBuckets && barriers_under_way == 0, "MPI would end while a thread uses it");
   barriers_are_slow = false;
 }
 
@@ -582,22 +588,22 @@ int Choice(const std::string& word, const std::vector<std::string>& words) {
   return static_cast<int>(found - words.begin());
 }
 
-// Gradients larger than the memory that ranks have in common, on ranks that come at other times.
-void Large(Random& random, Random& own) {
+// Gradients larger than the memory that ranks share, on ranks that arrive at different times.
+void RunLarge(Random& random, Random& own) {
   const World& world = TheWorld();
   for (int update = 0; update < 4; ++update) {
-    const Layout layout({{"large", static_cast<Type>(Up(random, 2)), {700'000}}}, 1 << 30, world.fuse_bytes,
+    const Layout layout({{"large", static_cast<Type>(Draw(random, 2)), {700'000}}}, 1 << 30, world.fuse_bytes,
                         world.compression);
-    Gradients gradients(layout.entries(), Weights(random), Up(random, 2) == 0);
-    if (Up(own, 2)) usleep(20'000);
+    Gradients gradients(layout.entries(), DrawWeights(random), Draw(random, 2) == 0);
+    if (Draw(own, 2)) usleep(20'000);
     Check(ReduceInline(layout, gradients.from.data(), gradients.to.data(), gradients.weights[my_rank], step,
                        [] { return std::string("a large update"); }));
     gradients.CheckSum(0);
   }
 }
 
-// One rank has no memory for a result: an error on all, and on all from then on.
-void NoMemory() {
+// One rank has no memory for a result: this call and all later calls fail on all ranks.
+void RunWithoutMemory() {
   std::vector<char> all(ranks);
   const auto allocate = [&](const std::vector<int64_t>&) -> void* {
     return my_rank == ranks - 1 ? nullptr : all.data();
@@ -632,34 +638,34 @@ int main(int argc, char** argv) {
   std::thread watcher([&] { WatchProgress(ended); });
   Random random(seed), own(seed * 1000 + static_cast<uint64_t>(my_rank));
   std::vector<std::shared_ptr<const Layout>> layouts;
-  for (int i = 0; i < 4; ++i) layouts.push_back(NewLayout(random));
+  for (int i = 0; i < 4; ++i) layouts.push_back(DrawLayout(random));
   for (step = 1; step <= steps; ++step) {
     if (step == steps / 4) Record(Recording::kTotals, 0);
     if (step == steps / 2) Record(Recording::kEvents, 1000);
-    switch (Up(random, 7)) {
+    switch (Draw(random, 7)) {
       case 0:
-        Inline(random);
+        RunInline(random);
         break;
       case 1:
-        InTurns(random, own);
+        RunInTurns(random, own);
         break;
       case 2:
-        InPieces(random);
+        RunInPieces(random);
         break;
       case 3:
-        Publishing(random, own);
+        RunPublishing(random, own);
         break;
       case 4:
-        PublishingLater(random, own);
+        RunPublishingLater(random, own);
         break;
       default:
-        Overlap(random, own, &layouts);
+        RunOverlapped(random, own, &layouts);
     }
   }
-  Computing(random);
-  Large(random, own);
-  End(random, own);
-  NoMemory();
+  CheckBlockedSeconds(random);
+  RunLarge(random, own);
+  RunEnd(random, own);
+  RunWithoutMemory();
   ended = true;
   watcher.join();
   if (my_rank == 0)

@@ -6,6 +6,7 @@ import ctypes
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,47 +18,38 @@ from matex_tf.ops.library import ALGORITHMS, COMPRESSIONS
 from matex_tf.steps import function_calls
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
-"""By the engine's numbers of them."""
+"""The index is the engine's number of the dtype."""
 
 
 class Engine:
-    """The C interface on NumPy arrays. `reduce` and `meet` return the error's text, "" if there is none."""
+    """The C interface on NumPy arrays. `reduce` and `meet` return the message of an error, "" without an error."""
 
     def __init__(
         self,
         path: Path,
-        chunk_bytes: int,
-        fuse_bytes: int,
-        algorithm: str,
-        node: int,
-        compression: tuple[str, float],
-        between_nodes: bool,
+        chunk_bytes: int = 1 << 20,
+        fuse_bytes: int = 256 << 10,
+        algorithm: str = "mpi",
+        node: int = 0,
+        compression: tuple[str, float] = ("none", 1.0),
+        between_nodes: bool = False,
     ):
         self.c = interface.load_library(path)
         self.communicators = [MPI.COMM_WORLD.Dup() for _ in range(3)]
         self.rank, self.size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
         handles = [communicator.py2f() for communicator in self.communicators]
         host = f"host{self.rank}".encode()
-        failed = self.c.matex_start(
-            *handles,
-            self.rank,
-            self.size,
-            host,
-            node,
-            chunk_bytes,
-            fuse_bytes,
-            ALGORITHMS.index(algorithm),
-            COMPRESSIONS.index(compression[0]),
-            compression[1],
-            between_nodes,
-        )
+        kind, share = compression
+        sizes = chunk_bytes, fuse_bytes
+        numbers = ALGORITHMS.index(algorithm), COMPRESSIONS.index(kind)
+        failed = self.c.matex_start(*handles, self.rank, self.size, host, node, *sizes, *numbers, share, between_nodes)
         assert not failed, self.error()
 
     def error(self) -> str:
         return interface.get_last_error(self.c)
 
-    def meet(self, kind: int, key: int, what: str, size: int = 0, rows: int = 0) -> str:
-        return self.error() if self.c.matex_rendezvous(kind, key, what.encode(), size, rows) else ""
+    def meet(self, kind: int, key: int, place: str, size: int = 0, rows: int = 0) -> str:
+        return self.error() if self.c.matex_rendezvous(kind, key, place.encode(), size, rows) else ""
 
     def reduce(
         self,
@@ -73,8 +65,8 @@ class Engine:
         outputs = arrays if in_place else [np.empty_like(array) for array in arrays]
         shapes = [dimension for array in arrays for dimension in array.shape]
 
-        def pointers(these: Sequence[np.ndarray]) -> ctypes.Array:
-            return (ctypes.c_void_p * count)(*(array.ctypes.data for array in these))
+        def list_pointers(of: Sequence[np.ndarray]) -> ctypes.Array:
+            return (ctypes.c_void_p * count)(*(array.ctypes.data for array in of))
 
         failed = self.c.matex_reduce(
             count,
@@ -83,8 +75,8 @@ class Engine:
             (ctypes.c_int * count)(*(array.ndim for array in arrays)),
             (ctypes.c_int64 * len(shapes))(*shapes),
             (ctypes.c_int64 * count)(*(variables or [0] * count)),
-            pointers(arrays),
-            pointers(outputs),
+            list_pointers(arrays),
+            list_pointers(outputs),
             weight,
             variables is not None,
             place.encode(),
@@ -94,7 +86,7 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions of these tests are no steps of a script: each rank gives them tensors of its own, on purpose."""
+    """Calls of functions in these tests are not treated as steps: each rank passes its own tensors on purpose."""
     monkeypatch.setattr(
         function_calls, "call_function", lambda original, function, args, kwargs, _: original(function, *args, **kwargs)
     )
@@ -102,27 +94,20 @@ def no_borders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def engine_file() -> Path:
-    """The library of the engine alone: that it is there shows that nothing in it knows TensorFlow."""
+    """The library of the engine, which is built without TensorFlow."""
     return build.ensure_library(build.make_engine_plan())
 
 
 @pytest.fixture
 def make_engine(engine_file: Path, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
-    """Makes engines; called alike on all ranks."""
+    """A function that makes an engine, with the arguments of `Engine` except for the path. Collective."""
     made: list[Engine] = []
 
-    def make(
-        chunk_bytes: int = 1 << 20,
-        fuse_bytes: int = 256 << 10,
-        algorithm: str = "mpi",
-        node: int = 0,
-        compression: tuple[str, float] = ("none", 1.0),
-        between_nodes: bool = False,
-    ) -> Engine:
-        # The loader knows a library by its file: a copy has a sequence, and a poison, of its own.
+    def make(*arguments: Any, **options: Any) -> Engine:
+        # The dynamic linker identifies a library by its file, so a copy has its own sequence and errors.
         copy = tmp_path / f"engine{len(made)}.so"
         shutil.copy(engine_file, copy)
-        made.append(Engine(copy, chunk_bytes, fuse_bytes, algorithm, node, compression, between_nodes))
+        made.append(Engine(copy, *arguments, **options))
         return made[-1]
 
     yield make

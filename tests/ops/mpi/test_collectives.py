@@ -27,7 +27,7 @@ def everyone(shape: tuple, dtype: str) -> np.ndarray:
 
 
 def both_ways(function, values):
-    """The results of a function for each tensor: eager, and all of them in one `tf.function`."""
+    """For each tensor, two results of a function: of an eager call, and of one `tf.function` for all tensors."""
     tensors = [tf.constant(one) for one in values]
     together = tf.function(lambda: [function(one) for one in tensors])()
     return [(function(one), other) for one, other in zip(tensors, together)]
@@ -108,7 +108,7 @@ def test_allgather_of_scalars():
 
 
 def test_static_shapes():
-    """What is known of a result while a function is traced."""
+    """The shapes of results while a function is traced."""
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3]), tf.TensorSpec([])])
     def shapes(x, scalar):
@@ -170,7 +170,7 @@ def test_collectives_in_branches_and_loops():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients(compiled):
-    """The scalar that is differentiated is the sum of the ranks' own: here that of c * f(x), with c = rank + 1."""
+    """The differentiated scalar is the sum of the ranks' scalars: here of c * f(x), where c = rank + 1."""
 
     def gradient(function):
         def compute(x):

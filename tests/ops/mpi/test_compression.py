@@ -1,4 +1,4 @@
-"""Compressed sums by the bare engine: what is sent and what is kept for later add up, and all ranks get the same."""
+"""Compressed sums by the engine: results plus residuals are the exact sums; results are equal on all ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 @functools.cache
 def gradients(rank: int, turn: int) -> list[np.ndarray]:
-    """With a mean of their own, which would add up if it were lost."""
+    """Gradients with a mean of 1: an error that is lost in each turn would add up."""
     random = np.random.default_rng([rank, turn])
     return [(random.standard_normal(shape) + 1).astype(np.float32) for shape in SHAPES]
 
@@ -47,11 +47,11 @@ def reduce(engine, arrays, weight=WEIGHT):
 
 
 def bound(kind: str, share: float, turns: int) -> list[float]:
-    """How far the sum of all updates may be from the exact one, however many there were, in any element.
+    """For each variable, the maximum distance of the sum of all updates from the exact sum, for any number of turns.
 
-    In 16 bits each rank keeps its rounding of its own numbers, and of its segment that of the sum. Where only the
-    largest numbers are sent, what is kept shrinks by sqrt(1 - share) before the next is added (Stich, Cordonnier and
-    Jaggi, Sparsified SGD with memory, 2018): in norm it is at most a geometric series.
+    In 16 bits a rank keeps the rounding errors of its own numbers and of the sum of its segment. With top-k, the norm
+    of the residual shrinks by sqrt(1 - share) before the next gradient is added (Stich, Cordonnier and Jaggi,
+    Sparsified SGD with memory, 2018), so it is at most the sum of a geometric series.
     """
     result = []
     for i in range(len(SHAPES)):
@@ -63,7 +63,7 @@ def bound(kind: str, share: float, turns: int) -> list[float]:
             result.append(rest / (1 - rest) * sum(norms))
         else:
             result.append(2.1 * ROUNDING[kind] * sum(max(one.max(initial=0) for one in mine) for mine in everyone))
-    return [one + turns * 1e-6 for one in result]  # and the last digit of float32 each time
+    return [one + turns * 1e-6 for one in result]  # the sums themselves are rounded to float32
 
 
 @pytest.mark.parametrize(("kind", "share"), KINDS)
@@ -73,7 +73,7 @@ def test_what_is_left_out_comes_later(make_engine, kind, share, chunk_bytes, fus
     turns = 12 if chunk_bytes > 4096 else 3
     sums = [np.zeros(shape) for shape in SHAPES]
     for _ in range(turns):
-        # Always the same, so that what is lost adds up.
+        # The same gradients in each turn: an error that is lost adds up.
         for total, output, wanted in zip(sums, reduce(engine, gradients(RANK, 0)), exact(0)):
             total += output.astype(np.float64) - wanted
     for total, most in zip(sums, bound(kind, share if chunk_bytes > 4096 else share / 2, turns)):
@@ -83,7 +83,7 @@ def test_what_is_left_out_comes_later(make_engine, kind, share, chunk_bytes, fus
 
 
 def test_largest_numbers_are_those_of_numpy(make_engine):
-    """Bit for bit, each turn: what is chosen, how it is added up, and what is kept."""
+    """The chosen numbers, their sums and the residuals are those of an implementation in NumPy, bit for bit."""
     engine = make_engine(1 << 30, 0, compression=("topk", 0.01))
     kept = [[np.zeros(shape, np.float32) for shape in SHAPES] for _ in range(SIZE)]
     for turn in range(4):
@@ -102,7 +102,7 @@ def test_largest_numbers_are_those_of_numpy(make_engine):
 
 
 def test_the_exchange_in_rounds_is_that_in_one(make_engine):
-    """Memory is bounded, and with it how much is exchanged at once."""
+    """The exchange is made in rounds, because its memory is limited."""
     in_rounds, at_once = (make_engine(size, 0, compression=("topk", 0.3)) for size in (4000, 4000 * SIZE * 8))
     for turn in range(3):
         mine = [gradients(RANK, turn)[4].reshape(-1)[:1000]]
@@ -159,7 +159,7 @@ def test_what_is_kept_goes_with_its_layouts(make_engine):
 @pytest.mark.parametrize(("kind", "share"), KINDS)
 @pytest.mark.parametrize("node_of", [lambda rank: 0, lambda rank: rank // 2, lambda rank: min(rank, 1)])
 def test_only_between_nodes(make_engine, kind, share, node_of):
-    """Within a node sums are as exact as ever; between nodes what is left out comes later."""
+    """Within a node sums are exact; between nodes errors are kept and added later."""
     engine = make_engine(1 << 20, 256 << 10, "two_level", node_of(RANK), (kind, share), True)
     exactly = len({node_of(rank) for rank in range(SIZE)}) == 1
     total, turns = np.zeros(SHAPES[-1]), 5

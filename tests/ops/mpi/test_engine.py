@@ -1,4 +1,4 @@
-"""The engine alone, without TensorFlow: sums over ranks through a layout, in pieces, and the same on all ranks."""
+"""Sums over ranks by the engine, without TensorFlow: expected values, and equal bits on all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = {"float32": 1e-6, "float64": 1e-15, "float16": 2e-3, "bfloat16": 2e-
 
 @functools.cache
 def gradients(rank: int, dtypes: tuple) -> list[np.ndarray]:
-    """What rank `rank` puts in: every rank can compute every other's."""
+    """The gradients of rank `rank`; every rank can compute those of the others."""
     random = np.random.default_rng(rank)
     return [np.asarray(random.standard_normal(shape)).astype(dtypes[i % len(dtypes)]) for i, shape in enumerate(SHAPES)]
 
@@ -76,7 +76,7 @@ def test_weighted_sum(make_engine, dtypes, chunk_bytes, fuse_bytes, in_place):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16])
 @pytest.mark.parametrize("count", [1 << 15, (1 << 19) + 5])
 def test_ring(make_engine, dtype, count):
-    """Sums by the ring: of parts that do not divide, of several parts a segment, and the same on all ranks."""
+    """Sums by the ring, of segments with one part and with several, some of them shorter."""
     engine = make_engine(1 << 30, 0, "ring")
     everyone = [np.random.default_rng(rank).integers(-8, 8, count).astype(dtype) for rank in range(SIZE)]
     for _ in range(3):
@@ -90,7 +90,7 @@ def test_ring(make_engine, dtype, count):
     "node_of", [lambda rank: 0, lambda rank: rank, lambda rank: rank // 2, lambda rank: min(rank, 1)]
 )
 def test_two_levels(make_engine, algorithm, node_of):
-    """Sums within nodes and between them, of nodes with one rank, as many and not as many: the same on all ranks."""
+    """Sums within nodes and between nodes, which have one rank, or equally many ranks, or not."""
     engine = make_engine(1 << 30, 0, algorithm, node_of(RANK))
     for count in (1 << 14, (1 << 15) + 7):
         everyone = [np.random.default_rng(rank).integers(-99, 99, count).astype(np.float64) for rank in range(SIZE)]
@@ -110,10 +110,10 @@ def shared_memories() -> int:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16])
 def test_shared_memory(make_engine, dtype):
-    """Sums in memory that all ranks have: fused and not, of parts that do not divide, of fewer numbers than ranks."""
+    """Sums in shared memory: fused or not, of several chunks, and of fewer numbers than ranks."""
     engine = make_engine(3 << 20, 8 << 10, "auto")
     assert engine.meet(6, 1, "a test") == ""
-    before = shared_memories()  # one of them to meet in
+    before = shared_memories()  # one of them is that of the rendezvous
     shapes = [[1], [3, 5], [], [0], [1000], [2], [(1 << 19) + 5], [4097], [700, 1000]]
     names = [str(index) for index in range(len(shapes))]
     everyone = [
@@ -136,7 +136,7 @@ def test_shared_memory(make_engine, dtype):
 
 
 def test_weight_of_zero_selects_zeros(engine):
-    """A rank without rows may hold NaN and infinity; the others' sum is untouched by them."""
+    """NaN and infinity on a rank without rows, whose weight is 0, do not change the sum."""
     mine = np.full(1000, np.nan if RANK % 2 else np.inf, np.float32) if RANK else np.arange(1000, dtype=np.float32)
     (output,), error = engine.reduce([mine], ["x"], 1.0 if RANK == 0 else 0.0)
     assert error == ""
@@ -163,7 +163,7 @@ def half_values() -> np.ndarray:
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
 @pytest.mark.parametrize("factor", [0.5, 0.3, 3.0])
 def test_sixteen_bit_floats_round_as_numpy_does(engine, dtype, factor):
-    """One rank's product, rounded to nearest even, for every value there is."""
+    """All 65,536 values times a factor, rounded to nearest, ties to even."""
     values = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     (output,), error = engine.reduce([values], ["x"], factor if RANK == 0 else 0.0)
     assert error == ""
@@ -177,7 +177,7 @@ def test_sixteen_bit_floats_round_as_numpy_does(engine, dtype, factor):
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
 @pytest.mark.parametrize("algorithm", ["auto", "mpi", "ring"])
 def test_sums_of_sixteen_bit_floats_are_rounded_once(make_engine, dtype, algorithm):
-    """The ranks' numbers have few digits, of which float32 holds every sum exactly; 16 bits do not."""
+    """Every sum of these numbers is exact in float32, but not in 16 bits."""
     everyone = [np.random.default_rng(rank).integers(-128, 128, 50_000).astype(dtype) for rank in range(SIZE)]
     large = (np.arange(50_000) % 2 * 2048).astype(dtype)
     everyone[0] = large

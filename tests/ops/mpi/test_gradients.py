@@ -132,7 +132,7 @@ def test_an_update_keeps_its_place_among_other_collectives():
 
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_gradients_of_reduced_gradients(overlapped):
-    """Of an update that is made of a sum over ranks: it comes after that."""
+    """The gradients of the outer update depend on the sums of the inner update, so the inner one comes first."""
     weights = tf.Variable([1.0, 2.0])
     other = tf.Variable([3.0, 1.0])
 
@@ -183,7 +183,7 @@ def test_v1_graph():
 
 
 def test_v1_graph_keeps_the_announced_order():
-    """Independent ops of a graph become ready in any order, a different one on each rank; their turns put it right."""
+    """Independent ops of a graph become ready in another order on each rank; their turns give one order."""
     with tf.Graph().as_default() as graph:
         config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4)
         session = tf.compat.v1.Session(config=config)
@@ -202,7 +202,7 @@ def test_v1_graph_keeps_the_announced_order():
 
 
 def test_v1_run_that_fails_leaves_nothing_waiting():
-    """An op whose turn does not come, because the run failed before, is cancelled with it, on every rank."""
+    """If a run fails, an op that still waits for its turn is cancelled, on every rank."""
     if SIZE == 1:
         return
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:

@@ -1,4 +1,4 @@
-"""Ranks that differ: an error on every rank that names the variable or the places, at once and from then on."""
+"""Ranks that differ get an error that names the variable or the places, on every rank, and again at each later call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BIAS = np.zeros(4, np.float32)
 
 
 def check(engine, error: str, *parts: str) -> None:
-    """With several ranks: the same error everywhere, with these parts, and every later call repeats it."""
+    """With several ranks: all have the same error, which contains `parts`, and every later call repeats it."""
     if SIZE == 1:
         assert error == ""
         return
@@ -102,7 +102,7 @@ def test_places(engine):
 
 
 def test_rows(engine):
-    """One plans a step, and the others compare a batch: what they have read is why."""
+    """One rank plans a step, and the others compare a batch; the error names the reason: they have read other rows."""
     error = engine.meet(6, RANK == ODD, "a plan" if RANK == ODD else "a batch", rows=7 if RANK == ODD else 8)
     check(engine, error, "different numbers of rows", "8 on rank 0 (host0)", f"7 on rank {ODD} (host{ODD})")
 
@@ -113,7 +113,7 @@ def test_keys(engine):
 
 
 def test_end(engine):
-    """One rank ends its script while the others train on."""
+    """One rank ends its script while the others continue to train."""
     if RANK == ODD:
         error = engine.meet(7, 0, "the end of its script")
     else:
@@ -135,7 +135,7 @@ def test_equal_places_go_on(engine):
 
 
 def test_keys_use_all_bits(engine):
-    """The check compares by a maximum: keys with the sign bit set, and their complements, are no exception."""
+    """The rendezvous compares keys by a maximum of signed numbers, which must also work for keys with the sign bit."""
     for key in (0, 1, 1 << 63, (1 << 64) - 1, 1 << 62, (1 << 63) - 1):
         assert engine.meet(6, key, "message") == ""
     error = engine.meet(6, (1 << 64) - 1 if RANK == ODD else 0, "message")

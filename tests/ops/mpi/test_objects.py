@@ -1,4 +1,4 @@
-"""Values of Python that ranks tell each other."""
+"""Exchanges of Python objects between ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CASES = {
 
 
 class Counted:
-    """The communicator of objects; how many bytes of values a rank gets through it."""
+    """The communicator of objects, which counts the bytes that a rank receives."""
 
     def __init__(self, communicator):
         self._communicator, self.bytes = communicator, 0

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.mpi
 
 
 def slow_on(rank):
-    """An identity that takes its time on one rank only."""
+    """An identity function that takes 0.3 s on one rank, and no time on the others."""
 
     def wait(x):
         if world.get_world().rank == rank:
@@ -26,7 +26,7 @@ def slow_on(rank):
 
 def test_nested_functions_keep_their_order():
     first_is_slow, second_is_slow = slow_on(0), slow_on(1)
-    # Calls of functions that take a resource are ordered by it alone, and these two share none of the script's.
+    # TensorFlow orders calls of functions that share a resource; these two share no variable of the script.
     one, other = tf.Variable(1.0), tf.Variable(1.0)
 
     @tf.function
@@ -43,7 +43,7 @@ def test_nested_functions_keep_their_order():
 
     for _ in range(3):
         a, b = both(tf.ones([4]), tf.ones([7]))
-    # With one thread they would run in order by themselves: look at what orders them.
+    # With one thread they would run in order by chance, so check the control dependency.
     graph = both.get_concrete_function(tf.ones([4]), tf.ones([7])).graph
     calls = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
     assert calls[0] in calls[1].control_inputs or world.get_world().size == 1
@@ -65,7 +65,7 @@ def test_branches_of_one_function_keep_their_order():
 
 
 def test_collectives_of_a_backward_pass_wait_for_the_gradients_before_them(monkeypatch):
-    """Where one thread takes gradients before a collective on one rank and after it on another, each waits in turn."""
+    """If one rank computed gradients before a collective, and another rank after it, each would wait in turn."""
     monkeypatch.setattr(readiness, "count_threads", lambda: 1)
     weights = [tf.Variable(tf.ones([3, 3])) for _ in range(3)]
 
@@ -74,7 +74,7 @@ def test_collectives_of_a_backward_pass_wait_for_the_gradients_before_them(monke
         with tf.GradientTape() as tape:
             for weight in weights:
                 x = ops.allreduce(x @ weight, "mean")
-        # Of the last layer first, as they are computed.
+        # The gradients of the last layer are computed first.
         return ops.reduce_gradients(tape.gradient(x, weights)[::-1], list("cba"), tf.constant(1.0, tf.float64), "step")
 
     operations = step.get_concrete_function(tf.ones([2, 3])).graph.get_operations()
@@ -100,7 +100,7 @@ def test_gradients_pass_through_ordered_ops():
         return tape.gradient(y, x)
 
     size = world.get_world().size
-    # The ranks' scalars add up: size of them, each the square of a sum over size equal tensors.
+    # The differentiated scalar is the sum over ranks: `size` squares of sums over `size` equal tensors.
     np.testing.assert_allclose(derivative(tf.ones([3])), np.full(3, 2.0 * size * size))
 
 
@@ -165,7 +165,7 @@ def function_in_a_loop(x):
     ],
 )
 def test_gradients_pass_through_loops_and_branches(y_of, power):
-    """On all ranks x is the same, and what is computed x to the power of `power`."""
+    """`y_of(x)` is x to the power of `power`; x is equal on all ranks."""
     derivative, x = derivative_of(y_of), np.array([1.0, 2.0, 0.5], np.float32)
     for _ in range(2):
         np.testing.assert_allclose(derivative(tf.constant(x)), power * x ** (power - 1), rtol=1e-5)

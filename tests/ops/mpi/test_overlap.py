@@ -26,7 +26,7 @@ def overlapped(monkeypatch):
 
 
 def late(seconds):
-    """An identity that takes its time."""
+    """An identity function that takes so many seconds."""
 
     def wait(x):
         time.sleep(float(seconds))
@@ -65,7 +65,7 @@ def test_gradients_that_come_in_an_order_of_each_ranks_own():
 
 
 def test_other_collectives_in_the_same_step():
-    """Those of a layer in the backward pass meet in a sequence of their own, whatever the thread is at."""
+    """The communication thread uses its own communicator, so collectives of the step may run at the same time."""
 
     @tf.function
     def step(x):
@@ -82,7 +82,7 @@ def test_other_collectives_in_the_same_step():
 
 
 def test_seconds_in_which_a_rank_is_blocked():
-    """Ways that wait at once count once, and nothing counts before the last gradient of this rank has come."""
+    """Simultaneous waits count once, and no time counts before the last gradient of this rank is ready."""
     naps = (0.0, 0.6) if RANK == SIZE - 1 else (0.3, 0.0)
 
     @tf.function
@@ -99,14 +99,14 @@ def test_seconds_in_which_a_rank_is_blocked():
     if SIZE == 1:
         assert blocked == 0
     else:
-        # With several threads one waits while another has its nap. That a wait is over is noted late on busy cores.
+        # With several threads, one waits while another sleeps. On busy cores the end of a wait is noticed late.
         own = max(naps) if readiness.count_threads() == 1 else naps[0]
         assert blocked <= took - own + 0.1
         assert blocked > 0.05 or RANK == SIZE - 1
 
 
-def test_what_a_gradient_is_made_of_is_met_for_before_its_update_is_announced():
-    """Else ranks that differ could wait for each other (docs/protocol.md)."""
+def test_an_update_is_announced_after_the_collectives_on_which_its_gradients_depend():
+    """Otherwise ranks at different places could wait for each other (docs/protocol.md)."""
 
     @tf.function
     def step(x):
@@ -139,7 +139,7 @@ def test_what_a_gradient_is_made_of_is_met_for_before_its_update_is_announced():
 
 
 def test_ranks_that_trace_at_different_times_choose_their_buckets_together():
-    """What is learned belongs to the layout, which ranks have in common, and not to one's trace of the step."""
+    """Measurements belong to a layout, which is equal on all ranks, and not to a trace of the step."""
 
     @tf.function
     def step(rows):
@@ -231,7 +231,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all():
 @pytest.mark.parametrize("threads", [1, 4, 1 + RANK % 2], ids=["one", "several", "one or two"])
 @pytest.mark.parametrize("least, parts", [(1, 3), (1 << 20, 2)])
 def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
-    """Two updates in one step, each with collectives in its backward pass, as those of two normalised networks."""
+    """Two updates in one step, each with collectives in its backward pass, as of two normalized networks."""
     from matex_tf.ops import announcing, overlap
 
     monkeypatch.setattr(readiness, "count_threads", lambda: threads)
@@ -269,7 +269,7 @@ def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
 
 
 def test_the_gradient_of_a_broadcast_is_made_alike_on_all_ranks(monkeypatch):
-    """What it is made of decides when its update is announced; it is zero on all ranks but one."""
+    """Its ancestors decide when its update is announced, so they must be the same where the gradient is zero."""
     from matex_tf.ops import announcing
 
     monkeypatch.setattr(announcing, "_LEAST_BYTES", 1)
@@ -289,7 +289,7 @@ def test_the_gradient_of_a_broadcast_is_made_alike_on_all_ranks(monkeypatch):
 
 
 def test_a_backward_pass_that_tensorflow_makes_for_eager_code_has_one_order():
-    """Two collectives of it look alike and neither needs the other; which could run first differs between ranks."""
+    """Two of its collectives are independent and look alike, and another one could run first on each rank."""
 
     def late_backwards(seconds):
         return tf.custom_gradient(lambda x: (tf.identity(x), late(seconds)))

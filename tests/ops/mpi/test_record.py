@@ -1,4 +1,4 @@
-"""What the engine records of itself: nothing when off; events that nest, and totals that are sums of them."""
+"""The engine's recorder: nothing is recorded while it is off; events nest, and totals are sums of events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from matex_tf.runtime import objects, shutdown
 pytestmark = pytest.mark.mpi
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
-FIRST = 3  # updates of a place that do not count
+FIRST = 3  # the first updates of a place, which the totals do not include
 NUMBER = {name: number for number, name in enumerate(records.ACTIVITIES)}
 
 
@@ -33,7 +33,7 @@ def only(events, *names):
 
 
 def assert_nested(spans):
-    """No two of the spans, as (begin, end), overlap but where one holds the other."""
+    """Two spans, as (begin, end), overlap only if one contains the other."""
     open_until = []
     for begin, end in sorted(spans, key=lambda one: (one[0], -one[1])):
         while open_until and open_until[-1] <= begin:
@@ -75,7 +75,7 @@ def test_events_of_updates(make_engine):
     assert len(only(events, "meet")) == 2 * count * (SIZE > 1)
     assert len(only(events, "gap")) == 2 * count - 1
 
-    # What counts lies after the end of the last update that does not.
+    # The totals begin at the end of the last ignored update.
     updates = only(events, "update")
     since = (updates["start"] + updates["duration"])[FIRST - 1]
     until = (updates["start"] + updates["duration"])[-1]
@@ -169,7 +169,7 @@ def test_the_probe_of_the_link(engine):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_overlapped_updates(monkeypatch, parts):
-    """Of the library in this process, whose thread has a lane of its own. Parts are of one update."""
+    """The communication thread has its own lane. The parts of an update count as one update."""
     if SIZE == 1:
         return
     monkeypatch.setattr(settings.get_settings(), "overlap", "on")
@@ -185,11 +185,11 @@ def test_overlapped_updates(monkeypatch, parts):
     for _ in range(2):
         step(tf.ones([300_000]), tf.ones([300, 300]))
     records.set_recording(records.EVENTS, 1 << 14)
-    before = len(records.read_events()[0])  # those of the other case
+    before = len(records.read_events()[0])  # events of the other case
     count = FIRST + 12
     for _ in range(count):
         step(tf.ones([300_000]), tf.ones([300, 300]))
-    ops.barrier()  # nothing of the last update is under way
+    ops.barrier()  # the last update has ended on all ranks
     events, dropped = records.read_events()
     records.set_recording(0)
     assert dropped == 0
@@ -232,7 +232,7 @@ def test_clocks_of_one_host_are_one():
 
 
 def test_clocks_that_may_differ_are_asked(monkeypatch):
-    """Here they are one clock, which each rank takes for its own: the offset is 0, give or take its error."""
+    """In this test all ranks read one clock, but believe to have two: the offset is 0 within its error."""
     if SIZE == 1:
         return
     monkeypatch.setattr(clocks, "_read_clock_id", lambda: f"clock {RANK % 2}")

@@ -1,5 +1,4 @@
-"""Variables that lie where other ranks read them (docs/protocol.md): TensorFlow takes such memory only where it lies
-right, and writes nothing there on its own."""
+"""Variables in shared memory (docs/protocol.md): their addresses suit TensorFlow, and its ops do not write there."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ SHAPES = [(5,), (1,), (3, 7), (), (300,)]
 
 @pytest.fixture
 def shared():
-    """Variables of odd sizes in memory that all ranks have, and that memory."""
+    """Variables of various sizes in shared memory, and this memory as an array."""
     variables = [tf.Variable(np.full(shape, index + 1.0, np.float32)) for index, shape in enumerate(SHAPES)]
     placed = values.SharedValues(variables)
     if SIZE == 1 or not store.make_store(placed.size, 1, 1):
@@ -33,14 +32,14 @@ def shared():
 
 
 def test_an_op_that_alone_has_a_value_does_not_write_its_result_there(shared):
-    """Views own nothing: else an op of one rank computes in what is the weights of all."""
+    """TensorFlow may write the result of an op into an input with one reference; here these are the weights of all."""
     variables, memory = shared
     before = memory.copy()
 
     @tf.function
     def negated(variable):
         value = variable.read_value()
-        variable.assign(tf.zeros_like(value))  # from now on only `value` is where it was
+        variable.assign(tf.zeros_like(value))  # from now on, only `value` refers to the shared memory
         return -value
 
     if RANK == SIZE - 1:
@@ -51,7 +50,7 @@ def test_an_op_that_alone_has_a_value_does_not_write_its_result_there(shared):
 
 
 def test_each_variable_lies_where_tensorflow_takes_it(shared):
-    """It ends the process where a tensor lies at another place than a multiple of 64 bytes."""
+    """TensorFlow ends the process if the address of a tensor is not a multiple of 64 bytes."""
     variables, memory = shared
     of_floats = memory.view(np.float32)
     starts = [int(np.flatnonzero(of_floats == index + 1.0)[0]) * 4 for index in range(len(SHAPES))]

@@ -1,4 +1,4 @@
-"""The collectives in functions that XLA compiles: their results, their order, and what XLA has no kernel for."""
+"""The collectives in functions that XLA compiles: their results, their order, and ops without an XLA kernel."""
 
 import re
 
@@ -67,7 +67,10 @@ def test_a_compiled_derivative():
 
 
 def chain(hlo):
-    """For each of our calls in a program the number of those, itself included, that its last operand waits for."""
+    """For each custom call of the library in a program: the length of the chain of such calls that ends in it.
+
+    A call depends on the previous one by its last operand, the token.
+    """
     defined = {}
     for line in hlo.splitlines():
         found = re.match(r"\s*(?:ROOT )?%?([\w.-]+) = .*? (custom-call|get-tuple-element|copy|bitcast)\((.*)$", line)

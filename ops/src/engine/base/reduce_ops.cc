@@ -16,16 +16,38 @@ constexpr int kBlock = 512;
 template <typename T>
 constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
 
+// Calls `work` with a value of the C++ type of `type`; bool is a byte.
+template <typename Work>
+void ForType(Type type, Work work) {
+  switch (type) {
+    case Type::kFloat32:
+      return work(float());
+    case Type::kFloat64:
+      return work(double());
+    case Type::kFloat16:
+      return work(Float16());
+    case Type::kBfloat16:
+      return work(Bfloat16());
+    case Type::kInt32:
+      return work(int32_t());
+    case Type::kInt64:
+      return work(int64_t());
+    case Type::kUint8:
+    case Type::kBool:
+      return work(uint8_t());
+  }
+}
+
 // Applies `rule`, which maps an array to an array, to `from` and writes to `to`; 16-bit floats block by block.
 template <typename T, typename Rule>
 void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
   if constexpr (kIsHalf<T>) {
     float block[kBlock];
     for (int64_t i = 0; i < count; i += kBlock) {
-      const int taken = static_cast<int>(std::min<int64_t>(kBlock, count - i));
-      Load(from + i, block, taken);
-      rule(block, block, taken);
-      Store(block, to + i, taken);
+      const int length = static_cast<int>(std::min<int64_t>(kBlock, count - i));
+      Load(from + i, block, length);
+      rule(block, block, length);
+      Store(block, to + i, length);
     }
   } else {
     rule(from, to, count);
@@ -65,11 +87,11 @@ void CombineAs(const T* a, const T* b, T* c, int64_t count) {
   if constexpr (kIsHalf<T>) {
     float left[kBlock], right[kBlock];
     for (int64_t i = 0; i < count; i += kBlock) {
-      const int taken = static_cast<int>(std::min<int64_t>(kBlock, count - i));
-      Load(a + i, left, taken);
-      Load(b + i, right, taken);
-      for (int k = 0; k < taken; ++k) right[k] = Rule::Combine(left[k], right[k]);
-      Store(right, c + i, taken);
+      const int length = static_cast<int>(std::min<int64_t>(kBlock, count - i));
+      Load(a + i, left, length);
+      Load(b + i, right, length);
+      for (int k = 0; k < length; ++k) right[k] = Rule::Combine(left[k], right[k]);
+      Store(right, c + i, length);
     }
   } else {
     for (int64_t i = 0; i < count; ++i) c[i] = Rule::Combine(a[i], b[i]);
@@ -148,17 +170,18 @@ void AddAs(const void* one, const void* other, void* to, int64_t count) {
   CombineAs<T, Sum>(static_cast<const T*>(one), static_cast<const T*>(other), static_cast<T*>(to), count);
 }
 
+// AddAll for 16-bit floats.
 template <typename T>
 void AddAllAs(const std::vector<const void*>& parts, void* to, int64_t count) {
   float sum[kBlock], more[kBlock];
   for (int64_t i = 0; i < count; i += kBlock) {
-    const int taken = static_cast<int>(std::min<int64_t>(kBlock, count - i));
-    Load(static_cast<const T*>(parts[0]) + i, sum, taken);
+    const int length = static_cast<int>(std::min<int64_t>(kBlock, count - i));
+    Load(static_cast<const T*>(parts[0]) + i, sum, length);
     for (size_t part = 1; part < parts.size(); ++part) {
-      Load(static_cast<const T*>(parts[part]) + i, more, taken);
-      for (int k = 0; k < taken; ++k) sum[k] += more[k];
+      Load(static_cast<const T*>(parts[part]) + i, more, length);
+      for (int k = 0; k < length; ++k) sum[k] += more[k];
     }
-    Store(sum, static_cast<T*>(to) + i, taken);
+    Store(sum, static_cast<T*>(to) + i, length);
   }
 }
 
@@ -175,17 +198,8 @@ void DivideAs(void* data, int64_t count, int divisor) {
 }  // namespace
 
 const char* NameOf(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kSum:
-      return "sum";
-    case Reduction::kMean:
-      return "mean";
-    case Reduction::kMin:
-      return "min";
-    case Reduction::kMax:
-      return "max";
-  }
-  return "";
+  static const char* const names[] = {"sum", "mean", "min", "max"};
+  return names[static_cast<int>(reduction)];
 }
 
 Reduction ReductionOf(const std::string& name) {
@@ -198,16 +212,16 @@ Reduction ReductionOf(const std::string& name) {
 bool IsHalf(Type type) { return type == Type::kFloat16 || type == Type::kBfloat16; }
 
 void Widen(Type type, const void* from, float* to, int64_t count) {
-  InParts(count, [&](int64_t at, int taken) {
-    if (type == Type::kFloat16) return Load(static_cast<const Float16*>(from) + at, to + at, taken);
-    Load(static_cast<const Bfloat16*>(from) + at, to + at, taken);
+  InParts(count, [&](int64_t at, int length) {
+    if (type == Type::kFloat16) return Load(static_cast<const Float16*>(from) + at, to + at, length);
+    Load(static_cast<const Bfloat16*>(from) + at, to + at, length);
   });
 }
 
 void Narrow(Type type, const float* from, void* to, int64_t count) {
-  InParts(count, [&](int64_t at, int taken) {
-    if (type == Type::kFloat16) return Store(from + at, static_cast<Float16*>(to) + at, taken);
-    Store(from + at, static_cast<Bfloat16*>(to) + at, taken);
+  InParts(count, [&](int64_t at, int length) {
+    if (type == Type::kFloat16) return Store(from + at, static_cast<Float16*>(to) + at, length);
+    Store(from + at, static_cast<Bfloat16*>(to) + at, length);
   });
 }
 
@@ -227,71 +241,37 @@ void Scale(Type type, const void* from, void* to, int64_t count, double weight) 
     std::memset(to, 0, bytes);
   } else if (weight == 1) {
     if (from != to) std::memcpy(to, from, bytes);
-  } else if (type == Type::kFloat32) {
-    ScaleAs<float>(from, to, count, weight);
-  } else if (type == Type::kFloat64) {
-    ScaleAs<double>(from, to, count, weight);
-  } else if (type == Type::kFloat16) {
-    ScaleAs<Float16>(from, to, count, weight);
-  } else if (type == Type::kBfloat16) {
-    ScaleAs<Bfloat16>(from, to, count, weight);
+  } else {
+    ForType(type, [&](auto typed) {
+      using T = decltype(typed);
+      if constexpr (std::is_floating_point_v<T> || kIsHalf<T>) ScaleAs<T>(from, to, count, weight);
+    });
   }
 }
 
 void Add(Type type, const void* one, const void* other, void* to, int64_t count) {
-  switch (type) {
-    case Type::kFloat32:
-      return AddAs<float>(one, other, to, count);
-    case Type::kFloat64:
-      return AddAs<double>(one, other, to, count);
-    case Type::kFloat16:
-      return AddAs<Float16>(one, other, to, count);
-    case Type::kBfloat16:
-      return AddAs<Bfloat16>(one, other, to, count);
-    case Type::kInt32:
-      return AddAs<int32_t>(one, other, to, count);
-    case Type::kInt64:
-      return AddAs<int64_t>(one, other, to, count);
-    case Type::kUint8:
-    case Type::kBool:
-      return AddAs<uint8_t>(one, other, to, count);
-  }
+  ForType(type, [&](auto typed) { AddAs<decltype(typed)>(one, other, to, count); });
 }
 
 void AddAll(Type type, const std::vector<const void*>& parts, void* to, int64_t count) {
   if (type == Type::kFloat16) return AddAllAs<Float16>(parts, to, count);
   if (type == Type::kBfloat16) return AddAllAs<Bfloat16>(parts, to, count);
   if (parts.size() == 2) return Add(type, parts[0], parts[1], to, count);
+  // Block by block, so that the partial sum stays in the cache.
   alignas(64) char sum[kBlock * sizeof(double)];
   const size_t width = SizeOf(type), last = parts.size() - 1;
   for (int64_t i = 0; i < count; i += kBlock) {
-    const int64_t taken = std::min<int64_t>(kBlock, count - i);
+    const int64_t length = std::min<int64_t>(kBlock, count - i);
     const auto at = [&](size_t part) { return static_cast<const char*>(parts[part]) + i * width; };
-    Add(type, at(0), at(1), sum, taken);
-    for (size_t part = 2; part < last; ++part) Add(type, sum, at(part), sum, taken);
-    Add(type, sum, at(last), static_cast<char*>(to) + i * width, taken);
+    Add(type, at(0), at(1), sum, length);
+    for (size_t part = 2; part < last; ++part) Add(type, sum, at(part), sum, length);
+    Add(type, sum, at(last), static_cast<char*>(to) + i * width, length);
   }
 }
 
 void Divide(Type type, void* data, int64_t count, int divisor) {
-  switch (type) {
-    case Type::kFloat32:
-      return DivideAs<float>(data, count, divisor);
-    case Type::kFloat64:
-      return DivideAs<double>(data, count, divisor);
-    case Type::kFloat16:
-      return DivideAs<Float16>(data, count, divisor);
-    case Type::kBfloat16:
-      return DivideAs<Bfloat16>(data, count, divisor);
-    case Type::kInt32:
-      return DivideAs<int32_t>(data, count, divisor);
-    case Type::kInt64:
-      return DivideAs<int64_t>(data, count, divisor);
-    case Type::kUint8:
-      return DivideAs<uint8_t>(data, count, divisor);
-    case Type::kBool:
-      return;
-  }
+  if (type == Type::kBool) return;
+  ForType(type, [&](auto typed) { DivideAs<decltype(typed)>(data, count, divisor); });
 }
 
 }  // namespace matex

@@ -12,7 +12,7 @@
 
 namespace matex {
 
-enum class Reduction { kSum, kMean, kMin, kMax };
+enum class Reduction : int { kSum, kMean, kMin, kMax };
 
 const char* NameOf(Reduction reduction);
 
@@ -40,7 +40,7 @@ void Add(Type type, const void* one, const void* other, void* to, int64_t count)
 // rounded once.
 void AddAll(Type type, const std::vector<const void*>& parts, void* to, int64_t count);
 
-// data = data / divisor; integers are truncated towards zero, as in tf.reduce_mean.
+// data = data / divisor; integers are truncated towards zero, as in tf.reduce_mean. No effect on bools.
 void Divide(Type type, void* data, int64_t count, int divisor);
 
 }  // namespace matex

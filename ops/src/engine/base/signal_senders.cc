@@ -17,7 +17,7 @@ constexpr int kLauncher = 1, kOther = 2;
 struct Watch {
   const pid_t* launchers;
   size_t count;
-  struct sigaction before;    // the handler that was installed before
+  struct sigaction previous;  // the handler that was installed earlier
   std::atomic<int> senders;   // since the last query: kLauncher, kOther or both
 };
 
@@ -28,10 +28,10 @@ void NoteSender(int number, siginfo_t* info, void* context) {
   const pid_t* const end = watch.launchers + watch.count;
   const bool is_sent = info->si_code <= 0;  // by a process, not by the kernel
   watch.senders |= is_sent && std::find(watch.launchers, end, info->si_pid) != end ? kLauncher : kOther;
-  if (watch.before.sa_flags & SA_SIGINFO) {
-    watch.before.sa_sigaction(number, info, context);
-  } else if (watch.before.sa_handler != SIG_DFL && watch.before.sa_handler != SIG_IGN) {
-    watch.before.sa_handler(number);
+  if (watch.previous.sa_flags & SA_SIGINFO) {
+    watch.previous.sa_sigaction(number, info, context);
+  } else if (watch.previous.sa_handler != SIG_DFL && watch.previous.sa_handler != SIG_IGN) {
+    watch.previous.sa_handler(number);
   }
 }
 
@@ -51,7 +51,7 @@ __attribute__((visibility("default"))) int matex_watch_sender(int number, const 
   watch.launchers = kept->data();
   watch.count = kept->size();
   watch.senders = 0;
-  watch.before = now;
+  watch.previous = now;
   now.sa_flags |= SA_SIGINFO;
   now.sa_sigaction = matex::NoteSender;
   return sigaction(number, &now, nullptr) == 0 ? 0 : 1;

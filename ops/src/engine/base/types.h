@@ -28,6 +28,4 @@ const char* NameOf(Type type);
 // 16-bit floats travel as MPI_UINT16_T and are combined only by the engine's own MPI_Op. bool is a byte, 0 or 1.
 MPI_Datatype MpiType(Type type);
 
-bool IsFloat(Type type);
-
 }  // namespace matex

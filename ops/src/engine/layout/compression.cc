@@ -1,4 +1,5 @@
-// Packing to 16 bits, and the choice of the largest numbers by one pass that counts classes of equal leading bits.
+// Packing to 16 bits, and the choice of the largest numbers. The choice counts numbers in 2^11 classes of equal leading
+// bits, takes the highest classes whole, and orders only the numbers of the class that is taken in part.
 #include "engine/layout/compression.h"
 
 #include <algorithm>
@@ -29,10 +30,10 @@ void PackAs(const float* values, int64_t count, float factor, char* packed) {
   float scaled[kPackBlock];
   Half block[kPackBlock];
   for (int64_t i = 0; i < count; i += kPackBlock) {
-    const int taken = static_cast<int>(std::min<int64_t>(kPackBlock, count - i));
-    for (int k = 0; k < taken; ++k) scaled[k] = values[i + k] * factor;
-    Store(scaled, block, taken);
-    std::memcpy(packed + 2 * i, block, 2 * taken);
+    const int length = static_cast<int>(std::min<int64_t>(kPackBlock, count - i));
+    for (int k = 0; k < length; ++k) scaled[k] = values[i + k] * factor;
+    Store(scaled, block, length);
+    std::memcpy(packed + 2 * i, block, 2 * length);
   }
 }
 
@@ -40,10 +41,10 @@ template <typename Half>
 void UnpackAs(const char* packed, int64_t count, float factor, float* values) {
   Half block[kPackBlock];
   for (int64_t i = 0; i < count; i += kPackBlock) {
-    const int taken = static_cast<int>(std::min<int64_t>(kPackBlock, count - i));
-    std::memcpy(block, packed + 2 * i, 2 * taken);
-    Load(block, values + i, taken);
-    for (int k = 0; k < taken; ++k) values[i + k] *= factor;
+    const int length = static_cast<int>(std::min<int64_t>(kPackBlock, count - i));
+    std::memcpy(block, packed + 2 * i, 2 * length);
+    Load(block, values + i, length);
+    for (int k = 0; k < length; ++k) values[i + k] *= factor;
   }
 }
 
@@ -63,16 +64,9 @@ std::string Compression::ToString() const {
 }
 
 double Compression::CompressedFraction(int ranks) const {
-  switch (kind) {
-    case Kind::kNone:
-      return 1;
-    case Kind::kBfloat16:
-    case Kind::kFloat16:
-      return 0.5;
-    case Kind::kTopK:
-      return share * ranks;  // each rank receives the indices and values of all ranks; a ring moves each number twice
-  }
-  return 1;
+  // Each rank receives the indices and values of all ranks; a ring moves each number twice.
+  if (kind == Kind::kTopK) return share * ranks;
+  return kind == Kind::kNone ? 1 : 0.5;
 }
 
 void Pack(Compression::Kind kind, const float* values, int64_t count, char* packed) {
@@ -100,19 +94,19 @@ void Unpack(Compression::Kind kind, const char* packed, int64_t count, float* va
 }
 
 void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t first, std::vector<int32_t>* indices) {
-  int64_t members[1 << kClassBits] = {};
+  int64_t members[1 << kClassBits] = {};  // the number of numbers in each class
   for (int64_t i = 0; i < count; ++i) ++members[MagnitudeOf(values[i]) >> kBelow];
-  // The result has all numbers of the classes above `last`, and the largest `missing` numbers of class `last`.
+  // The result has all numbers of the classes above `partial`, and the largest `missing` numbers of class `partial`.
   int64_t missing = std::min(wanted, count);
-  uint32_t last = (1 << kClassBits) - 1;
-  while (last > 0 && members[last] < missing) missing -= members[last--];
-  std::vector<std::pair<uint32_t, int32_t>> candidates;
-  candidates.reserve(members[last]);
+  uint32_t partial = (1 << kClassBits) - 1;
+  while (partial > 0 && members[partial] < missing) missing -= members[partial--];
+  std::vector<std::pair<uint32_t, int32_t>> candidates;  // (~magnitude, index) of the numbers of class `partial`
+  candidates.reserve(members[partial]);
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t magnitude = MagnitudeOf(values[i]), its_class = magnitude >> kBelow;
-    if (its_class > last) indices->push_back(first + static_cast<int32_t>(i));
+    if (its_class > partial) indices->push_back(first + static_cast<int32_t>(i));
     // ~: the smallest pair has the largest magnitude, and the lowest index among equals.
-    if (its_class == last) candidates.emplace_back(~magnitude, first + static_cast<int32_t>(i));
+    if (its_class == partial) candidates.emplace_back(~magnitude, first + static_cast<int32_t>(i));
   }
   if (missing < static_cast<int64_t>(candidates.size()))
     std::nth_element(candidates.begin(), candidates.begin() + missing, candidates.end());

@@ -33,17 +33,18 @@ void Unpack(Compression::Kind kind, const char* packed, int64_t count, float* va
 
 inline int64_t PackedBytes(int64_t count) { return 4 + 2 * count; }
 
-// Appends the indices of the `wanted` largest |values|, plus `first`, in no order. NaN and infinity count as the
-// largest; among equal values the first are taken.
+// Appends i + first for the index i of each of the `wanted` largest |values|, in no order. NaN and infinity count as
+// the largest; of equal values, those with the lowest indices are chosen.
 void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t first, std::vector<int32_t>* indices);
 
-// The size of a fraction `share` of `count` numbers: at least one, so that each variable makes progress.
+// share * count, rounded; at least one of a variable with numbers, so that each variable makes progress.
 int64_t CountKept(double share, int64_t count);
 
-// The residual of a number: value - sent, or 0 if that is not finite, because it would stay forever.
+// The residual of a number: value - sent. If that is NaN or infinite, 0, because it would stay in the residual forever.
 inline float Remainder(float value, float sent) {
   const float remainder = value - sent;
-  return remainder - remainder == 0.0f ? remainder : 0.0f;
+  const bool is_finite = remainder - remainder == 0.0f;
+  return is_finite ? remainder : 0.0f;
 }
 
 }  // namespace matex

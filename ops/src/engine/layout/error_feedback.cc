@@ -8,15 +8,15 @@
 namespace matex {
 namespace {
 
-using Key = std::pair<int64_t, int64_t>;
+using Key = std::pair<int64_t, int64_t>;  // the number of the variable, and of its elements
 
 struct AllResiduals {
   std::mutex mutex;
   std::map<Key, std::weak_ptr<std::vector<float>>> residuals;
 
-  void DropOld() {
-    for (auto one = residuals.begin(); one != residuals.end();) {
-      one = one->second.expired() ? residuals.erase(one) : std::next(one);
+  void DropUnused() {
+    for (auto found = residuals.begin(); found != residuals.end();) {
+      found = found->second.expired() ? residuals.erase(found) : std::next(found);
     }
   }
 };
@@ -36,7 +36,7 @@ Residual ResidualOf(int64_t number, int64_t count) {
   if (residual == nullptr) {
     residual = std::make_shared<std::vector<float>>();
     found = residual;
-    all.DropOld();
+    all.DropUnused();
   }
   return residual;
 }
@@ -44,7 +44,7 @@ Residual ResidualOf(int64_t number, int64_t count) {
 int64_t Residuals() {
   AllResiduals& all = TheResiduals();
   std::lock_guard<std::mutex> lock(all.mutex);
-  all.DropOld();
+  all.DropUnused();
   return static_cast<int64_t>(all.residuals.size());
 }
 

@@ -8,8 +8,8 @@
 
 namespace matex {
 
-// One number for each element of the gradient; empty before first use. Guarded by the world's mutex or used by the
-// overlapped thread alone: a variable's updates use only one of the two reductions.
+// One number for each element of the gradient; empty until the first use. It has no lock of its own: an update runs
+// either in the calling thread, which holds the world's mutex, or in the communication thread, never in both.
 using Residual = std::shared_ptr<std::vector<float>>;
 
 // The residual of variable `number`, shared by all layouts that contain it and freed with the last of them. A

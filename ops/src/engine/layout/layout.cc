@@ -1,5 +1,5 @@
-// Divides the entries of a layout into transfers: entries that all ranks need (Append) and entries whose elements the
-// ranks own in pieces (AppendOwned).
+// Divides the entries of a layout into transfers: AppendOwned for entries with cuts, whose elements the ranks own in
+// pieces; AppendShared for all other entries, of which every rank needs all elements.
 #include "engine/layout/layout.h"
 
 #include <algorithm>
@@ -14,37 +14,30 @@ bool IsCompressed(const Entry& entry, const Compression& compression) {
   return compression && entry.variable != 0 && entry.type == Type::kFloat32;
 }
 
-uint64_t KeyOf(const std::vector<Entry>& entries, int64_t chunk_bytes, int64_t fuse_bytes,
-               const Compression& compression, bool compiled, bool checked, const Cuts& cuts) {
-  Hasher hasher;
-  hasher.Add(compression.ToString());
-  hasher.Add(chunk_bytes).Add(fuse_bytes).Add(static_cast<int64_t>(compiled) | static_cast<int64_t>(checked) << 1);
-  hasher.Add(static_cast<int64_t>(entries.size()));
-  for (const Entry& entry : entries) {
-    hasher.Add(entry.name).Add(static_cast<int64_t>(entry.type)).Add(static_cast<int64_t>(entry.shape.size()));
-    for (int64_t dimension : entry.shape) hasher.Add(dimension);
-    hasher.Add(static_cast<int64_t>(IsCompressed(entry, compression)));
+// Moves up to `max_count` elements from `unassigned`, a stack whose last fragment comes first, to `fragments`. Returns
+// the number of elements moved, which is less than `max_count` if `unassigned` is empty then.
+int64_t MoveFragments(std::vector<Fragment>* unassigned, int64_t max_count, std::vector<Fragment>* fragments) {
+  int64_t moved = 0;
+  while (moved < max_count && !unassigned->empty()) {
+    Fragment& next = unassigned->back();
+    const int64_t count = std::min(max_count - moved, next.count);
+    fragments->push_back({next.entry, next.offset, count});
+    next.offset += count;
+    next.count -= count;
+    if (next.count == 0) unassigned->pop_back();
+    moved += count;
   }
-  for (const std::vector<int64_t>& of_entry : cuts) {
-    hasher.Add(static_cast<int64_t>(of_entry.size()));
-    for (const int64_t cut : of_entry) hasher.Add(cut);
-  }
-  return hasher.value();
+  return moved;
 }
 
-// Moves up to `room` elements from the end of `unassigned` to `fragments`; returns their number.
-int64_t MoveFragments(std::vector<Fragment>* unassigned, int64_t room, std::vector<Fragment>* fragments) {
-  const int64_t wanted = room;
-  while (room > 0 && !unassigned->empty()) {
-    Fragment& next = unassigned->back();
-    const int64_t taken = std::min(room, next.count);
-    fragments->push_back({next.entry, next.offset, taken});
-    next.offset += taken;
-    next.count -= taken;
-    if (next.count == 0) unassigned->pop_back();
-    room -= taken;
-  }
-  return wanted - room;
+// For messages: dense/kernel and 2 more; or, for a part of a large entry: dense/kernel from element 4096.
+std::string NameOf(const Transfer& transfer, const std::vector<Entry>& entries) {
+  const Fragment& first = transfer.fragments.front();
+  const Entry& entry = entries[first.entry];
+  std::string name = entry.name;
+  if (transfer.fragments.size() > 1) name += " and " + std::to_string(transfer.fragments.size() - 1) + " more";
+  if (first.count < entry.count()) name += " from element " + std::to_string(first.offset);
+  return name;
 }
 
 }  // namespace
@@ -91,8 +84,29 @@ Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_byt
     residuals_.push_back(is_compressed ? ResidualOf(entries_[i].variable, entries_[i].count()) : nullptr);
     if (is_compressed && !cuts_.empty()) cuts_[i].clear();
   }
-  key_ = KeyOf(entries_, chunk_bytes, fuse_bytes, compression, compiled, checked, cuts_);
+  key_ = ComputeKey();
   Append(0, static_cast<int>(entries_.size()), &transfers_);
+}
+
+uint64_t Layout::ComputeKey() const {
+  Hasher hasher;
+  hasher.Add(compression_.ToString());
+  hasher.Add(chunk_bytes_).Add(fuse_bytes_).Add(static_cast<int64_t>(compiled_) | static_cast<int64_t>(checked_) << 1);
+  hasher.Add(static_cast<int64_t>(entries_.size()));
+  for (const Entry& entry : entries_) {
+    hasher.Add(entry.name).Add(static_cast<int64_t>(entry.type)).Add(static_cast<int64_t>(entry.shape.size()));
+    for (int64_t dimension : entry.shape) hasher.Add(dimension);
+    hasher.Add(static_cast<int64_t>(IsCompressed(entry, compression_)));
+  }
+  for (const std::vector<int64_t>& of_entry : cuts_) {
+    hasher.Add(static_cast<int64_t>(of_entry.size()));
+    for (const int64_t cut : of_entry) hasher.Add(cut);
+  }
+  return hasher.value();
+}
+
+int64_t Layout::ElementsPerChunk(Type type) const {
+  return std::max<int64_t>(chunk_bytes_ / static_cast<int64_t>(SizeOf(type)), 1);
 }
 
 std::vector<Transfer> Layout::TransfersOf(const std::vector<int>& boundaries) const {
@@ -103,121 +117,117 @@ std::vector<Transfer> Layout::TransfersOf(const std::vector<int>& boundaries) co
 
 std::vector<Transfer> Layout::TransfersInOrder() const {
   std::vector<int> boundaries{0};
-  int64_t bytes = 0;
-  for (int i = 0; i < static_cast<int>(entries_.size()); ++i) {
-    bytes += entries_[i].bytes();
-    if (bytes < fuse_bytes_ && i + 1 < static_cast<int>(entries_.size())) continue;
+  const int count = static_cast<int>(entries_.size());
+  int64_t bucket_bytes = 0;
+  for (int i = 0; i < count; ++i) {
+    bucket_bytes += entries_[i].bytes();
+    if (bucket_bytes < fuse_bytes_ && i + 1 < count) continue;
     boundaries.push_back(i + 1);
-    bytes = 0;
+    bucket_bytes = 0;
   }
   return TransfersOf(boundaries);
 }
 
-// Appends the transfers of a group of entries of one type, which have cuts. Each transfer takes a share of every
-// owner's elements, so all ranks send and receive at once; a contiguous chunk would belong to one owner.
-void Layout::AppendGroup(const std::vector<int>& group, std::vector<Transfer>* transfers) const {
-  if (group.empty()) return;
-  const Entry& first = entries_[group[0]];
+// Appends the transfers of entries [begin, end).
+void Layout::Append(int begin, int end, std::vector<Transfer>* transfers) const {
+  AppendOwned(begin, end, transfers);
+  AppendShared(begin, end, transfers);
+}
+
+// Appends the transfers of the entries in [begin, end) that have cuts. A large entry has its own transfers. Small
+// entries of one type form a group, which is complete when it has the bytes of a chunk.
+void Layout::AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const {
+  std::vector<int> groups[kTypes];
+  int64_t group_bytes[kTypes] = {};
+  for (int i = begin; i < end; ++i) {
+    const Entry& entry = entries_[i];
+    if (!HasCuts(i) || entry.count() == 0) continue;
+    if (entry.bytes() >= fuse_bytes_) {
+      AppendOwnedGroup({i}, transfers);
+      continue;
+    }
+    const int type = static_cast<int>(entry.type);
+    groups[type].push_back(i);
+    group_bytes[type] += entry.bytes();
+    if (group_bytes[type] < chunk_bytes_) continue;
+    AppendOwnedGroup(groups[type], transfers);
+    groups[type].clear();
+    group_bytes[type] = 0;
+  }
+  for (const std::vector<int>& group : groups) {
+    if (!group.empty()) AppendOwnedGroup(group, transfers);
+  }
+}
+
+// Appends the transfers of a group of entries of one type, which have cuts. Each transfer takes equally many elements
+// of every owner, so all ranks send and receive at once; a contiguous chunk would belong to one owner. If two ranks own
+// 6 elements each and a chunk has 4, each of three transfers takes 2 elements of each owner.
+void Layout::AppendOwnedGroup(const std::vector<int>& group, std::vector<Transfer>* transfers) const {
+  const Type type = entries_[group[0]].type;
   const size_t ranks = cuts_[group[0]].size() - 1;
-  // For each rank: its fragments that are in no transfer yet, in reverse order.
-  std::vector<std::vector<Fragment>> unassigned(ranks);
-  int64_t all = 0, longest = 0;
+  std::vector<std::vector<Fragment>> unassigned(ranks);  // by owner: a stack of the elements without a transfer
+  int64_t total = 0, most_owned = 0;
   for (size_t rank = 0; rank < ranks; ++rank) {
     int64_t owned = 0;
     for (auto i = group.rbegin(); i != group.rend(); ++i) {
-      const int64_t from = cuts_[*i][rank], count = cuts_[*i][rank + 1] - from;
-      if (count > 0) unassigned[rank].push_back({*i, from, count});
+      const int64_t offset = cuts_[*i][rank], count = cuts_[*i][rank + 1] - offset;
+      if (count > 0) unassigned[rank].push_back({*i, offset, count});
       owned += count;
     }
-    all += owned;
-    longest = std::max(longest, owned);
+    total += owned;
+    most_owned = std::max(most_owned, owned);
   }
-  const int64_t chunk = std::max<int64_t>(chunk_bytes_ / static_cast<int64_t>(SizeOf(first.type)), 1);
-  const int64_t count = (all + chunk - 1) / chunk;  // of transfers
-  for (int64_t k = 0; k < count; ++k) {
+  const int64_t chunk = ElementsPerChunk(type);
+  const int64_t transfer_count = (total + chunk - 1) / chunk;
+  for (int64_t k = 0; k < transfer_count; ++k) {
     Transfer transfer;
-    transfer.type = first.type;
+    transfer.type = type;
     transfer.name = NameOf(entries_, group[0], group[0] + group.size());
-    if (count > 1) transfer.name += ", part " + std::to_string(k + 1) + " of " + std::to_string(count);
-    for (std::vector<Fragment>& of_rank : unassigned) {
-      transfer.owned.push_back(MoveFragments(&of_rank, (longest + count - 1) / count, &transfer.fragments));
+    if (transfer_count > 1)
+      transfer.name += ", part " + std::to_string(k + 1) + " of " + std::to_string(transfer_count);
+    const int64_t max_of_owner = (most_owned + transfer_count - 1) / transfer_count;
+    for (std::vector<Fragment>& of_owner : unassigned) {
+      transfer.owned.push_back(MoveFragments(&of_owner, max_of_owner, &transfer.fragments));
       transfer.count += transfer.owned.back();
     }
     if (transfer.count > 0) transfers->push_back(std::move(transfer));
   }
 }
 
-// Appends the transfers of entries [begin, end) that have cuts: of large entries alone, of small ones in groups.
-void Layout::AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const {
-  std::vector<int> small[kTypes];
-  int64_t bytes[kTypes] = {};
+// Appends the transfers of the entries in [begin, end) that have no cuts. A large entry is cut into transfers of one
+// chunk, the last of them shorter. Small entries of one type fill transfers one after another; a transfer is complete
+// when it has a chunk. Compressed and uncompressed entries have separate transfers.
+void Layout::AppendShared(int begin, int end, std::vector<Transfer>* transfers) const {
+  const auto append = [&](Transfer* transfer) {
+    transfer->name = NameOf(*transfer, entries_);
+    transfers->push_back(std::move(*transfer));
+    *transfer = Transfer();
+  };
+  Transfer fused[2][kTypes];  // incomplete transfers of small entries, by [is_compressed][type]
   for (int i = begin; i < end; ++i) {
-    const Entry& entry = entries_[i];
-    if (cuts_.empty() || cuts_[i].empty() || entry.count() == 0) continue;
-    if (entry.bytes() >= fuse_bytes_) {
-      AppendGroup({i}, transfers);
-      continue;
-    }
-    const int type = static_cast<int>(entry.type);
-    small[type].push_back(i);
-    bytes[type] += entry.bytes();
-    if (bytes[type] < chunk_bytes_) continue;
-    AppendGroup(small[type], transfers);
-    small[type].clear();
-    bytes[type] = 0;
-  }
-  for (const std::vector<int>& group : small) AppendGroup(group, transfers);
-}
-
-// Appends the transfers of entries [begin, end).
-void Layout::Append(int begin, int end, std::vector<Transfer>* transfers) const {
-  AppendOwned(begin, end, transfers);
-  size_t first_unnamed = transfers->size();
-  // The transfers being filled: one for each type, uncompressed and compressed.
-  Transfer filling[2][kTypes];
-  for (int compressed : {0, 1}) {
-    for (int type = 0; type < kTypes; ++type) {
-      filling[compressed][type].type = static_cast<Type>(type);
-      filling[compressed][type].compressed = compressed != 0;
-    }
-  }
-  for (int i = begin; i < end; ++i) {
-    if (!cuts_.empty() && !cuts_[i].empty()) continue;
+    if (HasCuts(i)) continue;
     const Entry& entry = entries_[i];
     const int64_t count = entry.count();
-    const int64_t size = static_cast<int64_t>(SizeOf(entry.type));
-    const int64_t chunk = std::max<int64_t>(chunk_bytes_ / size, 1);
-    const bool fused = count * size < fuse_bytes_;
-    Transfer alone;
-    alone.type = entry.type;
-    alone.compressed = residuals_[i] != nullptr;
-    Transfer& transfer = fused ? filling[alone.compressed][static_cast<int>(entry.type)] : alone;
+    const int64_t chunk = ElementsPerChunk(entry.type);
+    const bool is_compressed = residuals_[i] != nullptr;
+    const bool is_small = entry.bytes() < fuse_bytes_;
+    Transfer own;
+    Transfer& transfer = is_small ? fused[is_compressed][static_cast<int>(entry.type)] : own;
     for (int64_t offset = 0; offset < count;) {
-      const int64_t taken = std::min(count - offset, chunk - transfer.count);
-      transfer.fragments.push_back({i, offset, taken});
-      transfer.count += taken;
-      offset += taken;
-      if (transfer.count == chunk || (!fused && offset == count)) {
-        transfers->push_back(std::move(transfer));
-        transfer = Transfer();
-        transfer.type = entry.type;
-        transfer.compressed = residuals_[i] != nullptr;
-      }
+      const int64_t length = std::min(count - offset, chunk - transfer.count);
+      transfer.type = entry.type;
+      transfer.compressed = is_compressed;
+      transfer.fragments.push_back({i, offset, length});
+      transfer.count += length;
+      offset += length;
+      const bool is_last_of_large = !is_small && offset == count;
+      if (transfer.count == chunk || is_last_of_large) append(&transfer);
     }
   }
-  for (auto& transfers_of_type : filling) {
-    for (Transfer& transfer : transfers_of_type) {
-      if (transfer.count > 0) transfers->push_back(std::move(transfer));
+  for (auto& of_all_types : fused) {
+    for (Transfer& transfer : of_all_types) {
+      if (transfer.count > 0) append(&transfer);
     }
-  }
-  for (; first_unnamed < transfers->size(); ++first_unnamed) {
-    Transfer& transfer = (*transfers)[first_unnamed];
-    const Fragment& first = transfer.fragments.front();
-    const Entry& entry = entries_[first.entry];
-    transfer.name = entry.name;
-    if (transfer.fragments.size() > 1)
-      transfer.name += " and " + std::to_string(transfer.fragments.size() - 1) + " more";
-    if (first.count < entry.count()) transfer.name += " from element " + std::to_string(first.offset);
   }
 }
 

@@ -87,7 +87,11 @@ class Layout {
  private:
   void Append(int begin, int end, std::vector<Transfer>* transfers) const;
   void AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const;
-  void AppendGroup(const std::vector<int>& group, std::vector<Transfer>* transfers) const;
+  void AppendOwnedGroup(const std::vector<int>& group, std::vector<Transfer>* transfers) const;
+  void AppendShared(int begin, int end, std::vector<Transfer>* transfers) const;
+  bool HasCuts(int i) const { return !cuts_.empty() && !cuts_[i].empty(); }
+  int64_t ElementsPerChunk(Type type) const;  // at least 1
+  uint64_t ComputeKey() const;
 
   std::vector<Entry> entries_;
   std::vector<Transfer> transfers_;

@@ -1,5 +1,5 @@
 // A text encoding of reports and requests, for channels that carry only bytes (MPI_Bcast, XLA's custom calls). Each
-// field is its length, a colon and its bytes; `Fields` reads the fields in the order of `Put`.
+// field is its length, a colon and its bytes: "3:abc2:42".
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,11 @@ namespace matex {
 void Put(std::string& text, const std::string& field);
 void Put(std::string& text, int64_t value);
 void Put(std::string& text, const std::vector<Entry>& entries);
+
+template <typename... Values>
+void PutAll(std::string& text, const Values&... values) {
+  (Put(text, values), ...);
+}
 
 // Reads the fields of a text in the order in which they were put.
 class Fields {

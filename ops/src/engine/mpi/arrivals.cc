@@ -1,5 +1,5 @@
 // Each rank has a line in shared memory, which only this rank writes: the number of its meetings, its words, and its
-// counts of blocks. A rank waits until the lines of others contain what it waits for.
+// counts of blocks. A rank that waits reads the lines of the other ranks until they have advanced far enough.
 #include "engine/mpi/arrivals.h"
 
 #include <sched.h>
@@ -57,12 +57,12 @@ int CountProcessors(MPI_Comm communicator, int* processors) {
 
 }  // namespace
 
-int Arrivals::Make(MPI_Comm communicator, int64_t part, std::unique_ptr<Arrivals>* made) {
+int Arrivals::Make(MPI_Comm communicator, int64_t bytes_per_rank, std::unique_ptr<Arrivals>* made) {
   int rank = 0, size = 1, processors = 0;
   MPI_Comm_rank(communicator, &rank);
   MPI_Comm_size(communicator, &size);
   if (const int code = CountProcessors(communicator, &processors)) return code;
-  const CommonLayout layout = CommonLayout::Of(size * static_cast<int64_t>(sizeof(Line)), part);
+  const CommonLayout layout = CommonLayout::Of(size * static_cast<int64_t>(sizeof(Line)), bytes_per_rank);
   const auto prepare = [size](void* head) {
     for (int i = 0; i < size; ++i) new (static_cast<Line*>(head) + i) Line;
   };

@@ -1,7 +1,7 @@
 // Meetings of the ranks of one node, in shared memory. A meeting (`Meet`) is a barrier that also compares three words
-// of each rank. Between two ranks, progress counters (`Show`, `See`) take the place of meetings. The rendezvous and
-// SharedMemory use it. Data that a rank writes before a meeting are visible to all after it: stores are releases, loads
-// acquires.
+// of each rank. Two ranks can do without meetings: each publishes counters of its progress (`Show`), and reads those of
+// the other rank (`See`). The rendezvous and SharedMemory use it. Data that a rank writes before a meeting are visible
+// to all after it: stores are releases, loads acquires.
 #pragma once
 
 #include <mpi.h>
@@ -22,9 +22,9 @@ class Arrivals {
   using Words = std::array<int64_t, 3>;
 
   // Collective over `communicator`. `made` is null on all ranks if they cannot share memory: on several hosts, in
-  // separate containers, or if memory is short. Each rank also gets `part` bytes there, whole pages. Returns an MPI
-  // error code.
-  static int Make(MPI_Comm communicator, int64_t part, std::unique_ptr<Arrivals>* made);
+  // separate containers, or if memory is short. Each rank also gets `bytes_per_rank` there, whole pages. Returns
+  // an MPI error code.
+  static int Make(MPI_Comm communicator, int64_t bytes_per_rank, std::unique_ptr<Arrivals>* made);
   ~Arrivals();
   Arrivals(const Arrivals&) = delete;
   Arrivals& operator=(const Arrivals&) = delete;
@@ -47,8 +47,8 @@ class Arrivals {
   void Show(const Blocks& mine);
   Blocks See(int rank) const;
 
-  // Returns when `has_come()` is true; it reads what another rank has written here. Returns an MPI error code as
-  // `Meet`.
+  // Returns when `has_come()` is true: a condition on the shared memory that another rank makes true. Returns an MPI
+  // error code, as `Meet`.
   int WaitUntil(const std::function<bool()>& has_come);
 
   // The seconds that this process has waited in shared memory since the first call of WaitedSoFar, and the seconds of

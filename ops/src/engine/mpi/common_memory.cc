@@ -39,6 +39,7 @@ int Create(int64_t head, int64_t bytes) {
   return -1;
 }
 
+// Opens the file of another process; -1 on failure.
 int Open(const Address& address, int64_t bytes) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%lld/fd/%lld", static_cast<long long>(address.process),
@@ -49,7 +50,9 @@ int Open(const Address& address, int64_t bytes) {
   return open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
 }
 
+// The file in the memory of this process; null if `file` is -1, or on failure.
 void* Map(int file, int64_t bytes) {
+  if (file < 0) return nullptr;
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   return memory == MAP_FAILED ? nullptr : memory;
 }
@@ -71,21 +74,26 @@ int MakeCommonMemory(MPI_Comm communicator, const CommonLayout& layout, const st
   void* mapped = nullptr;
   int file = -1;
   const auto mark_at = [&] { return static_cast<char*>(mapped) + layout.head - sizeof address.mark; };
-  if (rank == 0 && (file = Create(layout.head, bytes)) >= 0 && (mapped = Map(file, bytes)) != nullptr) {
-    address = {getpid(), file, MakeMark(mapped)};
-    prepare(mapped);
-    std::memcpy(mark_at(), &address.mark, sizeof address.mark);
+  if (rank == 0) {
+    file = Create(layout.head, bytes);
+    mapped = Map(file, bytes);
+    if (mapped != nullptr) {
+      address = {getpid(), file, MakeMark(mapped)};
+      prepare(mapped);
+      std::memcpy(mark_at(), &address.mark, sizeof address.mark);
+    }
   }
   const int broadcast = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator);
-  if (broadcast == MPI_SUCCESS && rank > 0 && address.file >= 0 && (file = Open(address, bytes)) >= 0) {
+  if (rank > 0 && broadcast == MPI_SUCCESS && address.file >= 0) {
+    file = Open(address, bytes);
     mapped = Map(file, bytes);
     // A file of the same size may still be another file; then it lacks the mark.
-    if (mapped != nullptr && std::memcmp(mark_at(), &address.mark, sizeof address.mark)) {
+    if (mapped != nullptr && std::memcmp(mark_at(), &address.mark, sizeof address.mark) != 0) {
       munmap(mapped, bytes);
       mapped = nullptr;
     }
   }
-  // Each rank allocates its own part now. Without it, a later access could raise SIGBUS for lack of memory; and Linux
+  // Each rank allocates its own part now. Without that, a later access could raise SIGBUS for lack of memory; and Linux
   // puts the pages on the NUMA node of the rank that allocates them.
   int all_mapped = mapped != nullptr &&
                  (layout.part == 0 || posix_fallocate(file, layout.head + rank * layout.part, layout.part) == 0);

@@ -57,7 +57,7 @@ std::string Difference(const Standing& one, const Standing& other) {
     return "MATEX_CHECK_NUMERICS checks this update on " + (a.checked ? first : second) + " but not on " +
            (a.checked ? second : first) + ", where a LossScaleOptimizer is in use";
   }
-  if (a.way != b.way) return first + " " + a.way + ", " + second + " " + b.way;
+  if (a.mode != b.mode) return first + " " + a.mode + ", " + second + " " + b.mode;
   return "";
 }
 
@@ -65,7 +65,7 @@ std::string ExplainBatches(const std::vector<Standing>& places) {
   for (const Standing& other : places) {
     const int64_t first = places[0].report.batch.rows, rows = other.report.batch.rows;
     if (first != rows) {
-      return "the ranks' batches have different numbers of rows at " + places[0].report.what + ": " +
+      return "the ranks' batches have different numbers of rows at " + places[0].report.place + ": " +
              std::to_string(first) + " on " + NameFirst(places[0]) + ", " + std::to_string(rows) + " on " +
              NameFirst(other) + ". Every rank must read the same data in the same order.";
     }
@@ -77,10 +77,9 @@ std::string ExplainLayouts(const std::vector<Standing>& places) {
   for (const Standing& other : places) {
     const std::string difference = Difference(places[0], other);
     if (difference.empty()) continue;
-    return "ranks compute different gradients for " + places[0].report.what + ": " + difference +
+    return "ranks compute different gradients for " + places[0].report.place + ": " + difference +
            ". All ranks must build the same model and run with the same settings: look for code that depends on the "
-           "rank, "
-           "the host, the time or an unseeded choice.";
+           "rank, the host, the time or an unseeded choice.";
   }
   return ExplainBatches(places);
 }
@@ -94,7 +93,7 @@ std::string Places(const Standings& standings) {
     const int64_t more = one.ranks - static_cast<int64_t>(one.named.size());
     if (more > 0) names += " and " + std::to_string(more) + " more";
     text += (text.empty() ? "" : "; ") + names + (one.ranks > 1 ? " are " : " is ");
-    text += one.report.kind == Kind::kExit ? "at the end of the script" : "at " + one.report.what;
+    text += one.report.kind == Kind::kExit ? "at the end of the script" : "at " + one.report.place;
   }
   if (standings.others > 0) text += "; " + std::to_string(standings.others) + " more ranks are at other places";
   return text;
@@ -104,18 +103,9 @@ std::string Places(const Standings& standings) {
 
 std::string Encode(const Report& report) {
   std::string text;
-  Put(text, static_cast<int64_t>(report.kind));
-  Put(text, report.number);
-  Put(text, report.host);
-  Put(text, report.what);
-  Put(text, report.chunk_bytes);
-  Put(text, report.fuse_bytes);
-  Put(text, report.compression);
-  Put(text, static_cast<int64_t>(report.compiled));
-  Put(text, static_cast<int64_t>(report.checked));
-  Put(text, report.entries);
-  Put(text, report.way);
-  Put(text, report.batch.rows);
+  PutAll(text, static_cast<int64_t>(report.kind), report.number, report.host, report.place, report.chunk_bytes,
+         report.fuse_bytes, report.compression, int64_t{report.compiled}, int64_t{report.checked}, report.entries,
+         report.mode, report.batch.rows);
   return text;
 }
 
@@ -125,14 +115,14 @@ Report Decode(const std::string& text) {
   report.kind = static_cast<Kind>(fields.Number());
   report.number = fields.Number();
   report.host = fields.Text();
-  report.what = fields.Text();
+  report.place = fields.Text();
   report.chunk_bytes = fields.Number();
   report.fuse_bytes = fields.Number();
   report.compression = fields.Text();
   report.compiled = fields.Number() != 0;
   report.checked = fields.Number() != 0;
   report.entries = fields.Entries();
-  report.way = fields.Text();
+  report.mode = fields.Text();
   report.batch.rows = fields.Number();
   return report;
 }
@@ -144,7 +134,7 @@ std::string Explain(const Standings& standings) {
     if (!text.empty()) return text;
   }
   for (const Standing& one : places) {
-    if (one.report.kind == Kind::kFailure) return NameFirst(one) + " failed in " + one.report.what;
+    if (one.report.kind == Kind::kFailure) return NameFirst(one) + " failed in " + one.report.place;
   }
   const std::string advice =
       "All ranks must call the same collectives: look for a loop, a break or an exit that depends on the rank, on "
@@ -152,7 +142,7 @@ std::string Explain(const Standings& standings) {
   const std::string number = "; it is collective number " + std::to_string(places[0].report.number) + ". ";
   for (const Standing& one : places) {
     if (one.report.kind != Kind::kExit) continue;
-    return NameFirst(one) + " has ended its script (" + one.report.what +
+    return NameFirst(one) + " has ended its script (" + one.report.place +
            ") while others go on: " + Places(standings) + number + advice;
   }
   const std::string batches = standings.all_have_batches ? ExplainBatches(places) : "";

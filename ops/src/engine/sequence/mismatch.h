@@ -34,19 +34,19 @@ struct Batch {
   int64_t rows;
 };
 
-// The collective that a rank has reached. The fields from `chunk_bytes` to `way` describe the layout of a reduction.
+// The collective that a rank has reached. The fields from `chunk_bytes` to `mode` describe the layout of a reduction.
 struct Report {
   Kind kind = Kind::kControl;
   int64_t number = 0;  // in the sequence
   std::string host;
-  std::string what;  // the place in the program
+  std::string place;  // the place in the program
   int64_t chunk_bytes = 0;
   int64_t fuse_bytes = 0;
   std::string compression;
   bool compiled = false;
   bool checked = false;
   std::vector<Entry> entries;
-  std::string way;  // how this rank reduces the gradients, for messages: "reduces them at once"
+  std::string mode;  // how this rank reduces the gradients, for messages: "reduces them at once"
   Batch batch{};
 };
 
@@ -72,8 +72,7 @@ struct Standings {
   bool all_have_batches = true;  // whether all ranks have reported the rows of a batch
 };
 
-// The message for all ranks: the first gradient that differs, the rank that failed or ended, or the place of each
-// rank.
+// The message for all ranks: the first gradient that differs, the rank that failed or ended, or the place of each rank.
 std::string Explain(const Standings& standings);
 
 }  // namespace matex

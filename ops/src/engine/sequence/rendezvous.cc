@@ -43,7 +43,7 @@ Report ReportOf(const World& world, const Call& call, int64_t number) {
   mine.kind = call.kind;
   mine.number = number;
   mine.host = world.host;
-  mine.what = call.what();
+  mine.place = call.place();
   if (call.layout != nullptr) {
     mine.chunk_bytes = call.layout->chunk_bytes();
     mine.fuse_bytes = call.layout->fuse_bytes();
@@ -51,8 +51,8 @@ Report ReportOf(const World& world, const Call& call, int64_t number) {
     mine.compiled = call.layout->compiled();
     mine.checked = call.layout->checked();
     mine.entries = call.layout->entries();
-    mine.way = "reduces them at once";
-    if (call.announced != nullptr) mine.way = call.announced->more ? "will compute more" : "computes no more";
+    mine.mode = "reduces them at once";
+    if (call.announced != nullptr) mine.mode = call.announced->more ? "will compute more" : "computes no more";
   }
   mine.batch = call.batch;
   return mine;
@@ -75,13 +75,13 @@ Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_f
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (finalized) {
-    return Error(call.what() + " was called after MPI was finalized.");
+    return Error(call.place() + " was called after MPI was finalized.");
   }
-  if (Error error = MpiError(Prepare(world, sequence), "the first rendezvous", call.what())) return error;
+  if (Error error = MpiError(Prepare(world, sequence), "the first rendezvous", call.place())) return error;
   const Arrivals::Words mine = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), sequence->number};
   if (sequence->arrivals != nullptr) {
     bool same = false;
-    if (Error error = MpiError(sequence->arrivals->Meet(mine, &same), "the rendezvous", call.what())) return error;
+    if (Error error = MpiError(sequence->arrivals->Meet(mine, &same), "the rendezvous", call.place())) return error;
     return same ? Error() : ExplainMismatch(ReportOf(world, call, mine.back()), is_failed_step);
   }
   // max(x) and max(~x) over ranks are complements only if x is equal on all ranks.
@@ -92,7 +92,7 @@ Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_f
     words[kWords + i] = ~mine[i];
   }
   const int code = MPI_Allreduce(MPI_IN_PLACE, words, 2 * kWords, MPI_INT64_T, MPI_MAX, world.sequence);
-  if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", call.what());
+  if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", call.place());
   for (int i = 0; i < kWords; ++i) {
     if (words[i] != ~words[kWords + i]) return ExplainMismatch(ReportOf(world, call, mine.back()), is_failed_step);
   }
@@ -109,7 +109,7 @@ Error Meet(const Call& call) {
   if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);
   if (!world.has_peers()) return Error();
-  Wait(Waiter::kSequence, &call.what, call.layout);
+  Wait(Waiter::kSequence, &call.place, call.layout);
   bool is_failed_step = false;
   Error error;
   {

@@ -18,11 +18,11 @@ struct Call {
   Kind kind;
   uint64_t key;  // a hash of all values on which ranks must agree
   // The place in the program, for messages; called only if there is a message.
-  const std::function<std::string()>& what;
-  const Layout* layout = nullptr;
+  const std::function<std::string()>& place;
+  int64_t bytes = 0;               // of this rank's tensors, if the collective is no update
+  const Layout* layout = nullptr;  // of a reduction
   Batch batch{};
   const UpdatePart* announced = nullptr;  // set if the collective announces an overlapped update
-  int64_t bytes = 0;                      // of this rank's tensors, if the collective is no update
 
   bool reduces_gradients() const { return layout != nullptr && batch.is_update(); }
 };

@@ -83,7 +83,7 @@ Summary MakeSummary(const Report& mine, int rank) {
   if (mine.kind == Kind::kFailure) summary.failed = own;
   if (mine.kind == Kind::kExit) summary.ended = own;
   summary.all_compute = mine.kind == Kind::kFailure || mine.kind <= Kind::kAllgather;
-  summary.all_reduce = !mine.way.empty();
+  summary.all_reduce = !mine.mode.empty();
   summary.all_have_batches = mine.batch.rows > 0;
   return summary;
 }
@@ -101,7 +101,7 @@ Error BroadcastReport(const World& world, int of, const Report& mine, Report* re
   text.resize(length);
   if (code == MPI_SUCCESS) code = MPI_Bcast(&text[0], length, MPI_CHAR, of, world.sequence);
   if (code == MPI_SUCCESS) *report = Decode(text);
-  return MpiError(code, "MPI_Bcast", mine.what);
+  return MpiError(code, "MPI_Bcast", mine.place);
 }
 
 }  // namespace
@@ -109,7 +109,7 @@ Error BroadcastReport(const World& world, int of, const Report& mine, Report* re
 Error ExplainMismatch(const Report& mine, bool* is_failed_step) {
   const World& world = TheWorld();
   Summary summary = MakeSummary(mine, world.rank);
-  if (Error error = MpiError(CombineOverRanks(world.sequence, &summary), "MPI_Reduce", mine.what)) return error;
+  if (Error error = MpiError(CombineOverRanks(world.sequence, &summary), "MPI_Reduce", mine.place)) return error;
   *is_failed_step = summary.failed.ranks > 0 && summary.all_compute;
   Standings standings;
   standings.all_reduce = summary.all_reduce;

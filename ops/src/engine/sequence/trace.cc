@@ -86,7 +86,8 @@ class Recorder {
       if (lane == Lane::kCommunication) current.waits.emplace_back(start, now);
     }
     if (activity == Activity::kPull && updated_ >= 0) {
-      totals_[updated_].pulled += bytes, totals_[updated_].pull += now - start;
+      totals_[updated_].pulled += bytes;
+      totals_[updated_].pull += now - start;
     }
     if (!current.counts) return;
     Totals& totals = totals_[current.label];
@@ -110,13 +111,15 @@ class Recorder {
     if (call.announced != nullptr) {
       MarkUpdate(Lane::kScript, *call.announced);
     } else if (call.reduces_gradients()) {
-      MarkUpdate(Lane::kScript, {std::shared_ptr<const Layout>(std::shared_ptr<void>(), call.layout), call.what()});
+      const std::shared_ptr<const Layout> unowned(std::shared_ptr<void>(), call.layout);
+      MarkUpdate(Lane::kScript, {unowned, call.place()});
     }
     if (!call.reduces_gradients() || !RecordsGradients()) return;
     Add({Now(), 0, call.batch.rows, -1, Activity::kRows, Lane::kScript});
     for (const Entry& entry : call.layout->entries()) AddEntry(entry, Activity::kEntry);
   }
 
+  // The collective ends. The time since the last update becomes part of the totals if this is the end of a step.
   void End(const Call& call) {
     std::lock_guard<std::mutex> lock(mutex_);
     Current& current = At(Lane::kScript);
@@ -126,7 +129,7 @@ class Recorder {
     const bool ends_step = is_update && !(announces && call.announced->more);
     Activity activity = ActivityOf(call.kind);
     if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
-    Add({current.start, elapsed, call.bytes, is_update ? current.label : Label(call.what()), activity, Lane::kScript});
+    Add({current.start, elapsed, call.bytes, is_update ? current.label : Label(call.place()), activity, Lane::kScript});
     // Only collectives that run during an overlapped update are needed.
     if (At(Lane::kCommunication).start == 0) stretch_.calls.clear();
     stretch_.calls.emplace_back(current.start, now);
@@ -148,7 +151,7 @@ class Recorder {
   }
 
   // An OverlappedRecord begins; returns the time.
-  int64_t Enter(const UpdatePart& part) {
+  int64_t BeginOverlapped(const UpdatePart& part) {
     std::lock_guard<std::mutex> lock(mutex_);
     Enter(Lane::kCommunication, Now());
     MarkUpdate(Lane::kCommunication, part);
@@ -159,12 +162,13 @@ class Recorder {
   }
 
   // The last sum of the update has ended. Its exposed time began with its last gradient, at `last_ready`.
-  void Done(int64_t last_ready) {
+  void EndSums(int64_t last_ready) {
     std::lock_guard<std::mutex> lock(mutex_);
     const int64_t now = Now();
     const Current& current = At(Lane::kCommunication);
     Add({last_ready, now - last_ready, 0, current.label, Activity::kExposed, Lane::kCommunication});
-    // Time within a collective of the script is counted there, not as exposed time.
+    // Time within a collective of the script is counted there, not as exposed time. `outside_calls`: the nanoseconds of
+    // an interval outside these collectives.
     std::vector<std::pair<int64_t, int64_t>> calls = stretch_.calls;
     if (At(Lane::kScript).start != 0) calls.emplace_back(At(Lane::kScript).start, now);
     const auto outside_calls = [&](int64_t from, int64_t to) {
@@ -185,7 +189,7 @@ class Recorder {
   }
 
   // The OverlappedRecord ends.
-  void Leave() {
+  void EndOverlapped() {
     std::lock_guard<std::mutex> lock(mutex_);
     Current& current = At(Lane::kCommunication);
     Add({current.start, Now() - current.start, 0, current.label, Activity::kUpdate, Lane::kCommunication});
@@ -294,14 +298,20 @@ void RecordEnd(const Call& call) {
   if (IsRecording()) TheRecorder().End(call);
 }
 
-void RecordReady(const Entry& entry) { if (RecordsGradients()) TheRecorder().Ready(entry); }
-
-OverlappedRecord::OverlappedRecord(const UpdatePart& part) {
-  if (IsRecording()) start_ = TheRecorder().Enter(part);
+void RecordReady(const Entry& entry) {
+  if (RecordsGradients()) TheRecorder().Ready(entry);
 }
 
-OverlappedRecord::~OverlappedRecord() { if (start_ != 0) TheRecorder().Leave(); }
+OverlappedRecord::OverlappedRecord(const UpdatePart& part) {
+  if (IsRecording()) start_ = TheRecorder().BeginOverlapped(part);
+}
 
-void OverlappedRecord::Done(int64_t last_ready) const { if (start_ != 0) TheRecorder().Done(last_ready); }
+OverlappedRecord::~OverlappedRecord() {
+  if (start_ != 0) TheRecorder().EndOverlapped();
+}
+
+void OverlappedRecord::Done(int64_t last_ready) const {
+  if (start_ != 0) TheRecorder().EndSums(last_ready);
+}
 
 }  // namespace matex

@@ -1,6 +1,5 @@
 // Records the activities of this process, as events for timelines and as totals for profiles. Collectives, transfers
-// and copies call it; Python reads the result through abi.cc. While recording is off, each call costs one relaxed
-// load.
+// and copies call it; Python reads the result through abi.cc. While recording is off, each call costs one relaxed load.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A queue of turns, and a map of the jobs that wait for theirs.
+// A queue of the turns to come, and a map of the jobs that wait for their turns.
 #include "engine/sequence/v1_order.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ void Turnstile::Expect(std::vector<int64_t> turns) {
     std::lock_guard<std::mutex> lock(mutex_);
     turns_.assign(turns.begin(), turns.end());
     for (auto at = waiting_.begin(); at != waiting_.end();) {
-      const bool has_entered = static_cast<bool>(at->second.job.run);
+      const bool has_entered = static_cast<bool>(at->second.job.run);  // else the ticket is only reserved
       if (has_entered) dropped.push_back(std::move(at->second.job));
       at = has_entered ? waiting_.erase(at) : std::next(at);
     }
@@ -35,30 +35,31 @@ int64_t Turnstile::Reserve() {
 }
 
 void Turnstile::Enter(int64_t ticket, int64_t turn, Job job) {
-  bool cancelled = false;
-  bool in_order = false;
+  bool is_cancelled = false;
+  bool is_expected = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto mine = waiting_.find(ticket);
-    cancelled = mine == waiting_.end();
-    in_order = std::find(turns_.begin(), turns_.end(), turn) != turns_.end();
-    if (!cancelled && in_order && turns_.front() != turn) {
+    is_cancelled = mine == waiting_.end();
+    is_expected = std::find(turns_.begin(), turns_.end(), turn) != turns_.end();
+    if (!is_cancelled && is_expected && turns_.front() != turn) {
       mine->second = Waiting{turn, std::move(job)};
       return;
     }
-    if (!cancelled) waiting_.erase(mine);
+    if (!is_cancelled) waiting_.erase(mine);
   }
-  if (cancelled) return job.drop(Error("the run was cancelled before the turn of a collective."));
-  for (bool more = true; more;) {
+  if (is_cancelled) return job.drop(Error("the run was cancelled before the turn of a collective."));
+  // Runs this job, and then the waiting jobs whose turns follow directly.
+  for (bool has_job = true; has_job;) {
     job.run();
     // The turn is removed before `done`: after the last turn the run has ended, and the next run may call `Expect` at
     // once.
     Job next;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (in_order && !turns_.empty() && turns_.front() == turn) turns_.pop_front();
-      more = in_order && TakeHead(&next);
-      if (more) turn = turns_.front();
+      if (is_expected && !turns_.empty() && turns_.front() == turn) turns_.pop_front();
+      has_job = is_expected && TakeHead(&next);
+      if (has_job) turn = turns_.front();
     }
     job.done();
     job = std::move(next);

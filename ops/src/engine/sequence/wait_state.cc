@@ -10,20 +10,20 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Waiters {
-  struct One {
-    const std::function<std::string()>* what = nullptr;
+  struct OneWait {
+    const std::function<std::string()>* place = nullptr;  // null: this waiter does not wait
     const Layout* layout = nullptr;
     Clock::time_point since;
   };
   std::mutex mutex;
-  One all[kWaiters];
-  Clock::time_point blocked_since;
-  Clock::duration blocked{0};
+  OneWait all[kWaiters];
+  Clock::time_point blocked_since;  // if IsBlocked: the begin of the wait, or the last gradient computed during it
+  Clock::duration blocked{0};       // in all waits that have ended
 
   // Exchanges of objects happen between steps, and a step continues while new weights travel: neither blocks a step.
   bool IsBlocked() const {
-    return all[static_cast<int>(Waiter::kSequence)].what != nullptr ||
-           all[static_cast<int>(Waiter::kOverlapped)].what != nullptr;
+    return all[static_cast<int>(Waiter::kSequence)].place != nullptr ||
+           all[static_cast<int>(Waiter::kOverlapped)].place != nullptr;
   }
 };
 
@@ -34,19 +34,19 @@ Waiters& TheWaiters() {
 
 }  // namespace
 
-void Wait(Waiter waiter, const std::function<std::string()>* what, const Layout* layout) {
+void Wait(Waiter waiter, const std::function<std::string()>* place, const Layout* layout) {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
   const Clock::time_point now = Clock::now();
   if (!waiters.IsBlocked()) waiters.blocked_since = now;
-  waiters.all[static_cast<int>(waiter)] = {what, layout, now};
+  waiters.all[static_cast<int>(waiter)] = {place, layout, now};
 }
 
 void GoOn(Waiter waiter) {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
   const bool was_blocked = waiters.IsBlocked();
-  waiters.all[static_cast<int>(waiter)].what = nullptr;
+  waiters.all[static_cast<int>(waiter)].place = nullptr;
   if (was_blocked && !waiters.IsBlocked()) waiters.blocked += Clock::now() - waiters.blocked_since;
 }
 
@@ -67,15 +67,15 @@ bool LongestWait(Waiting* waiting) {
   std::lock_guard<std::mutex> lock(waiters.mutex);
   const auto now = Clock::now();
   bool found = false;
-  for (const Waiters::One& one : waiters.all) {
-    if (one.what == nullptr) continue;
+  for (const Waiters::OneWait& one : waiters.all) {
+    if (one.place == nullptr) continue;
     const double seconds = std::chrono::duration<double>(now - one.since).count();
     if (found && seconds <= waiting->seconds) continue;
     found = true;
-    *waiting = {seconds, (*one.what)()};
+    *waiting = {seconds, (*one.place)()};
     if (one.layout != nullptr) {
       const std::vector<Entry>& entries = one.layout->entries();
-      waiting->what += ", with the gradients of " + NameOf(entries, 0, entries.size());
+      waiting->place += ", with the gradients of " + NameOf(entries, 0, entries.size());
     }
   }
   return found;

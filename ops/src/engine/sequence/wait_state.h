@@ -14,15 +14,15 @@ namespace matex {
 enum class Waiter : int { kSequence = 0, kOverlapped = 1, kObjects = 2, kPulls = 3 };
 constexpr int kWaiters = 4;
 
-// From now on `waiter` waits at the place `what`, for the gradients of `layout` if it is not null. Both must live
+// From now on `waiter` waits at the place `place`, for the gradients of `layout` if it is not null. Both must live
 // until `GoOn`.
-void Wait(Waiter waiter, const std::function<std::string()>* what, const Layout* layout = nullptr);
+void Wait(Waiter waiter, const std::function<std::string()>* place, const Layout* layout = nullptr);
 void GoOn(Waiter waiter);
 
 // A wait from construction to destruction.
 class Waits {
  public:
-  Waits(Waiter waiter, const std::function<std::string()>* what) : waiter_(waiter) { Wait(waiter, what); }
+  Waits(Waiter waiter, const std::function<std::string()>* place) : waiter_(waiter) { Wait(waiter, place); }
   ~Waits() { GoOn(waiter_); }
   Waits(const Waits&) = delete;
 
@@ -32,7 +32,7 @@ class Waits {
 
 struct Waiting {
   double seconds = 0;
-  std::string what;
+  std::string place;
 };
 
 // Records that this process has computed a gradient: until now it was not blocked, even if another thread waited.

@@ -1,5 +1,5 @@
-// Shared memory in which the ranks of a host read each other's pieces (homes.h). Each rank has one buffer in it: a table
-// of offsets, then its variables, then room for copied pieces.
+// Shared memory in which the ranks of a host read each other's pieces (homes.h). It has a buffer for each rank: a table
+// of offsets, then the rank's variables, then room for copied pieces.
 #include "engine/store/homes.h"
 
 #include <sys/mman.h>
@@ -15,50 +15,55 @@ constexpr int64_t kAligned = 64;  // TensorFlow aborts on a tensor that is not a
 
 int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
 
-CommonLayout HomesLayout(int64_t part) { return CommonLayout::Of(/*head_bytes=*/0, part); }
+CommonLayout HomesLayout(int64_t buffer_bytes) { return CommonLayout::Of(/*bytes=*/0, buffer_bytes); }
 
 }  // namespace
 
-Homes::Places::Places(const std::vector<int64_t>& bytes, int64_t piece) {
-  part = RoundUp(static_cast<int64_t>(bytes.size() * sizeof(int64_t)), kAligned);
-  for (const int64_t one : bytes) {
-    variables.push_back(part);
-    part += RoundUp(one, kAligned);
+Homes::Offsets::Offsets(const std::vector<int64_t>& bytes, int64_t piece) {
+  end = RoundUp(static_cast<int64_t>(bytes.size() * sizeof(int64_t)), kAligned);  // of the table
+  for (const int64_t of_variable : bytes) {
+    variables.push_back(end);
+    end += RoundUp(of_variable, kAligned);
   }
-  copies = part;
-  part = RoundUp(part + piece, kMemoryPage);
+  copies = end;
+  end = RoundUp(copies + piece, kMemoryPage);
 }
 
 int Homes::Make(MPI_Comm communicator, const std::vector<int64_t>& bytes, int64_t piece, std::shared_ptr<Homes>* made) {
   int rank = 0, size = 1;
   MPI_Comm_rank(communicator, &rank);
   MPI_Comm_size(communicator, &size);
-  const Places places(bytes, piece);
+  const Offsets offsets(bytes, piece);
   void* memory = nullptr;
-  const int code = MakeCommonMemory(communicator, HomesLayout(places.part), [](void*) {}, &memory);
-  if (memory != nullptr) made->reset(new Homes(memory, places, rank, size));
+  const auto prepare_nothing = [](void*) {};
+  const int code = MakeCommonMemory(communicator, HomesLayout(offsets.end), prepare_nothing, &memory);
+  if (memory != nullptr) made->reset(new Homes(memory, offsets, rank, size));
   return code;
 }
 
-Homes::Homes(void* memory, const Places& places, int rank, int size)
-    : memory_(memory), places_(places), rank_(rank), size_(size), taken_(places.variables.size()) {}
+Homes::Homes(void* memory, const Offsets& offsets, int rank, int size)
+    : memory_(memory), offsets_(offsets), rank_(rank), size_(size), in_use_(offsets.variables.size()) {}
 
-Homes::~Homes() { munmap(memory_, HomesLayout(places_.part).Bytes(size_)); }
+Homes::~Homes() { munmap(memory_, HomesLayout(offsets_.end).Bytes(size_)); }
 
-char* Homes::PartOf(int rank) const {
-  return static_cast<char*>(memory_) + HomesLayout(places_.part).head + rank * places_.part;
+char* Homes::BufferOf(int rank) const {
+  return static_cast<char*>(memory_) + HomesLayout(offsets_.end).head + rank * offsets_.end;
 }
 
-char* Homes::Take(int i) { return taken_[i].exchange(true) ? nullptr : At(i); }
+char* Homes::Take(int i) {
+  const bool was_in_use = in_use_[i].exchange(true);
+  return was_in_use ? nullptr : At(i);
+}
 
-void Homes::Show(int i, const char* piece, int64_t bytes, int64_t offset_in_home) {
-  char* const part = PartOf(rank_);
-  if (piece < part || piece >= part + places_.part) {
-    char* const copy = part + places_.copies + offset_in_home;
+void Homes::Show(int i, const char* piece, int64_t bytes, int64_t offset_in_copies) {
+  char* const buffer = BufferOf(rank_);
+  const bool is_in_buffer = piece >= buffer && piece < buffer + offsets_.end;
+  if (!is_in_buffer) {
+    char* const copy = buffer + offsets_.copies + offset_in_copies;
     std::copy_n(piece, bytes, copy);
     piece = copy;
   }
-  TableOf(rank_)[i] = piece - part;
+  TableOf(rank_)[i] = piece - buffer;
 }
 
 }  // namespace matex

@@ -23,38 +23,38 @@ class Homes {
   Homes(const Homes&) = delete;
   Homes& operator=(const Homes&) = delete;
 
-  // This rank's home for variable `i`, aligned to 64 bytes; null while a tensor uses it. `Leave` makes it free again.
+  // This rank's home for variable `i`, aligned to 64 bytes; null while a tensor uses it. `Release` makes it free again.
   char* Take(int i);
-  void Leave(int i) { taken_[i] = false; }
+  void Release(int i) { in_use_[i] = false; }
   bool Has(int i, const void* address) const { return address == At(i); }
 
   // Publishes the address of this rank's piece of variable `i`. A piece outside the shared memory is copied into it,
-  // to offset `offset_in_home` of the area for such pieces.
-  void Show(int i, const char* piece, int64_t bytes, int64_t offset_in_home);
+  // to offset `offset_in_copies` of the area for such pieces.
+  void Show(int i, const char* piece, int64_t bytes, int64_t offset_in_copies);
 
   // The published address of rank `rank`'s piece of variable `i`.
-  const char* Shown(int rank, int i) const { return PartOf(rank) + TableOf(rank)[i]; }
+  const char* Shown(int rank, int i) const { return BufferOf(rank) + TableOf(rank)[i]; }
 
  private:
   // Offsets within the buffer of a rank: the table of published addresses, the variables, and the area for copied
   // pieces.
-  struct Places {
-    Places(const std::vector<int64_t>& bytes, int64_t piece);
+  struct Offsets {
+    Offsets(const std::vector<int64_t>& bytes, int64_t piece);
     std::vector<int64_t> variables;
     int64_t copies = 0;
-    int64_t part = 0;  // the size of the buffer
+    int64_t end = 0;
   };
 
-  Homes(void* memory, const Places& places, int rank, int size);
-  char* PartOf(int rank) const;
-  int64_t* TableOf(int rank) const { return reinterpret_cast<int64_t*>(PartOf(rank)); }
-  char* At(int i) const { return PartOf(rank_) + places_.variables[i]; }
+  Homes(void* memory, const Offsets& offsets, int rank, int size);
+  char* BufferOf(int rank) const;
+  int64_t* TableOf(int rank) const { return reinterpret_cast<int64_t*>(BufferOf(rank)); }
+  char* At(int i) const { return BufferOf(rank_) + offsets_.variables[i]; }
 
   void* const memory_;
-  const Places places_;
+  const Offsets offsets_;
   const int rank_;
   const int size_;
-  std::vector<std::atomic<bool>> taken_;
+  std::vector<std::atomic<bool>> in_use_;  // whether a tensor uses this rank's home for variable i
 };
 
 }  // namespace matex

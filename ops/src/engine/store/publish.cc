@@ -89,36 +89,35 @@ void DropHomes(int64_t holding) {
 
 Error Publish(const Shared& shared, Homes* homes) {
   World& world = TheWorld();
-  const std::function<std::string()> what = [&shared] { return "publishing " + shared.name; };
+  const std::function<std::string()> place = [&shared] { return "publishing " + shared.name; };
   const int64_t bytes = shared.Owned(world.rank) * shared.Width();
-  const Call call{
-      Kind::kAllgather, Hasher().Add(KeyOf(shared)).Add(homes != nullptr).value(), what, nullptr, 0, nullptr, bytes};
+  const Call call{Kind::kAllgather, Hasher().Add(KeyOf(shared)).Add(homes != nullptr).value(), place, bytes};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (homes != nullptr) {
-    int64_t offset_in_home = 0;
+    int64_t offset_in_copies = 0;
     shared.Visit(world.rank, [&](int i, int64_t first, int64_t count) {
-      homes->Show(i, At(shared, i, first), count * shared.Width(), offset_in_home);
-      offset_in_home += count * shared.Width();
+      homes->Show(i, At(shared, i, first), count * shared.Width(), offset_in_copies);
+      offset_in_copies += count * shared.Width();
     });
   }
   if (Error error = Meet(call)) return error;
   if (!world.has_peers()) return Finish(call, Error());
   int code = homes != nullptr ? PublishInMemory(shared, world, *homes) : PublishByMessages(shared);
   if (code == MPI_SUCCESS && shared.holding >= 0 && !WasCreationTried(shared)) code = MakeHomes(shared, world);
-  return Finish(call, MpiError(code, homes != nullptr ? "MPI_Barrier" : "MPI_Allgatherv", what()));
+  return Finish(call, MpiError(code, homes != nullptr ? "MPI_Barrier" : "MPI_Allgatherv", place()));
 }
 
 Error PublishLater(const Shared& shared, Later later) {
   World& world = TheWorld();
-  const std::function<std::string()> what = [&shared] { return "publishing " + shared.name; };
+  const std::function<std::string()> place = [&shared] { return "publishing " + shared.name; };
   const int64_t bytes = shared.Owned(world.rank) * shared.Width();
   // ~: differs from the key of Publish.
-  const Call call{Kind::kAllgather, ~KeyOf(shared), what, nullptr, 0, nullptr, bytes};
+  const Call call{Kind::kAllgather, ~KeyOf(shared), place, bytes};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
   if (world.pulls == MPI_COMM_NULL) {
     const int code = MPI_Comm_dup(world.gradients, &world.pulls);
-    if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Comm_dup", what()));
+    if (code != MPI_SUCCESS) return Finish(call, MpiError(code, "MPI_Comm_dup", place()));
   }
   AddPull(shared, std::move(later));
   return Finish(call, Error());

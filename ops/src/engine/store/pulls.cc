@@ -77,8 +77,8 @@ class PullThread {
       const bool is_last = job->next + 1 >= job->shared.messages->size();
       // Ranks agree on the next message while this one is sent, if all know that there is one. The agreement is a
       // collective call, and so may be the transfer: all ranks must make both in the same order.
-      const auto is_more = [&](const Job* one) { return one != job && one->number <= known_; };
-      if (!is_last || std::any_of(jobs.begin(), jobs.end(), is_more)) Ask(jobs);
+      const auto is_other_common = [&](const Job* one) { return one != job && one->number <= last_common_; };
+      if (!is_last || std::any_of(jobs.begin(), jobs.end(), is_other_common)) Ask(jobs);
       Send(job, &adder);
       if (!is_last) continue;
       std::lock_guard<std::mutex> lock(mutex_);
@@ -87,6 +87,7 @@ class PullThread {
     }
   }
 
+  // Calls `begin` of a new job. Variables without messages are complete at once.
   static void Begin(Job* job) {
     if (!job->wholes.empty()) return;
     job->wholes = job->later.begin();
@@ -100,10 +101,10 @@ class PullThread {
   // only if it has an unfinished job, and all ranks add the same jobs in the same order. So the minimum is the number
   // of an unfinished job, or 0.
   void Ask(const std::vector<Job*>& jobs) {
-    known_ = GradientsTravel() ? 0 : jobs.back()->number;
+    last_common_ = GradientsTravel() ? 0 : jobs.back()->number;
     is_asked_ = true;
     if (BrokenJobs()) return;
-    const int code = MPI_Iallreduce(MPI_IN_PLACE, &known_, 1, MPI_INT64_T, MPI_MIN, TheWorld().pulls, &answer_);
+    const int code = MPI_Iallreduce(MPI_IN_PLACE, &last_common_, 1, MPI_INT64_T, MPI_MIN, TheWorld().pulls, &answer_);
     if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
   }
 
@@ -116,30 +117,32 @@ class PullThread {
     }
     is_asked_ = false;
     if (!BrokenJobs()) {
-      const std::function<std::string()> what = [] { return std::string(kAgreeing); };
-      const Waits waits(Waiter::kPulls, &what);
+      const std::function<std::string()> place = [] { return std::string(kAgreeing); };
+      const Waits waits(Waiter::kPulls, &place);
       const int code = Await(&answer_);
       if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
     }
-    if (known_ == 0) return nullptr;
+    if (last_common_ == 0) return nullptr;
     Job* chosen = jobs.front();
     for (Job* const job : jobs) {
-      if (job->number <= known_ && job->shared.needed < chosen->shared.needed) chosen = job;
+      if (job->number <= last_common_ && job->shared.needed < chosen->shared.needed) chosen = job;
     }
     return chosen;
   }
 
+  // Sends the next message of a job, and reports the variables that are complete after it. After an error it sends
+  // nothing, and reports the error instead.
   void Send(Job* job, Adder* adder) {
     if (job->shared.messages->empty()) return;
     const Transfer& transfer = job->Message();
     Error error = BrokenJobs();
     if (!error) {
-      const std::function<std::string()> what = [&] { return "pulling the new " + transfer.name; };
-      const Waits waits(Waiter::kPulls, &what);
+      const std::function<std::string()> place = [&] { return "pulling the new " + transfer.name; };
+      const Waits waits(Waiter::kPulls, &place);
       const Span span(Activity::kPull, &transfer.name, transfer.count * job->shared.Width());
       const Gather gather = [adder](const Transfer& one, void* data) { return adder->Gather(one, data); };
       const int code = GatherTransfer(transfer, job->wholes.data(), &buffer_, gather);
-      if (code != MPI_SUCCESS) error = BreakJobs(MpiError(code, "the exchange of new weights", what()));
+      if (code != MPI_SUCCESS) error = BreakJobs(MpiError(code, "the exchange of new weights", place()));
     }
     for (const Fragment& fragment : transfer.fragments) {
       if (--job->messages_left[fragment.entry] == 0) job->later.came(fragment.entry, error);
@@ -152,8 +155,8 @@ class PullThread {
   std::deque<Job> jobs_;  // unfinished
   int64_t added_ = 0;     // the number of the last job added
   MPI_Request answer_ = MPI_REQUEST_NULL;  // the agreement under way
-  int64_t known_ = 0;     // after the agreement: the last job that all ranks have
-  bool is_asked_ = false;  // whether an agreement is under way
+  int64_t last_common_ = 0;  // after the agreement: the last job that all ranks have; 0 while gradients travel
+  bool is_asked_ = false;    // whether an agreement is under way
   std::thread thread_;
   std::vector<char> buffer_;
 };

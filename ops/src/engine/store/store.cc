@@ -1,5 +1,6 @@
-// In shared memory: Control, which all ranks write; a Line and a progress table for each rank, which only this rank
-// writes while it lives; and the state of each batch, which changes by compare-and-swap.
+// The shared memory contains, in this order: Control, which all ranks write; a Line for each rank, which only this rank
+// writes while it lives; the state of each batch, which changes by compare-and-swap; a progress table for each rank;
+// and the shared numbers.
 #include "engine/store/store.h"
 
 #include <sched.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -42,6 +44,16 @@ constexpr int32_t HeldBy(int rank) { return rank + 1; }
 constexpr int32_t TrainedBy(int rank) { return -(rank + 1); }
 
 constexpr int64_t kLine = 128;
+
+std::shared_ptr<SharedStore>& StorePointer() {
+  static auto* const store = new std::shared_ptr<SharedStore>;
+  return *store;
+}
+
+std::mutex& StoreMutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
 
 int64_t InLines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
@@ -142,30 +154,33 @@ bool SharedStore::Take() {
   return false;
 }
 
+// The oldest batch that a rank holds or is about to take, and that rank; kNone, and `rank` unchanged, if there is none.
 int64_t SharedStore::Oldest(int* rank) const {
   int64_t oldest = Line::kNone;
-  for (int one = 0; one < size_; ++one) {
-    const int64_t ticket = LineOf(one).ticket;
+  for (int i = 0; i < size_; ++i) {
+    const int64_t ticket = LineOf(i).ticket;
     if (ticket < oldest) {
       oldest = ticket;
-      *rank = one;
+      *rank = i;
     }
   }
   return oldest;
 }
 
-// The oldest batch that a lost rank holds and has not trained.
+// The oldest batch that a lost rank holds and has not trained; kNone if there is none.
 int64_t SharedStore::FindHeld(int rank) const {
-  const int64_t from = LineOf(rank).ticket;
-  for (int64_t batch = from; from != Line::kNone && batch < std::min(control().next + 1, control().count.load());
-       ++batch) {
+  const int64_t first = LineOf(rank).ticket;
+  if (first == Line::kNone) return Line::kNone;
+  // A rank may have taken batch `next` without having advanced `next`.
+  for (int64_t batch = first; batch < std::min(control().next + 1, control().count.load()); ++batch) {
     if (StateOf(batch) == HeldBy(rank)) return batch;
   }
   return Line::kNone;
 }
 
-// Takes over the batch of a lost rank, if it may be trained now and is older than this rank's batch. The line of a
-// lost rank stays until its batch has another holder, so no rank gets further ahead of it than the bound.
+// Takes over the batch of a lost rank, if it may be trained now and is older than this rank's reserved batch. Returns
+// whether it did. The line of a lost rank stays until its batch has another holder, so no rank gets further ahead of
+// this batch than the bound.
 bool SharedStore::TakeOver(int64_t bound) {
   for (int rank = 0; rank < size_; ++rank) {
     Line &lost = LineOf(rank), &mine = LineOf(rank_);
@@ -178,7 +193,9 @@ bool SharedStore::TakeOver(int64_t bound) {
         continue;
       }
       int behind = -1;
-      if ((reserved_ >= 0 && reserved_ < held) || held - Oldest(&behind) > bound) break;
+      const bool has_older = reserved_ >= 0 && reserved_ < held;
+      const bool is_too_early = held - Oldest(&behind) > bound;
+      if (has_older || is_too_early) break;
       SetProgress(held, rank);
       mine.ticket = held;
       int32_t state = HeldBy(rank);
@@ -206,8 +223,10 @@ void SharedStore::SetProgress(int64_t ticket, int from) {
 
 bool SharedStore::BeginAddition(int64_t part, int64_t count, Addition* addition) {
   if (ticket_ < 0 || part >= sizes_.parts) return false;
+  // An op may run several times in a step. If a lost rank has added 10 numbers and each run adds 6, the first run
+  // starts at 6 (adds nothing), the second at 4.
   addition->before_ = counted_[part].fetch_add(count);
-  addition->first = std::min(std::max(inherited_[part] - addition->before_, int64_t{0}), count);
+  addition->first = std::clamp<int64_t>(inherited_[part] - addition->before_, 0, count);
   addition->progress_ = TableOf(rank_) + part;
   return true;
 }
@@ -278,8 +297,10 @@ bool SharedStore::IsLost(int rank) const { return LineOf(rank).lost != 0; }
 
 int SharedStore::VersionOf(int rank) const {
   const int64_t last = LineOf(rank).version;
+  const int last_version = static_cast<int>(last & 1);
   const bool is_trained = last >= 0 && StateOf(last / 2) == TrainedBy(rank);
-  return static_cast<int>(is_trained ? last & 1 : 1 - (last & 1));
+  // If the rank was lost within `End`, its batch does not count; versions alternate, so the one before is the other.
+  return is_trained ? last_version : 1 - last_version;
 }
 
 int64_t SharedStore::CountTrained() const {
@@ -287,6 +308,16 @@ int64_t SharedStore::CountTrained() const {
   for (int64_t batch = 0; batch < control().count; ++batch)
     trained += StateOf(batch) < kFree && StateOf(batch) != kRefused;
   return trained;
+}
+
+std::shared_ptr<SharedStore> TheStore() {
+  std::lock_guard<std::mutex> lock(StoreMutex());
+  return StorePointer();
+}
+
+void SetTheStore(std::shared_ptr<SharedStore> store) {
+  std::lock_guard<std::mutex> lock(StoreMutex());
+  StorePointer().swap(store);
 }
 
 }  // namespace matex

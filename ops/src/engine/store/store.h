@@ -57,8 +57,8 @@ class SharedStore {
   // ranks have trained since `Begin`.
   int64_t End(int version);
 
-  // Gives up this rank's batches, if any: no rank trains them or waits for this rank any more. Also called for a
-  // batch that the data do not have.
+  // Gives up this rank's batches, if any: no rank trains them or waits for this rank any more. Also called if the data
+  // end before the batch that this rank has taken.
   void Leave();
 
   // No rank takes a batch any more.
@@ -118,13 +118,13 @@ class SharedStore {
   char* data_;
   int64_t ticket_ = -1;    // the batch that this rank trains; -1: none
   int64_t reserved_ = -1;  // the batch that it holds but may not train yet; -1: none
-  int64_t seen_ = 0;       // the batches that had been trained at `Begin`
-  int64_t done_ = 0;       // all batches before it are trained or refused
+  int64_t seen_ = 0;       // the number of batches that had been trained at `Begin`
+  int64_t done_ = 0;       // all batches with a smaller number are trained or refused
   std::vector<int64_t> inherited_;             // of each addition: the progress of a lost rank
   std::vector<std::atomic<int64_t>> counted_;  // of each addition: the count of this rank's runs so far
 };
 
-// The current store of this process; null if there is none.
+// The current store of this process; null if there is none. Kernels keep it alive by their shared pointer.
 std::shared_ptr<SharedStore> TheStore();
 void SetTheStore(std::shared_ptr<SharedStore> store);
 

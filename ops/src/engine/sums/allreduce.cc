@@ -47,19 +47,11 @@ std::vector<int64_t> StartsOf(const Transfer& transfer) {
 }  // namespace
 
 const char* NameOf(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kAuto:
-      return "the trial of sum algorithms";
-    case Algorithm::kMpi:
-      return "MPI_Allreduce";
-    case Algorithm::kRing:
-      return "the ring all-reduce";
-    case Algorithm::kTwoLevel:
-      return "the two-level all-reduce";
-    case Algorithm::kShared:
-      return "the all-reduce in shared memory";
-  }
-  return "";
+  static const char* const names[] = {
+      "the trial of sum algorithms", "MPI_Allreduce", "the ring all-reduce", "the two-level all-reduce",
+      "the all-reduce in shared memory",
+  };
+  return names[static_cast<int>(algorithm)];
 }
 
 Adder::Adder(MPI_Comm communicator, Algorithm algorithm, int node, bool asleep)
@@ -83,6 +75,8 @@ Error Adder::Shared(SharedMemory** memory, const std::function<std::string()>& p
   return code == MPI_SUCCESS ? Error() : MpiError(code, "the preparation of sums", place());
 }
 
+// The sum of an uncompressed buffer that all ranks need. 16-bit floats are summed as float32, except in shared memory,
+// where AddAll does so. Small buffers use MPI_Allreduce.
 int Adder::SumPlainly(void* data, int64_t count, Type type) {
   if (const int code = Prepare()) return code;
   if (algorithm_ == Algorithm::kShared) return Run(algorithm_, data, count, type);
@@ -100,7 +94,8 @@ int Adder::SumPlainly(void* data, int64_t count, Type type) {
   return Run(is_large ? algorithm_ : Algorithm::kMpi, data, count, type);
 }
 
-// Makes the communicators of two levels and the shared memory. Collective: all ranks begin their first sum together.
+// Makes the communicators of two levels and the shared memory, and chooses the algorithm if it may be shared memory.
+// Collective: all ranks begin their first sum together.
 int Adder::Prepare() {
   if (prepared_) return MPI_SUCCESS;
   prepared_ = true;
@@ -173,10 +168,11 @@ int Adder::ChooseForOwned(int64_t bytes, Algorithm* algorithm) {
   if (algorithm_ == Algorithm::kAuto) {
     if (const int code = Choose()) return code;
   }
-  const bool is_flat = !levels_.even || levels_.carriers == 1;
-  *algorithm = algorithm_ == Algorithm::kTwoLevel && is_flat ? Algorithm::kRing : algorithm_;
-  const bool has_places = *algorithm != Algorithm::kTwoLevel || !levels_.places.empty();
-  return has_places ? MPI_SUCCESS : MakePlaces(communicator_, &levels_);
+  *algorithm = algorithm_;
+  if (algorithm_ != Algorithm::kTwoLevel) return MPI_SUCCESS;
+  const bool has_two_levels = levels_.even && levels_.carriers > 1;
+  if (!has_two_levels) *algorithm = Algorithm::kRing;
+  return has_two_levels && levels_.positions.empty() ? MakePositions(communicator_, &levels_) : MPI_SUCCESS;
 }
 
 int Adder::ReduceScatter(const Transfer& transfer, void* data) {
@@ -216,8 +212,9 @@ int Adder::Gather(const Transfer& transfer, void* data) {
     return AllgatherInTwoLevels(levels_, data, starts, transfer.type, asleep_, &buffer_);
   }
   if (algorithm == Algorithm::kRing) return RingAllgather(communicator_, data, starts, transfer.type, asleep_);
-  const std::vector<int> counts(transfer.owned.begin(), transfer.owned.end()), places(starts.begin(), starts.end());
-  return Calls{communicator_, asleep_}.Allgatherv(MPI_IN_PLACE, data, counts.data(), places.data(), transfer.type);
+  const std::vector<int> counts(transfer.owned.begin(), transfer.owned.end());
+  const std::vector<int> firsts(starts.begin(), starts.end());
+  return Calls{communicator_, asleep_}.Allgatherv(MPI_IN_PLACE, data, counts.data(), firsts.data(), transfer.type);
 }
 
 // Tries the algorithms that are possible here and chooses the fastest. Collective: all ranks call it together.

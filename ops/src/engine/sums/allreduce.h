@@ -42,6 +42,7 @@ class Adder {
   Error Shared(SharedMemory** memory, const std::function<std::string()>& place);
 
  private:
+  // Each returns an MPI error code.
   int Prepare();
   int Choose();
   int SumPlainly(void* data, int64_t count, Type type);

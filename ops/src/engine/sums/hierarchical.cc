@@ -1,5 +1,6 @@
-// Sums in two levels. For reduce-scatter and all-gather, `Segments` sorts the ranks' elements by carrier
-// (hierarchical.h).
+// Sums in two levels. For a reduce-scatter or all-gather, `Segments` first sorts the elements of all ranks, so that the
+// carriers of a segment are the ranks that own its elements. With 2 nodes of 2 ranks, one segment has the elements of
+// ranks 0 and 2, the first ranks of their nodes; the other segment has the elements of ranks 1 and 3.
 #include "engine/sums/hierarchical.h"
 
 #include <algorithm>
@@ -12,16 +13,16 @@
 namespace matex {
 namespace {
 
-// The elements that ranks own, sorted by the ranks' places (Levels::places). The segment of a carrier contains the
-// elements of the ranks with its local rank: one rank of each node.
+// The elements that ranks own, sorted by the ranks' positions (Levels::positions). The segment of a carrier contains
+// the elements of the ranks with its local rank: one rank of each node.
 class Segments {
  public:
   Segments(const Levels& levels, const std::vector<int64_t>& starts, Type type, bool asleep, std::vector<char>* buffer)
       : levels_(levels), starts_(starts), width_(static_cast<int64_t>(SizeOf(type))), within_{levels.within, asleep},
-        at_(levels.places.size() + 1, 0), counts_(levels.carriers, 0), firsts_(levels.carriers, 0) {
-    for (size_t rank = 0; rank < levels.places.size(); ++rank)
-      at_[levels.places[rank] + 1] = starts[rank + 1] - starts[rank];
-    for (size_t place = 1; place < at_.size(); ++place) at_[place] += at_[place - 1];
+        at_(levels.positions.size() + 1, 0), counts_(levels.carriers, 0), firsts_(levels.carriers, 0) {
+    for (size_t rank = 0; rank < levels.positions.size(); ++rank)
+      at_[levels.positions[rank] + 1] = starts[rank + 1] - starts[rank];
+    for (size_t position = 1; position < at_.size(); ++position) at_[position] += at_[position - 1];
     for (int carrier = 0; carrier < levels.carriers; ++carrier) {
       firsts_[carrier] = static_cast<int>(at_[carrier * levels.nodes]);
       counts_[carrier] = static_cast<int>(at_[(carrier + 1) * levels.nodes]) - firsts_[carrier];
@@ -34,21 +35,18 @@ class Segments {
     for (int node = 0; node <= levels.nodes; ++node) across_.push_back(own[node] - own[0]);
   }
 
-  // Copies `data` into the sorted buffer; `back`: copies the sorted buffer into `data`.
-  void Sort(char* data, bool back) const {
-    for (size_t rank = 0; rank < levels_.places.size(); ++rank) {
-      char* const one = data + starts_[rank] * width_;
-      char* const other = sorted_ + at_[levels_.places[rank]] * width_;
-      std::memcpy(back ? one : other, back ? other : one, (starts_[rank + 1] - starts_[rank]) * width_);
-    }
+  enum class Direction { kFromData, kToData };
+
+  // Copies the elements of all ranks between `data`, in rank order, and the sorted buffer.
+  void Sort(char* data, Direction direction) const {
+    for (size_t rank = 0; rank < levels_.positions.size(); ++rank)
+      CopyOf(rank, data, sorted_ + at_[levels_.positions[rank]] * width_, direction);
   }
 
-  // Copies this rank's own elements of `data` into the segment that it carries; `back`: the other way.
-  void CopyOwn(char* data, bool back) const {
-    const int node = Calls{levels_.across, false}.rank(), rank = RankAt(within_.rank() * levels_.nodes + node);
-    char* const one = data + starts_[rank] * width_;
-    char* const other = mine_ + across_[node] * width_;
-    std::memcpy(back ? one : other, back ? other : one, (starts_[rank + 1] - starts_[rank]) * width_);
+  // Copies this rank's own elements between `data` and the segment that this rank carries.
+  void CopyOwn(char* data, Direction direction) const {
+    const int node = Calls{levels_.across, false}.rank();
+    CopyOf(RankAt(within_.rank() * levels_.nodes + node), data, mine_ + across_[node] * width_, direction);
   }
 
   const Calls& within() const { return within_; }
@@ -59,20 +57,28 @@ class Segments {
   const int* firsts() const { return firsts_.data(); }
 
  private:
-  // The rank whose place is `place`.
-  int RankAt(int place) const {
-    return static_cast<int>(std::find(levels_.places.begin(), levels_.places.end(), place) - levels_.places.begin());
+  // Copies the elements of `rank` between `data` and `buffer`, where they begin.
+  void CopyOf(size_t rank, char* data, char* buffer, Direction direction) const {
+    char* const of_rank = data + starts_[rank] * width_;
+    const bool is_to_data = direction == Direction::kToData;
+    const int64_t bytes = (starts_[rank + 1] - starts_[rank]) * width_;
+    std::memcpy(is_to_data ? of_rank : buffer, is_to_data ? buffer : of_rank, bytes);
+  }
+
+  int RankAt(int position) const {
+    const auto first = levels_.positions.begin();
+    return static_cast<int>(std::find(first, levels_.positions.end(), position) - first);
   }
 
   const Levels& levels_;
   const std::vector<int64_t>& starts_;
   const int64_t width_;
   const Calls within_;
-  std::vector<int64_t> at_;            // where the elements of each place begin in the sorted buffer
-  std::vector<int64_t> across_;        // where the elements of each node begin in this rank's segment
-  std::vector<int> counts_, firsts_;   // the lengths and starts of the carriers' segments
-  char* sorted_ = nullptr;             // the sorted buffer
-  char* mine_ = nullptr;               // the segment that this rank carries
+  std::vector<int64_t> at_;           // where the elements of each position begin in the sorted buffer
+  std::vector<int64_t> across_;       // where the elements of each node begin in this rank's segment
+  std::vector<int> counts_, firsts_;  // the lengths and starts of the carriers' segments
+  char* sorted_ = nullptr;            // the sorted buffer
+  char* mine_ = nullptr;              // the segment that this rank carries
 };
 
 }  // namespace
@@ -84,8 +90,7 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels) {
   int local = 0, local_size = 1;
   MPI_Comm_rank(levels->within, &local);
   MPI_Comm_size(levels->within, &local_size);
-  // The size of the smallest node, by the maximum of the negated sizes; and the number of nodes, by their first
-  // ranks.
+  // The size of the smallest node, by the maximum of the negated sizes; and the number of nodes, by their first ranks.
   int negated_minimum = -local_size, nodes = local == 0;
   if (const int code = MPI_Allreduce(MPI_IN_PLACE, &negated_minimum, 1, MPI_INT, MPI_MAX, communicator)) return code;
   if (const int code = MPI_Allreduce(MPI_IN_PLACE, &nodes, 1, MPI_INT, MPI_SUM, communicator)) return code;
@@ -97,35 +102,35 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels) {
   return MPI_SUCCESS;
 }
 
-int MakePlaces(MPI_Comm communicator, Levels* levels) {
+int MakePositions(MPI_Comm communicator, Levels* levels) {
   const Calls all{communicator, false};
-  const int place = Calls{levels->within, false}.rank() * levels->nodes + Calls{levels->across, false}.rank();
-  std::vector<int> places(all.size());
-  const int code = all.Allgather(&place, places.data(), sizeof place);
-  if (code == MPI_SUCCESS) levels->places = std::move(places);
+  const int mine = Calls{levels->within, false}.rank() * levels->nodes + Calls{levels->across, false}.rank();
+  std::vector<int> positions(all.size());
+  const int code = all.Allgather(&mine, positions.data(), sizeof mine);
+  if (code == MPI_SUCCESS) levels->positions = std::move(positions);
   return code;
 }
 
 int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type,
                              bool asleep, std::vector<char>* buffer) {
   const Segments segments(levels, starts, type, asleep, buffer);
-  segments.Sort(static_cast<char*>(data), false);
+  segments.Sort(static_cast<char*>(data), Segments::Direction::kFromData);
   if (const int code = segments.within().ReduceScatter(segments.sorted(), segments.mine(), segments.counts(), type))
     return code;
   std::vector<char> received;
   const int code = RingReduceScatter(levels.across, segments.mine(), segments.across(), type, asleep, &received);
-  if (code == MPI_SUCCESS) segments.CopyOwn(static_cast<char*>(data), true);
+  if (code == MPI_SUCCESS) segments.CopyOwn(static_cast<char*>(data), Segments::Direction::kToData);
   return code;
 }
 
 int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
                          std::vector<char>* buffer) {
   const Segments segments(levels, starts, type, asleep, buffer);
-  segments.CopyOwn(static_cast<char*>(data), false);
+  segments.CopyOwn(static_cast<char*>(data), Segments::Direction::kFromData);
   if (const int code = RingAllgather(levels.across, segments.mine(), segments.across(), type, asleep)) return code;
   const int code =
       segments.within().Allgatherv(segments.mine(), segments.sorted(), segments.counts(), segments.firsts(), type);
-  if (code == MPI_SUCCESS) segments.Sort(static_cast<char*>(data), true);
+  if (code == MPI_SUCCESS) segments.Sort(static_cast<char*>(data), Segments::Direction::kToData);
   return code;
 }
 

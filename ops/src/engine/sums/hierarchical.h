@@ -22,16 +22,16 @@ struct Levels {
   int nodes = 1;
   int carriers = 1;
   bool even = false;  // whether all nodes have the same number of ranks
-  // places[r]: rank r's index when ranks are ordered by local rank, then by node. Filled by MakePlaces; only the
-  // reduce-scatter and the all-gather use it.
-  std::vector<int> places;
+  // positions[r]: rank r's position when ranks are ordered by local rank, then by node. Filled by MakePositions; only
+  // the reduce-scatter and the all-gather use it.
+  std::vector<int> positions;
 };
 
 // Collective over `communicator`; each rank passes the number of its node. Returns an MPI error code.
 int MakeLevels(MPI_Comm communicator, int node, Levels* levels);
 
-// Fills `places`. Collective over the same communicator; all nodes must have the same number of ranks.
-int MakePlaces(MPI_Comm communicator, Levels* levels);
+// Fills `positions`. Collective over the same communicator; all nodes must have the same number of ranks.
+int MakePositions(MPI_Comm communicator, Levels* levels);
 
 // Replaces numbers [first, first + count) of the buffer, at `segment`, by their sum over `across`. Returns an MPI
 // error code.
@@ -43,7 +43,7 @@ int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, b
                    const AcrossNodes& across);
 
 // The two halves of the sum, where rank r owns data[starts[r]] up to data[starts[r + 1]], as in ring.h. They need
-// `places`.
+// `positions`.
 int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type,
                              bool asleep, std::vector<char>* buffer);
 int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,

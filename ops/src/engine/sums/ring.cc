@@ -22,9 +22,10 @@ constexpr int kMaxOpenRounds = 4;
 // How long a cancelled receive may take to end. A message that has begun to arrive never ends if its sender is lost.
 constexpr std::chrono::seconds kCancelTimeout(2);
 
-// In each round a rank sends one segment to the right; from the second round on it is the segment that came from the
-// left in the round before. In the first `adding` rounds the receiver adds its own numbers to what comes, so after N -
-// 1 rounds each segment is complete on one rank. In the next `copying` rounds it replaces its numbers by what comes.
+// In each round a rank sends one segment to the right; from the second round on, it is the segment that came from the
+// left in the preceding round. In the first `adding` rounds the receiver adds its own numbers to the segment, so after
+// N - 1 rounds each segment is complete on one rank. In the next `copying` rounds the receiver replaces its numbers by
+// the segment. Rank 0 of 3 sends segments 0, 2, 1, 0 in an all-reduce of two rounds of each kind.
 struct Rounds {
   int first;  // rank r sends segment first + r in the first round
   int adding;
@@ -46,8 +47,8 @@ class Ring {
     MPI_Comm_rank(communicator, &rank_);
     MPI_Comm_size(communicator, &size_);
     first_ = rank_ + rounds.first;
-    element_ = static_cast<int64_t>(SizeOf(type));
-    part_ = std::max<int64_t>(kPartBytes / element_, 1);
+    width_ = static_cast<int64_t>(SizeOf(type));
+    part_ = std::max<int64_t>(kPartBytes / width_, 1);
   }
 
   int Run(std::vector<char>* buffer) {
@@ -57,15 +58,16 @@ class Ring {
   }
 
  private:
-  // Receives one round ahead: the receives of round r + 1 are posted before the parts of round r are processed.
+  // Makes all rounds. The receives of round r + 1 are posted before the parts of round r are processed.
   int Travel(std::vector<char>* buffer) {
     if (rounds_ == 0) return MPI_SUCCESS;
     int64_t longest = 0;
-    for (int segment = 0; segment < size_; ++segment) longest = std::max(longest, Begin(segment + 1) - Begin(segment));
-    longest *= adding_ > 0 ? element_ : 0;
-    if (static_cast<int64_t>(buffer->size()) < 2 * longest) buffer->resize(2 * longest);
+    for (int i = 0; i < size_; ++i) longest = std::max(longest, begin_(i + 1) - begin_(i));
+    // Only a round that adds receives into a buffer; the others receive in place.
+    const int64_t segment_bytes = adding_ > 0 ? longest * width_ : 0;
+    if (static_cast<int64_t>(buffer->size()) < 2 * segment_bytes) buffer->resize(2 * segment_bytes);
     buffers_[0] = buffer->data();
-    buffers_[1] = buffer->data() + longest;
+    buffers_[1] = buffer->data() + segment_bytes;
     if (const int code = Receive(0)) return code;
     for (int64_t at = 0; at < Length(0); at += part_) {
       if (const int code = Send(0, at)) return code;
@@ -81,8 +83,8 @@ class Ring {
       for (int64_t at = 0, part = 0; at < length; at += part_, ++part) {
         if (const int code = Wait(&receives_[round % 2][part])) return code;
         if (Adds(round)) {
-          const int code = MPI_Reduce_local(buffers_[round % 2] + at * element_, Place(round + 1) + at * element_,
-                                            Taken(length, at), MpiType(type_), MpiOp(type_, Reduction::kSum));
+          const int code = MPI_Reduce_local(buffers_[round % 2] + at * width_, DataOf(round + 1) + at * width_,
+                                            PartLength(length, at), MpiType(type_), MpiOp(type_, Reduction::kSum));
           if (code != MPI_SUCCESS) return code;
         }
         if (round + 1 < rounds_) {
@@ -105,13 +107,13 @@ class Ring {
     }
   }
 
-  // The segment sent in `round`: the one received in the round before.
+  // The segment sent in `round`, which was received in round - 1. (`% size_` of a negative number is negative in C++.)
   int Segment(int round) const { return ((first_ - round) % size_ + size_) % size_; }
-  int64_t Begin(int segment) const { return begin_(segment); }
-  int64_t Length(int round) const { return Begin(Segment(round) + 1) - Begin(Segment(round)); }
-  char* Place(int round) const { return data_ + Begin(Segment(round)) * element_; }
-  // The elements of the part that begins at offset `at` of a segment.
-  int Taken(int64_t length, int64_t at) const { return static_cast<int>(std::min(part_, length - at)); }
+  // The number of its elements, and where they are.
+  int64_t Length(int round) const { return begin_(Segment(round) + 1) - begin_(Segment(round)); }
+  char* DataOf(int round) const { return data_ + begin_(Segment(round)) * width_; }
+  // The number of elements in the part that begins at offset `at` of a segment of `length` elements.
+  int PartLength(int64_t length, int64_t at) const { return static_cast<int>(std::min(part_, length - at)); }
   bool Adds(int round) const { return round < adding_; }
 
   int Receive(int round) {
@@ -121,12 +123,12 @@ class Ring {
     }
     std::vector<MPI_Request>& receives = receives_[round % 2];
     receives.clear();
-    char* const to = Adds(round) ? buffers_[round % 2] : Place(round + 1);
+    char* const to = Adds(round) ? buffers_[round % 2] : DataOf(round + 1);
     const int64_t length = Length(round + 1);
     const int left = (rank_ + size_ - 1) % size_;
     for (int64_t at = 0; at < length; at += part_) {
       receives.push_back(MPI_REQUEST_NULL);
-      const int code = MPI_Irecv(to + at * element_, Taken(length, at), MpiType(type_), left, kTag, communicator_,
+      const int code = MPI_Irecv(to + at * width_, PartLength(length, at), MpiType(type_), left, kTag, communicator_,
                                  &receives.back());
       if (code != MPI_SUCCESS) return code;
     }
@@ -136,13 +138,14 @@ class Ring {
   int Send(int round, int64_t at) {
     std::vector<MPI_Request>& sends = sends_[round % kMaxOpenRounds];
     sends.push_back(MPI_REQUEST_NULL);
-    return MPI_Isend(Place(round) + at * element_, Taken(Length(round), at), MpiType(type_), (rank_ + 1) % size_, kTag,
-                     communicator_, &sends.back());
+    return MPI_Isend(DataOf(round) + at * width_, PartLength(Length(round), at), MpiType(type_), (rank_ + 1) % size_,
+                     kTag, communicator_, &sends.back());
   }
 
   // Waits for the sends of `round`. They have ended if a later round uses their slot.
   int AwaitSends(int round) {
-    return round < 0 || round <= newest_ - kMaxOpenRounds ? MPI_SUCCESS : WaitAll(&sends_[round % kMaxOpenRounds]);
+    const bool have_ended = round < 0 || round <= newest_ - kMaxOpenRounds;
+    return have_ended ? MPI_SUCCESS : WaitAll(&sends_[round % kMaxOpenRounds]);
   }
 
   int Wait(MPI_Request* request) const { return asleep_ ? Await(request) : MPI_Wait(request, MPI_STATUS_IGNORE); }
@@ -161,7 +164,7 @@ class Ring {
   const bool asleep_;
   int rank_ = 0, size_ = 1, first_ = 0;
   int newest_ = 0;  // the round of the latest sends
-  int64_t element_ = 1, part_ = 1;  // bytes of an element; elements of a part
+  int64_t width_ = 1, part_ = 1;  // bytes of an element; elements of a part
   char* buffers_[2] = {nullptr, nullptr};
   std::vector<MPI_Request> sends_[kMaxOpenRounds], receives_[2];  // by round, modulo the number of slots
 };

@@ -1,6 +1,14 @@
-// Three forms of a sum. Two ranks stream blocks to each other: each writes blocks and reads the other's at the same
-// time (SumOfTwo). More ranks meet for each chunk (SumOfMany). If each rank needs only some elements, `Sum(needed)`
-// sums only those. A meeting is a barrier (arrivals.h).
+// A sum has one of three forms. They differ in what a rank waits for:
+//
+// - SumOfTwo, for two ranks: a rank writes blocks and reads the other rank's blocks at the same time. It waits only for
+//   the next block, so copying and adding overlap. Both ranks add all elements.
+// - SumOfMany, for more ranks: a rank adds only its share of each chunk, and reads the other shares. With all ranks
+//   adding all elements, the work of a rank would grow with their number. Ranks meet twice for each chunk: after they
+//   have written their elements, and after they have added their shares.
+// - SumNeeded, if each rank needs only some elements, for example those that it owns: a rank adds these elements and
+//   reads no sum of another rank. So the second meeting is not necessary.
+//
+// A meeting is a barrier (arrivals.h).
 #include "engine/sums/shared_memory.h"
 
 #include <algorithm>
@@ -14,6 +22,7 @@ namespace matex {
 
 namespace {
 
+// Each rank has two buffers of a chunk, used in turn: chunk k is in buffer k % 2.
 constexpr int kBuffers = 2;
 // The chunks of all ranks together fit into the cache that their cores share. Ranks meet for each chunk, so larger
 // chunks mean fewer meetings.
@@ -47,7 +56,7 @@ char* SharedMemory::BufferOf(int rank) const { return arrivals_->BytesOf(rank) +
 
 int SharedMemory::BeginChunk(char** mine) {
   *mine = BufferOf(rank_);
-  return BeginBlocks(false);
+  return BeginUse(Use::kChunks);
 }
 
 void SharedMemory::Write(Type type, const char* one, const char* other, char* to, int64_t count) {
@@ -59,22 +68,27 @@ int SharedMemory::Sum(Type type, int64_t count, const Produce& produce, const Co
   return size_ == 2 ? SumOfTwo(type, count, produce, consume) : SumOfMany(type, count, produce, consume);
 }
 
-// Changes the use of the memory between blocks and chunks. After the meeting no rank reads the earlier content.
-int SharedMemory::BeginBlocks(bool in_blocks) {
-  if (in_blocks == in_blocks_) return MPI_SUCCESS;
-  in_blocks_ = in_blocks;
+// Sums in blocks and sums in chunks use the same memory. At a change from one to the other the ranks meet: after the
+// meeting no rank reads the earlier content. Two ranks alternate if some of their sums are SumNeeded.
+int SharedMemory::BeginUse(Use use) {
+  if (use == use_) return MPI_SUCCESS;
+  use_ = use;
   return arrivals_->Meet();
 }
 
+// The memory of a rank is a ring of `slots` blocks: block number n, counted from the first sum of the process, is in
+// slot n % slots. A rank writes block n only after the other rank has read block n - slots.
 int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, const Consume& consume) {
-  if (const int code = BeginBlocks(true)) return code;
-  const int64_t slots = kBuffers * chunk_bytes_ / kBlockBytes, block = kBlockBytes / static_cast<int64_t>(SizeOf(type));
+  if (const int code = BeginUse(Use::kBlocks)) return code;
+  const int64_t slots = kBuffers * chunk_bytes_ / kBlockBytes;
+  const int64_t block = kBlockBytes / static_cast<int64_t>(SizeOf(type));  // elements
+  // This sum's blocks have the numbers [first, last).
   const int64_t first = blocks_.written, last = first + (count + block - 1) / block;
   const int other = 1 - rank_;
   const auto at = [&](int rank, int64_t number) { return arrivals_->BytesOf(rank) + number % slots * kBlockBytes; };
   const auto length = [&](int64_t number) { return std::min(block, count - (number - first) * block); };
   while (blocks_.read < last) {
-    Arrivals::Blocks seen;
+    Arrivals::Blocks seen;  // the progress of the other rank
     const auto may_write = [&] { return blocks_.written < last && blocks_.written - seen.read < slots; };
     const auto may_read = [&] { return blocks_.read < std::min(blocks_.written, seen.written); };
     const int code = arrivals_->WaitUntil([&] {
@@ -82,7 +96,8 @@ int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, con
       return may_write() || may_read();
     });
     if (code != MPI_SUCCESS) return code;
-    if (may_write() && (blocks_.written - blocks_.read < kAhead || !may_read())) {
+    const bool is_ahead = blocks_.written - blocks_.read >= kAhead;
+    if (may_write() && !(is_ahead && may_read())) {
       const int64_t number = blocks_.written;
       produce(at(rank_, number), (number - first) * block, length(number));
       ++blocks_.written;
@@ -98,7 +113,7 @@ int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, con
 
 // For each chunk: all ranks write their elements and meet; each rank sums one share of the chunk, and all meet again;
 // then all read the sums. Two alternating buffers suffice: a rank writes the buffer of chunk k again for chunk k + 2.
-// That is after the meetings of chunk k + 1, to which every rank comes after it has read the sums of chunk k.
+// Before that it meets for chunk k + 1; every rank comes to this meeting only after it has read the sums of chunk k.
 int SharedMemory::SumOfMany(Type type, int64_t count, const Produce& produce, const Consume& consume) {
   const int64_t width = static_cast<int64_t>(SizeOf(type)), chunk = ElementsPerChunk(type);
   std::vector<const void*> addends(size_);
@@ -119,15 +134,17 @@ int SharedMemory::SumOfMany(Type type, int64_t count, const Produce& produce, co
   return MPI_SUCCESS;
 }
 
-// One meeting for each chunk suffices: sums are written to memory of this process, and the buffer of chunk k is written
-// again only after the meeting of chunk k + 1, to which every rank comes after it has read chunk k.
-int SharedMemory::Sum(Type type, const std::vector<Needed>& needed) {
+// One meeting for each chunk suffices. After it, all elements are there to be read, and sums are written to memory of
+// this process, where no other rank reads. The two buffers protect what others still read, as in SumOfMany: a rank
+// writes the buffer of chunk k again after the meeting of chunk k + 1, to which every rank comes after it has read
+// chunk k.
+int SharedMemory::SumNeeded(Type type, const std::vector<Needed>& needed) {
   if (const int code = arrivals_->Meet()) return code;
-  for (const Needed& one : needed) {
+  for (const Needed& range : needed) {
     std::vector<const void*> addends;
     for (int rank = 0; rank < size_; ++rank)
-      addends.push_back(BufferOf(rank) + one.first * static_cast<int64_t>(SizeOf(type)));
-    AddAll(type, addends, one.to, one.count);
+      addends.push_back(BufferOf(rank) + range.first * static_cast<int64_t>(SizeOf(type)));
+    AddAll(type, addends, range.to, range.count);
   }
   ++chunks_;
   return MPI_SUCCESS;

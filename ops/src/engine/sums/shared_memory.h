@@ -1,6 +1,7 @@
 // Sums over the ranks of one node in shared memory. Ranks write weighted gradients directly into shared memory and sum
-// directly from it, so no message is sent. A buffer of any length is summed in chunks, parts of fixed size. An Adder
-// makes one object for its communicator. A rank overwrites its memory only after all ranks have read it.
+// directly from it, so no message is sent. Each rank has memory of fixed size, which all ranks read. A longer buffer
+// passes through it in chunks. A rank overwrites its memory only after all ranks have read it. An Adder makes one
+// object for its communicator.
 #pragma once
 
 #include <mpi.h>
@@ -21,39 +22,42 @@ class SharedMemory {
   // separate containers, or if memory is short. Returns an MPI error code.
   static int Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* made);
 
-  // Called for each finished range. The result is one + other, or `one` if `other` is null. Use Write to store it.
-  using Consume = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
-  static void Write(Type type, const char* one, const char* other, char* to, int64_t count);
-
   // Writes this rank's elements [first, first + count) to `to`.
   using Produce = std::function<void(char* to, int64_t first, int64_t count)>;
 
-  int rank() const { return rank_; }
+  // Receives the sums of elements [first, first + count). They are one + other, or `one` if `other` is null: so a sum
+  // of two ranks is added and stored in one pass. `Write` stores the sums at `to`.
+  using Consume = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
+  static void Write(Type type, const char* one, const char* other, char* to, int64_t count);
 
   // Sums `count` elements over ranks: `produce` supplies this rank's elements, `consume` receives all sums. The same
   // bits on all ranks, added in rank order. `consume` is called for a range only after `produce` has supplied it, so
   // in-place sums are safe. Returns an MPI error code. One thread at a time.
   int Sum(Type type, int64_t count, const Produce& produce, const Consume& consume);
 
-  // For sums of which each rank needs only some elements. ElementsPerChunk: the number of elements of `type` in a
-  // chunk. BeginChunk: `mine` becomes the memory for this rank's elements of the next chunk. Returns an MPI error code.
+  // A sum of which each rank needs only some elements. The caller divides it into chunks of at most ElementsPerChunk
+  // elements. For each chunk it calls BeginChunk, which sets `mine` to the memory for this rank's elements; writes
+  // these elements there; and calls SumNeeded, which writes the sums of elements [first, first + count) of the chunk to
+  // `to`, for each range in `needed`. The ranges differ between ranks. Both functions return an MPI error code.
   int64_t ElementsPerChunk(Type type) const { return chunk_bytes_ / static_cast<int64_t>(SizeOf(type)); }
   int BeginChunk(char** mine);
-
-  // Sums a chunk; this rank needs elements [first, first + count) of it, written to `to`. Returns an MPI error code.
   struct Needed {
     int64_t first;
     int64_t count;
     char* to;
   };
-  int Sum(Type type, const std::vector<Needed>& needed);
+  int SumNeeded(Type type, const std::vector<Needed>& needed);
+
+  int rank() const { return rank_; }
 
  private:
+  enum class Use { kChunks, kBlocks };
+
   SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t chunk_bytes, int rank, int size);
   char* BufferOf(int rank) const;
   int SumOfTwo(Type type, int64_t count, const Produce& produce, const Consume& consume);
   int SumOfMany(Type type, int64_t count, const Produce& produce, const Consume& consume);
-  int BeginBlocks(bool in_blocks);
+  int BeginUse(Use use);
 
   const std::unique_ptr<Arrivals> arrivals_;
   const int64_t chunk_bytes_;
@@ -61,7 +65,7 @@ class SharedMemory {
   const int size_;
   int64_t chunks_ = 0;  // the number of chunks summed so far
   Arrivals::Blocks blocks_;  // with two ranks: the blocks that this rank has written and read
-  bool in_blocks_ = false;  // whether the last sum used blocks; else it used chunks
+  Use use_ = Use::kChunks;   // of the memory, by the last sum
 };
 
 }  // namespace matex

@@ -67,17 +67,17 @@ Error StartAgain(int sequence, int gradients, int overlapped, int rank, int size
   return TakeCommunicators(world, sequence, gradients, overlapped);
 }
 
-std::string Place() {
+std::string RankAndHost() {
   const World& world = TheWorld();
   return "rank " + std::to_string(world.rank) + " of " + std::to_string(world.size) + " on " + world.host;
 }
 
-Error MpiError(int code, const char* call, const std::string& what) {
+Error MpiError(int code, const char* call, const std::string& place) {
   if (code == MPI_SUCCESS) return Error();
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
-  Error error(std::string(call) + " failed in " + what + ": " + std::string(text, length) +
+  Error error(std::string(call) + " failed in " + place + ": " + std::string(text, length) +
               ". Usually another rank has ended or its host cannot be reached.");
   NoteMpiError(error.message);
   return error;

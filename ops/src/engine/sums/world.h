@@ -77,9 +77,9 @@ void BePhantom(int size);
 Error StartAgain(int sequence, int gradients, int overlapped, int rank, int size, int node);
 
 // "rank 1 of 4 on node7": the prefix of every error that leaves the engine.
-std::string Place();
+std::string RankAndHost();
 
-// The error of MPI call `call` in `what`, noted by NoteMpiError (failure.h); no error if `code` is MPI_SUCCESS.
-Error MpiError(int code, const char* call, const std::string& what);
+// The error of MPI call `call` in `place`, noted by NoteMpiError (failure.h); no error if `code` is MPI_SUCCESS.
+Error MpiError(int code, const char* call, const std::string& place);
 
 }  // namespace matex

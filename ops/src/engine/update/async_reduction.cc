@@ -2,6 +2,8 @@
 // threads hand over gradients. An update ends with its last sum, or fails as a whole.
 #include "engine/update/async_reduction.h"
 
+#include <mpi.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -16,9 +18,9 @@
 #include "engine/base/thread_priority.h"
 #include "engine/update/bucket_tuner.h"
 #include "engine/mpi/failure.h"
+#include "engine/mpi/sleeping_wait.h"
 #include "engine/update/finite_check.h"
 #include "engine/sequence/trace.h"
-#include "engine/sequence/readiness.h"
 #include "engine/sequence/rendezvous.h"
 #include "engine/update/transfer.h"
 #include "engine/sums/allreduce.h"
@@ -54,6 +56,26 @@ struct Update {
   std::string given_up;            // the reason, if the update was given up
   Error failed;
 };
+
+// An all-reduce by which ranks agree that a transfer can start, so that no rank waits inside a sum for gradients that
+// another rank still computes. Reports whether this rank's gradients are ready or will not come, and returns when all
+// ranks have reported. `position` numbers the transfer among all transfers of this rank; it is an error if ranks
+// differ. `without` becomes a rank whose gradients will not come, or -1.
+Error AgreeOnReadiness(int64_t position, bool is_ready, const std::string& place, int* without) {
+  const World& world = TheWorld();
+  *without = is_ready ? -1 : world.rank;
+  if (!world.has_peers()) return Error();
+  // max(x) and max(~x) over ranks are complements only if all positions are equal.
+  int64_t words[3] = {position, ~position, *without};
+  const Span span(Activity::kMeet);
+  MPI_Request request;
+  int code = MPI_Iallreduce(MPI_IN_PLACE, words, 3, MPI_INT64_T, MPI_MAX, world.overlapped, &request);
+  if (code == MPI_SUCCESS) code = Await(&request);
+  if (code != MPI_SUCCESS) return MpiError(code, "MPI_Iallreduce", place);
+  if (words[0] != ~words[1]) return Error("ranks are at different transfers of " + place + ".");
+  *without = static_cast<int>(words[2]);
+  return Error();
+}
 
 class Overlapped {
  public:
@@ -144,23 +166,25 @@ class Overlapped {
     return update->missing == 0 ? "" : update->given_up;
   }
 
-  // Waits until these gradients are ready on all ranks and runs `transfer`. If a rank has given the update up, all
-  // ranks return the same error instead.
+  // Waits until these gradients are ready on all ranks and runs `transfer`, which is number `number` of the update. If
+  // a rank has given the update up, all ranks return the same error instead.
   Error RunWhenReady(int64_t ticket, int64_t number, Update* update, const std::vector<int>& entries,
                      const std::function<Error()>& transfer) {
     const std::string given_up = WaitFor(update, entries);
-    const std::function<std::string()> what = [&] {
+    const std::function<std::string()> place = [&] {
       const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
       return update->part.place + ", with the gradients of " + update->part.layout->entries()[entries[0]].name + more;
     };
-    const Waits waits(Waiter::kOverlapped, &what);
+    const Waits waits(Waiter::kOverlapped, &place);
     int without = -1;  // a rank that has given the update up
     // After the first transfer of a large gradient all ranks know that it is ready: its next transfers start at once.
     const bool is_agreed =
         std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->ready_on_all[entry]; });
-    const int64_t at = ticket << 24 | number;
-    const Error error = is_agreed ? Error() : Ready(at, given_up.empty(), update->part.place, &without);
-    if (error) return BreakJobs(error);
+    if (!is_agreed) {
+      const int64_t position = ticket << 24 | number;  // an update has fewer than 2^24 transfers
+      const Error error = AgreeOnReadiness(position, given_up.empty(), update->part.place, &without);
+      if (error) return BreakJobs(error);
+    }
     if (without >= 0) {
       return Error("rank " + std::to_string(without) + " has given up " + update->part.place +
                    (given_up.empty() ? "; its own message says why." : ": " + given_up));
@@ -283,10 +307,10 @@ Overlapped& TheOverlapped() {
 }  // namespace
 
 Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* ticket) {
-  const std::function<std::string()> what = [&part] { return part.place; };
+  const std::function<std::string()> place = [&part] { return part.place; };
   const int64_t agreed[] = {batch.rows, part.more};
-  const Call call{Kind::kGradients, Hash(agreed, sizeof agreed, ~part.layout->key()), what, part.layout.get(), batch,
-                  &part};
+  const uint64_t key = Hash(agreed, sizeof agreed, ~part.layout->key());  // ~: differs from the key of ReduceInline
+  const Call call{Kind::kGradients, key, place, /*bytes=*/0, part.layout.get(), batch, &part};
   auto update = std::make_shared<Update>(part, weight);
   // Added under the mutex of the rendezvous, so updates are in the order of their rendezvous.
   std::lock_guard<std::mutex> lock(TheWorld().mutex);

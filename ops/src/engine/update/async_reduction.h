@@ -4,7 +4,7 @@
 // The script announces an update before its gradients are ready; the announcement is a collective of the sequence. So
 // all ranks have their updates in the same order, and the thread reduces them in this order, whatever the order in
 // which gradients become ready on a rank. Before each transfer the ranks agree, asleep and on a communicator of their
-// own, that its gradients are ready on all ranks or will not come (readiness.h).
+// own, that its gradients are ready on all ranks or will not come.
 //
 // An update may be announced in parts, each with its own layout. Each part is reduced like an update; only the last
 // part counts as one.

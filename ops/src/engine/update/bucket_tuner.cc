@@ -35,7 +35,7 @@ Error Learning::Learn(const Layout& layout, const std::vector<double>& ready) {
   if (updates_ >= kUpdates) return Error();
   ++updates_;
   if (updates_ <= kIgnored) return Error();
-  seen_.push_back(ready);
+  ready_times_.push_back(ready);
   return updates_ < kUpdates ? Error() : Agree(layout);
 }
 
@@ -50,15 +50,15 @@ Error Learning::Agree(const Layout& layout) {
   std::vector<double> ready;
   for (size_t i = 0; i < layout.entries().size(); ++i) {
     std::vector<double> times;
-    for (const std::vector<double>& update : seen_) times.push_back(update[i]);
+    for (const std::vector<double>& update : ready_times_) times.push_back(update[i]);
     ready.push_back(Median(&times));
   }
-  seen_.clear();
+  ready_times_.clear();
   Link link;
   if (Error error = ProbeLink(OverlappedAdder(), world.overlapped, kProbeTrials, &link)) return error;
   // The current buckets, small and in the order of gradients, are never far from the best.
   if (link.disturbed) return Error();
-  // Before each transfer a small all-reduce agrees that its gradients are ready.
+  // Each transfer costs two start-ups: before it, a small all-reduce agrees that its gradients are ready.
   link.start_up *= 2;
   link.byte *= layout.compression().CompressedFraction(world.size);
   const int count = static_cast<int>(ready.size());
@@ -83,14 +83,14 @@ Error Learning::Agree(const Layout& layout) {
 Learning& AllLearned::Of(const Layout& layout) {
   const auto found = all_.find(layout.key());
   if (found != all_.end()) {
-    found->second.used = ++uses_;
+    found->second.last_use = ++uses_;
     return found->second.learning;
   }
   if (all_.size() == kMaxLayouts) {
-    all_.erase(std::min_element(all_.begin(), all_.end(),
-                                [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+    const auto is_older = [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; };
+    all_.erase(std::min_element(all_.begin(), all_.end(), is_older));
   }
-  return all_.emplace(layout.key(), One{Learning(layout), ++uses_}).first->second.learning;
+  return all_.emplace(layout.key(), OfLayout{Learning(layout), ++uses_}).first->second.learning;
 }
 
 }  // namespace matex

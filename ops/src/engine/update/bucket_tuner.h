@@ -28,7 +28,7 @@ class Learning {
 
   std::vector<Transfer> transfers_;
   int updates_ = 0;  // reported so far
-  std::vector<std::vector<double>> seen_;  // of each measured update: when its gradients were ready
+  std::vector<std::vector<double>> ready_times_;  // of each measured update, by gradient
 };
 
 // The measurements of each layout, by its key. The key is equal on all ranks; the layout object is not, because two
@@ -40,12 +40,12 @@ class AllLearned {
   Learning& Of(const Layout& layout);
 
  private:
-  struct One {
+  struct OfLayout {
     Learning learning;
-    int64_t used;  // the value of uses_ at the last use
+    int64_t last_use;  // the value of uses_ then
   };
-  std::map<uint64_t, One> all_;
-  int64_t uses_ = 0;
+  std::map<uint64_t, OfLayout> all_;
+  int64_t uses_ = 0;  // the number of calls of `Of`
 };
 
 }  // namespace matex

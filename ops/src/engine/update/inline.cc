@@ -21,7 +21,7 @@ Call CallOf(const Layout& layout, const Batch& batch, const std::function<std::s
   if (!batch.is_update()) {
     for (const Entry& entry : layout.entries()) bytes += entry.bytes();
   }
-  return {kind, Hash(&batch, sizeof batch, layout.key()), place, &layout, batch, nullptr, bytes};
+  return {kind, Hash(&batch, sizeof batch, layout.key()), place, bytes, &layout, batch};
 }
 
 }  // namespace

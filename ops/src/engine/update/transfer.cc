@@ -1,5 +1,6 @@
-// Three ways of a transfer: scaled into a buffer and summed there by the caller's function; scaled into shared memory
-// and summed there; or, for shares, only the elements that each rank needs.
+// A transfer is made in one of three forms. RunTransfer with a buffer scales gradients into the buffer, where the
+// caller's function sums them. RunTransfer with shared memory scales them into that memory and sums from it. RunShares
+// does the same if each rank needs only some sums. GatherTransfer is the way back: it distributes the updated pieces.
 #include "engine/update/transfer.h"
 
 #include <algorithm>
@@ -83,11 +84,10 @@ Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* co
   const int64_t bytes = transfer.count * static_cast<int64_t>(size);
   const Span bucket(Activity::kBucket, &transfer.name, bytes);
   // The buffer: the fused elements, and then the residuals.
-  const size_t needed =
-      (fused ? transfer.count * size : 0) + (transfer.compressed ? transfer.count * sizeof(float) : 0);
-  if (buffer->size() < needed) buffer->resize(needed);
-  float* const residual =
-      transfer.compressed ? reinterpret_cast<float*>(buffer->data() + needed) - transfer.count : nullptr;
+  const size_t fused_bytes = fused ? transfer.count * size : 0;
+  const size_t residual_bytes = transfer.compressed ? transfer.count * sizeof(float) : 0;
+  if (buffer->size() < fused_bytes + residual_bytes) buffer->resize(fused_bytes + residual_bytes);
+  float* const residual = transfer.compressed ? reinterpret_cast<float*>(buffer->data() + fused_bytes) : nullptr;
   char* const data = fused ? buffer->data() : At(static_cast<char*>(outputs[first.entry]), first.offset, size);
   // Each transfer is scaled just before its sum and copied out just after it, so that it stays in the cache.
   {
@@ -121,19 +121,21 @@ int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<ch
   if (transfer.fragments.size() == 1)
     return gather(transfer, At(static_cast<char*>(wholes[first.entry]), first.offset, size));
   if (buffer->size() < transfer.count * size) buffer->resize(transfer.count * size);
-  // Copies elements [begin, end) of the transfer into the buffer; `out`: out of the buffer.
-  const auto copy = [&](int64_t begin, int64_t end, bool out) {
+  // Copies elements [begin, end) of the transfer between the variables and the buffer.
+  enum class Direction { kToBuffer, kToVariables };
+  const auto copy = [&](int64_t begin, int64_t end, Direction direction) {
     InFragments(transfer, begin, end - begin, [&](const Fragment& fragment, int64_t at) {
       char* const whole = At(static_cast<char*>(wholes[fragment.entry]), fragment.offset, size);
       char* const fused = At(buffer->data(), at, size);
-      std::memcpy(out ? whole : fused, out ? fused : whole, fragment.count * size);
+      const bool is_to_buffer = direction == Direction::kToBuffer;
+      std::memcpy(is_to_buffer ? fused : whole, is_to_buffer ? whole : fused, fragment.count * size);
     });
   };
   const auto [begin, end] = OwnOf(transfer);
-  copy(begin, end, false);
+  copy(begin, end, Direction::kToBuffer);
   if (const int code = gather(transfer, buffer->data())) return code;
-  copy(0, begin, true);
-  copy(end, transfer.count, true);
+  copy(0, begin, Direction::kToVariables);
+  copy(end, transfer.count, Direction::kToVariables);
   return MPI_SUCCESS;
 }
 
@@ -173,9 +175,11 @@ Scatter::Scatter(const Layout& layout, int ranks) {
     for (int i = 0; i < static_cast<int>(layout.entries().size()); ++i) {
       const Entry& entry = layout.entries()[i];
       if (entry.type != static_cast<Type>(type)) continue;
-      if (cuts[i].empty()) add(&shares.back(), i, 0, entry.count());
-      for (int rank = 0; rank < ranks && !cuts[i].empty(); ++rank)
-        add(&shares[rank], i, cuts[i][rank], cuts[i][rank + 1]);
+      if (cuts[i].empty()) {
+        add(&shares.back(), i, 0, entry.count());
+        continue;
+      }
+      for (int rank = 0; rank < ranks; ++rank) add(&shares[rank], i, cuts[i][rank], cuts[i][rank + 1]);
     }
     for (Transfer& share : shares) {
       share.type = static_cast<Type>(type);
@@ -185,30 +189,32 @@ Scatter::Scatter(const Layout& layout, int ranks) {
   }
 }
 
-// Each chunk contains equally many elements of each rank's share, so that all ranks sum equally much after each
-// meeting.
+// Each chunk contains equally many elements of each share, so that all ranks sum equally many after each meeting. With
+// two ranks, shares of 5, 5 and 2 elements and room for 9, the first chunk has elements 0-2, 0-2 and 0-1 of the shares,
+// the second chunk elements 3-4, 3-4 and none.
 int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight,
               SharedMemory* memory) {
   const Type type = shares.front().type;
   const size_t size = SizeOf(type);
-  int64_t longest = 0, total = 0, filled = 0;
+  int64_t longest = 0, total = 0, nonempty = 0;
   for (const Transfer& share : shares) {
     longest = std::max(longest, share.count);
     total += share.count;
-    filled += share.count > 0;
+    nonempty += share.count > 0;
   }
   const Span bucket(Activity::kBucket, &shares.front().name, total * static_cast<int64_t>(size));
   const Span span(Activity::kTransfer, total * static_cast<int64_t>(size));
-  const int64_t chunk = memory->ElementsPerChunk(type) / filled;
+  const int64_t max_of_share = memory->ElementsPerChunk(type) / nonempty;  // elements of a share in one chunk
   std::vector<SharedMemory::Needed> needed_ranges;
-  for (int64_t first = 0; first < longest; first += chunk) {
+  for (int64_t first = 0; first < longest; first += max_of_share) {
     char* mine = nullptr;
     if (const int code = memory->BeginChunk(&mine)) return code;
     int64_t share_start = 0;  // within the chunk
     needed_ranges.clear();
     for (int share = 0; share < static_cast<int>(shares.size()); ++share) {
-      const int64_t count = std::min(std::max(shares[share].count - first, int64_t{0}), chunk);
-      const bool is_needed = share == memory->rank() || share == static_cast<int>(shares.size()) - 1;
+      const int64_t count = std::clamp<int64_t>(shares[share].count - first, 0, max_of_share);
+      const bool is_for_all = share == static_cast<int>(shares.size()) - 1;
+      const bool is_needed = is_for_all || share == memory->rank();
       InFragments(shares[share], first, count, [&](const Fragment& fragment, int64_t at) {
         const int64_t within = share_start + at - first;
         Scale(type, At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size), At(mine, within, size),
@@ -218,7 +224,7 @@ int RunShares(const Shares& shares, const void* const* inputs, void* const* outp
       });
       share_start += count;
     }
-    if (const int code = memory->Sum(type, needed_ranges)) return code;
+    if (const int code = memory->SumNeeded(type, needed_ranges)) return code;
   }
   return MPI_SUCCESS;
 }

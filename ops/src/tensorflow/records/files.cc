@@ -1,4 +1,4 @@
-// The tables of indexed and of open files, and their own read-ahead.
+// The tables of indexed files and of open files, and the read-ahead that replaces that of the operating system.
 #include "files.h"
 
 #include <errno.h>
@@ -98,9 +98,11 @@ void OpenFile::ReadAhead(int64_t offset, int64_t count) const {
       first_ = last_ = fetched_ = offset;
     }
     last_ = std::max(last_, offset + count);
+    const int64_t run = last_ - first_;
     begin = std::max(fetched_, last_);
-    end = last_ + std::min(kMaxAhead, (last_ - first_) / 4);
-    if (end - begin < std::min(kMinAhead, (last_ - first_) / 8)) return;
+    end = last_ + std::min(kMaxAhead, run / 4);
+    const bool is_too_short = end - begin < std::min(kMinAhead, run / 8);  // a prefetch costs a system call
+    if (is_too_short) return;
     fetched_ = end;
   }
   if (end > begin) posix_fadvise(descriptor_, begin, end - begin, POSIX_FADV_WILLNEED);
@@ -161,11 +163,11 @@ std::atomic<int64_t>& ReadBytes() {
   return bytes;
 }
 
-Problem MakeSystemProblem(const char* what, int number) {
-  const int code = number == ENOENT                      ? tensorflow::error::NOT_FOUND
-                   : number == EACCES || number == EPERM ? tensorflow::error::PERMISSION_DENIED
-                                                         : tensorflow::error::UNAVAILABLE;
-  return {code, std::string("the file cannot be ") + what + ": " + strerror(number)};
+Problem MakeSystemProblem(const char* action, int number) {
+  int code = tensorflow::error::UNAVAILABLE;
+  if (number == ENOENT) code = tensorflow::error::NOT_FOUND;
+  if (number == EACCES || number == EPERM) code = tensorflow::error::PERMISSION_DENIED;
+  return {code, std::string("the file cannot be ") + action + ": " + strerror(number)};
 }
 
 Problem MakeChangedProblem(const FileState& expected, const FileState& found) {

@@ -45,7 +45,7 @@ struct RecordFile {
   FileState state;
   std::vector<int64_t> offsets, lengths;  // empty for records of fixed length
   Problem problem;                        // why nothing can be read after these records
-  int64_t place = 0;                      // the position of the problem, in bytes
+  int64_t problem_offset = 0;             // in bytes
 };
 
 // All indexed files of this process, by number, and by format and name. A name keeps its number.
@@ -115,7 +115,8 @@ OpenFiles& TheOpenFiles();
 std::atomic<int64_t>& ReadBytes();
 
 // The problem of a system error `number`, and of a file whose state differs from `expected`.
-Problem MakeSystemProblem(const char* what, int number);
+// `action`: "opened", "read", for "the file cannot be opened".
+Problem MakeSystemProblem(const char* action, int number);
 Problem MakeChangedProblem(const FileState& expected, const FileState& found);
 
 }  // namespace matex

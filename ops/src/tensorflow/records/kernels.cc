@@ -1,6 +1,6 @@
 // MatexListRecords: the tickets of all records of files. A ticket is a file number, an offset and a length.
-// MatexReadRecord: the record of a ticket. Before, Python finds the records of each file and adds the file with its
-// index (RecordFiles), by the C functions at the end of this file.
+// MatexReadRecord: the record of a ticket. Before these ops run, Python finds the records of each file and adds the
+// file with its index (RecordFiles), by the C functions at the end of this file.
 //
 // A ticket of length -1 marks the position from which a file cannot be read; reading it raises the error.
 #include <errno.h>
@@ -32,9 +32,9 @@ constexpr const char* kUnknownName =
     "this file is not indexed, because a function of the pipeline has created its name only now. Create file "
     "names before the function that reads the files";
 
-// The error class that TensorFlow's own datasets raise, because scripts may catch it.
+// The problem as an error of the class that TensorFlow's own datasets raise, because scripts may catch it.
 TfStatus StatusOfProblem(const std::string& name, const Problem& problem) {
-  const std::string text = Place() + ": " + name + ": " + problem.text + ".";
+  const std::string text = RankAndHost() + ": " + name + ": " + problem.text + ".";
   switch (problem.code) {
     case error::NOT_FOUND:
       return errors::NotFound(text);
@@ -56,9 +56,8 @@ class ListRecordsKernel : public OpKernel {
   explicit ListRecordsKernel(OpKernelConstruction* construction) : OpKernel(construction) {
     std::string format;
     OP_REQUIRES_OK(construction, construction->GetAttr("format", &format));
-    format_ = format == "text"    ? RecordFormat::kText
-              : format == "fixed" ? RecordFormat::kFixed
-                                  : RecordFormat::kTfRecord;
+    if (format == "text") format_ = RecordFormat::kText;
+    if (format == "fixed") format_ = RecordFormat::kFixed;
   }
 
   void Compute(OpKernelContext* context) override {
@@ -75,7 +74,7 @@ class ListRecordsKernel : public OpKernel {
       } else {
         for (size_t n = 0; n < file->offsets.size(); ++n) Add(*file, file->offsets[n], file->lengths[n], &found);
       }
-      if (file->problem.code != 0) Add(*file, file->place, -1, &found);
+      if (file->problem.code != 0) Add(*file, file->problem_offset, -1, &found);
     }
     Tensor* tickets = nullptr;
     const int64_t count = static_cast<int64_t>(found.size()) / kTicket;
@@ -177,7 +176,7 @@ class ReadRecordKernel : public OpKernel {
       const tensorflow::int64* const one = ticket + i * kTicket;
       const auto file = TheRecordFiles().Get(one[0]);
       OP_REQUIRES(context, file != nullptr,
-                  errors::InvalidArgument(Place(), ": there is no file of the number ", one[0],
+                  errors::InvalidArgument(RankAndHost(), ": there is no file of the number ", one[0],
                                           " of a ticket. Tickets are read by the process that made them."));
       const Problem problem = ReadRecord(*file, one[1], one[2], &to(i));
       OP_REQUIRES(context, problem.code == 0, StatusOfProblem(file->name, problem));
@@ -230,7 +229,7 @@ MATEX_EXPORT int64_t matex_records_count(const matex::FoundRecords* found) {
   return static_cast<int64_t>(found->offsets.size());
 }
 
-// Copies the result of `matex_records_find` and frees it. facts: content, the problem's code and its place. problem:
+// Copies the result of `matex_records_find` and frees it. facts: content, the problem's code and its offset. problem:
 // its text, cut to fit into `room` bytes.
 MATEX_EXPORT void matex_records_take(matex::FoundRecords* found, int64_t* offsets, int64_t* lengths, int64_t* facts,
                                      char* problem, int64_t room) {
@@ -238,7 +237,7 @@ MATEX_EXPORT void matex_records_take(matex::FoundRecords* found, int64_t* offset
   std::copy(found->lengths.begin(), found->lengths.end(), lengths);
   facts[0] = found->content;
   facts[1] = found->problem.code;
-  facts[2] = found->place;
+  facts[2] = found->problem_offset;
   problem[found->problem.text.copy(problem, room - 1)] = '\0';
   delete found;
 }
@@ -246,7 +245,7 @@ MATEX_EXPORT void matex_records_take(matex::FoundRecords* found, int64_t* offset
 // Adds a file and its index; returns its number. See `RecordFile`.
 MATEX_EXPORT int64_t matex_records_put(const char* name, int format, int64_t size, int64_t mtime_ns, int64_t count,
                                        const int64_t* offsets, const int64_t* lengths, int code, const char* problem,
-                                       int64_t place) {
+                                       int64_t problem_offset) {
   matex::RecordFile file;
   file.name = name;
   file.format = static_cast<matex::RecordFormat>(format);
@@ -255,7 +254,7 @@ MATEX_EXPORT int64_t matex_records_put(const char* name, int format, int64_t siz
   file.offsets.assign(offsets, offsets + count);
   file.lengths.assign(lengths, lengths + count);
   file.problem = {code, problem};
-  file.place = place;
+  file.problem_offset = problem_offset;
   return matex::TheRecordFiles().Put(std::move(file));
 }
 

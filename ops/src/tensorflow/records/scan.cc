@@ -13,7 +13,7 @@
 namespace matex {
 namespace {
 
-constexpr int64_t kPage = 4096, kDenseBlock = 64 << 10, kTextBlock = 1 << 20;
+constexpr int64_t kPage = 4096, kDenseBlock = 64 << 10, kTextBlock = 1 << 20;  // bytes
 
 // Reads a file at increasing offsets. With `is_dense` it reads a block, because the next reads are probably in it.
 class Window {
@@ -35,8 +35,8 @@ class Window {
   int64_t start_ = 0, length_ = 0;  // of the bytes of the file in `block_`
 };
 
-Problem MakeBrokenProblem(int64_t place, int64_t number, const std::string& why) {
-  return {tensorflow::error::DATA_LOSS, "record " + std::to_string(number) + ", at byte " + std::to_string(place) +
+Problem MakeBrokenProblem(int64_t offset, int64_t number, const std::string& why) {
+  return {tensorflow::error::DATA_LOSS, "record " + std::to_string(number) + ", at byte " + std::to_string(offset) +
                                             ", is broken: " + why +
                                             ". Write the file again, or copy it again from where it came"};
 }
@@ -74,14 +74,14 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
   Window window(file);
   int64_t at = 0, length = 0;
   while (at < state.size && found.problem.code == 0) {
-    const int64_t number = static_cast<int64_t>(found.offsets.size()), left = state.size - at;
-    found.place = at;
-    if (left < kRecordHeader) {  // TensorFlow treats this as the end
-      found.problem.text = "the file ends with " + std::to_string(left) + " bytes that are no record, at byte " +
+    const int64_t number = static_cast<int64_t>(found.offsets.size()), remaining = state.size - at;
+    found.problem_offset = at;
+    if (remaining < kRecordHeader) {  // TensorFlow treats this as the end
+      found.problem.text = "the file ends with " + std::to_string(remaining) + " bytes that are no record, at byte " +
                            std::to_string(at) + ". It is cut off, or still written";
       break;
     }
-    const bool is_dense = number > 0 && length < kPage;
+    const bool is_dense = number > 0 && length < kPage;  // the last record was short
     const char* const header = window.At(at, kRecordHeader, is_dense);
     if (header == nullptr) {
       found.problem = MakeSystemProblem("read", errno);
@@ -92,11 +92,11 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
     if (!HasChecksum(header, sizeof(declared), header + sizeof(declared))) {
       found.problem = MakeBrokenProblem(
           at, number, "the checksum of its length does not fit; the file may be compressed, or no TFRecord file");
-    } else if (declared > static_cast<uint64_t>(std::max<int64_t>(0, left - kRecordHeader - kRecordFooter))) {
+    } else if (declared > static_cast<uint64_t>(std::max<int64_t>(0, remaining - kRecordHeader - kRecordFooter))) {
       found.problem =
           MakeBrokenProblem(at, number,
                             "expected " + std::to_string(declared) + " bytes of data and 4 of their checksum, found " +
-                                std::to_string(left - kRecordHeader) + "; the file is cut off, or still written");
+                                std::to_string(remaining - kRecordHeader) + "; the file is cut off, or still written");
     } else {
       length = static_cast<int64_t>(declared);
       found.offsets.push_back(at);
@@ -117,7 +117,7 @@ FoundRecords FindLines(const std::string& name, const FileState& state, int64_t 
     const int64_t got = file.Read(block.get(), std::min(kTextBlock, last - at), at);
     if (got <= 0) {
       found.problem = MakeSystemProblem("read", got < 0 ? errno : EIO);
-      found.place = at;
+      found.problem_offset = at;
       return found;
     }
     const char* const end = block.get() + got;

@@ -16,7 +16,7 @@ struct FoundRecords {
   std::vector<int64_t> lengths;  // TFRecord: the bytes of each record's data; text: empty
   int64_t content = -1;          // text: the position of the last byte that belongs to a line; -1: none
   Problem problem;               // why the rest cannot be read
-  int64_t place = 0;             // the position of the problem
+  int64_t problem_offset = 0;    // where it is
 };
 
 // All records of a TFRecord file. Reads only headers, except where records are shorter than a page of memory.

@@ -26,7 +26,7 @@ using namespace tensorflow;
 
 constexpr int64_t kMaxBytesOfRank = 1 << 20;  // the bytes that a rank sends in one message of new weights
 
-// A whole variable, its piece variable, and the range of this rank's piece in elements.
+// A whole variable, its piece variable, and this rank's piece: elements [first, first + count) of the whole.
 struct Pair {
   core::RefCountPtr<Var> whole, piece;
   int64_t first = 0, count = 0;
@@ -65,7 +65,9 @@ class PiecesKernel : public AsyncOpKernel {
         return errors::InvalidArgument("expected cuts that cover the ", size, " elements of a variable; they cover ",
                                        cuts.empty() ? 0 : cuts.back());
       }
-      if (size > 0) (*pairs)[i].first = cuts[rank], (*pairs)[i].count = cuts[rank + 1] - cuts[rank];
+      if (size == 0) continue;
+      (*pairs)[i].first = cuts[rank];
+      (*pairs)[i].count = cuts[rank + 1] - cuts[rank];
     }
     return TfStatus();
   }
@@ -175,11 +177,11 @@ class PublishKernel : public PiecesKernel {
       // A message blocks more urgent ones while it travels, so it is only as large as needed to saturate a link.
       const int64_t max_bytes =
           later_ ? std::min<int64_t>(world.chunk_bytes, world.size * kMaxBytesOfRank) : world.chunk_bytes;
-      layout_ =
-          std::make_shared<Layout>(std::move(entries), max_bytes, world.fuse_bytes, Compression(), false, false, cuts_);
+      layout_ = std::make_shared<Layout>(std::move(entries), max_bytes, world.fuse_bytes, Compression(),
+                                         /*compiled=*/false, /*checked=*/false, cuts_);
       messages_ = std::make_shared<std::vector<Transfer>>(layout_->TransfersInOrder());
     }
-    return {layout_, messages_, {}, place_, needed_, holding_};
+    return {layout_, messages_, /*wholes=*/{}, place_, needed_, holding_};
   }
 
   // Puts this rank's piece into the whole variable. The variable then has memory without other references, where the
@@ -193,16 +195,19 @@ class PublishKernel : public PiecesKernel {
       return errors::InvalidArgument("expected a piece of ", pair.count, " elements, got ", piece.NumElements());
     }
     const char* const from = static_cast<const char*>(DataOf(piece));
-    if (from == At(*whole, pair)) piece = Tensor();  // updated in place
+    // Updated in place: the piece's own reference to the whole variable is dropped, so that it does not count below.
+    if (from == At(*whole, pair)) piece = Tensor();
     const bool can_stay = whole->RefCountIsOne();
-    const size_t bytes = whole->TotalBytes();
     Tensor now = *whole;
     char* home = nullptr;
-    if (homes != nullptr && bytes > 0 && !(can_stay && homes->Has(i, DataOf(*whole)))) home = homes->Take(i);
+    if (homes != nullptr && whole->TotalBytes() > 0) {
+      const bool stays_at_home = can_stay && homes->Has(i, DataOf(*whole));
+      if (!stays_at_home) home = homes->Take(i);
+    }
     if (home != nullptr) {
       // Returned to `homes` with the last tensor that uses it.
-      const std::shared_ptr<void> taken(home, [homes, i](void*) { homes->Leave(i); });
-      now = TensorAt(home, taken, type_, whole->shape());
+      const std::shared_ptr<void> owner(home, [homes, i](void*) { homes->Release(i); });
+      now = TensorAt(home, owner, type_, whole->shape());
     } else if (!can_stay) {
       TfStatus status = context->allocate_temp(type_, whole->shape(), &now);
       if (!status.ok()) return status;

@@ -1,6 +1,12 @@
 // Variables in the memory of the store (engine/store/store.h), which asynchronous ranks train together. MatexView moves
-// a variable there; MatexAdd, MatexAddRows and MatexMove update it in place. Each update is one of the additions of a
-// step, with progress that a successor can continue.
+// a variable there. The other ops update it in place:
+//
+//   MatexAdd      variable += sign * values, where sign is 1 or -1
+//   MatexAddRows  variable[indices[i]] += sign * values[i] for each i
+//   MatexMove     variable = keep * variable + more
+//
+// Each update is one of the numbered additions of a step (attribute `part`). It is made in blocks, and the progress is
+// recorded in the store: if this rank is lost, another rank continues after the last block.
 //
 // TensorFlow's own ops must not update such a variable: if another tensor refers to its value, they write a copy that
 // no other rank sees.
@@ -11,6 +17,7 @@
 
 #include "engine/store/store.h"
 #include "../kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 
@@ -34,24 +41,31 @@ TfStatus FindVariable(OpKernelContext* context, core::RefCountPtr<Var>* variable
   return LookupResource(context, HandleFromInput(context, 0), variable);
 }
 
-// The shared memory of the variable, and the addition of `count` numbers or rows that the op makes.
-TfStatus FindShared(OpKernelContext* context, DataType type, const AdditionNumber& number, int64_t count,
-                    core::RefCountPtr<Var>* variable, char** memory, SharedStore::Addition* addition) {
+// Begins the addition `number`, of `count` numbers or rows, to the variable behind input 0. Sets `memory` to its value
+// in the store. An error if the value is not in the store, or if this rank trains no batch.
+TfStatus BeginAddition(OpKernelContext* context, DataType type, const AdditionNumber& number, int64_t count,
+                       core::RefCountPtr<Var>* variable, char** memory, SharedStore::Addition* addition) {
   TfStatus status = FindVariable(context, variable);
   if (!status.ok()) return status;
   const Tensor& value = *(*variable)->tensor();
   *memory = static_cast<char*>(DataOf(value));
   const std::shared_ptr<SharedStore> store = TheStore();
-  if (value.dtype() == type && store != nullptr && store->Has(*memory)) {
-    if (store->BeginAddition(number.value, count, addition)) return TfStatus();
+  const bool is_shared = value.dtype() == type && store != nullptr && store->Has(*memory);
+  if (!is_shared) {
+    return errors::FailedPrecondition(
+        "'", HandleFromInput(context, 0).name(),
+        "', which asynchronous ranks train together, was given a value of this rank's own. "
+        "Set weights between epochs, or set MATEX_STRATEGY=allreduce.");
+  }
+  if (!store->BeginAddition(number.value, count, addition)) {
     return errors::FailedPrecondition("addition ", number.value,
                                       " of the step does not belong to a batch that this rank trains");
   }
-  return errors::FailedPrecondition("'", HandleFromInput(context, 0).name(),
-                                    "', which asynchronous ranks train together, was given a value of this rank's own. "
-                                    "Set weights between epochs, or set MATEX_STRATEGY=allreduce.");
+  return TfStatus();
 }
 
+// MatexView: the value of the variable becomes a view of the store's memory at `offset`. With `writes`, the current
+// value is first copied there; otherwise another rank has written it.
 class ViewKernel : public OpKernel {
  public:
   explicit ViewKernel(OpKernelConstruction* construction) : OpKernel(construction) {
@@ -66,11 +80,11 @@ class ViewKernel : public OpKernel {
     mutex_lock lock(*variable->mu());
     Tensor* const value = variable->tensor();
     const size_t bytes = value->TotalBytes();
-    OP_REQUIRES(context,
-                bytes == 0 || (store->Has(store->data() + offset_) && store->Has(store->data() + offset_ + bytes - 1)),
-                errors::OutOfRange("a variable is larger than its place in shared memory"));
-    if (writes_) std::memcpy(store->data() + offset_, DataOf(*value), bytes);
-    *value = TensorAt(store->data() + offset_, store, value->dtype(), value->shape(), /*others_read=*/true);
+    char* const memory = store->data() + offset_;
+    const bool has_room = bytes == 0 || (store->Has(memory) && store->Has(memory + bytes - 1));
+    OP_REQUIRES(context, has_room, errors::OutOfRange("a variable is larger than its place in shared memory"));
+    if (writes_) std::memcpy(memory, DataOf(*value), bytes);
+    *value = TensorAt(memory, store, value->dtype(), value->shape(), /*others_read=*/true);
   }
 
  private:
@@ -78,7 +92,7 @@ class ViewKernel : public OpKernel {
   bool writes_ = false;
 };
 
-// Applies an addition in blocks and records each block, so that another rank can continue if this rank is lost.
+// Calls `work(first, last)` for the blocks of an addition that no lost rank has made, and records each block.
 template <typename Work>
 void MakeAddition(const SharedStore::Addition& addition, int64_t count, int64_t block, Work work) {
   for (int64_t first = addition.first; first < count; first += block) {
@@ -90,8 +104,8 @@ void MakeAddition(const SharedStore::Addition& addition, int64_t count, int64_t 
 
 constexpr int64_t kBlock = 1024;  // numbers
 
-// Simultaneous additions of ranks to one float may be lost, but no float is torn. Integers are counters, so their
-// additions are atomic.
+// Adds sign * values to `to`. Of simultaneous additions of two ranks to one float, one may be lost; but a float is
+// never torn. Integers are counters, so their additions are atomic.
 template <typename T>
 void AddTo(T* to, const T* values, int64_t count, int sign) {
   if constexpr (std::is_integral_v<T>) {
@@ -103,29 +117,30 @@ void AddTo(T* to, const T* values, int64_t count, int sign) {
   }
 }
 
-// The variable's shared memory, and input `at`, which must have the variable's shape.
+// BeginAddition for input `index`, which must have the variable's shape. Sets `to` to the variable's numbers and
+// `values` to those of the input.
 template <typename T>
-TfStatus FindBoth(OpKernelContext* context, int at, const AdditionNumber& number, core::RefCountPtr<Var>* variable,
-                  T** to, const T** values, SharedStore::Addition* addition) {
+TfStatus BeginUpdate(OpKernelContext* context, int index, const AdditionNumber& number,
+                     core::RefCountPtr<Var>* variable, T** to, const T** values, SharedStore::Addition* addition) {
   char* memory = nullptr;
-  const Tensor& given = context->input(at);
-  const int64_t count = given.NumElements();
-  TfStatus status = FindShared(context, DataTypeToEnum<T>::value, number, count, variable, &memory, addition);
+  const Tensor& update = context->input(index);
+  const int64_t count = update.NumElements();
+  TfStatus status = BeginAddition(context, DataTypeToEnum<T>::value, number, count, variable, &memory, addition);
   if (!status.ok()) return status;
   const TensorShape& shape = (*variable)->tensor()->shape();
-  if (given.shape() != shape) {
+  if (update.shape() != shape) {
     return errors::InvalidArgument("a variable of shape ", shape.DebugString(), " is given an update of shape ",
-                                   given.shape().DebugString());
+                                   update.shape().DebugString());
   }
   *to = reinterpret_cast<T*>(memory);
-  *values = static_cast<const T*>(DataOf(given));
+  *values = static_cast<const T*>(DataOf(update));
   return TfStatus();
 }
 
 template <typename T>
 class AddKernel : public OpKernel {
  public:
-  explicit AddKernel(OpKernelConstruction* construction) : OpKernel(construction), addition_(construction) {
+  explicit AddKernel(OpKernelConstruction* construction) : OpKernel(construction), number_(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("sign", &sign_));
   }
   void Compute(OpKernelContext* context) override {
@@ -133,27 +148,28 @@ class AddKernel : public OpKernel {
     T* to = nullptr;
     const T* values = nullptr;
     SharedStore::Addition addition;
-    OP_REQUIRES_OK(context, FindBoth(context, 1, addition_, &variable, &to, &values, &addition));
+    OP_REQUIRES_OK(context, BeginUpdate(context, 1, number_, &variable, &to, &values, &addition));
     MakeAddition(addition, context->input(1).NumElements(), kBlock,
                  [&](int64_t first, int64_t last) { AddTo(to + first, values + first, last - first, sign_); });
   }
 
  private:
-  const AdditionNumber addition_;
+  const AdditionNumber number_;
   int sign_ = 1;
 };
 
 // Reads and writes in place: simultaneous moves of several ranks leave a value between the old one and their targets.
+// If `keep` is 0, the old value is not read, so NaN does not survive.
 template <typename T>
 class MoveKernel : public OpKernel {
  public:
-  explicit MoveKernel(OpKernelConstruction* construction) : OpKernel(construction), addition_(construction) {}
+  explicit MoveKernel(OpKernelConstruction* construction) : OpKernel(construction), number_(construction) {}
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
     T* to = nullptr;
     const T* more = nullptr;
     SharedStore::Addition addition;
-    OP_REQUIRES_OK(context, FindBoth(context, 2, addition_, &variable, &to, &more, &addition));
+    OP_REQUIRES_OK(context, BeginUpdate(context, 2, number_, &variable, &to, &more, &addition));
     const T keep = context->input(1).scalar<T>()();
     MakeAddition(addition, context->input(2).NumElements(), kBlock, [&](int64_t first, int64_t last) {
       if (keep == 0) {
@@ -165,53 +181,52 @@ class MoveKernel : public OpKernel {
   }
 
  private:
-  const AdditionNumber addition_;
+  const AdditionNumber number_;
 };
 
 template <typename T, typename Index>
 class AddRowsKernel : public OpKernel {
  public:
-  explicit AddRowsKernel(OpKernelConstruction* construction) : OpKernel(construction), addition_(construction) {
+  explicit AddRowsKernel(OpKernelConstruction* construction) : OpKernel(construction), number_(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("sign", &sign_));
   }
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
     char* memory = nullptr;
     SharedStore::Addition addition;
-    OP_REQUIRES_OK(context, FindShared(context, DataTypeToEnum<T>::value, addition_, context->input(1).NumElements(),
-                                       &variable, &memory, &addition));
     const Tensor &indices = context->input(1), &values = context->input(2);
+    const int64_t count = indices.NumElements();
+    OP_REQUIRES_OK(context, BeginAddition(context, DataTypeToEnum<T>::value, number_, count, &variable, &memory,
+                                          &addition));
     const TensorShape& shape = variable->tensor()->shape();
     const int64_t rows = shape.dims() > 0 ? shape.dim_size(0) : 0;
     const int64_t width = rows > 0 ? shape.num_elements() / rows : 0;
-    OP_REQUIRES(context, values.NumElements() == indices.NumElements() * width,
+    OP_REQUIRES(context, values.NumElements() == count * width,
                 errors::InvalidArgument("rows of a variable of shape ", shape.DebugString(),
                                         " are given an update of shape ", values.shape().DebugString()));
-    const auto* const at = static_cast<const Index*>(DataOf(indices));
+    T* const to = reinterpret_cast<T*>(memory);
+    const auto* const row = static_cast<const Index*>(DataOf(indices));
     const auto* const from = static_cast<const T*>(DataOf(values));
-    for (int64_t row = 0; row < indices.NumElements(); ++row) {
-      OP_REQUIRES(context, at[row] >= 0 && at[row] < rows,
-                  errors::InvalidArgument("row ", at[row], " of a variable of ", rows, " rows is given an update"));
+    for (int64_t i = 0; i < count; ++i) {
+      OP_REQUIRES(context, row[i] >= 0 && row[i] < rows,
+                  errors::InvalidArgument("row ", row[i], " of a variable of ", rows, " rows is given an update"));
     }
-    MakeAddition(addition, indices.NumElements(), 1, [&](int64_t row, int64_t) {
-      AddTo(reinterpret_cast<T*>(memory) + at[row] * width, from + row * width, width, sign_);
+    MakeAddition(addition, count, /*block=*/1, [&](int64_t i, int64_t) {
+      AddTo(to + row[i] * width, from + i * width, width, sign_);
     });
   }
 
  private:
-  const AdditionNumber addition_;
+  const AdditionNumber number_;
   int sign_ = 1;
 };
 
-TfStatus NoOutput(shape_inference::InferenceContext*) { return TfStatus(); }
-
-// Moves a variable's value into the store at `offset`; if `writes`, the current value is copied there first.
 REGISTER_OP("MatexView")
     .Attr("offset: int")
     .Attr("writes: bool")
     .Input("variable: resource")
     .SetIsStateful()
-    .SetShapeFn(NoOutput);
+    .SetShapeFn(shape_inference::NoOutputs);
 REGISTER_KERNEL_BUILDER(Name("MatexView").Device(DEVICE_CPU), ViewKernel);
 
 REGISTER_OP("MatexAdd")
@@ -221,9 +236,8 @@ REGISTER_OP("MatexAdd")
     .Input("variable: resource")
     .Input("values: T")
     .SetIsStateful()
-    .SetShapeFn(NoOutput);
+    .SetShapeFn(shape_inference::NoOutputs);
 
-// variable = keep * variable + more
 REGISTER_OP("MatexMove")
     .Attr("T: {float, double}")
     .Attr("part: int")
@@ -231,7 +245,7 @@ REGISTER_OP("MatexMove")
     .Input("keep: T")
     .Input("more: T")
     .SetIsStateful()
-    .SetShapeFn(NoOutput);
+    .SetShapeFn(shape_inference::NoOutputs);
 
 REGISTER_OP("MatexAddRows")
     .Attr("T: {float, double}")
@@ -242,7 +256,7 @@ REGISTER_OP("MatexAddRows")
     .Input("indices: Index")
     .Input("values: T")
     .SetIsStateful()
-    .SetShapeFn(NoOutput);
+    .SetShapeFn(shape_inference::NoOutputs);
 
 #define MATEX_ADD(T) REGISTER_KERNEL_BUILDER(Name("MatexAdd").Device(DEVICE_CPU).TypeConstraint<T>("T"), AddKernel<T>)
 MATEX_ADD(float);
