@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from matex_tf.lazy import h5py
 from matex_tf.readers.arrays import library
 from matex_tf.readers.base.formats import ReaderError
 
@@ -86,8 +87,6 @@ def check_links(path: Path, file: Any, key: str) -> None:
 
     Must run within one library call.
     """
-    import h5py
-
     group = file
     for part in key.split("/"):
         try:
@@ -138,8 +137,6 @@ def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[
     """Returns (dataset, file, datasets in that file) for each source file of some datasets of `file`."""
 
     def look_up() -> list[tuple[str, str, set[str]]]:
-        import h5py
-
         found: list[tuple[str, str, set[str]]] = []
         with h5py.File(file, "r") as opened:
             for name in names:

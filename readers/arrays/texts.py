@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,11 @@ _PADDING = "\0 "
 
 
 class TextVariable(Variable):
-    """A variable of texts. `read(start, stop)` returns the texts of some samples.
+    """A variable of texts. An empty text is a missing value.
 
-    An empty text is a missing value.
+    Args:
+        read: `read(index)` returns the texts at the index of `make_index`.
+        read_dimension: the dimension at an axis.
     """
 
     is_text = True
@@ -35,26 +36,22 @@ class TextVariable(Variable):
         owner: Any,
         path: Path,
         name: str,
-        shape: tuple[int, ...],
-        axis: int,
-        read: Callable[[int, int], Any],
-        dimensions: Callable[[], list[Dimension]],
+        shape: Sequence[int],
+        dimension_names: Sequence[str],
+        read: Callable[[tuple[slice, ...]], Any],
+        read_dimension: Callable[[int], Dimension],
     ):
-        self._owner, self._path = owner, path
-        self.name, self.shape, self.axis = name, shape, axis
-        self._read, self._dimensions = read, dimensions
+        super().__init__(owner, path, name, shape, dimension_names)
+        self._read, self._read_dimension = read, read_dimension
 
-    def list_dimensions(self) -> list[Dimension]:
-        return self._dimensions()
+    def read_dimension(self, axis: int) -> Dimension:
+        return self._read_dimension(axis)
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
-        texts = np.asarray(np.ma.filled(self._read(start, stop), ""))
+        texts = np.asarray(np.ma.filled(self._read(self.make_index(start, stop)), ""))
         if texts.dtype.kind == "S":
             texts = np.char.decode(texts, "utf-8", "replace")
         return np.moveaxis(np.char.rstrip(texts.astype(str), _PADDING), self.axis, 0)
-
-    def enter_collective(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
 
     def count_texts(self, start: int, stop: int) -> collections.Counter[str]:
         """The number of occurrences of each text in samples `start` to `stop`."""

@@ -19,19 +19,25 @@ from matex_tf.readers.rows.missing import check_fits, make_missing_error
 class Variable(ABC):
     """An array in an open file, with samples along `axis`.
 
-    Subclasses set `name`, `shape`, `dtype` (of the returned values), `chunk` (samples in a chunk of the file), `axis`,
-    and define `read_samples`. `arrangement` brings samples into the order of the first file and channel.
+    Subclasses set `dtype`, of the returned values, and may set `chunk`, the number of samples in a chunk of the file.
+    `arrangement` brings samples into the order of the first file and channel.
+
+    Args:
+        owner: the `Stack` that reads the file.
+        dimension_names: the names of the dimensions; unnamed ones as the library names them.
+
+    Raises ReaderError if the array has no dimension of samples.
     """
 
-    _owner: Any
-    _path: Path
-    name: str
-    shape: tuple[int, ...]
     dtype: np.dtype
     chunk: int = 1
-    axis: int = 0
     arrangement: Arrangement | None = None
     is_text: bool = False
+
+    def __init__(self, owner: Any, path: Path, name: str, shape: Sequence[int], dimension_names: Sequence[str]):
+        self._owner, self._path = owner, path
+        self.name, self.shape = name, tuple(map(int, shape))
+        self.axis: int = owner.find_axis(path, name, dimension_names, self.shape)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -41,9 +47,13 @@ class Variable(ABC):
     def length(self) -> int:
         return self.shape[self.axis]
 
-    @abstractmethod
     def list_dimensions(self) -> list[Dimension]:
         """The dimensions of a sample, in stored order. Called within a library call."""
+        return [self.read_dimension(axis) for axis in range(len(self.shape)) if axis != self.axis]
+
+    @abstractmethod
+    def read_dimension(self, axis: int) -> Dimension:
+        """The dimension of the array at `axis`, with its coordinates."""
 
     def order_samples(self, samples: np.ndarray) -> np.ndarray:
         return samples if self.arrangement is None else self.arrangement.order_samples(samples)
@@ -104,18 +114,16 @@ class Variable(ABC):
             )
 
     def take_samples(self, start: int, stop: int) -> np.ndarray | None:
-        """Samples `start` to `stop` as a new array, if one library call can return them without a
-        copy; None otherwise.
-        """
+        """Samples `start` to `stop` as a new array if one library call can return them without a copy, else None."""
         return None
 
     @abstractmethod
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         """Read samples `start` to `stop` in stored order, (stop - start, *row_shape). One library call."""
 
-    @abstractmethod
     def enter_collective(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context in which reads are collective over all ranks that have the file open."""
+        """Return a context in which reads are collective over all ranks that have the file open, if possible."""
+        return contextlib.nullcontext()
 
     def make_index(self, start: int, stop: int) -> tuple[slice, ...]:
         return (*[slice(None)] * self.axis, slice(start, stop))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.errors import ReaderError as ReaderError
+from matex_tf.readers.base import files
 
 PARTS = ("training", "validation", "testing")
 FIELDS = ("data", "labels")
@@ -56,6 +57,19 @@ class Ranks:
     def leader(self) -> int:
         """The first rank on this rank's host."""
         return self.hosts.index(self.hosts[self.rank])
+
+
+def split_range(lengths: Iterable[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Split `start` to `stop`, counted over a sequence of files, into ranges of one file each.
+
+    Yields (index of the file, first, last), counted in the file. Lengths 3 and 5, 2 to 6: (0, 2, 3) and (1, 0, 3).
+    """
+    before = 0
+    for index, length in enumerate(lengths):
+        first, last = max(start - before, 0), min(stop - before, length)
+        if first < last:
+            yield index, first, last
+        before += length
 
 
 @dataclass
@@ -179,13 +193,8 @@ def recognise_format(path: str | PathLike[str] | Sequence[Any]) -> str:
 
     Raises FileNotFoundError if there is no such file, and ValueError if no format recognizes it.
     """
-    from matex_tf.readers.base import files
-
     first = files.find_files(path, allow_folder=True)[0]
-    head = b""
-    if not first.is_dir():
-        with open(first, "rb") as file:
-            head = file.read(512)
+    head = files.read_head(first, 512)
     for name, kind in _formats.items():
         if kind.recognises(first, head):
             return name

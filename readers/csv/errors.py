@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from matex_tf.lazy import pa
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import convert, number_like
 from matex_tf.readers.csv.dialect import Dialect
@@ -75,8 +76,6 @@ def explain_error(
     error: Exception,
 ) -> ReaderError:
     """The error for a clean block that cannot be parsed as `types`. `place` is the position of its first record."""
-    import pyarrow as pa
-
     path, line = split_place(place)
     lines: list[int] = []
     columns: dict[int, list[str]] = {number: [] for number in types}

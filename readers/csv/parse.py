@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import pc
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import number_like, records
@@ -34,8 +35,6 @@ def check_texts(
         found: for each rank and column, the number of rows with each value.
         tables: (first row, pyarrow table, function from rows to positions) of this rank's records.
     """
-    import pyarrow.compute as pc
-
     wrong = table.find_number_among_texts(
         {number: number_like.add_counts(texts[number] for texts in found) for number in table.texts}
     )

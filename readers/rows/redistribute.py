@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.readers.base.formats import PARTS, Held
+from matex_tf.readers.base.formats import PARTS, Held, split_range
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
 from matex_tf.sharding.shard_arrays import ShardArray
@@ -115,13 +115,8 @@ def _find_all_between(wanted: Mapping[str, _Wanted], first: int, last: int) -> d
 
 
 def _slice_arrays(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
-    """Rows `start` to `stop` of the concatenation of `arrays`."""
-    found, before = [], 0
-    for array in arrays:
-        low, high = max(start - before, 0), min(stop - before, len(array))
-        if low < high:
-            found.append(array[low:high])
-        before += len(array)
+    """Rows `start` to `stop` of the concatenation of `arrays`; a view if they are rows of one array."""
+    found = [arrays[index][first:last] for index, first, last in split_range(map(len, arrays), start, stop)]
     return found[0] if len(found) == 1 else np.concatenate(found) if found else arrays[0][:0]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import PIECE_BYTES, Source
 from matex_tf.sharding import shard_arrays, slice_bounds
@@ -188,8 +189,6 @@ def iterate_batches(
 
 def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
     """Return the dataset of (data, labels), in batches of this rank's rows."""
-    import tensorflow as tf
-
     epochs = itertools.count()
     fields = ("data", "labels") if source.labelled else ("data",)
     examples = _read_pair(source, part, range(1))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
+from matex_tf.lazy import pa
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, check_categories, make_dtype
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
@@ -88,8 +89,6 @@ class Columns:
 
         Raises TypeError for a dtype that is not numeric.
         """
-        import pyarrow as pa
-
         by_column = self.list_dtypes(dtype)
         common = None if dtype is None or isinstance(dtype, Mapping) else make_dtype(dtype)
         self.texts = [
@@ -124,8 +123,6 @@ class Columns:
     def find_types(self, fields: Sequence[str]) -> dict[int, Any]:
         """The pyarrow type of each column of these fields; without fields, of the columns of text."""
         if not fields:
-            import pyarrow as pa
-
             return dict.fromkeys(self.texts, pa.string())
         types: dict[int, Any] = {}
         for field in fields:
@@ -170,8 +167,6 @@ class Columns:
     def _convert_column(
         self, table: Any, number: int, field: str, codes: Callable[..., Any], missing: Any, place: Place
     ) -> np.ndarray:
-        import pyarrow as pa
-
         column, width = table[str(number)], self.widths.get(number, 1)
         if pa.types.is_fixed_size_list(column.type):
             column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
@@ -215,28 +210,20 @@ class Columns:
 
 
 def is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
     return is_whole(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
 
 
 def is_whole(kind: Any) -> bool:
-    import pyarrow as pa
-
     return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
 
 
 def find_numpy_dtype(kind: Any) -> np.dtype:
     """The NumPy dtype of a pyarrow type; `to_pandas_dtype` would need pandas."""
-    import pyarrow as pa
-
     found: np.dtype = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
     return found
 
 
 def _widen_type(one: Any, other: Any) -> Any:
-    import pyarrow as pa
-
     if one == other:
         return one
     return pa.from_numpy_dtype(np.result_type(find_numpy_dtype(one), find_numpy_dtype(other)))

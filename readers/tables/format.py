@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import memory
+from matex_tf.lazy import pa, pc
 from matex_tf.readers.base.formats import Format, Ranks
 from matex_tf.readers.tables.columns import Columns, Place
 from matex_tf.readers.tables.rows import MOST_CATEGORIES, Rows, make_category_error
@@ -68,9 +69,6 @@ class TableFormat(Format):
         return self.columns.name_value(self.find_place(row), *self.columns.locate(field, index))
 
     def _encode_column(self, number: int, column: Any) -> np.ndarray:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         codes = pc.index_in(column, value_set=pa.array(self._values[number], pa.string()))
         if codes.null_count and self.missing not in ("error", "nan"):
             codes = codes.cast(pa.float64()).fill_null(float(self.missing))

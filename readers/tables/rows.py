@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import pa
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.tables.columns import Columns
 from matex_tf.sharding.shard_arrays import ShardArray
@@ -93,8 +94,6 @@ class Rows:
             self._room = 0
 
     def _encode_column(self, number: int, column: Any) -> np.ndarray:
-        import pyarrow as pa
-
         encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         encoded = encoded.dictionary_encode()
         known, values = self._indices[number], self.values[number]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
+from matex_tf.lazy import pa
 from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import Held, Ranks, ReaderError
@@ -182,8 +183,6 @@ class TypedTable(TableFormat):
     # Values.
 
     def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any, Place]]:
-        import pyarrow as pa
-
         types = self.columns.find_types(fields)
         for first, batch, place in self.read_batches(start, stop, [*types]):
             agreement.stop_if_others_failed()
@@ -195,8 +194,6 @@ class TypedTable(TableFormat):
 
     def _convert_column(self, column: Any, number: int, kind: Any, place: Place) -> Any:
         """Convert a column to the type `kind`; for several values a row, to lists of `widths` values."""
-        import pyarrow as pa
-
         width = self.columns.widths.get(number, 1)
         if number in self._lists:
             lists = self._view_lists(column, number)

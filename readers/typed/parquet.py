@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import pa
 from matex_tf.readers.arrays.contents import convert_errors
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Ranks, ReaderError, register
@@ -188,8 +189,6 @@ class Parquet(TypedTable):
         return cursor
 
     def _name_columns(self, batch: Any, numbers: Sequence[int]) -> Any:
-        import pyarrow as pa
-
         names = self.columns.names
         found = {}
         for number in numbers:

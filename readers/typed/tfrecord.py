@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import pa, tf
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Ranks, ReaderError, make_dtype, register
 from matex_tf.readers.base.unchanged import Unchanged
@@ -136,8 +137,6 @@ class TfRecord(TypedTable):
 
     def _read_records(self, file: int, start: int, stop: int) -> Any:
         """The data of some records, as a string tensor. Raises ReaderError for a wrong checksum."""
-        import tensorflow as tf
-
         opened, at = self._open_file(file), self._find_byte(start)
         try:
             return opened.read_records(at, stop - start)
@@ -160,8 +159,6 @@ class TfRecord(TypedTable):
 
     def _parse_records(self, records: Any, numbers: Sequence[int], place: Place) -> Any:
         """The features `numbers` of some records, as a pyarrow record batch with columns named by number."""
-        import pyarrow as pa
-
         names = {number: self.columns.names[number] for number in numbers}
         kinds = {name: self._kinds[name] for name in names.values()}
         try:
@@ -192,8 +189,6 @@ class TfRecord(TypedTable):
 
     @functools.cached_property
     def _kinds(self) -> Mapping[str, str]:
-        import pyarrow as pa
-
         return {
             name: "bytes" if kind == pa.large_binary() else "float" if kind.value_type == pa.float32() else "int64"
             for name, kind in self._types.items()
@@ -212,8 +207,6 @@ class _File:
 
     def read_records(self, at: int, count: int) -> Any:
         """The data of `count` records from offset `at`, as a string tensor. TensorFlow checks the checksums."""
-        import tensorflow as tf
-
         # Raw ops, because the classes of tf.data belong to the script's pipelines. Without a buffer the ops read only
         # these records.
         raw, kinds = tf.raw_ops, [tf.string]
@@ -236,7 +229,6 @@ class _File:
 @contextlib.contextmanager
 def _compute_eagerly() -> Iterator[None]:
     """Run eagerly on a CPU, even if a TensorFlow 1 script has disabled eager execution."""
-    import tensorflow as tf
     from tensorflow.python.eager import context
 
     with context.eager_mode(), tf.device("CPU:0"):
@@ -311,8 +303,6 @@ def _read_all(file: Any, count: int) -> bytes:
 
 def _learn_types(paths: Sequence[Path], dtype: Any) -> dict[str, Any]:
     """The pyarrow types of features, by name in alphabetical order."""
-    import pyarrow as pa
-    import tensorflow as tf
     from google.protobuf.message import DecodeError
 
     records, path = [], paths[0]
@@ -363,8 +353,6 @@ def _parse_examples(records: Any, kinds: Mapping[str, str]) -> dict[str, tuple[n
 
     Raises ValueError for a record that is not an Example, or has values of another kind.
     """
-    import tensorflow as tf
-
     dtypes = {"bytes": tf.string, "float": tf.float32, "int64": tf.int64}
     wanted = {name: tf.io.RaggedFeature(dtypes[kind], row_splits_dtype=tf.int64) for name, kind in kinds.items()}
     with _compute_eagerly():
