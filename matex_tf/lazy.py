@@ -1,4 +1,4 @@
-"""Packages that are imported when one of their attributes is first read: they are optional, or take seconds to import."""
+"""Packages that are imported when an attribute is first read: they are optional, or take seconds to import."""
 
 from __future__ import annotations
 

@@ -83,6 +83,7 @@ class Hdf5(Stack):
 
 def check_whole(path: Path, name: str) -> None:
     """Raises ReaderError if a file or object that the variable `name` of an HDF5 file refers to is missing."""
+
     def find_made() -> tuple[Path, str] | None:
         with h5py.File(path, "r") as file:
             contents.check_links(path, file, name.strip("/"))

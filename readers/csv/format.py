@@ -1,14 +1,13 @@
 """The CSV format: tables of text. Each rank reads and parses a contiguous range of the bytes.
 
 Opening has up to three surveys (see `Format`): "unpack" decompresses files, "records" finds the ends of records and
-keeps the rows that it parses, "categories" collects the values of columns of text.
+keeps the rows that it parses, "texts" collects the values of columns of text.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -17,16 +16,17 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
-from matex_tf.readers.base import agreement, files
+from matex_tf.lazy import pc
+from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import Held, Ranks, ReaderError, register
 from matex_tf.readers.base.unpacking import Unpacking
-from matex_tf.readers.csv import headers, joined_text, parse, records
+from matex_tf.readers.csv import errors, headers, joined_text, number_like, records
 from matex_tf.readers.csv.dialect import make_dialect
 from matex_tf.readers.csv.joined_text import Piece, Text
 from matex_tf.readers.csv.parse import RangeParser
 from matex_tf.readers.csv.table import Table
-from matex_tf.readers.tables.columns import Column, Place
-from matex_tf.readers.tables.format import TableFormat, find_room
+from matex_tf.readers.tables.columns import Column
+from matex_tf.readers.tables.format import TableFormat
 from matex_tf.readers.tables.rows import Rows
 from matex_tf.sharding import slice_bounds
 
@@ -79,13 +79,9 @@ class Csv(TableFormat):
         skiprows: int = 0,
         encoding: str = "utf-8",
     ):
-        super().__init__()
-        self.files = files.find_files(path)
+        super().__init__(path, memory)
         dialect = make_dialect(delimiter, quote, comment, encoding, decimal, thousands, na_values, skiprows)
         arguments.check_flag("DataSet", "header", header)
-        if memory is not None:
-            arguments.check_whole_number("DataSet", "memory, in bytes,", memory, 0)
-        self._memory = memory
         head = joined_text.read_head(self.files[0], headers.HEAD_BYTES, dialect)
         if delimiter is None:
             dialect = dataclasses.replace(dialect, delimiter=headers.sniff_delimiter(self.files[0], head, dialect))
@@ -103,9 +99,8 @@ class Csv(TableFormat):
         self._table.learn_types(*headers.sample_records(self._pieces, head, dialect), dtype)
         self.columns = self._table
         packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
-        self._unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, self._table.dialect), ".csv")
-        self._survey_names = ["unpack"] * bool(packed) + ["records"] + ["categories"] * bool(self._table.texts)
-        self.surveys = len(self._survey_names)
+        self._unpacking: Unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, dialect), ".csv")
+        self._set_surveys(["unpack"] * bool(packed) + ["records"] + ["texts"] * bool(self._table.texts))
         self._parser: RangeParser | None = None
 
     @classmethod
@@ -115,17 +110,11 @@ class Csv(TableFormat):
     def describe(self) -> str:
         return self._table.describe_columns()
 
-    # Records: each rank finds the ends of records in its range of bytes, and keeps the rows that it parses on the way.
-
-    def settled(self) -> None:
-        self._unpacking.remove_files()
-
-    def _survey_unpack(self, ranks: Ranks) -> dict[Path, Path]:
-        return self._unpacking.survey(ranks)
-
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
         places = self._unpacking.settle(ranks, found)
         self._pieces = [Piece(one.named, places.get(one.named, one.path), one.start) for one in self._pieces]
+
+    # Records: each rank finds the ends of records in its range of bytes, and keeps the rows that it parses on the way.
 
     def _survey_records(self, ranks: Ranks) -> tuple[list[records.Part], int | None, bool]:
         """Find the ends of records in this rank's range. Returns them, the number of rows kept, and whether parsing
@@ -137,7 +126,7 @@ class Csv(TableFormat):
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
         parser = None
         if self.keep:
-            rows = Rows(self._table, self.missing, find_room(ranks, self._memory))
+            rows = Rows(self._table, self.missing, self._find_room(ranks))
             parser = RangeParser(self._text, self._table, rows, start, stop)
         on_block = parser.add_block if parser else None
         parts = [
@@ -163,8 +152,7 @@ class Csv(TableFormat):
         if self._records.open is not None:
             raise ReaderError(
                 f"{text.find_file(self._records.open - 1)}: expected every quote to be closed, found one open at the "
-                f"end of "
-                "the file. If quotes are ordinary characters, pass quote=None"
+                "end of the file. If quotes are ordinary characters, pass quote=None"
             )
         counts = [count for _, count, _ in found if count is not None]
         if len(counts) < len(found) or self._parser is None:
@@ -176,7 +164,7 @@ class Csv(TableFormat):
             # now: parse this rank's rows again.
             shares = self.list_parts(ranks)
             counts = [stop - start for start, stop in shares]
-            self._rows = self._take_rows(*shares[ranks.rank], sys.maxsize)
+            self._rows = self._take_rows(*shares[ranks.rank])
         elif self._parser.error is not None:
             raise self._parser.error
         else:
@@ -184,18 +172,29 @@ class Csv(TableFormat):
         self._parser = None
         self.held = Held(counts, self._rows.buffers)
 
-    def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
-        return [slice_bounds.deal_block(self._records.count, rank, ranks.size) for rank in range(ranks.size)]
-
-    def _survey_categories(self, ranks: Ranks) -> dict[int, dict[str, int]]:
-        return self._count_texts(ranks)
-
-    def _settle_categories(self, ranks: Ranks, found: Sequence[dict[int, dict[str, int]]]) -> None:
-        self._settle_texts(ranks, found)
-
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
-        tables = self.iterate_tables(*self._find_part(ranks), [])
-        parse.check_texts(self._table, found, ranks.rank, tables)
+        """Raises ReaderError if the values of a column of text turn out to be numbers.
+
+        The first rank that has found such a value reports its line; the other ranks raise FailedElsewhere.
+        """
+        table = self._table
+        wrong = table.find_number_among_texts(
+            {number: number_like.add_counts(texts[number] for texts in found) for number in table.texts}
+        )
+        if wrong is None:
+            return
+        number, value = wrong
+        if ranks.rank != next(rank for rank, texts in enumerate(found) if value in texts[number]):
+            raise agreement.FailedElsewhere
+        blocks = self.iterate_tables(*self._find_part(ranks), [])
+        indices = ((first, pc.index(block[str(number)], value).as_py()) for first, block in blocks)
+        row = next(first + index for first, index in indices if index >= 0)
+        name = table.names[number]
+        raise ReaderError(
+            f"{self.find_place(row)}, column {name!r}: expected text, as in the first MiB of the file, found "
+            f"{value!r}, and most rows of this column hold numbers; "
+            f"{number_like.suggest_option(value, name, table.dialect)}"
+        )
 
     # Rows.
 
@@ -205,14 +204,14 @@ class Csv(TableFormat):
     def chunk_rows(self, part: str, field: str) -> int:
         return records.STRIDE
 
-    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any, Place]]:
+    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
         for first, last, begin, end in self._iterate_slices(start, stop):
             data = self._read_text(begin, end)
-            newlines, line = self._records.newlines, functools.partial(self._text.find_line, begin)
-            table = self._table.parse_records(data, fields, newlines, line)
+            find_line = functools.partial(self._text.find_line, begin)
+            table = self._table.parse_records(data, fields, self._records.newlines, find_line)
             if len(table) != last - first:
-                raise parse.make_count_error(line(), last - first, len(table))
-            yield first, table, functools.partial(parse.find_line, self._text, self._marks, begin)
+                raise errors.make_count_error(find_line(), last - first, len(table))
+            yield first, table
 
     def _iterate_slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """Split rows into slices at starts of records: (first row, row after the last, first byte, byte after the

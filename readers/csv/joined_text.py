@@ -11,7 +11,6 @@ import itertools
 import lzma
 import os
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,13 @@ from typing import Any, BinaryIO
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.base.unchanged import Unchanged
+from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP
 from matex_tf.readers.csv.dialect import Dialect
 from matex_tf.runtime import real_files
 
 BOM = b"\xef\xbb\xbf"
-_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
-_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError)
+_PACKED = {GZIP: "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
+_DAMAGED = (*DAMAGED_GZIP, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError)
 
 
 def needs_unpacking(path: Path, dialect: Dialect) -> bool:
@@ -34,8 +34,7 @@ def needs_unpacking(path: Path, dialect: Dialect) -> bool:
 
 
 def _find_packing(path: Path) -> str | None:
-    with open(path, "rb") as file:
-        head = file.read(8)
+    head = files.read_head(path)
     return next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
 
 

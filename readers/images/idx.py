@@ -118,11 +118,10 @@ class IdxFile:
 
     def _fill_array(self, file: BinaryIO, array: np.ndarray, start: int, stop: int) -> None:
         target = memoryview(array.reshape(-1).view(np.uint8))
-        offset = self._start + start * self._row
         if self._is_packed:
-            self._skip_bytes(file, offset)
+            self._skip_bytes(file, self._start + start * self._row)
         else:
-            file.seek(offset)
+            file.seek(self._start + start * self._row)
         filled = 0
         while filled < len(target):
             agreement.stop_if_others_failed()

@@ -18,10 +18,10 @@ from matex_tf.readers.rows.samples import PIECE_BYTES, Source
 from matex_tf.sharding import shard_arrays, slice_bounds
 from matex_tf.world import world
 
-# The number of ranges whose rows are mixed when shuffling.
 _MIXED = 4
-# A rank's rows are split into at least this many runs, which are taken in random order.
-_LEAST_RUNS = 16
+"""The number of ranges whose rows are mixed when shuffling."""
+_MIN_RUNS = 16
+"""A rank's rows are split into at least this many runs, which are taken in random order."""
 
 
 class Order:
@@ -95,7 +95,7 @@ def _cut_pieces(
 
     For `length` and `together` see `Order.iterate_pieces`. Without `random` the order is ascending.
     """
-    run = length if random is None else max(length, min(together, -(-count // _LEAST_RUNS)))
+    run = length if random is None else max(length, min(together, -(-count // _MIN_RUNS)))
     # Runs end at chunks of the files, if all chunks have the same length.
     cut = run - before % run if run > length else run
     starts = np.array([0, *range(cut, count, run)] if count else [], np.int64)
@@ -202,7 +202,6 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
             yield tuple(rows), own, total
 
     numbered = tf.data.Dataset.from_generator(generate, output_signature=(specs, count, count))
-    number = -(-order.deal.count // batch_size)
 
     # Named functions: AutoGraph warns about lambdas that it cannot distinguish.
     def has_rows(rows: Any, own: Any, total: Any) -> Any:
@@ -216,26 +215,24 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
         def own_rows(rows: Any, own: Any, total: Any) -> Any:
             return element(tuple(field[:own] for field in rows), own, total)
 
-        steps = numbered.map(own_rows).apply(tf.data.experimental.assert_cardinality(number))
+        step_count = -(-order.deal.count // batch_size)
+        steps = numbered.map(own_rows).apply(tf.data.experimental.assert_cardinality(step_count))
         return shard_arrays.mark_share(steps.prefetch(2))
 
-    mine = sum(1 for _ in _iterate_own_steps(order, batch_size))
+    own_steps = _count_own_steps(order, batch_size)
     public = numbered.filter(has_rows).map(element)
-    public = public.apply(tf.data.experimental.assert_cardinality(mine)).prefetch(2)
+    public = public.apply(tf.data.experimental.assert_cardinality(own_steps)).prefetch(2)
     return public if alone else shard_arrays.mark_share(public)
 
 
-def _iterate_own_steps(order: Order, batch_size: int) -> Iterator[int]:
-    """The steps of an epoch in which this rank has rows."""
+def _count_own_steps(order: Order, batch_size: int) -> int:
+    """The number of steps of an epoch in which this rank has rows."""
     deal = order.deal
-    number = -(-deal.count // batch_size)
+    if order.rank >= deal.size:
+        return 0  # a server
+    starts, certain = range(0, deal.count, batch_size), 0
     if batch_size >= 3 * deal.size:
         # A rank's rows deviate by less than one row from its proportion, so only the last step can have none.
-        yield from range(number - 1 if order.rank < deal.size else 0)
-        begin = (number - 1) * batch_size
-        if deal.count_taken(deal.count)[order.rank] > deal.count_taken(begin)[order.rank]:
-            yield number - 1
-        return
-    for step, first in enumerate(range(0, deal.count, batch_size)):
-        if deal.count_taken(min(first + batch_size, deal.count))[order.rank] > deal.count_taken(first)[order.rank]:
-            yield step
+        starts, certain = starts[-1:], len(starts) - 1
+    taken = {deal.count_taken(rows)[order.rank] for rows in (*starts, deal.count)}
+    return certain + len(taken) - 1

@@ -16,9 +16,9 @@ import numpy as np
 
 from matex_tf.lazy import pa, tf
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import Ranks, ReaderError, make_dtype, register
+from matex_tf.readers.base.formats import Ranks, ReaderError, make_dtype, register, split_range
 from matex_tf.readers.base.unchanged import Unchanged
-from matex_tf.readers.base.unpacking import Unpacking
+from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP, Unpacking
 from matex_tf.readers.tables.columns import Column, Place
 from matex_tf.readers.typed.format import TypedTable
 from matex_tf.readers.typed.record_index import FRAME, HEAD, Index, Part, find_part, is_head
@@ -28,7 +28,6 @@ from matex_tf.sharding import slice_bounds
 _HEAD_BYTES = 1 << 16
 _BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 1 << 14
-_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 @register("TFRECORD")
@@ -59,27 +58,18 @@ class TfRecord(TypedTable):
         shape: Any = None,
         memory: int | None = None,
     ):
-        super().__init__()
-        self.files = files.find_files(path)
+        super().__init__(path, memory)
         self._unchanged = Unchanged(self.files)
         self._packed = [file for file in dict.fromkeys(self.files) if _find_packing(file)]
-        self._unpacking = Unpacking(self._packed, _open_packed, ".tfrecord")
+        self._unpacking: Unpacking = Unpacking(self._packed, _open_packed, ".tfrecord")
         self._opened: dict[int, _File] = {}
         self._types = _learn_types(self.files, dtype)
-        self._choose(self.files[0], [*self._types.items()], labels, columns, dtype, shape, memory)
+        first_surveys = [*["unpack"] * bool(self._packed), "index"]
+        self._choose(self.files[0], [*self._types.items()], labels, columns, dtype, shape, first_surveys)
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return is_head(head)
-
-    def list_turns(self) -> list[str]:
-        return ["unpack"] * bool(self._packed) + ["index"]
-
-    def settled(self) -> None:
-        self._unpacking.remove_files()
-
-    def _survey_unpack(self, ranks: Ranks) -> dict[Path, Path]:
-        return self._unpacking.survey(ranks)
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
         places = self._unpacking.settle(ranks, found)
@@ -92,13 +82,10 @@ class TfRecord(TypedTable):
         """The records that begin in this rank's range of all bytes."""
         sizes = [self._open_file(number).size for number in range(len(self.files))]
         start, stop = slice_bounds.deal_block(sum(sizes), ranks.rank, ranks.size)
-        found, before = [], 0
-        for number, size in enumerate(sizes):
-            first, last = max(start - before, 0), min(stop - before, size)
-            if first < last:
-                found.append(find_part(number, self._open_file(number).read_bytes, first, last, size))
-            before += size
-        return found
+        return [
+            find_part(number, self._open_file(number).read_bytes, first, last, sizes[number])
+            for number, first, last in split_range(sizes, start, stop)
+        ]
 
     def _settle_index(self, ranks: Ranks, found: Sequence[list[Part]]) -> None:
         def look(number: int) -> Part:
@@ -110,24 +97,20 @@ class TfRecord(TypedTable):
     def count(self, part: str) -> int:
         return self._index.count if part == "training" else 0
 
-    def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
-        return [slice_bounds.deal_block(self._index.count, rank, ranks.size) for rank in range(ranks.size)]
-
     def find_place(self, row: int) -> str:
         return self._index.find_place(row)
 
-    def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any, Place]]:
+    def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
         while start < stop:
             file = self._index.find_file(start)
             size = max(1, self._open_file(file).size // (self._index.find_stop(file) - self._index.starts[file]))
             end = min(stop, self._index.find_stop(file), start + max(1, min(_BATCH_BYTES // size, _BATCH_ROWS)))
             self._unchanged.check(self.files[file])
-            place = functools.partial(self._find_after, start)
-            yield start, self._parse_records(self._read_records(file, start, end), numbers, place), place
+            yield (
+                start,
+                self._parse_records(self._read_records(file, start, end), numbers, self.make_place_finder(start)),
+            )
             start = end
-
-    def _find_after(self, first: int, row: int) -> str:
-        return self.find_place(first + row)
 
     def _find_byte(self, row: int) -> int:
         number, file, at = self._index.find_near(row)
@@ -237,11 +220,10 @@ def _compute_eagerly() -> Iterator[None]:
 
 def _find_packing(path: Path) -> str:
     """Return "gzip", "zlib", or "" for uncompressed records. Raises ReaderError for other files."""
-    with open(path, "rb") as file:
-        head = file.read(HEAD)
+    head = files.read_head(path, HEAD)
     if not head or is_head(head):
         return ""
-    if head.startswith(b"\x1f\x8b"):
+    if head.startswith(GZIP):
         return "gzip"
     if head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0:
         return "zlib"
@@ -276,7 +258,7 @@ def _open_packed(path: Path) -> Iterator[Any]:
         else:
             with open(path, "rb") as plain:
                 yield _ZlibFile(plain) if packing else plain
-    except _DAMAGED as error:
+    except DAMAGED_GZIP as error:
         raise ReaderError(f"{path}: truncated or damaged: expected {packing} data, found: {error}") from None
 
 
