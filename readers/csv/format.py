@@ -62,6 +62,8 @@ class Csv(TableFormat):
     option that reads them.
     """
 
+    columns: Table
+
     def __init__(
         self,
         path: str | PathLike[str] | Sequence[Any],
@@ -91,24 +93,20 @@ class Csv(TableFormat):
             known = head if file is self.files[0] else b""
             names, start = headers.read_names(file, known, header, dialect)
             if not self._pieces:
-                self._table = Table(file, names, dialect)
-            headers.check_same(file, names, header, self.files[0], self._table.names)
+                self.columns = Table(file, names, dialect)
+            headers.check_same(file, names, header, self.files[0], self.columns.names)
             self._pieces.append(Piece(file, file, start))
-        self._table.choose_columns(labels, columns)
-        self.labelled = "labels" in self._table.columns
-        self._table.learn_types(*headers.sample_records(self._pieces, head, dialect), dtype)
-        self.columns = self._table
+        self.columns.choose_columns(labels, columns)
+        self.labelled = "labels" in self.columns.columns
+        self.columns.learn_types(*headers.sample_records(self._pieces, head, dialect), dtype)
         packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
         self._unpacking: Unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, dialect), ".csv")
-        self._set_surveys(["unpack"] * bool(packed) + ["records"] + ["texts"] * bool(self._table.texts))
+        self._set_surveys(["unpack"] * bool(packed) + ["records"] + ["texts"] * bool(self.columns.texts))
         self._parser: RangeParser | None = None
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return path.is_file() and path.name.lower().endswith(_ENDINGS)
-
-    def describe(self) -> str:
-        return self._table.describe_columns()
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
         places = self._unpacking.settle(ranks, found)
@@ -126,8 +124,8 @@ class Csv(TableFormat):
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
         parser = None
         if self.keep:
-            rows = Rows(self._table, self.missing, self._find_room(ranks))
-            parser = RangeParser(self._text, self._table, rows, start, stop)
+            rows = Rows(self.columns, self.missing, self._find_room(ranks))
+            parser = RangeParser(self._text, self.columns, rows, start, stop)
         on_block = parser.add_block if parser else None
         parts = [
             records.search_records(self._read_text, begin, end, self._marks, on_block=on_block)
@@ -177,7 +175,7 @@ class Csv(TableFormat):
 
         The first rank that has found such a value reports its line; the other ranks raise FailedElsewhere.
         """
-        table = self._table
+        table = self.columns
         wrong = table.find_number_among_texts(
             {number: number_like.add_counts(texts[number] for texts in found) for number in table.texts}
         )
@@ -208,7 +206,7 @@ class Csv(TableFormat):
         for first, last, begin, end in self._iterate_slices(start, stop):
             data = self._read_text(begin, end)
             find_line = functools.partial(self._text.find_line, begin)
-            table = self._table.parse_records(data, fields, self._records.newlines, find_line)
+            table = self.columns.parse_records(data, fields, self._records.newlines, find_line)
             if len(table) != last - first:
                 raise errors.make_count_error(find_line(), last - first, len(table))
             yield first, table

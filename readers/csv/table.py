@@ -61,10 +61,6 @@ class Table(Columns):
                 return number, min(number_like.find_numbers(counts[number]))
         return None
 
-    def describe_columns(self) -> str:
-        texts = [self.names[number] for number in self.texts]
-        return f"columns {self.names}, text in {texts}, {[str(kind) for kind in self.types.values()]}"
-
     def parse_records(self, data: bytes, fields: Sequence[str], newlines: bool, line: Callable[[], str]) -> Any:
         """Parse the records in `data` into a pyarrow table of the columns of `fields`, named by their numbers. Without
         fields, the columns of text.

@@ -37,24 +37,30 @@ class Columns:
         self, labels: Column | Sequence[Column] | None, columns: Column | Sequence[Column] | None
     ) -> None:
         """Set the columns of data and labels. Raises ReaderError for a missing column."""
-        several = labels if isinstance(labels, (list, tuple)) else None
-        wanted: Sequence[Any] = several if several is not None else [] if labels is None else [labels]
-        chosen = [self.find_column(column) for column in wanted]
+        has_several_labels = isinstance(labels, (list, tuple))
+        if labels is None:
+            labels = []
+        elif not isinstance(labels, (list, tuple)):
+            labels = [labels]
+        chosen = [self.find_column(column) for column in labels]
         if isinstance(columns, (str, int)):
             columns = [columns]
         if columns is not None and not isinstance(columns, (list, tuple, range)):
             raise TypeError(
                 f"DataSet: expected columns to be names or numbers; given {arguments.describe_value(columns)}"
             )
-        data = (
-            [number for number in range(len(self.names)) if number not in chosen]
-            if columns is None
-            else [self.find_column(column) for column in columns]
-        )
+        if columns is None:
+            columns = [number for number in range(len(self.names)) if number not in chosen]
+        data = [self.find_column(column) for column in columns]
         if not data:
             raise ReaderError(f"{self.path}: expected a column of data in addition to the labels, found none")
         self.columns = {"data": data, "labels": chosen} if chosen else {"data": data}
-        self.single = {"data": False, "labels": several is None}
+        self.single = {"data": False, "labels": not has_several_labels}
+
+    def describe_columns(self) -> str:
+        """Names and types of the columns, as text."""
+        texts = [self.names[number] for number in self.texts]
+        return f"columns {self.names}, text in {texts}, {[str(kind) for kind in self.types.values()]}"
 
     @property
     def used(self) -> list[int]:
@@ -72,17 +78,13 @@ class Columns:
             return self.names.index(str(column))
         raise ReaderError(
             f"{self.path}: expected a column {column!r}, found none{files.suggest_similar(column, self.names)}; the "
-            f"columns "
-            f"are {', '.join(self.names[:50])}{', ...' if len(self.names) > 50 else ''}"
+            f"columns are {', '.join(self.names[:50])}{', ...' if len(self.names) > 50 else ''}"
         )
 
     def list_dtypes(self, dtype: Any) -> dict[int, np.dtype]:
         """The dtypes from a mapping dtype=, by number of column."""
-        return (
-            {self.find_column(key): make_dtype(kind) for key, kind in dtype.items()}
-            if isinstance(dtype, Mapping)
-            else {}
-        )
+        by_column = dtype.items() if isinstance(dtype, Mapping) else ()
+        return {self.find_column(key): make_dtype(kind) for key, kind in by_column}
 
     def choose_types(self, found: Mapping[int, Any], dtype: Any) -> None:
         """Set `texts`, `types` and `dtypes` from the stored pyarrow types `found` and the option dtype=.
@@ -90,19 +92,19 @@ class Columns:
         Raises TypeError for a dtype that is not numeric.
         """
         by_column = self.list_dtypes(dtype)
-        common = None if dtype is None or isinstance(dtype, Mapping) else make_dtype(dtype)
-        self.texts = [
-            number
-            for number, kind in found.items()
-            if (by_column[number].kind == "U" if number in by_column else not is_number(kind))
-        ]
+        data_dtype = None if dtype is None or isinstance(dtype, Mapping) else make_dtype(dtype)
+        for number, kind in found.items():
+            is_text = by_column[number].kind == "U" if number in by_column else not is_number(kind)
+            self.texts += [number] * is_text
         self.requested_texts = {number for number in self.texts if number in by_column}
         for field, numbers in self.columns.items():
             field_dtypes = []
             for number in numbers:
                 stored = pa.int64() if number in self.texts else found[number]
-                usual = common if common is not None and field == "data" else self.find_usual_dtype(field, stored)
+                is_given = data_dtype is not None and field == "data"
+                usual: Any = data_dtype if is_given else self.find_usual_dtype(field, stored)
                 requested = by_column.get(number, usual)
+                # dtype={column: str} says that a column is text; its integers have the usual dtype.
                 kind = usual if number in self.texts and requested.kind == "U" else requested
                 if kind.kind not in "biuf":
                     raise TypeError(f"DataSet: dtype must be numeric, or str for one column; given {kind}")

@@ -67,6 +67,9 @@ class TableFormat(Format):
     def _set_surveys(self, names: Sequence[str]) -> None:
         self._survey_names, self.surveys = names, len(names)
 
+    def describe(self) -> str:
+        return self.columns.describe_columns()
+
     def survey(self, turn: int, ranks: Ranks) -> Any:
         return getattr(self, f"_survey_{self._survey_names[turn]}")(ranks)
 

@@ -83,10 +83,6 @@ class TypedTable(TableFormat):
         """A record batch that begins with the first row."""
         return next(self.read_batches(0, 1, numbers))[1]
 
-    def describe(self) -> str:
-        columns = self.columns
-        return f"columns {columns.names}, text in {columns.texts}, {[str(kind) for kind in columns.types.values()]}"
-
     # Lists: the number of values of each row.
 
     def _survey_widths(self, ranks: Ranks) -> dict[int, int]:
