@@ -96,11 +96,7 @@ class LoadedRows:
         """The positions of this rank's rows in the part; the first position if it has no rows."""
         deal, rank = self._deals[part], self._shard.rank
         count = deal.count_held(rank)
-        if not count:
-            return range(1)
-        if deal.distribution == "block":
-            return range(*slice_bounds.deal_block(deal.count, rank, deal.size))
-        return deal.list_positions(rank, 0, count)
+        return deal.list_positions(rank, 0, count) if count else range(1)
 
     def set_scale(self) -> Any:
         """Set and return the function that scales data. For "standard", each rank computes the moments of its rows.

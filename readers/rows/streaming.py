@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.lazy import tf
+from matex_tf.readers.base.formats import split_range
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import PIECE_BYTES, Source
 from matex_tf.sharding import shard_arrays, slice_bounds
@@ -25,11 +26,11 @@ _MIN_RUNS = 16
 
 
 class Order:
-    """The order in which one rank uses its rows in each epoch. Positions are rows of the part; with `in_memory`, they
-    are indices of the rank's array.
+    """The order in which one rank uses its rows in each epoch.
 
     Args:
         redeal: whether ranks get other rows in each epoch.
+        in_memory: positions are indices of the rank's array; otherwise they are row numbers of the part.
     """
 
     def __init__(self, deal: Deal, rank: int, shuffle: bool, seed: int, redeal: bool, in_memory: bool = False):
@@ -49,53 +50,46 @@ class Order:
         """Whether batches are shuffled instead of rows, in the same order on all ranks."""
         return self.shuffle and self.deal.distribution == "batch"
 
-    def iterate_pieces(self, length: int, epoch: int, together: int = 1) -> Iterator[Any]:
+    def iterate_pieces(self, length: int, epoch: int, chunk_rows: int = 1) -> Iterator[Any]:
         """This rank's rows in the order of an epoch, as ranges or arrays of up to `length` positions.
 
-        The ranges of a run of `together` rows, which form a chunk of the files, are interleaved with the ranges of a
-        few other runs only, so that each run is read once.
+        A chunk of the files has `chunk_rows` rows; reading one of them costs as much as reading all. So ranges of a
+        chunk are interleaved with the ranges of a few other chunks only.
         """
         if self.redeal:
-            yield from self._redeal(length, epoch, together)
+            yield from self._redeal(length, epoch, chunk_rows)
             return
         before = 0 if self.in_memory else slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
         random = self.make_generator(epoch) if self.shuffle else None
-        for first, last in _cut_pieces(self.deal.count_held(self.rank), before, length, together, random):
+        for first, last in _cut_pieces(self.deal.count_held(self.rank), before, length, chunk_rows, random):
             yield self.list_positions(first, last)
 
     def list_positions(self, start: int, stop: int) -> Any:
         """The positions of the rank's rows `start` to `stop`."""
-        if self.in_memory:
-            return range(start, stop)
-        if self.deal.distribution == "block":
-            first = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
-            return range(first + start, first + stop)
-        return self.deal.list_positions(self.rank, start, stop)
+        return range(start, stop) if self.in_memory else self.deal.list_positions(self.rank, start, stop)
 
-    def _redeal(self, length: int, epoch: int, together: int) -> Iterator[range]:
+    def _redeal(self, length: int, epoch: int, chunk_rows: int) -> Iterator[range]:
         """This rank's block of all rows, after a shuffle of ranges that is the same on every rank."""
-        first, last = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)
-        begin = 0
         random = np.random.default_rng([self.seed, epoch])
-        # `begin`: the position of a range in the shuffled order, in which this rank has rows `first` to `last`.
-        for start, stop in _cut_pieces(self.deal.count, 0, length, together, random):
-            low, high = max(begin, first), min(begin + stop - start, last)
-            if low < high:
-                yield range(start + low - begin, start + high - begin)
-            begin += stop - start
+        pieces = [*_cut_pieces(self.deal.count, 0, length, chunk_rows, random)]
+        # The rank's block, in the order of the shuffled pieces.
+        start, stop = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)
+        for index, first, last in split_range((last - first for first, last in pieces), start, stop):
+            begin = pieces[index][0]
+            yield range(begin + first, begin + last)
 
     def make_generator(self, epoch: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, epoch, self.rank])
 
 
 def _cut_pieces(
-    count: int, before: int, length: int, together: int, random: np.random.Generator | None
+    count: int, before: int, length: int, chunk_rows: int, random: np.random.Generator | None
 ) -> Iterator[tuple[int, int]]:
     """(first, last) of ranges of `count` rows, which begin at row `before` of the file, in the order drawn by `random`.
 
-    For `length` and `together` see `Order.iterate_pieces`. Without `random` the order is ascending.
+    For `length` and `chunk_rows` see `Order.iterate_pieces`. Without `random` the order is ascending.
     """
-    run = length if random is None else max(length, min(together, -(-count // _MIN_RUNS)))
+    run = length if random is None else max(length, min(chunk_rows, -(-count // _MIN_RUNS)))
     # Runs end at chunks of the files, if all chunks have the same length.
     cut = run - before % run if run > length else run
     starts = np.array([0, *range(cut, count, run)] if count else [], np.int64)
