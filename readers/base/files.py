@@ -119,6 +119,23 @@ def read_head(path: Path, count: int = 8) -> bytes:
         return file.read(count)
 
 
+def read_all(file: Any, count: int) -> bytes:
+    """The next `count` bytes of a file object whose `read` may return fewer; fewer only at its end."""
+    data = b""
+    while len(data) < count and (piece := file.read(count - len(data))):
+        data += piece
+    return data
+
+
+def read_at(descriptor: int, start: int, count: int) -> bytes:
+    """`count` bytes of an open file from offset `start`; fewer only at its end."""
+    pieces = []
+    while count > 0 and (piece := os.pread(descriptor, count, start)):
+        pieces.append(piece)
+        start, count = start + len(piece), count - len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
 def describe_head(head: bytes) -> str:
     """Describe a file by its first bytes, `head`."""
     shown = head[:8].hex(" ") or "nothing"

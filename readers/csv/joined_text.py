@@ -87,11 +87,8 @@ class _Recoded:
 
 def read_head(path: Path, length: int, dialect: Dialect) -> bytes:
     """The first `length` bytes of the text of a file, or all bytes if it has fewer."""
-    found = b""
     with open_text(path, dialect) as file:
-        while len(found) < length and (data := file.read(length - len(found))):
-            found += data
-    return found[:length]
+        return files.read_all(file, length)[:length]
 
 
 @dataclass(frozen=True)
@@ -142,18 +139,15 @@ class Text:
 
     def _read_piece(self, number: int, start: int, stop: int) -> bytes:
         """Read bytes `start` to `stop` of one file."""
-        found = []
         if not self._pieces[number].is_unpacked:
             self._unchanged.check(self._pieces[number].path)
-        while start < stop:
-            data = os.pread(self._open_file(number).fileno(), stop - start, start)
-            if not data:
-                raise ReaderError(
-                    f"{self._pieces[number].named}: truncated: expected {self._sizes[number]} bytes, found {start}"
-                )
-            found.append(data)
-            start += len(data)
-        return found[0] if len(found) == 1 else b"".join(found)
+        data = files.read_at(self._open_file(number).fileno(), start, stop - start)
+        if start + len(data) < stop:
+            raise ReaderError(
+                f"{self._pieces[number].named}: truncated: expected {self._sizes[number]} bytes, found "
+                f"{start + len(data)}"
+            )
+        return data
 
     def _open_file(self, number: int) -> BinaryIO:
         if number in self._open:

@@ -6,7 +6,7 @@ import gzip
 import os
 import shutil
 import tarfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,13 +92,7 @@ class Stored:
     def read_bytes(self, start: int, count: int) -> bytes:
         """Read `count` bytes from offset `start`. Raises ReaderError if the file ends earlier."""
         with self.open_file() as file:
-            data = b"".join(_iterate_pieces(file.fileno(), start, count))
+            data = files.read_at(file.fileno(), start, count)
         if len(data) < count:
             raise ReaderError(f"{self}: truncated: expected {start + count} bytes or more, found {start + len(data)}")
         return data
-
-
-def _iterate_pieces(handle: int, start: int, count: int) -> Iterable[bytes]:
-    while count and (piece := os.pread(handle, count, start)):
-        yield piece
-        start, count = start + len(piece), count - len(piece)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import os
 import zlib
@@ -63,9 +62,15 @@ class TfRecord(TypedTable):
         self._packed = [file for file in dict.fromkeys(self.files) if _find_packing(file)]
         self._unpacking: Unpacking = Unpacking(self._packed, _open_packed, ".tfrecord")
         self._opened: dict[int, _File] = {}
-        self._types = _learn_types(self.files, dtype)
+        self._kinds = _learn_kinds(self.files, dtype)
+        stored = {
+            "float_list": pa.large_list(pa.float32()),
+            "int64_list": pa.large_list(pa.int64()),
+            "bytes_list": pa.large_binary(),
+        }
+        types = [(name, stored[kind]) for name, kind in self._kinds.items()]
         first_surveys = [*["unpack"] * bool(self._packed), "index"]
-        self._choose(self.files[0], [*self._types.items()], labels, columns, dtype, shape, first_surveys)
+        self._choose(self.files[0], types, labels, columns, dtype, shape, first_surveys)
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
@@ -156,7 +161,7 @@ class TfRecord(TypedTable):
         columns = {}
         for number, name in names.items():
             values, splits = found[name]
-            if kinds[name] != "bytes":
+            if kinds[name] != "bytes_list":
                 columns[str(number)] = pa.LargeListArray.from_arrays(pa.array(splits), pa.array(values))
                 continue
             counts = np.diff(splits)
@@ -170,13 +175,6 @@ class TfRecord(TypedTable):
             columns[str(number)] = pa.array([next(one_each) if count else None for count in counts], pa.large_binary())
         return pa.RecordBatch.from_pydict(columns)
 
-    @functools.cached_property
-    def _kinds(self) -> Mapping[str, str]:
-        return {
-            name: "bytes" if kind == pa.large_binary() else "float" if kind.value_type == pa.float32() else "int64"
-            for name, kind in self._types.items()
-        }
-
 
 class _File:
     """A file of uncompressed records; readable even after its removal."""
@@ -186,7 +184,7 @@ class _File:
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read_bytes(self, start: int, stop: int) -> bytes:
-        return os.pread(self._file.fileno(), stop - start, start)
+        return files.read_at(self._file.fileno(), start, stop - start)
 
     def read_records(self, at: int, count: int) -> Any:
         """The data of `count` records from offset `at`, as a string tensor. TensorFlow checks the checksums."""
@@ -267,24 +265,17 @@ def _read_head(path: Path) -> list[bytes]:
     found: list[bytes] = []
     size = 0
     with _open_packed(path) as file:
-        while size < _HEAD_BYTES and (head := _read_all(file, HEAD)):
+        while size < _HEAD_BYTES and (head := files.read_all(file, HEAD)):
             length = int.from_bytes(head[:8], "little")
-            if not is_head(head) or len(data := _read_all(file, length + 4)) < length + 4:
+            if not is_head(head) or len(data := files.read_all(file, length + 4)) < length + 4:
                 break  # the index reports it
             found.append(data[:length])
             size += FRAME + length
     return found
 
 
-def _read_all(file: Any, count: int) -> bytes:
-    found = b""
-    while len(found) < count and (data := file.read(count - len(found))):
-        found += data
-    return found
-
-
-def _learn_types(paths: Sequence[Path], dtype: Any) -> dict[str, Any]:
-    """The pyarrow types of features, by name in alphabetical order."""
+def _learn_kinds(paths: Sequence[Path], dtype: Any) -> dict[str, str]:
+    """The kind of each feature, such as "float_list", by name in alphabetical order."""
     from google.protobuf.message import DecodeError
 
     records, path = [], paths[0]
@@ -314,20 +305,14 @@ def _learn_types(paths: Sequence[Path], dtype: Any) -> dict[str, Any]:
                     f"{path}, record {number}: expected {kinds[name]} in the feature {name!r}, as in records before, "
                     f"found {kind}"
                 )
-    types = {
-        "float_list": pa.large_list(pa.float32()),
-        "int64_list": pa.large_list(pa.int64()),
-        "bytes_list": pa.large_binary(),
-    }
-    found = {name: types[kind] for name, kind in kinds.items()}
     if isinstance(dtype, Mapping):
         for name, given in dtype.items():
-            if isinstance(name, str) and name not in found:
-                by_kind = {"f": "float_list", "U": "bytes_list"}
-                found[name] = types[by_kind.get(make_dtype(given).kind, "int64_list")]
-    if not found:
+            if isinstance(name, str) and name not in kinds:
+                by_dtype = {"f": "float_list", "U": "bytes_list"}
+                kinds[name] = by_dtype.get(make_dtype(given).kind, "int64_list")
+    if not kinds:
         raise ReaderError(f"{path}: expected a record with features, found none")
-    return dict(sorted(found.items()))
+    return dict(sorted(kinds.items()))
 
 
 def _parse_examples(records: Any, kinds: Mapping[str, str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -335,7 +320,7 @@ def _parse_examples(records: Any, kinds: Mapping[str, str]) -> dict[str, tuple[n
 
     Raises ValueError for a record that is not an Example, or has values of another kind.
     """
-    dtypes = {"bytes": tf.string, "float": tf.float32, "int64": tf.int64}
+    dtypes = {"bytes_list": tf.string, "float_list": tf.float32, "int64_list": tf.int64}
     wanted = {name: tf.io.RaggedFeature(dtypes[kind], row_splits_dtype=tf.int64) for name, kind in kinds.items()}
     with _compute_eagerly():
         try:
