@@ -137,12 +137,15 @@ def wrap_os_open(original: Any) -> Any:
 
         text = _find_text(path) if dir_fd is None else None
         place = None if text is None else overlay.get_own_view().known.find_place(text)
-        # For files that this rank has not created yet, both layers are searched.
-        if place is not None and not (writes and (flags & os.O_EXCL or place == text)):
+        is_on_disk = place == text
+        # To write a file that this rank has not written yet, both layers are searched.
+        must_search = writes and (flags & os.O_EXCL or is_on_disk)
+        if place is not None and not must_search:
             try:
                 descriptor = _open_plainly(place, flags | os.O_NOFOLLOW, mode)
             except OSError as error:
-                if error.errno != errno.ELOOP and place == text and _is_cache_valid():
+                is_link = error.errno == errno.ELOOP  # its target may have another location
+                if is_on_disk and not is_link and _is_cache_valid():
                     raise
             else:
                 if _is_cache_valid() or not _close_file(descriptor):
@@ -216,10 +219,12 @@ def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
     try:
         state = _lstat(place)
     except OSError:
-        if place is text and _is_cache_valid():
+        is_on_disk = place is text
+        if is_on_disk and _is_cache_valid():
             raise
         return None
-    return state if _is_cache_valid() and (of_link or not stat.S_ISLNK(state.st_mode)) else None
+    must_follow = stat.S_ISLNK(state.st_mode) and not of_link
+    return None if must_follow or not _is_cache_valid() else state
 
 
 # Folders

@@ -33,6 +33,13 @@ _NO_NAME = "(no name)"
 class Stack(Format):
     """Samples along one dimension of the variables `data` and `labels`. Several variables become the last axis,
     channels.
+
+    wanted: the names of the variables of each field.
+    _single: whether a field is one variable, so that its rows have no axis of channels.
+    _lengths: the number of samples of each file.
+    _dimensions, _shapes, _dtypes, _chunks: of the samples of each field, as in its first file and variable.
+    _arrangements: by field, file and variable: how its samples come into the order of the first ones.
+    _texts: the names of the text variables, in order of appearance.
     """
 
     kind = "file"
