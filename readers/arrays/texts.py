@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class TextVariable(Variable):
         return found
 
 
-def agree_on_texts(path: Path, name: str, found: Sequence[collections.Counter[str]], is_requested: bool) -> list[str]:
+def agree_on_texts(path: Path, name: str, found: Sequence[Mapping[str, int]], is_requested: bool) -> list[str]:
     """The sorted texts of a variable, from the counts of all ranks. Raises ReaderError if most texts are numbers and
     the user has not requested texts.
 

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,17 @@ from matex_tf.sharding import slice_bounds
 
 _SLICE_BYTES = 1 << 20
 _ENDINGS = tuple(name + packed for name in (".csv", ".tsv") for packed in ("", ".gz", ".bz2", ".xz", ".zip"))
+
+
+class _Survey(NamedTuple):
+    """What a rank has found in its range of bytes: the ends of records, and the number of rows that it keeps.
+
+    row_count: None if memory does not allow to keep them. has_failed: whether a record could not be parsed.
+    """
+
+    parts: list[records.Part]
+    row_count: int | None
+    has_failed: bool
 
 
 @register("CSV")
@@ -114,10 +125,7 @@ class Csv(TableFormat):
 
     # Records: each rank finds the ends of records in its range of bytes, and keeps the rows that it parses on the way.
 
-    def _survey_records(self, ranks: Ranks) -> tuple[list[records.Part], int | None, bool]:
-        """Find the ends of records in this rank's range. Returns them, the number of rows kept, and whether parsing
-        failed.
-        """
+    def _survey_records(self, ranks: Ranks) -> _Survey:
         self._text = Text(self._pieces)
         start, stop = slice_bounds.deal_block(self._text.size, ranks.rank, ranks.size)
         if self._marks.comment is not None:
@@ -135,15 +143,15 @@ class Csv(TableFormat):
             parser.finish_range()
         self._parser = parser
         if parser is None or parser.is_too_large:
-            return parts, None, False
-        return parts, parser.rows.count, parser.error is not None
+            return _Survey(parts, row_count=None, has_failed=False)
+        return _Survey(parts, parser.rows.count, has_failed=parser.error is not None)
 
     def _read_text(self, start: int, stop: int) -> bytes:
         agreement.stop_if_others_failed()
         return self._text.read_bytes(start, stop)
 
-    def _settle_records(self, ranks: Ranks, found: Sequence[tuple[list[records.Part], int | None, bool]]) -> None:
-        text, parts = self._text, [part for rank_parts, _, _ in found for part in rank_parts]
+    def _settle_records(self, ranks: Ranks, found: Sequence[_Survey]) -> None:
+        text, parts = self._text, [part for of_rank in found for part in of_rank.parts]
         self._records = records.join_parts(
             parts, 0, text.size, lambda begin, end: self._marks.remove_comments(text.read_bytes(begin, end)), text.ends
         )
@@ -152,22 +160,21 @@ class Csv(TableFormat):
                 f"{text.find_file(self._records.open - 1)}: expected every quote to be closed, found one open at the "
                 "end of the file. If quotes are ordinary characters, pass quote=None"
             )
-        counts = [count for _, count, _ in found if count is not None]
-        if len(counts) < len(found) or self._parser is None:
-            self._parser = None  # a rank has not kept its rows, so no rank does
-            return
-        failed = any(failed for _, _, failed in found)
-        if self._records.cut or (not failed and sum(counts) != self._records.count):
+        parser, self._parser = self._parser, None
+        counts = [of_rank.row_count for of_rank in found if of_rank.row_count is not None]
+        if parser is None or len(counts) < len(found):
+            return  # a rank has not kept its rows, so no rank does
+        is_count_wrong = sum(counts) != self._records.count and not any(of_rank.has_failed for of_rank in found)
+        if self._records.cut or is_count_wrong:
             # A range begins within quotes, so the rows parsed from it are wrong. The positions of records are known
             # now: parse this rank's rows again.
             shares = self.list_parts(ranks)
             counts = [stop - start for start, stop in shares]
             self._rows = self._take_rows(*shares[ranks.rank])
-        elif self._parser.error is not None:
-            raise self._parser.error
+        elif parser.error is not None:
+            raise parser.error
         else:
-            self._rows = self._parser.rows
-        self._parser = None
+            self._rows = parser.rows
         self.held = Held(counts, self._rows.buffers)
 
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:

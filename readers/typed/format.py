@@ -6,7 +6,6 @@ allows to keep rows, "rows" reads each rank's rows once, and "texts" collects th
 
 from __future__ import annotations
 
-import collections
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -155,10 +154,9 @@ class TypedTable(TableFormat):
 
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         for number in self.columns.texts:
-            counts = [collections.Counter(of_rank[number]) for of_rank in found]
-            agree_on_texts(
-                self.columns.path, self.columns.names[number], counts, number in self.columns.requested_texts
-            )
+            counts = [of_rank[number] for of_rank in found]
+            is_requested = number in self.columns.requested_texts
+            agree_on_texts(self.columns.path, self.columns.names[number], counts, is_requested)
 
     # Values.
 
