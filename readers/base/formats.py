@@ -37,7 +37,10 @@ def make_dtype(kind: Any) -> np.dtype:
 
 def check_categories(path: Path, what: str, count: int, dtype: np.dtype) -> None:
     """Raises ReaderError if `dtype` cannot represent 0 to `count` - 1, the integers of `count` different texts."""
-    most = np.iinfo(dtype).max if dtype.kind in "iu" else 1 if dtype.kind == "b" else 2 ** np.finfo(dtype).nmant
+    if dtype.kind == "b":
+        most = 1
+    else:  # floats represent all integers up to 2 to the number of bits of their mantissa
+        most = np.iinfo(dtype).max if dtype.kind in "iu" else 2 ** np.finfo(dtype).nmant
     if count - 1 > most:
         raise ReaderError(
             f"{path}: expected at most {most + 1} different texts in {what}, the integers of its dtype {dtype}; found "

@@ -86,9 +86,9 @@ def check_share(name: str, rank: Any, size: Any) -> None:
 
 def check_alone(parallel: Any, reshuffle: str | None, size: int) -> None:
     """Raises ValueError if an option needs the other ranks although the script has given rank= and size=."""
-    option = "parallel=True" if parallel else 'reshuffle="epoch"' if reshuffle and size > 1 else None
-    if option:
-        raise ValueError(f"DataSet: {option} needs the other ranks; it cannot be combined with rank= and size=")
+    for option, is_used in (("parallel=True", parallel), ('reshuffle="epoch"', reshuffle and size > 1)):
+        if is_used:
+            raise ValueError(f"DataSet: {option} needs the other ranks; it cannot be combined with rank= and size=")
 
 
 def check_arguments(normalize: Any, window: Any, horizon: Any, reshuffle: Any, distribution: Any, seed: Any) -> None:
