@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 from typing import Any
 
 
@@ -13,7 +13,8 @@ class _LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
+        __import__(self._name)  # costs little for an imported module, unlike importlib.import_module
+        return getattr(sys.modules[self._name], attribute)
 
 
 tf: Any = _LazyModule("tensorflow")

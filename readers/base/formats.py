@@ -37,10 +37,12 @@ def make_dtype(kind: Any) -> np.dtype:
 
 def check_categories(path: Path, what: str, count: int, dtype: np.dtype) -> None:
     """Raises ReaderError if `dtype` cannot represent 0 to `count` - 1, the integers of `count` different texts."""
-    if dtype.kind == "b":
+    if dtype.kind in "iu":
+        most = np.iinfo(dtype).max
+    elif dtype.kind == "b":
         most = 1
-    else:  # floats represent all integers up to 2 to the number of bits of their mantissa
-        most = np.iinfo(dtype).max if dtype.kind in "iu" else 2 ** np.finfo(dtype).nmant
+    else:
+        most = 2 ** np.finfo(dtype).nmant  # the bits of the mantissa
     if count - 1 > most:
         raise ReaderError(
             f"{path}: expected at most {most + 1} different texts in {what}, the integers of its dtype {dtype}; found "
