@@ -62,7 +62,7 @@ class TypedTable(TableFormat):
             kind, is_list = values.find_value_type(stored[number])
             if values.is_bytes(kind) and not is_list and number in dtypes and dtypes[number].kind in "biuf":
                 self._bytes[number] = dtypes[number]
-                kind, is_list = values.make_type(dtypes[number]), True
+                kind, is_list = pa.from_numpy_dtype(dtypes[number]), True
             values.check_type(path, self.columns.names[number], stored[number], kind, dtypes.get(number))
             found[number] = kind
             if is_list:
@@ -90,9 +90,11 @@ class TypedTable(TableFormat):
         """
         if not self.count("training"):
             return {}
-        batches: Iterable[Any] = (self.read_first(self._lists).slice(0, 1) for _ in range(ranks.rank == 0))
+        batches: Iterable[Any] = []
         if self.missing != "error":
             batches = (batch for _, batch in self.read_batches(*self.list_parts(ranks)[ranks.rank], self._lists))
+        elif ranks.rank == 0:
+            batches = [self.read_first(self._lists).slice(0, 1)]
         widths = dict.fromkeys(self._lists, 0)
         for batch in batches:
             for number in self._lists:

@@ -35,10 +35,6 @@ def is_bytes(kind: Any) -> bool:
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
 
 
-def make_type(dtype: np.dtype) -> Any:
-    return pa.from_numpy_dtype(dtype)
-
-
 def find_plain_type(kind: Any) -> Any:
     """The numeric type of values in another representation: decimals as floats, times as integers."""
     if pa.types.is_decimal(kind) or pa.types.is_null(kind):
@@ -60,8 +56,8 @@ def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | 
         )
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
     is_text = types.is_string(kind) or types.is_large_string(kind) or is_bytes(kind)
-    # Lists of bytes cannot be numbers.
-    is_text = is_text and not (is_bytes(kind) and kind != stored and given is not None and given.kind != "U")
+    if is_bytes(kind) and kind != stored and given is not None and given.kind != "U":
+        is_text = False  # lists of bytes, which cannot be numbers
     if not (is_number or is_text or types.is_temporal(kind) or types.is_null(kind)):
         raise ReaderError(
             f"{path}: expected numbers or texts in column {name!r}, or lists of numbers, found {stored}; write its "
