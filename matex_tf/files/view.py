@@ -78,9 +78,7 @@ class View(Layers):
         return self.locate_upper(key) if os.path.lexists(key) and not self._may_use_new(key) else key
 
     def _may_use_new(self, key: str) -> bool:
-        """Whether this rank may see `key`, which rank 0 has just created: a script that knows its rank may wait for
-        it.
-        """
+        """Whether this rank may see `key`, which rank 0 has just created: a script that uses ranks may wait for it."""
         return world.script_knows_ranks and not self.is_hidden(key)
 
     def locate_for_child(self, key: str) -> str:

@@ -74,9 +74,7 @@ def find_file(owner: Path, name: str, variable: str) -> Path | None:
 
 
 def _find_external(owner: Path, name: str) -> Path | None:
-    """The external file `name` of a dataset in the file `owner`. HDF5 searches one folder only for
-    it. None if missing.
-    """
+    """The external file `name` of a dataset in the file `owner`, in the one folder that HDF5 searches; or None."""
     prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(os.path.abspath(owner)).parent))
     place = Path(prefix) / name
     return place if place.exists() else None
