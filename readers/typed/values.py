@@ -13,7 +13,7 @@ from matex_tf.readers.base.formats import ReaderError
 
 
 class Unfit(Exception):
-    """The value at `index` cannot be converted to the type of its column. The text has the expected and found values."""
+    """The value at `index` cannot be converted to the type of its column. The text says what was expected and found."""
 
     def __init__(self, index: int, text: str):
         super().__init__(text)
