@@ -97,12 +97,11 @@ class DataSet:
             self._name, format, path, options, missing, cut, ranks, self.size, self._together
         )
         # distribution="batch" is for training; the rows of other parts are divided in blocks.
-        by_part = dict.fromkeys(PARTS, ("block" if distribution == "batch" else distribution, None))
-        by_part["training"] = (distribution, batch_size)
-        self._deals = {
-            part: Deal(self._source.count_samples(part), self.size, *by_part[part], servers=here.servers)
-            for part in PARTS
-        }
+        for_training, for_others = (distribution, batch_size), ("block" if batch_size else distribution, None)
+        self._deals: dict[str, Deal] = {}
+        for part in PARTS:
+            how = for_training if part == "training" else for_others
+            self._deals[part] = Deal(self._source.count_samples(part), self.size, *how, servers=here.servers)
         shard = loaded_rows.Shard(self.rank, self.size, self._alone)
         self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._together)
         self._cursors = {part: batches.BatchCursor(deal, self.rank) for part, deal in self._deals.items()}
