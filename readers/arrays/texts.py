@@ -13,7 +13,6 @@ from matex_tf.readers.arrays.dimensions import Dimension
 from matex_tf.readers.arrays.variable import Variable
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import number_like
-from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
 _MOST_TEXTS = 1 << 16
 _SLAB_BYTES = 1 << 20
@@ -74,17 +73,7 @@ class TextVariable(Variable):
             piece[...] = np.searchsorted(known, texts) if len(known) else 0
             absent = texts == ""
             if absent.any():
-                self._put_missing(piece, absent, begin)
-
-    def _put_missing(self, piece: np.ndarray, absent: np.ndarray, begin: int) -> None:
-        how = self._owner.missing
-        if how == "error":
-            row, *index = (int(number) for number in np.argwhere(absent)[0])
-            place = [begin + row, *self.find_stored(index)]
-            raise make_missing_error(f"{self._path}, {self.name!r}{place}", "a text")
-        if how != "nan":
-            check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
-        piece[absent] = np.nan if how == "nan" else how
+                self.put_missing(piece, absent, begin, "a text")
 
     def _fetch(self, begin: int, end: int) -> np.ndarray:
         found: np.ndarray = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))

@@ -82,19 +82,23 @@ class Variable(ABC):
         """Write samples of the library, from sample `begin` on, into `piece`. Masked values are missing."""
         slab = self.order_samples(slab)
         self.put_values(piece, np.ma.filled(slab, 0), f"{self._path}, {self.name!r}", begin)
-        if np.ma.is_masked(slab):
-            self._put_missing(piece, np.ma.getmaskarray(slab), begin)
-
-    def _put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int) -> None:
+        if not np.ma.is_masked(slab):
+            return
         if piece.dtype.kind in "fc":
-            piece[mask] = np.nan
-        elif mask.any():
-            how = self._owner.missing
-            if how == "error":
-                row, *index = (int(number) for number in np.argwhere(mask)[0])
-                raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *self.find_stored(index)]}")
+            piece[np.ma.getmaskarray(slab)] = np.nan  # which `rows.missing` replaces
+        else:
+            self.put_missing(piece, np.ma.getmaskarray(slab), begin, "a number")
+
+    def put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int, expected: str) -> None:
+        """Set the masked values of samples from sample `begin` on as the option missing= says."""
+        how = self._owner.missing
+        if how == "error":
+            row, *index = (int(number) for number in np.argwhere(mask)[0])
+            raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *self.find_stored(index)]}", expected)
+        is_nan = how == "nan" and piece.dtype.kind in "fc"
+        if not is_nan:
             check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
-            piece[mask] = how
+        piece[mask] = np.nan if is_nan else how
 
     def put_values(self, piece: np.ndarray, values: np.ndarray, where: str, begin: int) -> None:
         """Write `values`, arranged samples from sample `begin` on, into `piece`. Raises ReaderError if a value
