@@ -138,9 +138,10 @@ def _find_loadable(path: Any) -> Any:
         return place if place != key and os.path.isfile(place) else path
 
 
-HOOKS.replace(
-    "importlib._bootstrap_external", "FileLoader.__init__ ExtensionFileLoader.__init__", _IF_HOOK_MISSING, takes="path"
-)(functions.wrap_argument("path", _find_loadable))
+_LOADERS = "FileLoader.__init__ ExtensionFileLoader.__init__"
+HOOKS.replace("importlib._bootstrap_external", _LOADERS, _IF_HOOK_MISSING)(
+    functions.wrap_argument("path", _find_loadable)
+)
 HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)(functions.wrap_argument("path", _find_loadable))
 
 

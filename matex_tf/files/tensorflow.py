@@ -183,7 +183,7 @@ def _find_list(names: Any) -> Any:
 
 
 def _replace_argument(module: str, name: str, argument: str, find: Callable[[Any], Any], **options: Any) -> None:
-    HOOKS.replace(module, name, _IF_HOOK_MISSING, takes=argument, **options)(wrap_argument(argument, find))
+    HOOKS.replace(module, name, _IF_HOOK_MISSING, **options)(wrap_argument(argument, find))
 
 
 _OF_EVENTS, _OF_PROFILER = (

@@ -38,11 +38,8 @@ class Columns:
     ) -> None:
         """Set the columns of data and labels. Raises ReaderError for a missing column."""
         has_several_labels = isinstance(labels, (list, tuple))
-        if labels is None:
-            labels = []
-        elif not isinstance(labels, (list, tuple)):
-            labels = [labels]
-        chosen = [self.find_column(column) for column in labels]
+        wanted: Any = labels if has_several_labels else [] if labels is None else [labels]
+        chosen = [self.find_column(column) for column in wanted]
         if isinstance(columns, (str, int)):
             columns = [columns]
         if columns is not None and not isinstance(columns, (list, tuple, range)):
