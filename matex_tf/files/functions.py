@@ -74,7 +74,7 @@ def find_real_path(path: Any, mode: str | None, creates_others: bool = False) ->
 
 
 def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
-    """For Python functions whose argument `name` is replaced by `convert(argument)`. The hook fails if there is none."""
+    """For Python functions: replaces their argument `name` by `convert(argument)`. The hook fails if there is none."""
 
     def make(original: Any) -> Any:
         index = list(inspect.signature(original).parameters).index(name)
