@@ -8,6 +8,7 @@ lines: a line may begin within quotes, but not within a comment.
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -106,11 +107,15 @@ class _Block:
 
     def __init__(self, begin: int, data: bytes, marks: Marks):
         self.begin, self.data = begin, data
-        values = np.frombuffer(data, np.uint8)
-        self.newlines = np.flatnonzero(values == _NEWLINE)
+        self.values = np.frombuffer(data, np.uint8)
+        self.newlines = np.flatnonzero(self.values == _NEWLINE)
         has_quotes = marks.quote is not None and marks.quote in data
-        self.quotes = np.flatnonzero(values == marks.quote) if has_quotes else np.empty(0, np.int64)
-        self.quotes_before = np.searchsorted(self.quotes, self.newlines)  # the number of quotes before each newline
+        self.quotes = np.flatnonzero(self.values == marks.quote) if has_quotes else np.empty(0, np.int64)
+
+    @functools.cached_property
+    def quotes_before(self) -> np.ndarray:
+        """The number of quotes before each newline."""
+        return np.searchsorted(self.quotes, self.newlines)
 
 
 class _Search:
@@ -132,10 +137,12 @@ class _Search:
         ends = newlines + block.begin
         starts = np.concatenate([[self._line], ends + 1])
         self._line = int(starts[-1])
-        is_record = ~np.isin(newlines, comment_ends)
-        for index in np.flatnonzero(ends - starts[:-1] <= 1).tolist():
-            is_record[index] &= not self._is_empty(block, int(starts[index]), int(ends[index]))
-        record_ends = ends[is_record] + 1
+        record_ends = ends + 1
+        short = np.flatnonzero(ends - starts[:-1] <= 1)
+        if len(short) or comment_ends:
+            is_record = ~np.isin(newlines, comment_ends)
+            is_record[short] &= ~self._are_empty(block, starts[short], ends[short])
+            record_ends = record_ends[is_record]
         # Store the records whose number, counted from 1, is a multiple of the stride.
         first = self._stride - found.count % self._stride - 1
         found.places += record_ends[first :: self._stride].tolist()
@@ -149,26 +156,29 @@ class _Search:
 
         Then `found.within` says whether the block ends within quotes.
         """
-        found, quotes, quotes_before = self.found, block.quotes, block.quotes_before
+        found, quotes = self.found, block.quotes
         comments = self._marks.find_comments(block.data, found.within)
-        if len(quotes) and comments:
-            # Quotes in comments do not count. The comment that begins last before each quote:
-            first, after = np.array(comments).T
-            number = np.searchsorted(first, quotes, side="right") - 1
-            quotes = quotes[(number < 0) | (quotes >= after[number])]
-            quotes_before = np.searchsorted(quotes, block.newlines)
-        # An index is outside of quotes if the number of quotes before it is even.
-        newlines = block.newlines[((quotes_before + found.within) & 1) == 0]
-        found.within ^= bool(len(quotes) & 1)
+        if not len(quotes):
+            newlines = block.newlines[:0] if found.within else block.newlines
+        else:
+            quotes_before = block.quotes_before
+            if comments:
+                # Quotes in comments do not count. The comment that begins last before each quote:
+                first, after = np.array(comments).T
+                number = np.searchsorted(first, quotes, side="right") - 1
+                quotes = quotes[(number < 0) | (quotes >= after[number])]
+                quotes_before = np.searchsorted(quotes, block.newlines)
+            # An index is outside of quotes if the number of quotes before it is even.
+            newlines = block.newlines[((quotes_before + found.within) & 1) == 0]
+            found.within ^= bool(len(quotes) & 1)
         return newlines, [after for first, after in comments if self._marks.is_bare(block.data, first)]
 
-    def _is_empty(self, block: _Block, start: int, end: int) -> bool:
-        """Whether the line from offset `start` to the newline at `end` is empty, or only a carriage return."""
-        if start == end:
-            return True
-        is_in_block = start >= block.begin
-        byte = block.data[start - block.begin] if is_in_block else self._read(start, start + 1)[0]
-        return byte == _RETURN
+    def _are_empty(self, block: _Block, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Whether lines of up to one byte, from offsets `starts` to `ends`, are empty, or only a carriage return."""
+        first_bytes = block.values[np.maximum(starts - block.begin, 0)]
+        if len(starts) and starts[0] < block.begin:
+            first_bytes[0] = self._read(int(starts[0]), int(starts[0]) + 1)[0]
+        return np.asarray((starts == ends) | (first_bytes == _RETURN))
 
 
 def skip_records(read: Read, start: int, stop: int, count: int, marks: Marks) -> int:
