@@ -1,17 +1,26 @@
-"""`tf`, which imports TensorFlow at its first use, for modules that are imported before the script imports it."""
+"""Packages that are imported when an attribute is first read: they are optional, or take seconds to import."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
-class _TensorFlow:
-    """Reads attributes of TensorFlow."""
+class _LazyModule:
+    """Reads attributes of the module `name`, which it imports for that. Raises ImportError if it is not installed."""
 
-    def __getattr__(self, name: str) -> Any:
-        import tensorflow
+    def __init__(self, name: str):
+        self._name = name
 
-        return getattr(tensorflow, name)
+    def __getattr__(self, attribute: str) -> Any:
+        __import__(self._name)  # costs little for an imported module, unlike importlib.import_module
+        return getattr(sys.modules[self._name], attribute)
 
 
-tf: Any = _TensorFlow()
+tf: Any = _LazyModule("tensorflow")
+pa: Any = _LazyModule("pyarrow")
+pc: Any = _LazyModule("pyarrow.compute")
+arrow_csv: Any = _LazyModule("pyarrow.csv")
+h5py: Any = _LazyModule("h5py")
+netCDF4: Any = _LazyModule("netCDF4")
+zarr: Any = _LazyModule("zarr")

@@ -15,11 +15,11 @@ import numpy as np
 from matex_tf import arguments
 from matex_tf.readers.base.agreement import Together
 from matex_tf.readers.base.formats import FIELDS, PARTS, Ranks
-from matex_tf.readers.rows import batches, loaded_rows, opening, scaling
+from matex_tf.readers.rows import batches, loaded_rows, opening, scaling, streaming
 from matex_tf.readers.rows import missing as missing_values
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
-from matex_tf.sharding import shard_arrays, slice_bounds
+from matex_tf.sharding import exchange, shard_arrays, slice_bounds
 from matex_tf.world import world
 
 Batch = tuple[np.ndarray, "np.ndarray | None"]
@@ -78,10 +78,9 @@ class DataSet:
         self.rank = here.rank if rank is None else rank
         self.size = here.size if size is None else size
         opening.check_share(self._name, self.rank, self.size)
-        # Not a method of this class: a bound method that others keep would keep this object and its open file.
-        self._run_together = Together(self._alone)
+        self._together = Together(self._alone)
 
-        def check_all() -> str:
+        def check_arguments() -> str:
             missing_values.check_missing(missing)
             opening.check_arguments(normalize, window, horizon, reshuffle, distribution, seed)
             Deal(1, self.size, distribution, batch_size)  # raises for invalid arguments
@@ -89,22 +88,22 @@ class DataSet:
                 opening.check_alone(options.get("parallel"), reshuffle, self.size)
             return f"{normalize=}, {missing=}, {distribution=}, {batch_size=}, {reshuffle=}, {seed=}"
 
-        self._run_together(check_all, self._name, describe=str, difference="have different arguments")
+        self._together(check_arguments, self._name, describe=str, difference="have different arguments")
         self._normalize = normalize
-        self._reshuffle = seed if reshuffle and self.size > 1 else None
+        self._reshuffle_seed = seed if reshuffle and self.size > 1 else None
         ranks = Ranks() if self._alone else Ranks(here.rank, here.size, here.hosts or [here.host])
         cut = opening.Cut((validation_fraction, test_fraction, split), window, horizon)
         self._source: Source = opening.open_source(
-            self._name, format, path, options, missing, cut, ranks, self.size, self._run_together
+            self._name, format, path, options, missing, cut, ranks, self.size, self._together
         )
+        # distribution="batch" is for training; the rows of other parts are divided in blocks.
+        for_training, for_others = (distribution, batch_size), ("block" if batch_size else distribution, None)
         self._deals: dict[str, Deal] = {}
         for part in PARTS:
-            # distribution="batch" is for training; the rows of other parts are divided in blocks.
-            by_block = distribution == "batch" and part != "training"
-            how = ("block", None) if by_block else (distribution, batch_size)
-            self._deals[part] = Deal(self._source.count_samples(part), self.size, *how, here.servers)
+            how = for_training if part == "training" else for_others
+            self._deals[part] = Deal(self._source.count_samples(part), self.size, *how, servers=here.servers)
         shard = loaded_rows.Shard(self.rank, self.size, self._alone)
-        self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._run_together)
+        self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._together)
         self._cursors = {part: batches.BatchCursor(deal, self.rank) for part, deal in self._deals.items()}
 
     @property
@@ -202,7 +201,6 @@ class DataSet:
         Returns:
             A `tf.data.Dataset` of (data, labels).
         """
-        from matex_tf.readers.rows import streaming
 
         def choose_batch_size() -> int:
             self._require_part(part)
@@ -212,33 +210,26 @@ class DataSet:
             rows = batch_size if batch_size is not None else self._deals[part].batch_size or 32
             return batches.check_rows("as_dataset", self._deals[part], rows)
 
-        batch_size = self._run_together(
+        batch_size = self._together(
             choose_batch_size,
             f"as_dataset of {self._name}",
             describe=lambda rows: f"batch_size={rows}, {part=}, {shuffle=}, {seed=}",
             difference="have different arguments",
         )
         deal = self._deals[part]
+        doing = f"streaming from {self._name}"
         if seed is None:
-            seeds: list[int] = []
-            self._run_together(
-                lambda: int(np.random.SeedSequence().generate_state(1)[0]),
-                f"streaming from {self._name}",
-                results=seeds,
-            )
+            seeds = self._together.gather(lambda: int(np.random.SeedSequence().generate_state(1)[0]), doing)
             seed = seeds[0]  # all ranks use the seed of rank 0
-        redeal = self._reshuffle is not None and part == "training"
+        redeal = self._reshuffle_seed is not None and part == "training"
         order = streaming.Order(
             deal, self.rank, shuffle, seed, redeal, in_memory=self._rows.were_read_in_opening and not redeal
         )
         if order.in_memory:
             source = streaming.Memory([self._rows.get_rows(part, field) for field in self._list_fields()])
             return streaming.make_stream(source, part, order, batch_size, source.row_bytes, alone=self._alone)
-        row_bytes: list[int] = []
-        self._run_together(
-            lambda: sum(self._source.count_row_bytes(part, field) for field in self._list_fields()),
-            f"streaming from {self._name}",
-            results=row_bytes,
+        row_bytes = self._together.gather(
+            lambda: sum(self._source.count_row_bytes(part, field) for field in self._list_fields()), doing
         )
         self._rows.set_scale()
         return streaming.make_stream(self._source, part, order, batch_size, max(row_bytes), alone=self._alone)
@@ -249,20 +240,18 @@ class DataSet:
         deal, cursor = self._deals[part], self._cursors[part]
         n = batches.check_rows(name, deal, n)
         arrays = [self._rows.get_rows(part, field) for field in self._list_fields()]
-        if part == "training" and self._reshuffle is not None:
-            cursor.exchange_rows(arrays, self._reshuffle)
-        mine, _ = cursor.take_next(n)
+        if part == "training" and self._reshuffle_seed is not None:
+            cursor.exchange_rows(arrays, self._reshuffle_seed)
+        mine = cursor.take_next(n)
         if not self._alone and world.is_active():
-            from matex_tf.sharding import exchange
-
-            whole = exchange.join_rows([array[mine] for array in arrays], f"the rows of {name} of {self._name}")
-            return whole[0], whole[1] if len(whole) > 1 else None
-        own = mine if mine.stop > mine.start else slice(0, 1)
-        batch = [shard_arrays.as_shard(array[own]) for array in arrays]
+            batch = exchange.join_rows([array[mine] for array in arrays], f"the rows of {name} of {self._name}")
+        else:
+            at_least_one = mine if mine.stop > mine.start else slice(0, 1)
+            batch = [shard_arrays.as_shard(array[at_least_one]) for array in arrays]
         return batch[0], batch[1] if len(batch) > 1 else None
 
     def _refuse_windows_that_move(self, part: str) -> None:
-        if part == "training" and self._reshuffle is not None and self._source.window is not None:
+        if part == "training" and self._reshuffle_seed is not None and self._source.window is not None:
             raise ValueError(
                 f'{self._name}: windows share their rows and cannot be exchanged (reshuffle="epoch"); as_dataset reads '
                 "them again from disk"
@@ -285,7 +274,7 @@ class DataSet:
         deal = self._deals[part]
         mine = self._rows.get_rows(part, field)[: deal.count_held(self.rank)].view(shard_arrays.ShardArray)
         if part == "training":
-            mine.dealt = shard_arrays.Dealt(deal.batch_size, self._reshuffle)
+            mine.dealt = shard_arrays.Dealt(deal.batch_size, self._reshuffle_seed)
         return mine
 
     def __repr__(self) -> str:

@@ -25,6 +25,7 @@ from matex_tf import ops, settings
 from matex_tf.files import journal, overlay
 from matex_tf.runtime import objects, real_files, script_frames, watchdog
 from matex_tf.runtime.hooks import Table
+from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 HOOKS = Table()
@@ -35,7 +36,8 @@ _IF_PATHS_ARE_NOT_REPLACED = "a command does not find the files of its rank"
 _WORD = re.compile(r"[^\s'\"`$&|;<>(){}*?\[\]\\=]+")
 _COMMAND_BEGINS = re.compile(r"(?:^|[|;&(])\s*$")
 
-_state = threading.local()
+_is_inside = ThreadFlag()
+"""Set while this thread runs a command for all ranks, or decides to run it by itself."""
 _SHOWN_CHARACTERS = 60  # of a command in messages
 _STREAMS = ("stdout", "stderr")
 _OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")
@@ -47,12 +49,7 @@ def _are_shared() -> bool:
 
     If the script has asked for its rank, the script decides which rank runs a command.
     """
-    if (
-        world.script_knows_ranks
-        or getattr(_state, "inside", False)
-        or not world.is_active()
-        or settings.get_settings().output == "all"
-    ):
+    if world.script_knows_ranks or _is_inside or not world.is_active() or settings.get_settings().output == "all":
         return False
     if threading.current_thread() is not threading.main_thread() or real_files.uses_real_files():
         return False
@@ -75,20 +72,18 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
     mine = _hash_command(name, arguments, options)
     ops.records.mark_between_steps()
     everyone = objects.allgather(mine, "a command that the script runs")
-    _state.inside = True
-    try:
+    with _is_inside.set():
         if any(digest != mine for digest in everyone):
             return run()
         with _adopt_changes(options):
             objects.barrier("a command begins")
             outcome = None
             if world.get_world().rank == 0:
-                with watchdog.excuse_wait(f"running {str(arguments[0] if arguments else name)[:_SHOWN_CHARACTERS]!r}"):
+                shown = str(arguments[0] if arguments else name)[:_SHOWN_CHARACTERS]
+                with watchdog.excuse_wait(f"running {shown!r}"):
                     outcome = _catch_outcome(run)
             result, error = objects.broadcast(outcome, "the result of a command")
         objects.barrier("a command has ended")
-    finally:
-        _state.inside = False
     if error is not None:
         raise error
     return result

@@ -67,9 +67,8 @@ def _has_part(place: str, part: Part) -> bool:
     """Whether this rank finds a file of a save to `place`, as rank 0 has written it."""
     with real_files.use_real_files():
         try:
-            handle = os.open(
-                place + part.suffix, os.O_RDONLY
-            )  # opening refreshes the attributes on a network file system
+            # Opening refreshes the attributes on a network file system.
+            handle = os.open(place + part.suffix, os.O_RDONLY)
         except FileNotFoundError:
             return False
         state = os.fstat(handle)

@@ -6,18 +6,31 @@ new notes. Otherwise they ask the view, and ask again if rank 0 writes notes in 
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import inspect
 import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from matex_tf.files import journal, overlay
+from matex_tf.files.view import make_error
 from matex_tf.runtime import real_files
 
-_open_plainly, _lstat = os.open, os.lstat
+_open_plainly, _lstat = os.open, os.lstat  # the original functions
+
+
+class Proxy:
+    """Has the attributes of `original`, except for attributes that a subclass defines."""
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
 
 
 def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
@@ -58,6 +71,24 @@ def find_real_path(path: Any, mode: str | None, creates_others: bool = False) ->
         place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
         view.stop_caching(os.path.dirname(key) if creates_others else key)
         return place
+
+
+def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
+    """For Python functions: replaces their argument `name` by `convert(argument)`. The hook fails if there is none."""
+
+    def make(original: Any) -> Any:
+        index = list(inspect.signature(original).parameters).index(name)
+
+        def function(*args, **kwargs):
+            if name in kwargs:
+                kwargs[name] = convert(kwargs[name])
+            elif len(args) > index:
+                args = (*args[:index], convert(args[index]), *args[index + 1 :])
+            return original(*args, **kwargs)
+
+        return function
+
+    return make
 
 
 def _ask_steadily(ask: Any, drop: Any = None) -> Any:
@@ -106,12 +137,15 @@ def wrap_os_open(original: Any) -> Any:
 
         text = _find_text(path) if dir_fd is None else None
         place = None if text is None else overlay.get_own_view().known.find_place(text)
-        # For files that this rank has not created yet, both layers are searched.
-        if place is not None and not (writes and (flags & os.O_EXCL or place == text)):
+        is_on_disk = place == text
+        # To write a file that this rank has not written yet, both layers are searched.
+        must_search = writes and (flags & os.O_EXCL or is_on_disk)
+        if place is not None and not must_search:
             try:
                 descriptor = _open_plainly(place, flags | os.O_NOFOLLOW, mode)
             except OSError as error:
-                if error.errno != errno.ELOOP and place == text and _is_cache_valid():
+                is_link = error.errno == errno.ELOOP  # its target may have another location
+                if is_on_disk and not is_link and _is_cache_valid():
                     raise
             else:
                 if _is_cache_valid() or not _close_file(descriptor):
@@ -136,9 +170,9 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
             if not flags & journal.WRITING or flags & os.O_DIRECTORY:
                 return os.open(view.locate_readable(key), flags, mode)
             if not flags & os.O_CREAT and not view.exists(key):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            where = view.prepare_write(key, keep=not flags & os.O_TRUNC, exclusive=bool(flags & os.O_EXCL))
-            descriptor = os.open(where, flags, mode)
+                raise make_error(errno.ENOENT, path)
+            place = view.prepare_write(key, keep=not flags & os.O_TRUNC, exclusive=bool(flags & os.O_EXCL))
+            descriptor = os.open(place, flags, mode)
         except OSError as error:
             raise type(error)(error.errno, error.strerror, path) from None
         view.confirm_written(key)
@@ -185,10 +219,12 @@ def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
     try:
         state = _lstat(place)
     except OSError:
-        if place is text and _is_cache_valid():
+        is_on_disk = place is text
+        if is_on_disk and _is_cache_valid():
             raise
         return None
-    return state if _is_cache_valid() and (of_link or not stat.S_ISLNK(state.st_mode)) else None
+    must_follow = stat.S_ISLNK(state.st_mode) and not of_link
+    return None if must_follow or not _is_cache_valid() else state
 
 
 # Folders
@@ -262,20 +298,14 @@ class _Entry:
         return False
 
 
-class _Entries:
+class _Entries(Iterator, contextlib.AbstractContextManager):
     """The iterator and context manager that `os.scandir` returns."""
 
     def __init__(self, entries: Iterable[_Entry | os.DirEntry]):
         self._entries = iter(entries)
 
-    def __iter__(self) -> _Entries:
-        return self
-
     def __next__(self) -> _Entry | os.DirEntry:
         return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self.close()
@@ -416,7 +446,7 @@ def wrap_symlink(original: Any) -> Any:
         with real_files.use_real_files():
             view = overlay.get_own_view()
             if view.exists(key):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), dst)
+                raise make_error(errno.EEXIST, dst)
             target = view.find_key(os.path.join(os.path.dirname(key), os.fsdecode(src)))
             view.ensure_folder(os.path.dirname(key))
             original(src if target is None else view.locate_real(target), view.locate_upper(key), target_is_directory)

@@ -43,6 +43,13 @@ class _Copy(NamedTuple):
     size: int
 
 
+class _Move(NamedTuple):
+    """A file that rank 0 has moved: the number of preceding collectives, and its old path."""
+
+    number: int
+    old_path: str
+
+
 class Journal(journal_reader.Notes):
     """The journal of this run; rank 0 writes it by `note_change`. Keys are canonical absolute paths, as in `layers`.
 
@@ -51,7 +58,8 @@ class Journal(journal_reader.Notes):
 
     _noted: for each path that rank 0 has created, the number of collectives in its note.
     _touched: for each path that rank 0 has changed, its state before the change, since the change may fail.
-    _moved: for each path to which rank 0 has moved a file, the number in its note, and the old path.
+    _moved: the moves of files, by their present paths. Other ranks read such a file at its present path as long as they
+        see it at its old one.
     _copies: the copies of old contents that other ranks may still need.
     """
 
@@ -59,7 +67,7 @@ class Journal(journal_reader.Notes):
         super().__init__(folder, is_on_one_host)
         self._noted: dict[str, int] = {}
         self._touched: dict[str, tuple[int, ...] | None] = {}
-        self._moved: dict[str, tuple[int, str]] = {}
+        self._moved: dict[str, _Move] = {}
         self._copies: list[_Copy] = []
         self._is_over = False
 
@@ -85,8 +93,8 @@ class Journal(journal_reader.Notes):
 
     @journal_reader.lock_method
     def write_note(self, key: str, removed: bool = False, to: str = "") -> None:
-        """Record that rank 0 is about to create or change `key`, to remove it with its contents, or to move it `to` a
-        path.
+        """Record that rank 0 is about to create or change `key`; if `removed`, to remove it with its contents; with
+        `to`, also, to move it to that path.
 
         One note for each path suffices: ranks that are past it have changed `key` themselves.
         """
@@ -94,22 +102,28 @@ class Journal(journal_reader.Notes):
             return
         number = journal_reader.count_collectives() or self.met_before_fork  # a forked process stays at its fork
         state = journal_reader.read_file_state(key)
-        if key in self._moved and state is not None:  # for other ranks the file is still at its old path
-            old_number, old_path = self._moved.pop(key)
-            inode = state[0] if to else journal_reader.NOT_MOVED
-            self._write_line(old_number, old_path, to or self._keep_copy(number, key), inode)
         if state is None:
             if removed:
                 return  # the script's removal of a missing file fails
+            # One note is enough in the time between two collectives. The note of a new folder covers its contents.
             if number not in (self._noted.get(key), self._noted.get(os.path.dirname(key))):
                 self._noted[key] = number
-                self._write_line(number, key, "")  # unless the note of its new folder covers it
-        elif self._is_touched(key) or not (removed or os.path.isfile(key)):
-            return  # rank 0's own file; a folder, whose entries have notes of their own; or a pipe
-        else:
-            self._write_line(number, key, to or self._keep_copy(number, key), state[0] if to else 0)
-            if to:
-                self._moved[to] = (number, key)
+                self._write_line(number, key, copy="")
+            self._touched[key] = None
+            return
+        inode = state[0]
+        if key in self._moved:
+            # Other ranks see this file at its old path. Tell them where its content is from now on.
+            move = self._moved.pop(key)
+            copy = to or self._keep_copy(number, key)
+            self._write_line(move.number, move.old_path, copy, inode if to else journal_reader.NOT_MOVED)
+        if self._is_touched(key):
+            return  # rank 0's own file
+        if not removed and not os.path.isfile(key):
+            return  # a folder, whose entries have notes of their own; or a pipe
+        self._write_line(number, key, to or self._keep_copy(number, key), inode if to else 0)
+        if to:
+            self._moved[to] = _Move(number, key)
         self._touched[key] = state
 
     def _is_touched(self, key: str) -> bool:

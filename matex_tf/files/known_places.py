@@ -25,7 +25,10 @@ Places = dict[str, str | None]
 
 
 class OwnPlaces(dict[str, str | None]):
-    """The locations in a folder whose contents on the disk are hidden."""
+    """The locations in a folder whose contents on the disk are hidden: a name without a location is not on the disk.
+
+    `KnownPlaces.find_place` calls `get(name, path)`, where `path` is the location on the disk.
+    """
 
     def get(self, name: str, _path: Any = None, /) -> Any:
         return super().get(name)

@@ -21,6 +21,8 @@ HOOKS = Table(when=overlay.is_on)
 
 _IF_HOOK_MISSING = "the library does not open the rank's own file"
 
+# Functions with an argument that is a path: the name and position of the argument, and the mode in which the library
+# opens the file: r to read, w to replace the file, a to keep its content.
 _PATHS = """
     MODULE FUNCTION_OR_METHOD ARGUMENT INDEX MODE
     pyarrow output_stream source 0 w
@@ -54,9 +56,6 @@ _PATHS = """
     sqlite3 connect database 0 a
     sqlite3.dbapi2 connect database 0 a
 """
-"""The arguments that are paths, with their positions, and the modes of opening: r to read, w to replace the file, a to
-keep its content.
-"""
 _NOTED = ("ParquetWriter.__init__", "write_dataset")
 """Functions whose writes rank 0 notes in the journal."""
 
@@ -66,13 +65,13 @@ def _find_place(path: Any, mode: str, creates_others: bool = False) -> Any:
     if mode != "r":
         journal.note_change(path)
         return find_real_path(path, mode, creates_others)
-    if os.path.isdir(path) and not _is_own(path):
+    if os.path.isdir(path) and not _is_completely_own(path):
         return path  # this rank and others wrote there, and no folder has the files of both: use the one on disk
     return find_real_path(path, None)
 
 
-def _is_own(folder: Any) -> bool:
-    """Whether this rank's view of `folder` is completely in a location other than the disk."""
+def _is_completely_own(folder: Any) -> bool:
+    """Whether all that this rank sees of `folder` is in another location than the disk, such as its upper layer."""
     view = overlay.get_view()
     if view is None:
         return False

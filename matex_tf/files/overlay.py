@@ -67,13 +67,17 @@ def start_overlay() -> None:
 
 
 def find_private_use() -> str:
-    """A use of this rank's own files or output that cannot be switched to the real files, as text; "": none."""
+    """A description of a use of this rank's own files or output that cannot be switched to the real files; "" if there
+    is none.
+    """
     root = os.path.join(_view.root, "") if _view is not None else "\0"
     with real_files.use_real_files():
         with open("/proc/self/maps") as file:
-            for words in (line.rstrip("\n").split(None, 5) for line in file):
-                if len(words) == 6 and "w" in words[1] and "s" in words[1] and words[5].startswith(root):
-                    return f"{words[5][len(root) - 1 :]} is mapped into memory"
+            for line in file:
+                _, permissions, _, _, _, *path = line.rstrip("\n").split(None, 5)
+                is_written = "w" in permissions and "s" in permissions  # writable and shared
+                if is_written and path and path[0].startswith(root):
+                    return f"{path[0][len(root) - 1 :]} is mapped into memory"
         output_files = {(state.st_dev, state.st_ino) for state in terminal.list_stored_files()}
         for process in filter(str.isdigit, os.listdir("/proc")):
             if int(process) != os.getpid() and any(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import glob
 import importlib.machinery
-import inspect
 import os
 import pathlib
 import sys
@@ -128,25 +127,6 @@ def _list_layers(entry: str) -> list[str]:
         return [upper, key if os.path.realpath(entry or os.curdir) == upper else entry]
 
 
-@HOOKS.replace(
-    "importlib._bootstrap_external", "FileLoader.__init__ ExtensionFileLoader.__init__", _IF_HOOK_MISSING, takes="path"
-)
-def _wrap_loader(original: Any) -> Any:
-    signature = inspect.signature(original)
-
-    def __init__(self, *args, **kwargs):
-        call = signature.bind(self, *args, **kwargs)
-        call.arguments["path"] = _find_loadable(call.arguments["path"])
-        return original(*call.args, **call.kwargs)
-
-    return __init__
-
-
-@HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)
-def _wrap_open_code(original: Any) -> Any:
-    return lambda path: original(_find_loadable(path))
-
-
 def _find_loadable(path: Any) -> Any:
     """This rank's location of the file `path`; `path` itself if it is on the disk, or missing."""
     key = functions.find_key(path, question=True)
@@ -156,6 +136,13 @@ def _find_loadable(path: Any) -> Any:
         view = overlay.get_own_view()
         place = view.ask_until_steady(lambda: view.locate_readable(key))
         return place if place != key and os.path.isfile(place) else path
+
+
+_LOADERS = "FileLoader.__init__ ExtensionFileLoader.__init__"
+HOOKS.replace("importlib._bootstrap_external", _LOADERS, _IF_HOOK_MISSING)(
+    functions.wrap_argument("path", _find_loadable)
+)
+HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)(functions.wrap_argument("path", _find_loadable))
 
 
 def _may_refer(module: str) -> bool:

@@ -18,10 +18,11 @@ import numpy as np
 
 from matex_tf import ops, settings
 from matex_tf.files import delivery, journal, overlay
-from matex_tf.files.functions import find_real_path
+from matex_tf.files.functions import Proxy, find_real_path
 from matex_tf.runtime import atomic, objects, real_files, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces
+from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import membership, world
 
 
@@ -33,7 +34,12 @@ HOOKS = KerasTable(when=_is_saved_once)
 
 _IF_HOOK_MISSING = "each rank writes the file that a script saves"
 
-_state = threading.local()
+_is_inside = ThreadFlag()
+"""Set while this thread writes a save of its rank."""
+_is_atomic = ThreadFlag()
+"""Set while this thread writes a save to a temporary path. A save within that save is part of it."""
+_is_by_clock = ThreadFlag()
+"""Set in a hook that saves after some seconds. Each rank has its own time, so ranks do not wait for each other."""
 
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, *["saving.saving_api:save_model save_weights"] * 2)
@@ -52,7 +58,7 @@ def _wrap_save(original: Any) -> Any:
         # A buffer or an open file belongs to the rank.
         if not world.is_active() or path is None:
             return original(*args, **kwargs)
-        if _is_inside():
+        if _is_inside:
             return _write_whole(original, call, path)
         if _is_measured():
             place = find_real_path(path, "w")
@@ -72,7 +78,7 @@ def _find_path(call: inspect.BoundArguments) -> str | None:
 
 def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
     """Return the result of the call. The file appears at `path` when it is complete."""
-    if getattr(_state, "is_atomic", False):  # a save within a save
+    if _is_atomic:
         return original(*call.args, **call.kwargs)
     if not call.arguments.get("overwrite", True):
         if os.path.exists(path) and not _ask_to_overwrite(original, path):
@@ -80,11 +86,8 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
         call.arguments["overwrite"] = True
     with atomic.write_beside(path, make_folder=_makes_folder(original, path)) as place:
         call.arguments[list(call.arguments)[1]] = place
-        _state.is_atomic = place != path
-        try:
+        with _is_atomic.set(place != path):
             result = original(*call.args, **call.kwargs)
-        finally:
-            _state.is_atomic = False
     text = _find_path_text(result)
     if place == path or text is None:
         return result
@@ -112,17 +115,8 @@ def _is_measured() -> bool:
 
 def _save_plainly(write: Callable[[], Any]) -> Any:
     """Return the result of `write`, which this rank runs by itself on the real files."""
-    _state.inside = True
-    try:
-        with real_files.use_real_files():
-            return write()
-    finally:
-        _state.inside = False
-
-
-def _is_inside() -> bool:
-    """Whether this thread is within a save on this rank."""
-    return getattr(_state, "inside", False)
+    with _is_inside.set(), real_files.use_real_files():
+        return write()
 
 
 def _save_once(write: Callable[[], Any], path: str, name: str) -> Any:
@@ -145,14 +139,11 @@ def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
     events.ranks_meet("saving")
     objects.barrier(f"saving ({name})")
     if is_first:
-        _state.inside = True
         try:
-            with real_files.use_real_files(), watchdog.excuse_wait(f"saving to {path}", watchdog.SAVING):
-                result = write()
+            with watchdog.excuse_wait(f"saving to {path}", watchdog.SAVING):
+                result = _save_plainly(write)
         except Exception as raised:
             error = raised
-        finally:
-            _state.inside = False
     outcome = (path, _find_path_text(result), None if error is None else f"{type(error).__name__}: {error}")
     origin, text, failure = objects.broadcast(outcome, f"saving ({name})")
     if error is not None:
@@ -163,14 +154,8 @@ def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
     return result if is_first or text is None else text.replace(origin, path)
 
 
-class _WholeFiles:
+class _WholeFiles(Proxy):
     """Keras' file functions; on rank 0, `File` writes files atomically."""
-
-    def __init__(self, original: Any):
-        self._original = original
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
 
     @contextlib.contextmanager
     def File(self, path: str, mode: str = "r") -> Iterator[Any]:
@@ -192,7 +177,7 @@ HOOKS.replace_in(
 
 def _is_called_by_all() -> bool:
     """Whether all ranks make the save that this thread makes now."""
-    return threading.current_thread() is threading.main_thread() and not getattr(_state, "by_a_clock", False)
+    return threading.current_thread() is threading.main_thread() and not _is_by_clock
 
 
 def _find_path_text(result: Any) -> str | None:
@@ -209,11 +194,8 @@ def _find_path_text(result: Any) -> str | None:
 )
 def _wrap_clocked_save(original: Any) -> Any:
     def _save(self, *args, **kwargs):
-        was_by_a_clock, _state.by_a_clock = getattr(_state, "by_a_clock", False), True
-        try:
+        with _is_by_clock.set():
             return original(self, *args, **kwargs)
-        finally:
-            _state.by_a_clock = was_by_a_clock
 
     return _save
 
@@ -221,16 +203,14 @@ def _wrap_clocked_save(original: Any) -> Any:
 @HOOKS.replace("tensorflow.python.training.saver", "Saver.save", _IF_HOOK_MISSING)
 def _wrap_saver(original: Any) -> Any:
     def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
-        if not world.is_active() or _is_inside():
-            return original(self, sess, save_path, global_step, latest_filename, *args, **kwargs)
+        def write(place: Any = save_path) -> Any:
+            return original(self, sess, place, global_step, latest_filename, *args, **kwargs)
 
+        if not world.is_active() or _is_inside:
+            return write()
         if _is_measured():
             place = find_real_path(os.fspath(save_path), "w")
-            return _save_plainly(lambda: original(self, sess, place, global_step, latest_filename, *args, **kwargs))
-
-        def write() -> Any:
-            return original(self, sess, save_path, global_step, latest_filename, *args, **kwargs)
-
+            return _save_plainly(lambda: write(place))
         path = _name_checkpoint(sess, os.fspath(save_path), global_step)
         result = _save_once(write, path, "Saver.save")
         if _is_called_by_all():

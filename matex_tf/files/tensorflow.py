@@ -16,8 +16,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from matex_tf.files import journal, overlay
-from matex_tf.files.functions import find_real_path
+from matex_tf.files.functions import Proxy, find_real_path, wrap_argument
+from matex_tf.lazy import tf
 from matex_tf.runtime import real_files
 from matex_tf.runtime.hooks import Table, put_function
 
@@ -50,8 +53,6 @@ def _raise_as_tensorflow(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _make_error(number: Any, path: Any) -> Exception:
-    import tensorflow as tf
-
     kinds = {errno.ENOENT: "NotFoundError", errno.EEXIST: "AlreadyExistsError"}
     kinds |= dict.fromkeys((errno.EACCES, errno.EPERM), "PermissionDeniedError")
     kind: type[Exception] = getattr(tf.errors, kinds.get(number, "FailedPreconditionError"))
@@ -82,14 +83,8 @@ def _find_folder(path: Any) -> Any:
 
 
 @HOOKS.replace("tensorflow.python.lib.io.file_io", "_pywrap_file_io", _IF_HOOK_MISSING)
-class _Files:
+class _Files(Proxy):
     """TensorFlow's file functions; for local paths they see the files as Python does."""
-
-    def __init__(self, original: Any):
-        self._original = original
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
 
     def _has_view(self, *paths: Any) -> bool:
         """Whether this rank has a view of the files, in which `paths` are."""
@@ -172,14 +167,8 @@ class _Files:
 
 
 @HOOKS.replace("tensorflow.python.lib.io.tf_record", "_pywrap_record_io", _IF_HOOK_MISSING, when=overlay.has_view)
-class _Records:
+class _Records(Proxy):
     """TensorFlow's functions on files of records; readers see the files as Python does."""
-
-    def __init__(self, original: Any):
-        self._original = original
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
 
     def RecordIterator(self, path: Any, *args: Any) -> Any:
         return self._original.RecordIterator(_find_readable(path), *args)
@@ -188,41 +177,24 @@ class _Records:
         return self._original.RandomRecordReader(_find_readable(path))
 
 
-@HOOKS.replace("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", _IF_HOOK_MISSING)
-def _wrap_writer(original: Any) -> Any:
-    def __init__(self, path, *args, **kwargs):
-        return original(self, _find_writable(path), *args, **kwargs)
-
-    return __init__
+def _find_list(names: Any) -> Any:
+    """The real paths of files to read, if `names` is a list; a tensor stays."""
+    return [_find_readable(path) for path in names] if isinstance(names, (list, tuple)) else names
 
 
-_OF_EVENTS = "tensorflow.python.summary.writer.event_file_writer"
+def _replace_argument(module: str, name: str, argument: str, find: Callable[[Any], Any], **options: Any) -> None:
+    HOOKS.replace(module, name, _IF_HOOK_MISSING, **options)(wrap_argument(argument, find))
 
 
-@HOOKS.replace(_OF_EVENTS, "EventFileWriter.__init__", _IF_HOOK_MISSING, later=True, when=overlay.has_view)
-def _wrap_summary_writer(original: Any) -> Any:
-    def __init__(self, logdir, *args, **kwargs):
-        return original(self, _find_folder(logdir), *args, **kwargs)
-
-    return __init__
-
-
-@HOOKS.replace("tensorflow.python.profiler.profiler_v2", "start", _IF_HOOK_MISSING, later=True, when=overlay.has_view)
-def _wrap_profiler(original: Any) -> Any:
-    def start(logdir, *args, **kwargs):
-        return original(_find_folder(logdir), *args, **kwargs)
-
-    return start
-
-
-@HOOKS.replace("tensorflow", "compat.v1.train.string_input_producer", _IF_HOOK_MISSING, when=overlay.has_view)
-def _wrap_queue(original: Any) -> Any:
-    def string_input_producer(string_tensor, *args, **kwargs):
-        if isinstance(string_tensor, (list, tuple)):
-            string_tensor = [_find_readable(path) for path in string_tensor]
-        return original(string_tensor, *args, **kwargs)
-
-    return string_input_producer
+_OF_EVENTS, _OF_PROFILER = (
+    "tensorflow.python.summary.writer.event_file_writer",
+    "tensorflow.python.profiler.profiler_v2",
+)
+_IN_VIEW = {"when": overlay.has_view}
+_replace_argument("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", "path", _find_writable)
+_replace_argument(_OF_EVENTS, "EventFileWriter.__init__", "logdir", _find_folder, later=True, **_IN_VIEW)
+_replace_argument(_OF_PROFILER, "start", "logdir", _find_folder, later=True, **_IN_VIEW)
+_replace_argument("tensorflow", "compat.v1.train.string_input_producer", "string_tensor", _find_list, **_IN_VIEW)
 
 
 # Ops
@@ -230,9 +202,6 @@ def _wrap_queue(original: Any) -> Any:
 
 def _find_all_readable(names: Any) -> Any:
     """The real paths of files to read. names: a path, or a list or tensor of paths."""
-    import numpy as np
-    import tensorflow as tf
-
     if is_local(names):
         return _find_readable(names)
     if isinstance(names, (list, tuple)) and all(map(is_local, names)):
@@ -315,22 +284,6 @@ def _put_into_ops(owner: Any, name: str, make: Any) -> None:
                     setattr(module, attribute, replaced[value])
 
 
-_GENERATED = "tensorflow.python.ops.gen_"
-
-
-@HOOKS.replace(_GENERATED + "io_ops", "write_file", _IF_HOOK_MISSING, put=_put_into_ops)
-@HOOKS.replace(_GENERATED + "experimental_dataset_ops", "csv_dataset", _IF_HOOK_MISSING, put=_put_into_ops)
-@HOOKS.replace(
-    _GENERATED + "dataset_ops", "text_line_dataset", _IF_HOOK_MISSING, put=_put_into_ops, when=overlay.has_view
-)
-@HOOKS.replace(
-    _GENERATED + "lookup_ops",
-    "initialize_table_from_text_file",
-    _IF_HOOK_MISSING,
-    put=_put_into_ops,
-    when=overlay.has_view,
-)
-@HOOKS.replace(_GENERATED + "summary_ops", "create_summary_file_writer", _IF_HOOK_MISSING, put=_put_into_ops)
 def _wrap_op(original: Any) -> Any:
     op = original.__name__.lower().replace("_", "")
     if op == "matchingfiles":
@@ -353,6 +306,17 @@ def _wrap_op(original: Any) -> Any:
     return create
 
 
+for _module, _name, _when in (
+    ("io_ops", "write_file", overlay.is_on),
+    ("experimental_dataset_ops", "csv_dataset", overlay.is_on),
+    ("dataset_ops", "text_line_dataset", overlay.has_view),
+    ("lookup_ops", "initialize_table_from_text_file", overlay.has_view),
+    ("summary_ops", "create_summary_file_writer", overlay.is_on),
+):
+    _module = f"tensorflow.python.ops.gen_{_module}"
+    HOOKS.replace(_module, _name, _IF_HOOK_MISSING, put=_put_into_ops, when=_when)(_wrap_op)
+
+
 def _find_static(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`find` for a path, or a tensor whose value is known; other tensors stay."""
 
@@ -365,9 +329,6 @@ def _find_static(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _read_static(value: Any) -> Any:
     """The bytes, or the list of bytes, of a tensor; None if only a run of the graph computes it; other values stay."""
-    import numpy as np
-    import tensorflow as tf
-
     if not isinstance(value, tf.Tensor):
         return value
     known = tf.get_static_value(value)
@@ -376,8 +337,6 @@ def _read_static(value: Any) -> Any:
 
 def _wrap_matching_files(original: Any) -> Any:
     def matching_files(pattern, name=None):
-        import tensorflow as tf
-
         known = _read_static(pattern)
         patterns = [known] if is_local(known) else known
         if not isinstance(patterns, (list, tuple)) or not all(map(is_local, patterns)) or _is_like_disk():

@@ -5,29 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import filecmp
-import functools
 import os
 import shutil
 import stat
-from collections.abc import Callable, Container
-from typing import Any
+from collections.abc import Container
 
 from matex_tf.files import journal, journal_reader, private_folder
 from matex_tf.files.layers import Layers, list_open_descriptors
 from matex_tf.world import world
-
-
-def _forget_places_after(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a method clear the cache of locations when it ends."""
-
-    @functools.wraps(method)
-    def changes(self: View, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self.known.forget_places()
-
-    return changes
 
 
 class View(Layers):
@@ -37,14 +22,16 @@ class View(Layers):
         super().__init__(folder, news)
         self._limit = private_folder.Limit(self.root)
 
-    @_forget_places_after
     def show_file(self, key: str) -> None:
         """Use the file `key` of the disk from now on, also if this rank has written or removed it."""
-        if self.is_own(key) or self.is_hidden(key):
-            self._hide_key(key)
-            self.hidden.discard(key)
-            self._shown.add(key)
-            os.makedirs(os.path.dirname(self.locate_upper(key)), exist_ok=True)
+        try:
+            if self.is_own(key) or self.is_hidden(key):
+                self._hide_key(key)
+                self.hidden.discard(key)
+                self._shown.add(key)
+                os.makedirs(os.path.dirname(self.locate_upper(key)), exist_ok=True)
+        finally:
+            self.known.forget_places()
 
     def list_own_on_disk(self) -> set[str]:
         """The keys of this rank's own files that also exist on the disk."""
@@ -54,7 +41,6 @@ class View(Layers):
         keys = (os.path.join(top[len(self.root) :], name) for top, name in entries)
         return set(filter(os.path.lexists, keys))
 
-    @_forget_places_after
     def adopt_disk(self, own: set[str], written: Container[str] = ()) -> None:
         """Update this rank's files to the content of the disk, after another process has changed it.
 
@@ -65,20 +51,23 @@ class View(Layers):
             own: the result of `list_own_on_disk` before the change.
         """
         self.return_to_disk()
-        for key in filter(os.path.lexists, self.hidden.copy()):
-            self.hidden.discard(key)
-            self._shown.add(key)
-        is_open = {path for _, path in list_open_descriptors()}
-        for key in own:
-            place = self.locate_upper(key)
-            if not os.path.lexists(key):
-                self._hide_key(key)
-                continue
-            are_files = os.path.isfile(key) and os.path.isfile(place)
-            may_replace = place not in is_open or key in written
-            if are_files and may_replace and not filecmp.cmp(key, place, shallow=False):
-                os.unlink(place)
-                shutil.copy2(key, place)
+        try:
+            for key in filter(os.path.lexists, self.hidden.copy()):
+                self.hidden.discard(key)
+                self._shown.add(key)
+            open_paths = {path for _, path in list_open_descriptors()}
+            for key in own:
+                place = self.locate_upper(key)
+                if not os.path.lexists(key):
+                    self._hide_key(key)
+                    continue
+                are_files = os.path.isfile(key) and os.path.isfile(place)
+                may_replace = place not in open_paths or key in written
+                if are_files and may_replace and not filecmp.cmp(key, place, shallow=False):
+                    os.unlink(place)
+                    shutil.copy2(key, place)
+        finally:
+            self.known.forget_places()
 
     def locate_readable(self, key: str) -> str:
         """The real path for reading `key`."""
@@ -89,9 +78,7 @@ class View(Layers):
         return self.locate_upper(key) if os.path.lexists(key) and not self._may_use_new(key) else key
 
     def _may_use_new(self, key: str) -> bool:
-        """Whether this rank may see `key`, which rank 0 has just created: a script that knows its rank may wait for
-        it.
-        """
+        """Whether this rank may see `key`, which rank 0 has just created: a script that uses ranks may wait for it."""
         return world.script_knows_ranks and not self.is_hidden(key)
 
     def locate_for_child(self, key: str) -> str:
@@ -125,12 +112,12 @@ class View(Layers):
             self.ensure_folder(os.path.dirname(key))
             return self.locate_upper(key)
         if exclusive:
-            raise _make_error(errno.EEXIST, key)
+            raise make_error(errno.EEXIST, key)
         kind = os.stat(lower).st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
             return key  # a pipe, a socket, a device
         if not os.access(lower, os.W_OK):
-            raise _make_error(errno.EACCES, key)
+            raise make_error(errno.EACCES, key)
         if stat.S_ISDIR(kind):
             return self.ensure_folder(key)
         self.ensure_folder(os.path.dirname(key))
@@ -173,9 +160,9 @@ class View(Layers):
         if not os.path.isdir(self.locate_upper(key)):
             if not self.is_folder(key):
                 if not os.path.isdir(key) or not self._may_use_new(key):
-                    raise _make_error(errno.ENOTDIR if self.exists(key) else errno.ENOENT, key)
+                    raise make_error(errno.ENOTDIR if self.exists(key) else errno.ENOENT, key)
             elif not os.access(self.locate_lower(key) or key, os.W_OK):
-                raise _make_error(errno.EACCES, key)
+                raise make_error(errno.EACCES, key)
             for path in reversed([path for path in journal_reader.list_parents(key) if not self.is_own(path)]):
                 with contextlib.suppress(FileExistsError):  # another thread was faster
                     os.mkdir(self.locate_upper(path))
@@ -185,7 +172,7 @@ class View(Layers):
 
     def make_folder(self, key: str, mode: int = 0o777) -> None:
         if self.exists(key):
-            raise _make_error(errno.EEXIST, key)
+            raise make_error(errno.EEXIST, key)
         self.ensure_folder(os.path.dirname(key))
         os.mkdir(self.locate_upper(key), mode)
         self.known.put_place(key)
@@ -196,17 +183,17 @@ class View(Layers):
         if kind is not None:
             is_folder = stat.S_ISDIR(kind)
             if folder and not is_folder:
-                raise _make_error(errno.ENOTDIR, key)
+                raise make_error(errno.ENOTDIR, key)
             if not folder and is_folder:
-                raise _make_error(errno.EISDIR, key)
+                raise make_error(errno.EISDIR, key)
             if folder and self.list_names(key):
-                raise _make_error(errno.ENOTEMPTY, key)
+                raise make_error(errno.ENOTEMPTY, key)
         self._hide_key(key, is_folder=folder)
 
     def remove_tree(self, key: str) -> None:
         kind = self._find_mode(key)
         if kind is not None and not stat.S_ISDIR(kind):
-            raise _make_error(errno.ENOTDIR, key)
+            raise make_error(errno.ENOTDIR, key)
         self._hide_key(key)
 
     def _find_mode(self, key: str) -> int | None:
@@ -222,7 +209,7 @@ class View(Layers):
                 if copy is not None:
                     return os.lstat(copy).st_mode
         if self.is_hidden(key) or not self.news.is_gone(key):
-            raise _make_error(errno.ENOENT, key)
+            raise make_error(errno.ENOENT, key)
         return None
 
     def _hide_key(self, key: str, is_folder: bool = True) -> None:
@@ -248,7 +235,7 @@ class View(Layers):
         path.
         """
         if not self.exists(key):
-            raise _make_error(errno.ENOENT, key)
+            raise make_error(errno.ENOENT, key)
         if not self.is_folder(key):
             return self.copy_file(key)
         self.ensure_folder(key)
@@ -266,24 +253,23 @@ class View(Layers):
             shutil.move(place, target)
         else:
             if self.is_folder(target_key) and not os.path.isdir(place):
-                raise _make_error(errno.EISDIR, target)
+                raise make_error(errno.EISDIR, target)
             if self.is_folder(target_key) and self.list_names(target_key):
-                raise _make_error(errno.ENOTEMPTY, target)
+                raise make_error(errno.ENOTEMPTY, target)
             self.ensure_folder(os.path.dirname(target_key))
             if self.exists(target_key):
                 self._hide_key(target_key)
-            shutil.move(place, self.locate_upper(target_key))
-            self._note_move(target_key)
+            target_place = self.locate_upper(target_key)
+            shutil.move(place, target_place)
+            if stat.S_ISREG(os.lstat(target_place).st_mode):
+                self.known.put_place(target_key, target_place)
+            else:
+                self.known.forget_places()
         if source_key is not None:
             self.hidden.add(source_key)
             self.known.put_place(source_key)
 
-    def _note_move(self, key: str) -> None:
-        if stat.S_ISREG(os.lstat(self.locate_upper(key)).st_mode):
-            self.known.put_place(key, self.locate_upper(key))
-        else:
-            self.known.forget_places()
 
-
-def _make_error(number: int, path: str) -> OSError:
+def make_error(number: int, path: str) -> OSError:
+    """The error that the system raises for `path` with this `errno`."""
     return OSError(number, os.strerror(number), path)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from matex_tf.lazy import h5py
 from matex_tf.readers.arrays import library
 from matex_tf.readers.base.formats import ReaderError
 
@@ -73,9 +74,7 @@ def find_file(owner: Path, name: str, variable: str) -> Path | None:
 
 
 def _find_external(owner: Path, name: str) -> Path | None:
-    """The external file `name` of a dataset in the file `owner`. HDF5 searches one folder only for
-    it. None if missing.
-    """
+    """The external file `name` of a dataset in the file `owner`, in the one folder that HDF5 searches; or None."""
     prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(os.path.abspath(owner)).parent))
     place = Path(prefix) / name
     return place if place.exists() else None
@@ -86,8 +85,6 @@ def check_links(path: Path, file: Any, key: str) -> None:
 
     Must run within one library call.
     """
-    import h5py
-
     group = file
     for part in key.split("/"):
         try:
@@ -138,8 +135,6 @@ def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[
     """Returns (dataset, file, datasets in that file) for each source file of some datasets of `file`."""
 
     def look_up() -> list[tuple[str, str, set[str]]]:
-        import h5py
-
         found: list[tuple[str, str, set[str]]] = []
         with h5py.File(file, "r") as opened:
             for name in names:

@@ -172,9 +172,7 @@ def _find_differences(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def make_dimension(name: Any, values: Any, units: Any) -> Dimension:
-    """A dimension with coordinates `values`, an array of netCDF4 or h5py, possibly masked; None:
-    without coordinates.
-    """
+    """A dimension with coordinates `values`, an array of netCDF4 or h5py, possibly masked; None: no coordinates."""
     if values is not None:
         # Integers keep their dtype: float64 cannot represent every int64.
         values = np.ma.filled(values.astype(np.float64), np.nan) if np.ma.is_masked(values) else np.ma.getdata(values)

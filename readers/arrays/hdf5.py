@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import h5py
 from matex_tf.readers.arrays import contents, library
 from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.stack import Stack
@@ -39,8 +41,6 @@ class Hdf5(Stack):
         return head.startswith(SIGNATURE) and path.suffix.lower() not in NETCDF_ENDINGS
 
     def require_parallel(self) -> None:
-        import h5py
-
         if not h5py.get_config().mpi:
             raise ReaderError(
                 "parallel=True: expected an h5py built with MPI, found one without, such as the wheels from PyPI; "
@@ -49,37 +49,28 @@ class Hdf5(Stack):
             )
 
     def open_file(self, path: Path) -> Any:
-        import h5py
-
-        with open(path, "rb") as file:
-            head = file.read(8)
+        head = files.read_head(path)
         if not h5py.is_hdf5(path):
-            raise ReaderError(
-                f"{path}: wrong magic number: expected an HDF5 file, which begins with {SIGNATURE.hex(' ')}; found "
-                f"{files.describe_head(head)}"
-            )
+            raise files.make_magic_error(path, f"an HDF5 file, which begins with {SIGNATURE.hex(' ')}", head)
         return h5py.File(path, "r")
 
     def open_together(self, path: Path, communicator: Any) -> Any:
-        import h5py
-
         return h5py.File(path, "r", driver="mpio", comm=communicator)
 
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
-        import h5py
-
         dataset = _find_dataset(file, name)
         if dataset is None:
             return None
-        is_text = h5py.check_string_dtype(dataset.dtype) is not None
-        return (_make_text if is_text else _Variable)(self, path, name, dataset)
+        if h5py.check_string_dtype(dataset.dtype) is None:
+            return _Variable(self, path, name, dataset)
+        texts, names = dataset.asstr("utf-8", "replace"), _list_dimension_names(dataset)
+        read_dimension = functools.partial(_read_dimension, dataset)
+        return TextVariable(self, path, name, dataset.shape or (), names, texts.__getitem__, read_dimension)
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
         check_whole(path, name)
 
     def list_names(self, file: Any) -> list[str]:
-        import h5py
-
         found: list[str] = []
 
         def visit(name: str, item: Any) -> None:
@@ -92,7 +83,6 @@ class Hdf5(Stack):
 
 def check_whole(path: Path, name: str) -> None:
     """Raises ReaderError if a file or object that the variable `name` of an HDF5 file refers to is missing."""
-    import h5py
 
     def find_made() -> tuple[Path, str] | None:
         with h5py.File(path, "r") as file:
@@ -107,8 +97,6 @@ def check_whole(path: Path, name: str) -> None:
 
 def _find_dataset(file: Any, name: str) -> Any:
     """The dataset of a variable, including a variable that netCDF-4 has renamed; None if there is none."""
-    import h5py
-
     *groups, last = name.strip("/").split("/")
     for candidate in (last, _HIDDEN + last):
         found = file.get("/".join([*groups, candidate]))
@@ -130,56 +118,39 @@ def _find_name(dimension: Any) -> str:
     return str(dimension[0].name).rpartition("/")[2].removeprefix(_HIDDEN)
 
 
-def _list_dimensions(dataset: Any, axis: int) -> list[Dimension]:
-    found = []
-    for dimension in dataset.dims:
-        scale = dimension[0] if len(dimension) else None
-        if scale is None or _is_bare_dimension(scale):
-            found.append(Dimension(_find_name(dimension)))
-        else:
-            units = scale.attrs.get("units", "")
-            text = units.decode("utf-8", "replace") if isinstance(units, bytes) else units
-            found.append(make_dimension(_find_name(dimension), scale[()], text))
-    return [dimension for place, dimension in enumerate(found) if place != axis]
+def _list_dimension_names(dataset: Any) -> list[str]:
+    return [_find_name(dimension) for dimension in dataset.dims]
 
 
-def _make_text(owner: Hdf5, path: Path, name: str, dataset: Any) -> TextVariable:
-    shape = tuple(dataset.shape or ())
-    axis = owner.find_axis(path, name, [_find_name(dimension) for dimension in dataset.dims], shape)
-    texts = dataset.asstr("utf-8", "replace")
-
-    def read(start: int, stop: int) -> Any:
-        return texts[(*[slice(None)] * axis, slice(start, stop))]
-
-    return TextVariable(owner, path, name, shape, axis, read, lambda: _list_dimensions(dataset, axis))
+def _read_dimension(dataset: Any, axis: int) -> Dimension:
+    dimension = dataset.dims[axis]
+    scale = dimension[0] if len(dimension) else None
+    if scale is None or _is_bare_dimension(scale):
+        return Dimension(_find_name(dimension))
+    units = scale.attrs.get("units", "")
+    text = units.decode("utf-8", "replace") if isinstance(units, bytes) else units
+    return make_dimension(_find_name(dimension), scale[()], text)
 
 
 class _Variable(Variable):
     def __init__(self, owner: Hdf5, path: Path, name: str, dataset: Any):
         if dataset.shape is None:
             raise ReaderError(f"{path}: expected numbers in {name!r}, found an empty dataset")
-        import h5py
-
         is_ragged = h5py.check_vlen_dtype(dataset.dtype) is not None
         kind = "numbers of rows of different lengths (VLEN)" if is_ragged else ""
         self.dtype = check_numeric(path, name, dataset.dtype, kind)
-        self._owner, self._path, self._dataset = owner, path, dataset
-        self.name, self.shape = name, tuple(dataset.shape)
-        self.axis = owner.find_axis(path, name, [_find_name(dimension) for dimension in dataset.dims], self.shape)
+        super().__init__(owner, path, name, dataset.shape, _list_dimension_names(dataset))
+        self._dataset = dataset
         if dataset.chunks:
             self.chunk = int(dataset.chunks[self.axis])
 
-    def list_dimensions(self) -> list[Dimension]:
-        return _list_dimensions(self._dataset, self.axis)
+    def read_dimension(self, axis: int) -> Dimension:
+        return _read_dimension(self._dataset, axis)
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
-        direct = (
-            self.axis == 0
-            and self.arrangement is None
-            and target.flags.c_contiguous
-            and target.dtype == self._dataset.dtype
-        )
-        if not direct or not target.size:
+        # HDF5 can write into `target` if stored samples have its order, memory layout and dtype.
+        in_order = self.axis == 0 and self.arrangement is None and target.flags.c_contiguous
+        if not in_order or target.dtype != self._dataset.dtype or not target.size:
             super().fill_array(target, start, stop)
             return
         for begin, end in self.split_slabs(start, stop, self.choose_slab(target.nbytes)):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import netCDF4
 from matex_tf.readers.arrays import hdf5, library, netcdf_header
 from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.hdf5 import NETCDF_ENDINGS, SIGNATURE
@@ -47,8 +49,6 @@ class NetCdf(Stack):
         return netcdf_header.is_classic(head) or (head.startswith(SIGNATURE) and path.suffix.lower() in NETCDF_ENDINGS)
 
     def require_parallel(self) -> None:
-        import netCDF4
-
         if not getattr(netCDF4, "__has_parallel4_support__", False):
             raise ReaderError(
                 "parallel=True: expected a netCDF4 built with parallel I/O, found one without, such as the wheels from "
@@ -57,17 +57,12 @@ class NetCdf(Stack):
             )
 
     def open_file(self, path: Path) -> Any:
-        import netCDF4
-
-        with open(path, "rb") as file:
-            head = file.read(8)
+        head = files.read_head(path)
         if netcdf_header.is_classic(head):
             netcdf_header.check_header(path)
         elif head != SIGNATURE:
-            raise ReaderError(
-                f"{path}: wrong magic number: expected a NetCDF file, which begins with 43 44 46 (classic) or "
-                f"{SIGNATURE.hex(' ')} (NetCDF-4); found {files.describe_head(head)}"
-            )
+            begin = f"43 44 46 (classic) or {SIGNATURE.hex(' ')} (NetCDF-4)"
+            raise files.make_magic_error(path, f"a NetCDF file, which begins with {begin}", head)
         usual = netCDF4.get_chunk_cache()
         # Slabs consist of complete chunks, so no chunk is read twice and the default cache of 64 MiB is not needed. The
         # default of the library is changed during opening, because changing it for one variable fails if the variable
@@ -79,8 +74,6 @@ class NetCdf(Stack):
             netCDF4.set_chunk_cache(*usual)
 
     def open_together(self, path: Path, communicator: Any) -> Any:
-        import netCDF4
-
         return netCDF4.Dataset(path, parallel=True, comm=communicator)
 
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
@@ -118,28 +111,25 @@ def _find_stored(group: Any, name: str) -> Any:
 
 def _make_text(owner: NetCdf, path: Path, name: str, variable: Any) -> TextVariable:
     # In an array of characters the last dimension holds the characters of one text.
-    letters = variable.dtype is not str and variable.ndim > 1
-    names = variable.dimensions[:-1] if letters else variable.dimensions
-    shape = tuple(variable.shape[: len(names)])
-    axis = owner.find_axis(path, name, names, shape)
-    if letters:
+    has_letters = variable.dtype is not str and variable.ndim > 1
+    names = variable.dimensions[:-1] if has_letters else variable.dimensions
+    if has_letters:
         variable.set_auto_chartostring(False)
 
-    def read(start: int, stop: int) -> Any:
-        found = variable[(*[slice(None)] * axis, slice(start, stop))]
-        if not letters:
+    def read(index: tuple[slice, ...]) -> Any:
+        found = variable[index]
+        if not has_letters:
             return found
         rows = np.ascontiguousarray(np.ma.filled(found, b""))
         return rows.view(f"S{rows.shape[-1]}")[..., 0]
 
-    def list_dimensions() -> list[Dimension]:
-        return [_read_dimension(variable, one) for place, one in enumerate(names) if place != axis]
-
-    return TextVariable(owner, path, name, shape, axis, read, list_dimensions)
+    read_dimension = functools.partial(_read_dimension, variable)
+    return TextVariable(owner, path, name, variable.shape[: len(names)], names, read, read_dimension)
 
 
-def _read_dimension(variable: Any, name: str) -> Dimension:
-    group = variable.group()
+def _read_dimension(variable: Any, axis: int) -> Dimension:
+    """The dimension at an axis of a stored variable, with its coordinates from the innermost group that has it."""
+    name, group = variable.dimensions[axis], variable.group()
     while group is not None and name not in group.dimensions:
         group = group.parent
     along = group.variables.get(name) if group is not None else None
@@ -150,13 +140,10 @@ def _read_dimension(variable: Any, name: str) -> Dimension:
 
 class _Variable(Variable):
     def __init__(self, owner: NetCdf, path: Path, name: str, variable: Any):
-        import netCDF4
-
         kind = "numbers of rows of different lengths (VLEN)" if isinstance(variable.datatype, netCDF4.VLType) else ""
         check_numeric(path, name, variable.dtype, kind)
-        self.name, self.shape = name, tuple(variable.shape)
-        self._owner, self._path, self._variable = owner, path, variable
-        self.axis = owner.find_axis(path, name, variable.dimensions, self.shape)
+        super().__init__(owner, path, name, variable.shape, variable.dimensions)
+        self._variable = variable
         chunks = variable.chunking()
         if isinstance(chunks, (list, tuple)):
             self.chunk = int(chunks[self.axis])
@@ -177,14 +164,11 @@ class _Variable(Variable):
             variable.set_auto_mask(False)
         self._plain_fill = self._find_plain_fill()
 
-    def list_dimensions(self) -> list[Dimension]:
-        names = self._variable.dimensions
-        return [_read_dimension(self._variable, name) for place, name in enumerate(names) if place != self.axis]
+    def read_dimension(self, axis: int) -> Dimension:
+        return _read_dimension(self._variable, axis)
 
     def _find_plain_fill(self) -> Any:
         """The only number that marks missing values, for floats without other rules; None otherwise."""
-        import netCDF4
-
         variable = self._variable
         rules = {"scale_factor", "add_offset", "missing_value", "valid_min", "valid_max", "valid_range", "_Unsigned"}
         if self.dtype.kind != "f" or rules & set(variable.ncattrs()):

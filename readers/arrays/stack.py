@@ -21,7 +21,7 @@ from matex_tf.readers.arrays import collective, contents, dimensions, library, o
 from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.arrays.variable import Variable
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import Format, Ranks, ReaderError, check_categories
+from matex_tf.readers.base.formats import Format, Ranks, ReaderError, check_categories, split_range
 from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.sharding import slice_bounds
 from matex_tf.sharding.shard_arrays import ShardArray
@@ -33,6 +33,13 @@ _NO_NAME = "(no name)"
 class Stack(Format):
     """Samples along one dimension of the variables `data` and `labels`. Several variables become the last axis,
     channels.
+
+    wanted: the names of the variables of each field.
+    _single: whether a field is one variable, so that its rows have no axis of channels.
+    _lengths: the number of samples of each file.
+    _dimensions, _shapes, _dtypes, _chunks: of the samples of each field, as in its first file and variable.
+    _arrangements: by field, file and variable: how its samples come into the order of the first ones.
+    _texts: the names of the text variables, in order of appearance.
     """
 
     kind = "file"
@@ -84,7 +91,6 @@ class Stack(Format):
                 self.close_file()  # the exception refers to this object, which would keep the file open
             finally:
                 raise error
-        self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
         self.surveys = int(bool(self._texts))
 
     def require_parallel(self) -> None:
@@ -240,7 +246,7 @@ class Stack(Format):
         )
 
     def count(self, part: str) -> int:
-        return int(self._starts[-1]) if part == "training" else 0
+        return sum(self._lengths) if part == "training" else 0
 
     def find_dtype(self, field: str) -> np.dtype:
         """The dtype of the rows of "data" or "labels"."""
@@ -254,9 +260,9 @@ class Stack(Format):
 
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Counter[str]]:
         found: dict[str, Counter[str]] = {name: Counter() for name in self._texts}
-        for path, begin, end, _ in self._find_spans(
-            *slice_bounds.deal_block(self.count("training"), ranks.rank, ranks.size)
-        ):
+        start, stop = slice_bounds.deal_block(self.count("training"), ranks.rank, ranks.size)
+        for number, begin, end in split_range(self._lengths, start, stop):
+            path = self.files[number]
             for name, texts in found.items():
                 with self.convert_errors(path, f"reading {name!r} from"):
                     texts += self._require_variable(self._keep_open(path), path, name).count_texts(begin, end)  # type: ignore[attr-defined]
@@ -281,40 +287,31 @@ class Stack(Format):
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         names = self.wanted[field]
-        spans = self._find_spans(start, stop)
+        spans = list(split_range(self._lengths, start, stop))
         if len(spans) == 1 and self._single[field]:
-            ((path, begin, end, _),) = spans
+            ((number, begin, end),) = spans
+            path = self.files[number]
             with self.convert_errors(path, f"reading {names[0]!r} from"):
                 found = self._open_variable(field, path, names[0]).take_samples(begin, end)
             if found is not None and found.dtype == self.find_dtype(field):
                 return found
         shape = self._shapes[field] if self._single[field] else (*self._shapes[field], len(names))
         rows = ShardArray((stop - start, *shape), self.find_dtype(field))
-        for path, begin, end, at in spans:
-            target = rows[at : at + end - begin]
+        filled = 0
+        for number, begin, end in spans:
+            path, target = self.files[number], rows[filled : filled + end - begin]
+            filled += end - begin
             for channel, name in enumerate(names):
                 with self.convert_errors(path, f"reading {name!r} from"):
                     variable = self._open_variable(field, path, name)
                     variable.fill_array(target if self._single[field] else target[..., channel], begin, end)
         return rows
 
-    def _find_spans(self, start: int, stop: int) -> list[tuple[Path, int, int, int]]:
-        """The files with samples `start` to `stop`: (path, first, end, offset). `first` and `end` are samples of the
-        file; `offset` counts from `start`.
-        """
-        found = []
-        for number, path in enumerate(self.files):
-            first, last = int(self._starts[number]), int(self._starts[number + 1])
-            begin, end = max(start, first), min(stop, last)
-            if begin < end:
-                found.append((path, begin - first, end - first, begin - start))
-        return found
-
     def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        number, row_in_file, _ = next(split_range(self._lengths, row, row + 1))
         names = self.wanted[field]
         name = names[0] if self._single[field] else names[index[-1]]
         index = index if self._single[field] else index[:-1]
         path = self.files[number]
         variable = self._open_variable(field, path, name)
-        return f"{path}, {name!r}{[row - int(self._starts[number]), *variable.find_stored(index)]}"
+        return f"{path}, {name!r}{[row_in_file, *variable.find_stored(index)]}"

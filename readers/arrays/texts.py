@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from matex_tf.readers.arrays.dimensions import Dimension
 from matex_tf.readers.arrays.variable import Variable
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import number_like
-from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
 _MOST_TEXTS = 1 << 16
 _SLAB_BYTES = 1 << 20
@@ -22,9 +20,11 @@ _PADDING = "\0 "
 
 
 class TextVariable(Variable):
-    """A variable of texts. `read(start, stop)` returns the texts of some samples.
+    """A variable of texts. An empty text is a missing value.
 
-    An empty text is a missing value.
+    Args:
+        read: `read(index)` returns the texts at the index of `make_index`.
+        read_dimension: the dimension at an axis.
     """
 
     is_text = True
@@ -35,26 +35,22 @@ class TextVariable(Variable):
         owner: Any,
         path: Path,
         name: str,
-        shape: tuple[int, ...],
-        axis: int,
-        read: Callable[[int, int], Any],
-        dimensions: Callable[[], list[Dimension]],
+        shape: Sequence[int],
+        dimension_names: Sequence[str],
+        read: Callable[[tuple[slice, ...]], Any],
+        read_dimension: Callable[[int], Dimension],
     ):
-        self._owner, self._path = owner, path
-        self.name, self.shape, self.axis = name, shape, axis
-        self._read, self._dimensions = read, dimensions
+        super().__init__(owner, path, name, shape, dimension_names)
+        self._read, self._read_dimension = read, read_dimension
 
-    def list_dimensions(self) -> list[Dimension]:
-        return self._dimensions()
+    def read_dimension(self, axis: int) -> Dimension:
+        return self._read_dimension(axis)
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
-        texts = np.asarray(np.ma.filled(self._read(start, stop), ""))
+        texts = np.asarray(np.ma.filled(self._read(self.make_index(start, stop)), ""))
         if texts.dtype.kind == "S":
             texts = np.char.decode(texts, "utf-8", "replace")
         return np.moveaxis(np.char.rstrip(texts.astype(str), _PADDING), self.axis, 0)
-
-    def enter_collective(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
 
     def count_texts(self, start: int, stop: int) -> collections.Counter[str]:
         """The number of occurrences of each text in samples `start` to `stop`."""
@@ -77,24 +73,14 @@ class TextVariable(Variable):
             piece[...] = np.searchsorted(known, texts) if len(known) else 0
             absent = texts == ""
             if absent.any():
-                self._put_missing(piece, absent, begin)
-
-    def _put_missing(self, piece: np.ndarray, absent: np.ndarray, begin: int) -> None:
-        how = self._owner.missing
-        if how == "error":
-            row, *index = (int(number) for number in np.argwhere(absent)[0])
-            place = [begin + row, *self.find_stored(index)]
-            raise make_missing_error(f"{self._path}, {self.name!r}{place}", "a text")
-        if how != "nan":
-            check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
-        piece[absent] = np.nan if how == "nan" else how
+                self.put_missing(piece, absent, begin, "a text")
 
     def _fetch(self, begin: int, end: int) -> np.ndarray:
         found: np.ndarray = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))
         return found
 
 
-def agree_on_texts(path: Path, name: str, found: Sequence[collections.Counter[str]], is_requested: bool) -> list[str]:
+def agree_on_texts(path: Path, name: str, found: Sequence[Mapping[str, int]], is_requested: bool) -> list[str]:
     """The sorted texts of a variable, from the counts of all ranks. Raises ReaderError if most texts are numbers and
     the user has not requested texts.
 

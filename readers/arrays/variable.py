@@ -19,19 +19,25 @@ from matex_tf.readers.rows.missing import check_fits, make_missing_error
 class Variable(ABC):
     """An array in an open file, with samples along `axis`.
 
-    Subclasses set `name`, `shape`, `dtype` (of the returned values), `chunk` (samples in a chunk of the file), `axis`,
-    and define `read_samples`. `arrangement` brings samples into the order of the first file and channel.
+    Subclasses set `dtype`, of the returned values, and may set `chunk`, the number of samples in a chunk of the file.
+    `arrangement` brings samples into the order of the first file and channel.
+
+    Args:
+        owner: the `Stack` that reads the file.
+        dimension_names: the names of the dimensions; unnamed ones as the library names them.
+
+    Raises ReaderError if the array has no dimension of samples.
     """
 
-    _owner: Any
-    _path: Path
-    name: str
-    shape: tuple[int, ...]
     dtype: np.dtype
     chunk: int = 1
-    axis: int = 0
     arrangement: Arrangement | None = None
     is_text: bool = False
+
+    def __init__(self, owner: Any, path: Path, name: str, shape: Sequence[int], dimension_names: Sequence[str]):
+        self._owner, self._path = owner, path
+        self.name, self.shape = name, tuple(map(int, shape))
+        self.axis: int = owner.find_axis(path, name, dimension_names, self.shape)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -41,9 +47,13 @@ class Variable(ABC):
     def length(self) -> int:
         return self.shape[self.axis]
 
-    @abstractmethod
     def list_dimensions(self) -> list[Dimension]:
         """The dimensions of a sample, in stored order. Called within a library call."""
+        return [self.read_dimension(axis) for axis in range(len(self.shape)) if axis != self.axis]
+
+    @abstractmethod
+    def read_dimension(self, axis: int) -> Dimension:
+        """The dimension of the array at `axis`, with its coordinates."""
 
     def order_samples(self, samples: np.ndarray) -> np.ndarray:
         return samples if self.arrangement is None else self.arrangement.order_samples(samples)
@@ -72,19 +82,23 @@ class Variable(ABC):
         """Write samples of the library, from sample `begin` on, into `piece`. Masked values are missing."""
         slab = self.order_samples(slab)
         self.put_values(piece, np.ma.filled(slab, 0), f"{self._path}, {self.name!r}", begin)
-        if np.ma.is_masked(slab):
-            self._put_missing(piece, np.ma.getmaskarray(slab), begin)
-
-    def _put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int) -> None:
+        if not np.ma.is_masked(slab):
+            return
         if piece.dtype.kind in "fc":
-            piece[mask] = np.nan
-        elif mask.any():
-            how = self._owner.missing
-            if how == "error":
-                row, *index = (int(number) for number in np.argwhere(mask)[0])
-                raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *self.find_stored(index)]}")
+            piece[np.ma.getmaskarray(slab)] = np.nan  # which `rows.missing` replaces
+        else:
+            self.put_missing(piece, np.ma.getmaskarray(slab), begin, "a number")
+
+    def put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int, expected: str) -> None:
+        """Set the masked values of samples from sample `begin` on as the option missing= says."""
+        how = self._owner.missing
+        if how == "error":
+            row, *index = (int(number) for number in np.argwhere(mask)[0])
+            raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *self.find_stored(index)]}", expected)
+        is_nan = how == "nan" and piece.dtype.kind in "fc"
+        if not is_nan:
             check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
-            piece[mask] = how
+        piece[mask] = np.nan if is_nan else how
 
     def put_values(self, piece: np.ndarray, values: np.ndarray, where: str, begin: int) -> None:
         """Write `values`, arranged samples from sample `begin` on, into `piece`. Raises ReaderError if a value
@@ -104,18 +118,16 @@ class Variable(ABC):
             )
 
     def take_samples(self, start: int, stop: int) -> np.ndarray | None:
-        """Samples `start` to `stop` as a new array, if one library call can return them without a
-        copy; None otherwise.
-        """
+        """Samples `start` to `stop` as a new array if one library call can return them without a copy, else None."""
         return None
 
     @abstractmethod
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         """Read samples `start` to `stop` in stored order, (stop - start, *row_shape). One library call."""
 
-    @abstractmethod
     def enter_collective(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context in which reads are collective over all ranks that have the file open."""
+        """Return a context in which reads are collective over all ranks that have the file open, if possible."""
+        return contextlib.nullcontext()
 
     def make_index(self, start: int, stop: int) -> tuple[slice, ...]:
         return (*[slice(None)] * self.axis, slice(start, stop))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import struct
 import zipfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import zarr
 from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.stack import Stack
 from matex_tf.readers.arrays.texts import TextVariable
@@ -51,12 +53,7 @@ class Zarr(Stack):
         return sorted(file for place in places for name in _METADATA if (file := place / name).is_file())
 
     def open_file(self, path: Path) -> Any:
-        import zarr
-
-        head = b""
-        if not path.is_dir():
-            with open(path, "rb") as file:
-                head = file.read(8)
+        head = files.read_head(path)
         if not _is_store(path, head):
             found = f"a folder with {files.format_names(one.name for one in path.iterdir())}" if path.is_dir() else ""
             raise ReaderError(
@@ -71,7 +68,11 @@ class Zarr(Stack):
             return None
         # NumPy's kinds of texts are "U", "S", "T" (StringDType) and objects, whose types are checked when they are
         # read.
-        return (_make_text if array.dtype.kind in "USTO" else _Variable)(self, path, name, array, file)
+        if array.dtype.kind not in "USTO":
+            return _Variable(self, path, name, array, file)
+        read = functools.partial(_read_texts, path, name, array)
+        read_dimension = functools.partial(_read_dimension, array, name, file)
+        return TextVariable(self, path, name, array.shape, _list_names(array), read, read_dimension)
 
     def list_names(self, file: Any) -> list[str]:
         return sorted(file.list_arrays())
@@ -81,13 +82,9 @@ class _Store:
     """An open store: a group, or a single array."""
 
     def __init__(self, store: Any):
-        import zarr
-
         self._store, self._root = store, zarr.open(store, mode="r")
 
     def find_array(self, name: str) -> Any:
-        import zarr
-
         inside = name.strip("/")
         if not inside or isinstance(self._root, zarr.Array):
             return self._root if isinstance(self._root, zarr.Array) and not inside else None
@@ -95,8 +92,6 @@ class _Store:
         return found if isinstance(found, zarr.Array) else None
 
     def list_arrays(self) -> list[str]:
-        import zarr
-
         def walk(group: Any, before: str) -> list[str]:
             inner = [name for key, part in group.groups() for name in walk(part, f"{before}{key}/")]
             return [before + key for key, _ in group.arrays()] + inner
@@ -124,40 +119,32 @@ def _list_names(array: Any) -> list[str]:
     return [str(name or "") for name in named] if named and len(named) == array.ndim else [""] * array.ndim
 
 
-def _list_dimensions(array: Any, name: str, axis: int, store: _Store) -> list[Dimension]:
-    folder = name.strip("/").rpartition("/")[0]
-    found = []
-    for place, one in enumerate(_list_names(array)):
-        along = store.find_array(f"{folder}/{one}") if one and place != axis else None
-        if along is None or along.ndim != 1:
-            found.append(Dimension(one))
-        else:
-            found.append(make_dimension(one, np.asarray(along[:]), along.attrs.get("units", "")))
-    return [dimension for place, dimension in enumerate(found) if place != axis]
+def _read_dimension(array: Any, name: str, store: _Store, axis: int) -> Dimension:
+    """The dimension at an axis of the array `name`. Its coordinates are the array of its name in the same group."""
+    dimension_name = _list_names(array)[axis]
+    group = name.strip("/").rpartition("/")[0]
+    along = store.find_array(f"{group}/{dimension_name}") if dimension_name else None
+    if along is None or along.ndim != 1:
+        return Dimension(dimension_name)
+    return make_dimension(dimension_name, np.asarray(along[:]), along.attrs.get("units", ""))
 
 
-def _make_text(owner: Zarr, path: Path, name: str, array: Any, store: _Store) -> TextVariable:
-    axis = owner.find_axis(path, name, _list_names(array), array.shape)
-
-    def read(start: int, stop: int) -> Any:
-        found = np.asarray(array[(*[slice(None)] * axis, slice(start, stop))])
-        if found.dtype.kind in "TO":
-            found = found.astype(object)
-            other = next((value for value in found.flat if not isinstance(value, str)), None)
-            if other is not None:
-                check_numeric(path, name, found.dtype, f"values of type {type(other).__name__}")
-        return found
-
-    dimensions = _list_dimensions
-    return TextVariable(owner, path, name, array.shape, axis, read, lambda: dimensions(array, name, axis, store))
+def _read_texts(path: Path, name: str, array: Any, index: tuple[slice, ...]) -> np.ndarray:
+    """Texts of the array `name`. Raises ReaderError if objects are no texts."""
+    found = np.asarray(array[index])
+    if found.dtype.kind in "TO":
+        found = found.astype(object)
+        other = next((value for value in found.flat if not isinstance(value, str)), None)
+        if other is not None:
+            check_numeric(path, name, found.dtype, f"values of type {type(other).__name__}")
+    return found
 
 
 class _Variable(Variable):
     def __init__(self, owner: Zarr, path: Path, name: str, array: Any, store: _Store):
         self._stored = check_numeric(path, name, array.dtype)
-        self._owner, self._path, self._array, self._store = owner, path, array, store
-        self.name, self.shape = name, tuple(array.shape)
-        self.axis = owner.find_axis(path, name, _list_names(array), self.shape)
+        super().__init__(owner, path, name, array.shape, _list_names(array))
+        self._array, self._store = array, store
         self.chunk = int(array.chunks[self.axis])
         attributes = dict(array.attrs)
         if self._stored.kind == "i" and str(attributes.get("_Unsigned", "")).lower() == "true":
@@ -186,8 +173,8 @@ class _Variable(Variable):
             )
         return found
 
-    def list_dimensions(self) -> list[Dimension]:
-        return _list_dimensions(self._array, self.name, self.axis, self._store)
+    def read_dimension(self, axis: int) -> Dimension:
+        return _read_dimension(self._array, self.name, self._store, axis)
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         found = np.asarray(self._array[self.make_index(start, stop)])
@@ -202,6 +189,3 @@ class _Variable(Variable):
         if any(one.any() for one in absent):
             return np.ma.masked_array(found, np.logical_or.reduce(absent))
         return found
-
-    def enter_collective(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()

@@ -1,9 +1,9 @@
-"""Collective reading: an error on one rank is raised on all ranks, so that no rank waits for another one forever."""
+"""Reads on all ranks: an error on one rank is raised on all ranks, so that no rank waits for another one forever."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from matex_tf.readers.base.formats import ReaderError
@@ -11,7 +11,7 @@ from matex_tf.runtime import objects
 from matex_tf.world import world
 
 Result = TypeVar("Result")
-_FAILED = 7
+_FAILURE_TAG = 7
 _state = threading.local()
 
 
@@ -19,54 +19,15 @@ class FailedElsewhere(Exception):
     """Another rank has failed, so this rank stops reading."""
 
 
-def run_on_all_ranks(
-    action: Callable[[], Result],
-    what: str,
-    describe: Callable[[Result], str] | None = None,
-    share: Callable[[Result], Any] | None = None,
-    difference: str = "see different files",
-) -> tuple[Result, list[Any]]:
-    """Run `action()` on every rank; return its result and the list of all ranks' `share(result)`. Collective.
-
-    If the action fails on any rank, every rank raises: the failed ranks their own error, the others a ReaderError that
-    names the first failed rank. Ranks that call `stop_if_others_failed` while they read notice it within seconds.
-    With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them. The
-    message shows two of the texts; `difference` is what it says of the ranks.
-    """
-    result, error, description, shared = None, None, "", None
-    failed, messages = "", []
-    _state.watching = world.is_active()
-    try:
-        result = action()
-        description = describe(result) if describe else ""
-        shared = share(result) if share else None
-    except FailedElsewhere:
-        pass
-    except Exception as raised:  # after any exception the other ranks must be told
-        error, failed = raised, f"{type(raised).__name__}: {raised}"
-        messages = _notify_others()
-    finally:
-        _state.watching = False
-    # `what` may contain a path of this rank; the name of the collective must be the same on all ranks.
-    reports = objects.allgather((failed, description, shared), "agreeing on what a DataSet has opened or read")
-    _take_messages(messages, [rank for rank, (text, _, _) in enumerate(reports) if text])
-    if error is not None:
-        raise error
-    hosts = world.get_world().hosts
-    for rank, (text, _, _) in enumerate(reports):
-        if text:
-            raise ReaderError(f"{what} failed on rank {rank} ({hosts[rank]}): {text}")
-    for rank, (_, text, _) in enumerate(reports):
-        if text != reports[0][1]:
-            raise ReaderError(
-                f"{what}: the ranks {difference}. Expected what rank 0 ({hosts[0]}) has: {reports[0][1]}; "
-                f"found on rank {rank} ({hosts[rank]}): {text}"
-            )
-    return result, [value for _, _, value in reports]  # type: ignore[return-value]
-
-
 class Together:
-    """Calls an action on every rank; if it fails on one rank, all raise. With `alone`, no other rank takes part."""
+    """Runs actions on every rank. If an action fails on any rank, every rank raises: the failed ranks their own error,
+    the others a ReaderError that names the first failed rank.
+
+    Ranks that call `stop_if_others_failed` while they read notice a failure within seconds.
+
+    Args:
+        alone: the script has given rank= and size=, so this process runs actions without the other ranks.
+    """
 
     def __init__(self, alone: bool):
         self._alone = alone
@@ -76,24 +37,58 @@ class Together:
         action: Callable[[], Any],
         what: str,
         describe: Callable[[Any], str] | None = None,
-        results: list[Any] | None = None,
         difference: str = "see different files",
     ) -> Any:
-        """As `run_on_all_ranks`; returns this rank's result. The list `results` receives the results of all ranks."""
-        share = None if results is None else lambda result: result
+        """Return this rank's result of `action()`. Collective.
+
+        With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them. The
+        message shows two of the texts; `difference` is what it says of the ranks.
+        """
         if self._alone:
-            result = action()
-            found = [result]
-        else:
-            result, found = run_on_all_ranks(action, what, describe, share, difference)
-        if results is not None:
-            results[:] = found
+            return action()
+        result, texts = _run_on_all_ranks(action, what, describe or (lambda result: ""))
+        for rank, text in enumerate(texts):
+            if text != texts[0]:
+                hosts = world.get_world().hosts
+                raise ReaderError(
+                    f"{what}: the ranks {difference}. Expected what rank 0 ({hosts[0]}) has: {texts[0]}; "
+                    f"found on rank {rank} ({hosts[rank]}): {text}"
+                )
         return result
+
+    def gather(self, action: Callable[[], Result], what: str) -> list[Result]:
+        """Return the results of `action()` of all ranks, in rank order. Collective."""
+        return [action()] if self._alone else _run_on_all_ranks(action, what, lambda result: result)[1]
+
+
+def _run_on_all_ranks(action: Callable[[], Result], what: str, share: Callable[[Result], Any]) -> tuple[Result, Any]:
+    """Return the result of `action()`, and the list of `share(result)` of all ranks."""
+    result, error, shared, failure, messages = None, None, None, "", []
+    _state.is_watching = world.is_active()
+    try:
+        result = action()
+        shared = share(result)
+    except FailedElsewhere:
+        pass
+    except Exception as raised:  # after any exception the other ranks must be told
+        error, failure = raised, f"{type(raised).__name__}: {raised}"
+        messages = _notify_others()
+    finally:
+        _state.is_watching = False
+    # `what` may contain a path of this rank; the name of the collective must be the same on all ranks.
+    reports = objects.allgather((failure, shared), "agreeing on what a DataSet has opened or read")
+    failures = {rank: text for rank, (text, _) in enumerate(reports) if text}
+    _take_messages(messages, failures)
+    if error is not None:
+        raise error
+    for rank, text in failures.items():
+        raise ReaderError(f"{what} failed on rank {rank} ({world.get_world().hosts[rank]}): {text}")
+    return result, [value for _, value in reports]  # type: ignore[return-value]
 
 
 def stop_if_others_failed() -> None:
     """Called between the blocks of a long read: raises FailedElsewhere if another rank has failed."""
-    if getattr(_state, "watching", False) and world.get_communicator("readers").Iprobe(tag=_FAILED):
+    if getattr(_state, "is_watching", False) and world.get_communicator("readers").Iprobe(tag=_FAILURE_TAG):
         raise FailedElsewhere
 
 
@@ -102,15 +97,15 @@ def _notify_others() -> list[Any]:
     if not world.is_active():
         return []
     me, comm = world.get_world(), world.get_communicator("readers")
-    return [comm.isend(None, dest=rank, tag=_FAILED) for rank in range(me.size) if rank != me.rank]
+    return [comm.isend(None, dest=rank, tag=_FAILURE_TAG) for rank in range(me.size) if rank != me.rank]
 
 
-def _take_messages(sent: list[Any], failed: list[int]) -> None:
+def _take_messages(sent: list[Any], failed_ranks: Iterable[int]) -> None:
     """Receive the messages of `_notify_others`, so that the next read does not find them."""
     if not world.is_active():
         return
-    for rank in failed:
+    for rank in failed_ranks:
         if rank != world.get_world().rank:
-            world.get_communicator("readers").recv(source=rank, tag=_FAILED)
+            world.get_communicator("readers").recv(source=rank, tag=_FAILURE_TAG)
     for request in sent:
         request.wait()

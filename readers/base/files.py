@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from matex_tf import arguments
+from matex_tf.errors import ReaderError
 
-_HEADER = 1 << 16
+_COMPARED_BYTES = 1 << 16
+"""Ranks compare the first bytes of files, up to this number."""
 _KINDS = {
     b"PK\x03\x04": "a zip archive; unpack it (a Zarr store or a spreadsheet is one, too)",
     b"\x1f\x8b": "a file compressed by gzip; decompress it",
@@ -98,7 +100,7 @@ def compute_fingerprint(paths: Iterable[Path]) -> str:
     parts = []
     for path in paths:
         with open(path, "rb") as file:
-            head = file.read(_HEADER)
+            head = file.read(_COMPARED_BYTES)
             size = os.fstat(file.fileno()).st_size
             if head.startswith(b"\x1f\x8b"):
                 head = head[:4] + head[8:]
@@ -109,8 +111,38 @@ def compute_fingerprint(paths: Iterable[Path]) -> str:
     return ", ".join(parts)
 
 
+def read_head(path: Path, count: int = 8) -> bytes:
+    """The first `count` bytes of a file, or all if there are fewer; none for a folder."""
+    if path.is_dir():
+        return b""
+    with open(path, "rb") as file:
+        return file.read(count)
+
+
+def read_all(file: Any, count: int) -> bytes:
+    """The next `count` bytes of a file object whose `read` may return fewer; fewer only at its end."""
+    data = b""
+    while len(data) < count and (piece := file.read(count - len(data))):
+        data += piece
+    return data
+
+
+def read_at(descriptor: int, start: int, count: int) -> bytes:
+    """`count` bytes of an open file from offset `start`; fewer only at its end."""
+    pieces = []
+    while count > 0 and (piece := os.pread(descriptor, count, start)):
+        pieces.append(piece)
+        start, count = start + len(piece), count - len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
 def describe_head(head: bytes) -> str:
     """Describe a file by its first bytes, `head`."""
     shown = head[:8].hex(" ") or "nothing"
     kind = next((kind for magic, kind in _KINDS.items() if head[: len(magic)] == magic[: len(head)] and head), None)
     return shown if kind is None else f"{shown}: {kind}"
+
+
+def make_magic_error(path: Path, expected: str, head: bytes) -> ReaderError:
+    """The error for a file that begins with `head`, unlike the files of its format."""
+    return ReaderError(f"{path}: wrong magic number: expected {expected}; found {describe_head(head)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.errors import ReaderError as ReaderError
+from matex_tf.readers.base import files
 
 PARTS = ("training", "validation", "testing")
 FIELDS = ("data", "labels")
@@ -36,7 +37,12 @@ def make_dtype(kind: Any) -> np.dtype:
 
 def check_categories(path: Path, what: str, count: int, dtype: np.dtype) -> None:
     """Raises ReaderError if `dtype` cannot represent 0 to `count` - 1, the integers of `count` different texts."""
-    most = np.iinfo(dtype).max if dtype.kind in "iu" else 1 if dtype.kind == "b" else 2 ** np.finfo(dtype).nmant
+    if dtype.kind in "iu":
+        most = np.iinfo(dtype).max
+    elif dtype.kind == "b":
+        most = 1
+    else:
+        most = 2 ** np.finfo(dtype).nmant  # the bits of the mantissa
     if count - 1 > most:
         raise ReaderError(
             f"{path}: expected at most {most + 1} different texts in {what}, the integers of its dtype {dtype}; found "
@@ -56,6 +62,19 @@ class Ranks:
     def leader(self) -> int:
         """The first rank on this rank's host."""
         return self.hosts.index(self.hosts[self.rank])
+
+
+def split_range(lengths: Iterable[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Split `start` to `stop`, counted over a sequence of files, into ranges of one file each.
+
+    Yields (index of the file, first, last), counted in the file. Lengths 3 and 5, 2 to 6: (0, 2, 3) and (1, 0, 3).
+    """
+    before = 0
+    for index, length in enumerate(lengths):
+        first, last = max(start - before, 0), min(stop - before, length)
+        if first < last:
+            yield index, first, last
+        before += length
 
 
 @dataclass
@@ -179,13 +198,8 @@ def recognise_format(path: str | PathLike[str] | Sequence[Any]) -> str:
 
     Raises FileNotFoundError if there is no such file, and ValueError if no format recognizes it.
     """
-    from matex_tf.readers.base import files
-
     first = files.find_files(path, allow_folder=True)[0]
-    head = b""
-    if not first.is_dir():
-        with open(first, "rb") as file:
-            head = file.read(512)
+    head = files.read_head(first, 512)
     for name, kind in _formats.items():
         if kind.recognises(first, head):
             return name

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import Ranks
 from matex_tf.runtime import real_files
+
+GZIP = b"\x1f\x8b"
+"""The first bytes of gzip data."""
+DAMAGED_GZIP = (EOFError, zlib.error, gzip.BadGzipFile)
+"""Exceptions of damaged gzip and zlib data."""
+PIECE_BYTES = 1 << 20
+"""Between pieces of this size, a rank looks whether another rank has failed."""
 
 
 class Unpacking:
@@ -39,7 +49,7 @@ class Unpacking:
             if local_ranks[index % len(local_ranks)] == ranks.rank:
                 found[path] = self._unpack_file(path)
                 self._mine.append(found[path])
-                weakref.finalize(self, remove_file, found[path])
+                weakref.finalize(self, remove_files, [found[path]])
         return found
 
     def settle(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> dict[Path, Path]:
@@ -49,28 +59,35 @@ class Unpacking:
 
     def remove_files(self) -> None:
         """Remove this rank's temporary files. Called when every rank of this host has opened them."""
-        for path in self._mine:
-            remove_file(path)
+        remove_files(self._mine)
 
     def _unpack_file(self, path: Path) -> Path:
-        with real_files.use_real_files():
-            target, name = tempfile.mkstemp(prefix="matex_tf-", suffix=self._suffix)
-        try:
-            with os.fdopen(target, "wb") as file, self._open_packed(path) as source:
-                shutil.copyfileobj(_Watched(source), file, 1 << 20)
-        except BaseException:
-            remove_file(Path(name))
-            raise
-        return Path(name)
+        with create_temporary(self._suffix) as (name, file), self._open_packed(path) as source:
+            shutil.copyfileobj(Watched(source), file, PIECE_BYTES)
+        return name
 
 
-def remove_file(path: Path) -> None:
-    """Remove a temporary file, if it still exists."""
+@contextlib.contextmanager
+def create_temporary(suffix: str = "") -> Iterator[tuple[Path, BinaryIO]]:
+    """A new temporary file: its path, and the open file. It is removed if the context ends with an exception."""
     with real_files.use_real_files():
-        path.unlink(missing_ok=True)
+        handle, name = tempfile.mkstemp(prefix="matex_tf-", suffix=suffix)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield Path(name), file
+    except BaseException:
+        remove_files([Path(name)])
+        raise
 
 
-class _Watched:
+def remove_files(paths: Iterable[Path]) -> None:
+    """Remove the temporary files that still exist."""
+    with real_files.use_real_files():
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+class Watched:
     """A file object that stops reading if another rank has failed."""
 
     def __init__(self, file: Any):

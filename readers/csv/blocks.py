@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from matex_tf.lazy import arrow_csv, pa
 from matex_tf.readers.csv import convert, errors
 from matex_tf.readers.csv.dialect import Dialect
 
@@ -29,8 +30,6 @@ def parse_block(
         newlines: whether quoted values contain newlines.
         place: returns file and line of the first record, for errors.
     """
-    import pyarrow as pa
-
     data = errors.clean_block(data, dialect, place)
     try:
         try:
@@ -56,14 +55,10 @@ def parse_block(
 
 
 def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
     return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _put_column(table: Any, number: int, column: Any) -> Any:
-    import pyarrow as pa
-
     if column is None:
         raise pa.ArrowInvalid("no number")
     name = str(number)
@@ -78,20 +73,17 @@ def _read_table(
     dialect: Dialect,
     newlines: bool,
 ) -> Any:
-    import pyarrow as pa
-    from pyarrow import csv
-
     quote = dialect.marks.quote
-    read = csv.ReadOptions(
+    read = arrow_csv.ReadOptions(
         column_names=[str(number) for number in range(len(names))],
         block_size=len(data) + 1 if newlines or types is None else max(1 << 20, data.find(b"\n") * 4),
     )
-    parse = csv.ParseOptions(
+    parse = arrow_csv.ParseOptions(
         delimiter=dialect.delimiter,
         quote_char=chr(quote) if quote else False,
         newlines_in_values=newlines and quote is not None,
     )
-    converting = csv.ConvertOptions(
+    converting = arrow_csv.ConvertOptions(
         include_columns=[str(number) for number in numbers],
         column_types={str(number): kind for number, kind in types.items()} if types else None,
         null_values=dialect.nulls,
@@ -99,4 +91,4 @@ def _read_table(
         decimal_point=dialect.decimal,
     )
     # Arrow's own memory pool would keep the memory of the blocks.
-    return csv.read_csv(pa.BufferReader(data), read, parse, converting, memory_pool=pa.system_memory_pool())
+    return arrow_csv.read_csv(pa.BufferReader(data), read, parse, converting, memory_pool=pa.system_memory_pool())

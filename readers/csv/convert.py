@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from matex_tf.lazy import arrow_csv, pa, pc
 from matex_tf.readers.csv.dialect import Dialect
 
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
@@ -21,9 +22,6 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
     describes. `dialect.thousands` may separate groups of three digits; commas may also group digits as in India:
     12,34,567.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     texts = pc.utf8_trim_whitespace(column)
@@ -46,16 +44,15 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
 
 def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
     """Texts as pyarrow parses a column of the type `kind`; None if it rejects one."""
-    import pyarrow as pa
-    from pyarrow import csv
-
     data = "".join('"' + text.replace('"', '""') + '"\n' for text in texts.to_pylist()).encode()
     try:
-        table = csv.read_csv(
+        table = arrow_csv.read_csv(
             pa.BufferReader(data),
-            csv.ReadOptions(column_names=["x"], block_size=len(data) + 1),
-            csv.ParseOptions(newlines_in_values=True),
-            csv.ConvertOptions(column_types={"x": kind}, null_values=dialect.nulls, decimal_point=dialect.decimal),
+            arrow_csv.ReadOptions(column_names=["x"], block_size=len(data) + 1),
+            arrow_csv.ParseOptions(newlines_in_values=True),
+            arrow_csv.ConvertOptions(
+                column_types={"x": kind}, null_values=dialect.nulls, decimal_point=dialect.decimal
+            ),
             memory_pool=pa.system_memory_pool(),
         )
     except pa.ArrowInvalid:
@@ -65,8 +62,6 @@ def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
 
 def can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
     """Returns whether all texts are valid values of this type."""
-    import pyarrow as pa
-
     column = pa.array(texts, pa.string())
     how = _parse_texts if pa.types.is_boolean(kind) else convert_column
     return how(column, kind, dialect) is not None
@@ -76,9 +71,6 @@ def recognise_column(column: Any, dialect: Dialect) -> Any:
     """Convert a pyarrow column of texts to int64, or else to float64; None if a text is not a number, or all are
     addresses.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if len(column) == column.null_count or pc.all(pc.match_substring_regex(column, rf"^\s*{ADDRESS}\s*$")).as_py():
         return None
     whole = convert_column(column, pa.int64(), dialect)
@@ -98,9 +90,6 @@ def _make_pattern(dialect: Dialect) -> str:
 
 def drop_null_numbers(column: Any, dialect: Dialect) -> Any:
     """Replace the numbers that mark missing values by nulls in a pyarrow column of numbers."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = column.type
     if pa.types.is_integer(kind):
         numbers: list[float] = [int(number) for number in dialect.null_numbers if number == int(number)]
@@ -116,8 +105,6 @@ def drop_null_numbers(column: Any, dialect: Dialect) -> Any:
 
 
 def _make_scalar(number: float, kind: Any) -> Any:
-    import pyarrow as pa
-
     try:
         return pa.scalar(number, kind).as_py()
     except (pa.ArrowInvalid, OverflowError):  # out of range

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import math
 import numbers
 from collections.abc import Iterable, Mapping
@@ -81,10 +82,9 @@ def make_dialect(
         )
         if mark
     ]
-    for index, (name, mark) in enumerate(used_marks):
-        for other, other_mark in used_marks[:index]:
-            if mark == other_mark:
-                raise ValueError(f"DataSet: {other} and {name} have to be different; given {mark!r} for both")
+    for (name, mark), (other, other_mark) in itertools.combinations(used_marks, 2):
+        if mark == other_mark:
+            raise ValueError(f"DataSet: {name} and {other} have to be different; given {mark!r} for both")
     for name, mark in (("decimal", decimal), ("thousands", thousands)):
         if mark and (mark.isalnum() or mark in "+-"):
             raise ValueError(f"DataSet: {name} must not be a letter, digit or sign; given {mark!r}")

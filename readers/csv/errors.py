@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from matex_tf.lazy import pa
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import convert, number_like
 from matex_tf.readers.csv.dialect import Dialect
@@ -45,6 +46,15 @@ def _make_encoding_error(path: Path, error: UnicodeDecodeError, encoding: str, l
     )
 
 
+def make_count_error(place: str, expected: int, found: int) -> ReaderError:
+    """The error for a block from `place` on in which pyarrow finds another number of records than `records`."""
+    path, line = split_place(place)
+    return ReaderError(
+        f"{path}: expected {expected} records from line {line} on, found {found}: a quote within a value, or a "
+        "carriage return alone. If quotes are ordinary characters, pass quote=None"
+    )
+
+
 def read_rows(path: Path, data: bytes, dialect: Dialect, line: int = 1) -> Iterator[tuple[int, list[str]]]:
     """Yield (line, values) of each record of a clean block, by Python's slow csv module. Raises ReaderError."""
     try:
@@ -75,8 +85,6 @@ def explain_error(
     error: Exception,
 ) -> ReaderError:
     """The error for a clean block that cannot be parsed as `types`. `place` is the position of its first record."""
-    import pyarrow as pa
-
     path, line = split_place(place)
     lines: list[int] = []
     columns: dict[int, list[str]] = {number: [] for number in types}
@@ -87,11 +95,8 @@ def explain_error(
                 continue
             if len(values) != len(names):
                 # If not even the first record has the right length, lines before the header are the likely reason.
-                hint = (
-                    ""
-                    if lines and len(names) > 1
-                    else "; skiprows= skips lines before the header, comment= skips comments"
-                )
+                is_first = not lines or len(names) == 1
+                hint = "; skiprows= skips lines before the header, comment= skips comments" if is_first else ""
                 wrong = ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}{hint}")
                 break
             lines.append(at)
@@ -107,12 +112,11 @@ def explain_error(
         if index is None:
             continue
         text = texts[index]
-        hint = (
-            "this column is read as integers, by its first MiB or by dtype=; "
-            f'dtype={{{names[number]!r}: "float64"}} reads others'
-            if pa.types.is_integer(kind) and convert.can_convert([text], pa.float64(), dialect)
-            else number_like.suggest_option(text, names[number], dialect)
-        )
+        if pa.types.is_integer(kind) and convert.can_convert([text], pa.float64(), dialect):
+            hint = "this column is read as integers, by its first MiB or by dtype=; "
+            hint += f'dtype={{{names[number]!r}: "float64"}} reads others'
+        else:
+            hint = number_like.suggest_option(text, names[number], dialect)
         wrong = ReaderError(
             f"{path}, line {lines[index]}, column {names[number]!r}: expected a number ({kind}), found {text!r}; {hint}"
         )

@@ -1,37 +1,48 @@
 """The CSV format: tables of text. Each rank reads and parses a contiguous range of the bytes.
 
 Opening has up to three surveys (see `Format`): "unpack" decompresses files, "records" finds the ends of records and
-keeps the rows that it parses, "categories" collects the values of columns of text.
+keeps the rows that it parses, "texts" collects the values of columns of text.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from matex_tf import arguments
-from matex_tf.readers.base import agreement, files
+from matex_tf.lazy import pc
+from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import Held, Ranks, ReaderError, register
 from matex_tf.readers.base.unpacking import Unpacking
-from matex_tf.readers.csv import headers, joined_text, parse, records
+from matex_tf.readers.csv import errors, headers, joined_text, number_like, records
 from matex_tf.readers.csv.dialect import make_dialect
 from matex_tf.readers.csv.joined_text import Piece, Text
 from matex_tf.readers.csv.parse import RangeParser
 from matex_tf.readers.csv.table import Table
-from matex_tf.readers.tables.columns import Column, Place
-from matex_tf.readers.tables.format import TableFormat, find_room
+from matex_tf.readers.tables.columns import Column
+from matex_tf.readers.tables.format import TableFormat
 from matex_tf.readers.tables.rows import Rows
 from matex_tf.sharding import slice_bounds
 
 _SLICE_BYTES = 1 << 20
 _ENDINGS = tuple(name + packed for name in (".csv", ".tsv") for packed in ("", ".gz", ".bz2", ".xz", ".zip"))
+
+
+class _Survey(NamedTuple):
+    """What a rank has found in its range of bytes: the ends of records, and the number of rows that it keeps.
+
+    row_count: None if memory does not allow to keep them. has_failed: whether a record could not be parsed.
+    """
+
+    parts: list[records.Part]
+    row_count: int | None
+    has_failed: bool
 
 
 @register("CSV")
@@ -62,6 +73,8 @@ class Csv(TableFormat):
     option that reads them.
     """
 
+    columns: Table
+
     def __init__(
         self,
         path: str | PathLike[str] | Sequence[Any],
@@ -79,13 +92,9 @@ class Csv(TableFormat):
         skiprows: int = 0,
         encoding: str = "utf-8",
     ):
-        super().__init__()
-        self.files = files.find_files(path)
+        super().__init__(path, memory)
         dialect = make_dialect(delimiter, quote, comment, encoding, decimal, thousands, na_values, skiprows)
         arguments.check_flag("DataSet", "header", header)
-        if memory is not None:
-            arguments.check_whole_number("DataSet", "memory, in bytes,", memory, 0)
-        self._memory = memory
         head = joined_text.read_head(self.files[0], headers.HEAD_BYTES, dialect)
         if delimiter is None:
             dialect = dataclasses.replace(dialect, delimiter=headers.sniff_delimiter(self.files[0], head, dialect))
@@ -95,50 +104,36 @@ class Csv(TableFormat):
             known = head if file is self.files[0] else b""
             names, start = headers.read_names(file, known, header, dialect)
             if not self._pieces:
-                self._table = Table(file, names, dialect)
-            headers.check_same(file, names, header, self.files[0], self._table.names)
+                self.columns = Table(file, names, dialect)
+            headers.check_same(file, names, header, self.files[0], self.columns.names)
             self._pieces.append(Piece(file, file, start))
-        self._table.choose_columns(labels, columns)
-        self.labelled = "labels" in self._table.columns
-        self._table.learn_types(*headers.sample_records(self._pieces, head, dialect), dtype)
-        self.columns = self._table
+        self.columns.choose_columns(labels, columns)
+        self.labelled = "labels" in self.columns.columns
+        self.columns.learn_types(*headers.sample_records(self._pieces, head, dialect), dtype)
         packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
-        self._unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, self._table.dialect), ".csv")
-        self._survey_names = ["unpack"] * bool(packed) + ["records"] + ["categories"] * bool(self._table.texts)
-        self.surveys = len(self._survey_names)
+        self._unpacking: Unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, dialect), ".csv")
+        self._set_surveys(["unpack"] * bool(packed) + ["records"] + ["texts"] * bool(self.columns.texts))
         self._parser: RangeParser | None = None
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return path.is_file() and path.name.lower().endswith(_ENDINGS)
 
-    def describe(self) -> str:
-        return self._table.describe_columns()
-
-    # Records: each rank finds the ends of records in its range of bytes, and keeps the rows that it parses on the way.
-
-    def settled(self) -> None:
-        self._unpacking.remove_files()
-
-    def _survey_unpack(self, ranks: Ranks) -> dict[Path, Path]:
-        return self._unpacking.survey(ranks)
-
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
         places = self._unpacking.settle(ranks, found)
         self._pieces = [Piece(one.named, places.get(one.named, one.path), one.start) for one in self._pieces]
 
-    def _survey_records(self, ranks: Ranks) -> tuple[list[records.Part], int | None, bool]:
-        """Find the ends of records in this rank's range. Returns them, the number of rows kept, and whether parsing
-        failed.
-        """
+    # Records: each rank finds the ends of records in its range of bytes, and keeps the rows that it parses on the way.
+
+    def _survey_records(self, ranks: Ranks) -> _Survey:
         self._text = Text(self._pieces)
         start, stop = slice_bounds.deal_block(self._text.size, ranks.rank, ranks.size)
         if self._marks.comment is not None:
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
         parser = None
         if self.keep:
-            rows = Rows(self._table, self.missing, find_room(ranks, self._memory))
-            parser = RangeParser(self._text, self._table, rows, start, stop)
+            rows = Rows(self.columns, self.missing, self._find_room(ranks))
+            parser = RangeParser(self._text, self.columns, rows, start, stop)
         on_block = parser.add_block if parser else None
         parts = [
             records.search_records(self._read_text, begin, end, self._marks, on_block=on_block)
@@ -148,54 +143,63 @@ class Csv(TableFormat):
             parser.finish_range()
         self._parser = parser
         if parser is None or parser.is_too_large:
-            return parts, None, False
-        return parts, parser.rows.count, parser.error is not None
+            return _Survey(parts, row_count=None, has_failed=False)
+        return _Survey(parts, parser.rows.count, has_failed=parser.error is not None)
 
     def _read_text(self, start: int, stop: int) -> bytes:
         agreement.stop_if_others_failed()
         return self._text.read_bytes(start, stop)
 
-    def _settle_records(self, ranks: Ranks, found: Sequence[tuple[list[records.Part], int | None, bool]]) -> None:
-        text, parts = self._text, [part for rank_parts, _, _ in found for part in rank_parts]
+    def _settle_records(self, ranks: Ranks, found: Sequence[_Survey]) -> None:
+        text, parts = self._text, [part for of_rank in found for part in of_rank.parts]
         self._records = records.join_parts(
             parts, 0, text.size, lambda begin, end: self._marks.remove_comments(text.read_bytes(begin, end)), text.ends
         )
         if self._records.open is not None:
             raise ReaderError(
                 f"{text.find_file(self._records.open - 1)}: expected every quote to be closed, found one open at the "
-                f"end of "
-                "the file. If quotes are ordinary characters, pass quote=None"
+                "end of the file. If quotes are ordinary characters, pass quote=None"
             )
-        counts = [count for _, count, _ in found if count is not None]
-        if len(counts) < len(found) or self._parser is None:
-            self._parser = None  # a rank has not kept its rows, so no rank does
-            return
-        failed = any(failed for _, _, failed in found)
-        if self._records.cut or (not failed and sum(counts) != self._records.count):
+        parser, self._parser = self._parser, None
+        counts = [of_rank.row_count for of_rank in found if of_rank.row_count is not None]
+        if parser is None or len(counts) < len(found):
+            return  # a rank has not kept its rows, so no rank does
+        is_count_wrong = sum(counts) != self._records.count and not any(of_rank.has_failed for of_rank in found)
+        if self._records.cut or is_count_wrong:
             # A range begins within quotes, so the rows parsed from it are wrong. The positions of records are known
             # now: parse this rank's rows again.
             shares = self.list_parts(ranks)
             counts = [stop - start for start, stop in shares]
-            self._rows = self._take_rows(*shares[ranks.rank], sys.maxsize)
-        elif self._parser.error is not None:
-            raise self._parser.error
+            self._rows = self._take_rows(*shares[ranks.rank])
+        elif parser.error is not None:
+            raise parser.error
         else:
-            self._rows = self._parser.rows
-        self._parser = None
+            self._rows = parser.rows
         self.held = Held(counts, self._rows.buffers)
 
-    def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
-        return [slice_bounds.deal_block(self._records.count, rank, ranks.size) for rank in range(ranks.size)]
-
-    def _survey_categories(self, ranks: Ranks) -> dict[int, dict[str, int]]:
-        return self._count_texts(ranks)
-
-    def _settle_categories(self, ranks: Ranks, found: Sequence[dict[int, dict[str, int]]]) -> None:
-        self._settle_texts(ranks, found)
-
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
-        tables = self.iterate_tables(*self._find_part(ranks), [])
-        parse.check_texts(self._table, found, ranks.rank, tables)
+        """Raises ReaderError if the values of a column of text turn out to be numbers.
+
+        The first rank that has found such a value reports its line; the other ranks raise FailedElsewhere.
+        """
+        table = self.columns
+        wrong = table.find_number_among_texts(
+            {number: number_like.add_counts(texts[number] for texts in found) for number in table.texts}
+        )
+        if wrong is None:
+            return
+        number, value = wrong
+        if ranks.rank != next(rank for rank, texts in enumerate(found) if value in texts[number]):
+            raise agreement.FailedElsewhere
+        blocks = self.iterate_tables(*self._find_part(ranks), [])
+        indices = ((first, pc.index(block[str(number)], value).as_py()) for first, block in blocks)
+        row = next(first + index for first, index in indices if index >= 0)
+        name = table.names[number]
+        raise ReaderError(
+            f"{self.find_place(row)}, column {name!r}: expected text, as in the first MiB of the file, found "
+            f"{value!r}, and most rows of this column hold numbers; "
+            f"{number_like.suggest_option(value, name, table.dialect)}"
+        )
 
     # Rows.
 
@@ -205,14 +209,14 @@ class Csv(TableFormat):
     def chunk_rows(self, part: str, field: str) -> int:
         return records.STRIDE
 
-    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any, Place]]:
+    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
         for first, last, begin, end in self._iterate_slices(start, stop):
             data = self._read_text(begin, end)
-            newlines, line = self._records.newlines, functools.partial(self._text.find_line, begin)
-            table = self._table.parse_records(data, fields, newlines, line)
+            find_line = functools.partial(self._text.find_line, begin)
+            table = self.columns.parse_records(data, fields, self._records.newlines, find_line)
             if len(table) != last - first:
-                raise parse.make_count_error(line(), last - first, len(table))
-            yield first, table, functools.partial(parse.find_line, self._text, self._marks, begin)
+                raise errors.make_count_error(find_line(), last - first, len(table))
+            yield first, table
 
     def _iterate_slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """Split rows into slices at starts of records: (first row, row after the last, first byte, byte after the

@@ -37,16 +37,20 @@ def sniff_delimiter(path: Path, head: bytes, dialect: Dialect) -> str:
 
 
 def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple[list[str], int]:
-    """Returns the names of the columns and the offset of the first record."""
+    """Returns the names of the columns and the offset of the first record.
 
-    def piece(start: int, stop: int) -> bytes:
+    Args:
+        head: the beginning of the file, if it has been read already.
+    """
+
+    def read(start: int, stop: int) -> bytes:
         return head[start:stop]
 
     length = HEAD_BYTES if head else _FIRST_BYTES
     head = head or joined_text.read_head(file, length, dialect)
     while True:
         begin = dialect.skip_lines(head, len(BOM) if head.startswith(BOM) else 0)
-        first = len(head) if begin is None else records.skip_records(piece, begin, len(head), 1, dialect.marks)
+        first = len(head) if begin is None else records.skip_records(read, begin, len(head), 1, dialect.marks)
         if first < len(head) or len(head) < length:
             break
         length *= 16
@@ -76,23 +80,22 @@ def check_same(file: Path, names: list[str], header: bool, first: Path, expected
 
 
 def sample_records(pieces: Sequence[Piece], head: bytes, dialect: Dialect) -> tuple[bytes, Path, int]:
-    """Returns sample records for the types, from the first file that has records; that file, and
-    the line of the first.
+    """Sample records that determine the types, from the first file that has records. Returns the bytes of the records,
+    the file, and the line of the first record.
+
+    Args:
+        head: the beginning of the first file.
     """
-    found, line, file = b"", 1, pieces[0].named
-    for piece in pieces:
-        head = head if piece.named == pieces[0].named else joined_text.read_head(piece.named, HEAD_BYTES, dialect)
+    for number, piece in enumerate(pieces):
         length = HEAD_BYTES
-        end = _find_records_end(head, piece.start, length, dialect.marks)
-        while not end:
+        text = joined_text.read_head(piece.named, length, dialect) if number else head
+        while not (end := _find_records_end(text, piece.start, length, dialect.marks)):
             length *= 4
-            head = joined_text.read_head(piece.named, length, dialect)
-            end = _find_records_end(head, piece.start, length, dialect.marks)
-        file, line = piece.named, 1 + head[: piece.start].count(b"\n")
-        found = head[piece.start : end]
-        if found.strip():
+            text = joined_text.read_head(piece.named, length, dialect)
+        sample, line = text[piece.start : end], 1 + text[: piece.start].count(b"\n")
+        if sample.strip():
             break
-    return found, file, line
+    return sample, piece.named, line
 
 
 def _find_records_end(head: bytes, start: int, length: int, marks: Marks) -> int:

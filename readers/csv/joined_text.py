@@ -11,7 +11,6 @@ import itertools
 import lzma
 import os
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,13 @@ from typing import Any, BinaryIO
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.base.unchanged import Unchanged
+from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP
 from matex_tf.readers.csv.dialect import Dialect
 from matex_tf.runtime import real_files
 
 BOM = b"\xef\xbb\xbf"
-_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
-_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError)
+_PACKED = {GZIP: "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
+_DAMAGED = (*DAMAGED_GZIP, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError)
 
 
 def needs_unpacking(path: Path, dialect: Dialect) -> bool:
@@ -34,8 +34,7 @@ def needs_unpacking(path: Path, dialect: Dialect) -> bool:
 
 
 def _find_packing(path: Path) -> str | None:
-    with open(path, "rb") as file:
-        head = file.read(8)
+    head = files.read_head(path)
     return next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
 
 
@@ -88,11 +87,8 @@ class _Recoded:
 
 def read_head(path: Path, length: int, dialect: Dialect) -> bytes:
     """The first `length` bytes of the text of a file, or all bytes if it has fewer."""
-    found = b""
     with open_text(path, dialect) as file:
-        while len(found) < length and (data := file.read(length - len(found))):
-            found += data
-    return found[:length]
+        return files.read_all(file, length)[:length]
 
 
 @dataclass(frozen=True)
@@ -143,18 +139,15 @@ class Text:
 
     def _read_piece(self, number: int, start: int, stop: int) -> bytes:
         """Read bytes `start` to `stop` of one file."""
-        found = []
         if not self._pieces[number].is_unpacked:
             self._unchanged.check(self._pieces[number].path)
-        while start < stop:
-            data = os.pread(self._open_file(number).fileno(), stop - start, start)
-            if not data:
-                raise ReaderError(
-                    f"{self._pieces[number].named}: truncated: expected {self._sizes[number]} bytes, found {start}"
-                )
-            found.append(data)
-            start += len(data)
-        return found[0] if len(found) == 1 else b"".join(found)
+        data = files.read_at(self._open_file(number).fileno(), start, stop - start)
+        if start + len(data) < stop:
+            raise ReaderError(
+                f"{self._pieces[number].named}: truncated: expected {self._sizes[number]} bytes, found "
+                f"{start + len(data)}"
+            )
+        return data
 
     def _open_file(self, number: int) -> BinaryIO:
         if number in self._open:

@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from matex_tf.lazy import pa
 from matex_tf.readers.csv import convert
 from matex_tf.readers.csv.dialect import Dialect
 
@@ -192,7 +193,5 @@ def _list_delimiters(text: str) -> list[str]:
 
 @functools.lru_cache
 def _read_text(text: str, dialect: Dialect) -> float | None:
-    import pyarrow as pa
-
     found = convert.convert_column(pa.array([text]), pa.float64(), dialect)
     return None if found is None else found[0].as_py()

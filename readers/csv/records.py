@@ -8,21 +8,23 @@ lines: a line may begin within quotes, but not within a comment.
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from matex_tf.readers.csv.marks import Marks
 
 _NEWLINE, _RETURN = 10, 13
-# The position of every STRIDE-th record is stored.
 STRIDE = 1024
-# Number of bytes that are searched at a time.
+"""The position of every STRIDE-th record is stored."""
 PIECE = 1 << 20
+"""Number of bytes that are searched at a time."""
+_WINDOW_BYTES = 1 << 16
+"""Number of bytes that are read first to find few records; each further read takes four times as many."""
 
-
+Read = Callable[[int, int], bytes]  # the bytes between two offsets
 OnBlock = Callable[[int, bytes, np.ndarray, np.ndarray], None]
 
 
@@ -48,7 +50,7 @@ class Part:
 
 
 def search_records(
-    read: Callable[[int, int], bytes],
+    read: Read,
     start: int,
     stop: int,
     marks: Marks,
@@ -56,40 +58,41 @@ def search_records(
     piece: int | None = None,
     on_block: OnBlock | None = None,
 ) -> Part:
-    """The records that end between the offsets `start` and `stop`; `read(a, b)` returns the bytes from a to b.
+    """The records that end between the offsets `start` and `stop`.
 
     Empty lines and lines with only a comment are not records. `on_block(begin, data, line_ends, record_ends)` is called
     for each block that is read, from offset `begin` on: the offsets after its lines and after its records, assuming
     that the range begins outside of quotes.
     """
-    outside, inside = Found(), Found(within=True)
-    stride, piece = stride or STRIDE, piece or PIECE
-    # A line that begins before this range counts as not empty, unless it is known to be empty.
-    before = read(max(0, start - 2), start)
-    # The start of the current line, under each assumption.
-    line_starts = [_find_line_start(before, start)] * 2
+    line = _find_line_start(read(max(0, start - 2), start), start)
+    outside, inside = (_Search(read, marks, stride or STRIDE, within, line) for within in (False, True))
     begin = start
     while begin < stop:
-        data = _read_piece(read, begin, stop, piece, marks)
-        values = np.frombuffer(data, np.uint8)
-        newlines = np.flatnonzero(values == _NEWLINE)
-        quotes = np.flatnonzero(values == marks.quote) if marks.quote is not None and marks.quote in data else None
-        quotes_before = None if quotes is None else np.searchsorted(quotes, newlines)
-        for assumption, found in enumerate((outside, inside)):
-            unquoted, comment_ends = _split_newlines(data, newlines, quotes, quotes_before, found, marks)
-            found.newlines |= len(unquoted) < len(newlines)
-            line = line_starts[assumption]
-            line, record_ends = _add_piece(found, values, begin, unquoted, comment_ends, line, read, stride)
-            line_starts[assumption] = line
-            if on_block is not None and found is outside:
-                on_block(begin, data, unquoted + (begin + 1), record_ends)
+        data = _read_block(read, begin, stop, piece or PIECE, marks)
+        block = _Block(begin, data, marks)
+        line_ends, record_ends = outside.add_block(block)
+        inside.add_block(block)
+        if on_block is not None:
+            on_block(begin, data, line_ends, record_ends)
         begin += len(data)
-    return Part(outside, inside, start, stop)
+    return Part(outside.found, inside.found, start, stop)
 
 
-def _read_piece(read: Callable[[int, int], bytes], begin: int, stop: int, piece: int, marks: Marks) -> bytes:
-    """The next block of bytes to search; complete lines if there are comments."""
-    end = min(begin + piece, stop)
+def _find_line_start(before: bytes, start: int) -> int:
+    """The start of the line that contains `start`, from the two bytes before; `start` - 2 if it begins further before.
+
+    So a line that begins before the range counts as not empty, unless it is known to be empty.
+    """
+    if not before or before.endswith(b"\n"):
+        return start
+    if before == b"\r" or before == b"\n\r":
+        return start - 1
+    return start - 2
+
+
+def _read_block(read: Read, begin: int, stop: int, length: int, marks: Marks) -> bytes:
+    """The next block to search, about `length` bytes; complete lines if there are comments."""
+    end = min(begin + length, stop)
     data = read(begin, end)
     if marks.comment is None:
         return data
@@ -99,89 +102,88 @@ def _read_piece(read: Callable[[int, int], bytes], begin: int, stop: int, piece:
     return data if end == stop else data[: data.rfind(b"\n") + 1]
 
 
-def _split_newlines(
-    data: bytes,
-    newlines: np.ndarray,
-    quotes: np.ndarray | None,
-    quotes_before: np.ndarray | None,
-    found: Found,
-    marks: Marks,
-) -> tuple[np.ndarray, list[int]]:
-    """Returns the `newlines` outside of quotes, and the offsets after comments that fill their line. Updates
-    `found.within`.
+class _Block:
+    """A block of the text, from offset `begin` on, and the indices of newlines and quotes in it."""
+
+    def __init__(self, begin: int, data: bytes, marks: Marks):
+        self.begin, self.data = begin, data
+        self.values = np.frombuffer(data, np.uint8)
+        self.newlines = np.flatnonzero(self.values == _NEWLINE)
+        has_quotes = marks.quote is not None and marks.quote in data
+        self.quotes = np.flatnonzero(self.values == marks.quote) if has_quotes else np.empty(0, np.int64)
+
+    @functools.cached_property
+    def quotes_before(self) -> np.ndarray:
+        """The number of quotes before each newline."""
+        return np.searchsorted(self.quotes, self.newlines)
+
+
+class _Search:
+    """Finds the records of a range, block by block, under one assumption: whether the range begins within quotes.
 
     Args:
-        quotes_before: the number of `quotes` before each newline, including quotes in comments.
+        line: the offset at which the first line begins.
     """
-    comments = marks.find_comments(data, found.within)
-    if quotes is not None and comments:
-        first, after = np.array(comments).T
-        place = np.searchsorted(first, quotes, side="right") - 1
-        quotes = quotes[(place < 0) | (quotes >= after[place])]
-        quotes_before = np.searchsorted(quotes, newlines)
-    if quotes is None or quotes_before is None:
-        unquoted = newlines[:0] if found.within else newlines
-    else:
-        # A position is outside of quotes if the number of quotes before it is even.
-        unquoted = newlines[((quotes_before + found.within) & 1) == 0]
-        found.within ^= bool(len(quotes) & 1)
-    return unquoted, [after for first, after in comments if marks.is_bare(data, first)]
+
+    def __init__(self, read: Read, marks: Marks, stride: int, within: bool, line: int):
+        self.found = Found(within=within)
+        self._read, self._marks, self._stride, self._line = read, marks, stride, line
+
+    def add_block(self, block: _Block) -> tuple[np.ndarray, np.ndarray]:
+        """Search the next block. Returns the offsets after the lines and after the records that end in it."""
+        found = self.found
+        newlines, comment_ends = self._find_line_ends(block)
+        found.newlines |= len(newlines) < len(block.newlines)
+        ends = newlines + block.begin
+        starts = np.concatenate([[self._line], ends + 1])
+        self._line = int(starts[-1])
+        record_ends = ends + 1
+        short = np.flatnonzero(ends - starts[:-1] <= 1)
+        if len(short) or comment_ends:
+            is_record = ~np.isin(newlines, comment_ends)
+            is_record[short] &= ~self._are_empty(block, starts[short], ends[short])
+            record_ends = record_ends[is_record]
+        # Store the records whose number, counted from 1, is a multiple of the stride.
+        first = self._stride - found.count % self._stride - 1
+        found.places += record_ends[first :: self._stride].tolist()
+        found.count += len(record_ends)
+        if len(record_ends):
+            found.last = int(record_ends[-1])
+        return ends + 1, record_ends
+
+    def _find_line_ends(self, block: _Block) -> tuple[np.ndarray, list[int]]:
+        """The indices of newlines outside of quotes, and the indices after comments that fill their line.
+
+        Then `found.within` says whether the block ends within quotes.
+        """
+        found, quotes = self.found, block.quotes
+        comments = self._marks.find_comments(block.data, found.within)
+        if not len(quotes):
+            newlines = block.newlines[:0] if found.within else block.newlines
+        else:
+            quotes_before = block.quotes_before
+            if comments:
+                # Quotes in comments do not count. The comment that begins last before each quote:
+                first, after = np.array(comments).T
+                number = np.searchsorted(first, quotes, side="right") - 1
+                quotes = quotes[(number < 0) | (quotes >= after[number])]
+                quotes_before = np.searchsorted(quotes, block.newlines)
+            # An index is outside of quotes if the number of quotes before it is even.
+            newlines = block.newlines[((quotes_before + found.within) & 1) == 0]
+            found.within ^= bool(len(quotes) & 1)
+        return newlines, [after for first, after in comments if self._marks.is_bare(block.data, first)]
+
+    def _are_empty(self, block: _Block, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Whether lines of up to one byte, from offsets `starts` to `ends`, are empty, or only a carriage return."""
+        first_bytes = block.values[np.maximum(starts - block.begin, 0)]
+        if len(starts) and starts[0] < block.begin:
+            first_bytes[0] = self._read(int(starts[0]), int(starts[0]) + 1)[0]
+        return np.asarray((starts == ends) | (first_bytes == _RETURN))
 
 
-def _find_line_start(before: bytes, start: int) -> int:
-    """The start of the line that contains `start`, or any offset at least two bytes before `start`."""
-    if not before or before.endswith(b"\n"):
-        return start
-    if before == b"\r" or before == b"\n\r":
-        return start - 1
-    return start - 2
-
-
-def _add_piece(
-    found: Found,
-    values: np.ndarray,
-    begin: int,
-    newlines: np.ndarray,
-    comment_ends: Sequence[int],
-    line: int,
-    read: Callable[..., Any],
-    stride: int,
-) -> tuple[int, np.ndarray]:
-    """Count the records that end at `newlines` of a block. Empty lines, and comments that end at `comment_ends`, are no
-    records. `line`: the start of the first line.
-
-    Returns the start of the next line, and the offsets after the records.
-    """
-    if not len(newlines):
-        return line, newlines
-    ends = newlines + begin
-    starts = np.concatenate([[line], ends[:-1] + 1])
-    lengths = ends - starts
-    short = np.flatnonzero(lengths <= 1)
-    if len(short) or comment_ends:
-        empty = np.array([_is_empty(values, begin, int(starts[i]), int(ends[i]), read) for i in short], bool)
-        ends = np.delete(
-            ends, np.union1d(short[empty], np.flatnonzero(np.isin(newlines, comment_ends))).astype(np.int64)
-        )
-    # Select the records whose number, counted from 1, is a multiple of the stride.
-    first = stride - found.count % stride - 1
-    found.places += (ends[first::stride] + 1).tolist()
-    found.count += len(ends)
-    if len(ends):
-        found.last = int(ends[-1]) + 1
-    return int(newlines[-1]) + begin + 1, ends + 1
-
-
-def _is_empty(values: np.ndarray, begin: int, start: int, end: int, read: Callable[..., Any]) -> bool:
-    if start == end:
-        return True
-    byte = values[start - begin] if start >= begin else read(start, start + 1)[0]
-    return bool(byte == _RETURN)
-
-
-def skip_records(read: Callable[[int, int], bytes], start: int, stop: int, count: int, marks: Marks) -> int:
+def skip_records(read: Read, start: int, stop: int, count: int, marks: Marks) -> int:
     """The offset after the first `count` records from `start`; `stop` if there are fewer."""
-    window = 1 << 16
+    window = _WINDOW_BYTES
     while count:
         end = min(stop, start + window)
         places = search_records(read, start, end, marks, stride=1, piece=window).outside.places
@@ -193,10 +195,10 @@ def skip_records(read: Callable[[int, int], bytes], start: int, stop: int, count
     return start
 
 
-def find_line_end(read: Callable[[int, int], bytes], start: int, stop: int, marks: Marks) -> int:
+def find_line_end(read: Read, start: int, stop: int, marks: Marks) -> int:
     """The offset after the first line from `start` that ends outside of quotes, even if empty; else `stop`."""
     found: list[int] = []
-    window = 1 << 16
+    window = _WINDOW_BYTES
     while True:
         end = min(stop, start + window)
         search_records(
@@ -225,9 +227,7 @@ class Records:
         return self.numbers[index], self.places[index]
 
 
-def join_parts(
-    parts: Sequence[Part], start: int, stop: int, rest: Callable[[int, int], bytes], ends: Collection[int] = ()
-) -> Records:
+def join_parts(parts: Sequence[Part], start: int, stop: int, rest: Read, ends: Collection[int] = ()) -> Records:
     """Combine the results of consecutive ranges of the text from `start` to `stop`; `rest` reads the end of the text.
 
     `ends`: the ends of the files. Ranges and records end there, too.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import pa
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import blocks, errors, number_like
 from matex_tf.readers.csv.dialect import Dialect
@@ -23,8 +24,6 @@ class Table(Columns):
 
     def learn_types(self, sample: bytes, file: Path, line: int, dtype: Any) -> None:
         """Infer the type of each column from `sample`, complete records of `file` from line `line` on, and `dtype`."""
-        import pyarrow as pa
-
         found: dict[int, Any] = dict.fromkeys(self.used, pa.null())
         if sample.strip():
             place = f"{file}, line {line}"
@@ -41,8 +40,6 @@ class Table(Columns):
 
     def _check_text(self, number: int, column: Any, sample: bytes, place: str) -> None:
         """Raises ReaderError if a column that would be read as text holds mostly numbers."""
-        import pyarrow as pa
-
         if not pa.types.is_string(column.type):
             return  # dates and the like
         counts = {value["values"]: value["counts"] for value in column.drop_null().value_counts().to_pylist()}
@@ -63,10 +60,6 @@ class Table(Columns):
             if number_like.are_numbers(counts[number]):
                 return number, min(number_like.find_numbers(counts[number]))
         return None
-
-    def describe_columns(self) -> str:
-        texts = [self.names[number] for number in self.texts]
-        return f"columns {self.names}, text in {texts}, {[str(kind) for kind in self.types.values()]}"
 
     def parse_records(self, data: bytes, fields: Sequence[str], newlines: bool, line: Callable[[], str]) -> Any:
         """Parse the records in `data` into a pyarrow table of the columns of `fields`, named by their numbers. Without

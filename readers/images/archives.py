@@ -6,41 +6,38 @@ import gzip
 import os
 import shutil
 import tarfile
-import tempfile
-import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
-from matex_tf.readers.base import agreement
+from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.base.unchanged import Unchanged
+from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP, PIECE_BYTES, Watched, create_temporary, remove_files
 from matex_tf.runtime import real_files
 
 # No data set of a single archive has a larger file; a larger member is an error.
-_MOST_BYTES = 4 << 30
-_PIECE = 1 << 20
+_MAX_MEMBER_BYTES = 4 << 30
 
 
 def unpack_files(archive: Path, names: Collection[str]) -> dict[str, Path]:
     """Extract the members with one of `names`, in any folder of the archive. Returns a temporary file for each name."""
     found: dict[str, Path] = {}
-    with open(archive, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+    is_packed = files.read_head(archive, 2) == GZIP
     try:
-        with gzip.open(archive) if packed else open(archive, "rb") as source:
+        with gzip.open(archive) if is_packed else open(archive, "rb") as source:
             # mode "r|": the stream does not support seeking.
-            with tarfile.open(fileobj=_Watched(source), mode="r|") as tar:  # type: ignore[call-overload]
+            with tarfile.open(fileobj=Watched(source), mode="r|") as tar:  # type: ignore[call-overload]
                 for member in tar:
                     name = os.path.basename(member.name)
                     if name in names and name not in found and member.isreg():
                         found[name] = _extract_member(archive, tar, member)
             # Read to the end of the gzip data, where its checksum is.
-            while source.read(_PIECE):
+            while source.read(PIECE_BYTES):
                 agreement.stop_if_others_failed()
     except BaseException as error:
         remove_files(found.values())
-        if isinstance(error, (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)):
+        if isinstance(error, (tarfile.TarError, *DAMAGED_GZIP)):
             raise ReaderError(
                 f"{archive}: truncated or damaged: expected a whole tar archive, found: {error}"
             ) from None
@@ -49,52 +46,24 @@ def unpack_files(archive: Path, names: Collection[str]) -> dict[str, Path]:
 
 
 def _extract_member(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> Path:
-    if member.size > _MOST_BYTES:
+    if member.size > _MAX_MEMBER_BYTES:
         raise ReaderError(
-            f"{archive}: {member.name}: expected at most {_MOST_BYTES} bytes in a file, found {member.size}"
+            f"{archive}: {member.name}: expected at most {_MAX_MEMBER_BYTES} bytes in a file, found {member.size}"
         )
-    with real_files.use_real_files():
-        handle, name = tempfile.mkstemp(prefix="matex_tf-")
-    try:
+    with create_temporary() as (path, target):
         source = tar.extractfile(member)
-        with os.fdopen(handle, "wb") as target:
-            if source is not None:
-                shutil.copyfileobj(source, target, _PIECE)
-            if target.tell() != member.size:
-                raise EOFError(f"{member.name}: {target.tell()} bytes instead of {member.size}")
-    except BaseException:
-        remove_files([Path(name)])
-        raise
-    return Path(name)
-
-
-def remove_files(paths: Iterable[Path]) -> None:
-    """Remove the files of `unpack_files` that still exist."""
-    with real_files.use_real_files():
-        for path in paths:
-            path.unlink(missing_ok=True)
-
-
-class Readable(Protocol):
-    """A binary stream."""
-
-    def read(self, count: int = ..., /) -> bytes: ...
-
-
-class _Watched:
-    """A stream that stops reading if another rank has failed."""
-
-    def __init__(self, file: Readable):
-        self._file = file
-
-    def read(self, count: int = -1) -> bytes:
-        agreement.stop_if_others_failed()
-        return self._file.read(count)
+        if source is not None:
+            shutil.copyfileobj(source, target, PIECE_BYTES)
+        if target.tell() != member.size:
+            raise EOFError(f"{member.name}: {target.tell()} bytes instead of {member.size}")
+    return path
 
 
 class Stored:
-    """A file on disk, or an extracted file, which stays open and may be removed. `str` returns its
-    name for messages.
+    """A file on disk, or an extracted file, which stays open and may be removed. `str` returns its name for messages.
+
+    Args:
+        named: "ARCHIVE: NAME" for a file that was extracted to `path`.
     """
 
     def __init__(self, path: Path, named: str | None = None):
@@ -123,13 +92,7 @@ class Stored:
     def read_bytes(self, start: int, count: int) -> bytes:
         """Read `count` bytes from offset `start`. Raises ReaderError if the file ends earlier."""
         with self.open_file() as file:
-            data = b"".join(_iterate_pieces(file.fileno(), start, count))
+            data = files.read_at(file.fileno(), start, count)
         if len(data) < count:
             raise ReaderError(f"{self}: truncated: expected {start + count} bytes or more, found {start + len(data)}")
         return data
-
-
-def _iterate_pieces(handle: int, start: int, count: int) -> Iterable[bytes]:
-    while count and (piece := os.pread(handle, count, start)):
-        yield piece
-        start, count = start + len(piece), count - len(piece)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from matex_tf.readers.base import agreement, files
-from matex_tf.readers.base.formats import Format, Ranks, ReaderError, register
+from matex_tf.readers.base.formats import Format, Ranks, ReaderError, register, split_range
+from matex_tf.readers.base.unpacking import remove_files
 from matex_tf.readers.images import archives, plain_pickles
 from matex_tf.readers.images.archives import Stored
 from matex_tf.sharding.shard_arrays import ShardArray
@@ -91,10 +92,6 @@ class _Cifar(Format):
         for part, stored in found.items():
             kinds = [_BinaryBatch if file.name.endswith(".bin") else _PickledBatch for file in stored]
             self._batches[part] = [kind(file, self.label_names, self._label) for kind, file in zip(kinds, stored)]
-        self._starts = {
-            part: np.concatenate([[0], np.cumsum([batch.rows for batch in batches])])
-            for part, batches in self._batches.items()
-        }
 
     # One rank of each host extracts an archive: its members cannot be read independently.
 
@@ -103,7 +100,7 @@ class _Cifar(Format):
             return {}
         found = archives.unpack_files(self.files[0], self._list_file_names())
         self._unpacked = list(found.values())
-        weakref.finalize(self, archives.remove_files, self._unpacked)
+        weakref.finalize(self, remove_files, self._unpacked)
         return found
 
     def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, Path]]) -> None:
@@ -116,25 +113,26 @@ class _Cifar(Format):
         self._open_batches(chosen)
 
     def settled(self) -> None:
-        archives.remove_files(self._unpacked)  # every rank of this host has them open
+        remove_files(self._unpacked)  # every rank of this host has them open
 
     def count(self, part: str) -> int:
-        return int(self._starts[part][-1])
+        return sum(batch.rows for batch in self._batches[part])
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         shape = (stop - start, 32, 32, 3) if field == "data" else (stop - start,)
         rows = ShardArray(shape, np.uint8 if field == "data" else np.int64)
-        for first, batch in zip(self._starts[part], self._batches[part]):
-            begin, end = max(start, int(first)), min(stop, int(first) + batch.rows)
-            for piece in range(begin, end, _PIECE_ROWS):
+        filled = 0
+        for number, begin, end in split_range([batch.rows for batch in self._batches[part]], start, stop):
+            batch = self._batches[part][number]
+            for first in range(begin, end, _PIECE_ROWS):
                 agreement.stop_if_others_failed()
-                last = min(piece + _PIECE_ROWS, end)
-                target = rows[piece - start : last - start]
+                last = min(first + _PIECE_ROWS, end)
+                target = rows[filled : filled + last - first]
+                filled += last - first
                 if field == "labels":
-                    target[:] = batch.read_labels(piece - int(first), last - int(first))
+                    target[:] = batch.read_labels(first, last)
                 else:
-                    stored = batch.read_images(piece - int(first), last - int(first)).reshape(-1, 3, 32, 32)
-                    target[:] = stored.transpose(0, 2, 3, 1)
+                    target[:] = batch.read_images(first, last).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         return rows
 
     def describe(self) -> str:

@@ -10,19 +10,18 @@ import gzip
 import math
 import os
 import struct
-import zlib
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from matex_tf.readers.base import agreement
+from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.base.unchanged import Unchanged
+from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP, PIECE_BYTES
 from matex_tf.sharding.shard_arrays import ShardArray
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_PIECE = 1 << 20
 # The compression ratio of Deflate is at most 1032; a header that claims more is damaged.
 _MOST_PACKED = 1032
 
@@ -37,19 +36,18 @@ class IdxFile:
     def __init__(self, path: Path):
         self.path = path
         self._unchanged = Unchanged([path])
-        with open(path, "rb") as file:
-            self._packed = file.read(2) == b"\x1f\x8b"
+        self._is_packed = files.read_head(path, 2) == GZIP
         try:
             with self._open_file() as file:
                 self._read_header(file)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except DAMAGED_GZIP as error:
             raise ReaderError(
                 f"{path}: expected gzip data with an IDX header, found damaged gzip data: {error}"
             ) from None
         self._check_size()
 
     def _open_file(self) -> BinaryIO:
-        return gzip.open(self.path, "rb") if self._packed else open(self.path, "rb")  # type: ignore[return-value]
+        return gzip.open(self.path, "rb") if self._is_packed else open(self.path, "rb")  # type: ignore[return-value]
 
     def _read_header(self, file: BinaryIO) -> None:
         magic = file.read(4)
@@ -58,10 +56,8 @@ class IdxFile:
         zeros, code, rank = magic[:2], magic[2], magic[3]
         if zeros != b"\0\0" or code not in TYPES or rank == 0:
             codes = ", ".join(f"{known:02x}" for known in TYPES)
-            raise ReaderError(
-                f"{self.path}: wrong magic number: expected the bytes 00 00, a type ({codes}) and the number of "
-                f"dimensions, 1 or more; found {magic.hex(' ')}"
-            )
+            expected = f"the bytes 00 00, a type ({codes}) and the number of dimensions, 1 or more"
+            raise files.make_magic_error(self.path, expected, magic)
         sizes = file.read(4 * rank)
         if len(sizes) < 4 * rank:
             raise ReaderError(
@@ -81,7 +77,7 @@ class IdxFile:
     def _check_size(self) -> None:
         expected = self._start + self.shape[0] * self._row
         found = os.path.getsize(self.path)
-        if self._packed:
+        if self._is_packed:
             if expected > found * _MOST_PACKED:
                 raise ReaderError(
                     f"{self.path}: truncated: its header ({self.describe_items()}) makes {expected} bytes, "
@@ -113,7 +109,7 @@ class IdxFile:
             try:
                 with self._open_file() as file:
                     self._fill_array(file, array, start, stop)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            except DAMAGED_GZIP as error:
                 raise ReaderError(
                     f"{self.path}: truncated or damaged: expected gzip data of {self.shape[0]} items, found in "
                     f"items {start} to {stop}: {error}"
@@ -122,28 +118,28 @@ class IdxFile:
 
     def _fill_array(self, file: BinaryIO, array: np.ndarray, start: int, stop: int) -> None:
         target = memoryview(array.reshape(-1).view(np.uint8))
-        if self._packed:
+        if self._is_packed:
             self._skip_bytes(file, self._start + start * self._row)
         else:
             file.seek(self._start + start * self._row)
         filled = 0
         while filled < len(target):
             agreement.stop_if_others_failed()
-            got = file.readinto(target[filled : filled + _PIECE])  # type: ignore[attr-defined]
-            if not got:
+            count = file.readinto(target[filled : filled + PIECE_BYTES])  # type: ignore[attr-defined]
+            if not count:
                 self._raise_truncated(start + filled // self._row, stop)
-            filled += got
-        if self._packed and stop == self.shape[0] and file.read(1):
+            filled += count
+        if self._is_packed and stop == self.shape[0] and file.read(1):
             raise ReaderError(f"{self.path}: too long: expected {self.shape[0]} items, found more bytes after them")
 
     def _skip_bytes(self, file: BinaryIO, count: int) -> None:
-        left = count
-        while left:
+        skipped = 0
+        while skipped < count:
             agreement.stop_if_others_failed()
-            got = len(file.read(min(left, _PIECE)))
-            if not got:
-                self._raise_truncated((count - left - self._start) // self._row, self.shape[0])
-            left -= got
+            piece = file.read(min(count - skipped, PIECE_BYTES))
+            if not piece:
+                self._raise_truncated((skipped - self._start) // self._row, self.shape[0])
+            skipped += len(piece)
 
     def _raise_truncated(self, found: int, expected: int) -> None:
         raise ReaderError(

@@ -70,9 +70,9 @@ def _find_file(folder: Path, names: list[str], part: str, field: str) -> Path:
     found = sorted((name for name in names if pattern.fullmatch(name)), key=lambda name: (name.endswith(".gz"), name))
     if not found:
         usual = f"{prefix}-idx{dimensions}-ubyte, {prefix}.idx{dimensions}-ubyte, either also with .gz"
-        there = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names else "nothing"
         raise FileNotFoundError(
-            f"{folder}: no file of the {part} {content}: looked for {usual}; the folder holds {there}"
+            f"{folder}: no file of the {part} {content}: looked for {usual}; the folder holds "
+            f"{files.format_names(names)}"
         )
     return folder / found[0]
 

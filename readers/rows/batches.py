@@ -9,6 +9,7 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.readers.rows.layout import Deal
+from matex_tf.sharding import exchange
 
 
 class BatchCursor:
@@ -24,20 +25,16 @@ class BatchCursor:
         if self._taken:
             return
         if self._epochs:
-            from matex_tf.sharding.exchange import exchange_rows
-
-            held = self._deal.count_held(self._rank)
-            exchange_rows([array[:held] for array in arrays], seed, self._epochs)
+            row_count = self._deal.count_held(self._rank)
+            exchange.exchange_rows([array[:row_count] for array in arrays], seed, self._epochs)
         self._epochs += 1
 
-    def take_next(self, rows: int) -> tuple[slice, int]:
-        """Returns this rank's rows of the next batch, and the batch's number of rows: `rows`, or fewer at the end of an
-        epoch.
-        """
+    def take_next(self, rows: int) -> slice:
+        """This rank's rows of the next batch, which has `rows` rows of all ranks, or fewer at the end of an epoch."""
         first, last = self._taken, min(self._taken + rows, self._deal.count)
         start, stop = (self._deal.count_taken(count)[self._rank] for count in (first, last))
         self._taken = last % self._deal.count
-        return slice(start, stop), last - first
+        return slice(start, stop)
 
 
 def check_rows(name: str, deal: Deal, rows: Any) -> int:

@@ -106,11 +106,12 @@ class Deal:
     def count_all(self) -> list[int]:
         return [self.count_held(rank) for rank in range(self.size + self._servers)]
 
-    def list_positions(self, rank: int, start: int, stop: int) -> np.ndarray:
-        """The positions in the part (int64) of the rank's rows `start` to `stop`."""
-        mine = np.arange(start, stop, dtype=np.int64)
+    def list_positions(self, rank: int, start: int, stop: int) -> range | np.ndarray:
+        """The positions in the part of the rank's rows `start` to `stop`: a range for "block", else int64."""
         if self.distribution == "block":
-            return mine + slice_bounds.deal_block(self.count, rank, self.size)[0]
+            first = slice_bounds.deal_block(self.count, rank, self.size)[0]
+            return range(first + start, first + stop)
+        mine = np.arange(start, stop, dtype=np.int64)
         if self.distribution == "cyclic":
             return rank + mine * self.size
         first, last = slice_bounds.deal_block(self._batch, rank, self.size)

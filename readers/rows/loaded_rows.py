@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.readers.base.agreement import Together
 from matex_tf.readers.base.formats import FIELDS
 from matex_tf.readers.rows import redistribute, scaling
 from matex_tf.readers.rows.layout import Deal
@@ -21,9 +22,7 @@ from matex_tf.world import world
 
 @dataclass(frozen=True)
 class Shard:
-    """This process has the rows of rank `rank` of `size` ranks. `alone`: the script has given rank= and size=, so ranks
-    do not communicate.
-    """
+    """This process has the rows of rank `rank` of `size` ranks. `alone`: as in `Together`."""
 
     rank: int
     size: int
@@ -31,9 +30,7 @@ class Shard:
 
 
 class LoadedRows:
-    """This rank's rows of every part and field of `source`, as `deals` assign them to ranks. `together` is an
-    `agreement.Together`.
-    """
+    """This rank's rows of every part and field of `source`, as `deals` assign them to ranks."""
 
     def __init__(
         self,
@@ -42,7 +39,7 @@ class LoadedRows:
         deals: dict[str, Deal],
         shard: Shard,
         normalize: bool | str,
-        together: Callable[..., Any],
+        together: Together,
     ):
         self._name, self._source, self._deals, self._shard = name, source, deals, shard
         self._normalize, self._together = normalize, together
@@ -99,11 +96,7 @@ class LoadedRows:
         """The positions of this rank's rows in the part; the first position if it has no rows."""
         deal, rank = self._deals[part], self._shard.rank
         count = deal.count_held(rank)
-        if not count:
-            return range(1)
-        if deal.distribution == "block":
-            return range(*slice_bounds.deal_block(deal.count, rank, deal.size))
-        return deal.list_positions(rank, 0, count)
+        return deal.list_positions(rank, 0, count) if count else range(1)
 
     def set_scale(self) -> Any:
         """Set and return the function that scales data. For "standard", each rank computes the moments of its rows.
@@ -112,8 +105,7 @@ class LoadedRows:
         source = self._source
         if source.scale is None and self._normalize:
             if self._normalize == "standard":
-                moments: list[Any] = []
-                self._together(self._compute_moments, f"scaling the data of {self._name}", results=moments)
+                moments = self._together.gather(self._compute_moments, f"scaling the data of {self._name}")
                 source.scale = scaling.make_standard(moments)
             else:
                 source.scale = scaling.scale_by_type

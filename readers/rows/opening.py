@@ -5,12 +5,13 @@ Every step runs on all ranks and fails on all ranks together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import arguments
 from matex_tf.readers.base import files
+from matex_tf.readers.base.agreement import Together
 from matex_tf.readers.base.formats import PARTS, Format, Ranks, ReaderError, is_known, open_format, recognise_format
 from matex_tf.readers.rows import scaling
 from matex_tf.readers.rows.samples import Source
@@ -34,14 +35,15 @@ def open_source(
     cut: Cut,
     ranks: Ranks,
     size: int,
-    together: Callable[..., Any],
+    together: Together,
 ) -> Source:
-    """Open the rows of `format` and `path`.
+    """Open the rows of `format` and `path`; without `path`, `format` is the path, and the files tell the format.
+
+    Collective, unless the script gives rank= and size=.
 
     Args:
         ranks: the ranks that read the files.
         size: the number of ranks among which rows are divided. It differs from `ranks.size` if the script gives size=.
-        together: an `agreement.Together`.
     """
 
     def open_headers() -> Format:
@@ -60,10 +62,10 @@ def open_source(
     opened = together(open_headers, doing, describe=_describe_opened)
     # A survey keeps the rows of this rank's samples only if samples are rows, and the script has not given size=.
     opened.keep = cut.window is None and size == ranks.size
+    # A survey has two steps: each rank searches its part of the files, then each rank uses the results of all ranks.
     for turn in range(opened.surveys):
-        found: list[Any] = []
-        together(lambda: opened.survey(turn, ranks), doing, results=found)  # noqa: B023  (called at once)
-        together(lambda: opened.settle(turn, ranks, found), doing)  # noqa: B023
+        found = together.gather(functools.partial(opened.survey, turn, ranks), doing)
+        together(functools.partial(opened.settle, turn, ranks, found), doing)
     opened.settled()
     return together(make_source, doing, describe=lambda made: f"{[made.count_samples(part) for part in PARTS]} rows")
 
@@ -84,9 +86,9 @@ def check_share(name: str, rank: Any, size: Any) -> None:
 
 def check_alone(parallel: Any, reshuffle: str | None, size: int) -> None:
     """Raises ValueError if an option needs the other ranks although the script has given rank= and size=."""
-    option = "parallel=True" if parallel else 'reshuffle="epoch"' if reshuffle and size > 1 else None
-    if option:
-        raise ValueError(f"DataSet: {option} needs the other ranks; it cannot be combined with rank= and size=")
+    for option, is_used in (("parallel=True", parallel), ('reshuffle="epoch"', reshuffle and size > 1)):
+        if is_used:
+            raise ValueError(f"DataSet: {option} needs the other ranks; it cannot be combined with rank= and size=")
 
 
 def check_arguments(normalize: Any, window: Any, horizon: Any, reshuffle: Any, distribution: Any, seed: Any) -> None:

@@ -1,6 +1,10 @@
 """Sends the rows that a survey has kept (`Held`) to the ranks to which they are assigned.
 
-A survey reads contiguous rows on each rank; a `Deal` may assign other rows to it. `loaded_rows.py` calls this module.
+A survey reads contiguous rows on each rank; a `Deal` may assign other rows to it. For example, 2 ranks have read rows
+0-2 and 3-5 of a file; with distribution="cyclic" rank 0 keeps rows 0 and 2, sends row 1, and receives row 4.
+
+All ranks send in rounds of some rows each, from the last row to the first: only the end of an array can be freed.
+`loaded_rows.py` calls this module.
 """
 
 from __future__ import annotations
@@ -11,16 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.readers.base.formats import PARTS, Held
+from matex_tf.readers.base.formats import PARTS, Held, split_range
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
 from matex_tf.sharding.shard_arrays import ShardArray
 
-# A rank sends _ROUND_BYTES or 1/_ROUNDS of its rows in a round, whichever is larger.
 _ROUND_BYTES = 1 << 20
 _ROUNDS = 64
+"""A rank sends _ROUND_BYTES or 1/_ROUNDS of its rows in a round, whichever is larger."""
 
-Arrays = dict[tuple[str, str], np.ndarray]  # by part and field
+Arrays = dict[tuple[str, str], np.ndarray]
+"""The rows of a rank by part and field."""
+Spans = dict[str, tuple[int, int]]
+"""By part, the indices (start, stop) of some of a rank's rows of that part."""
 
 
 class _Wanted:
@@ -81,47 +88,43 @@ def send_rows(
     Rows are freed as they are sent, so that a rank never holds much more than its own rows.
     """
     size = len(held.counts)
+    others = [other for other in range(size) if other != rank]
     parts = [part for part in PARTS if deals[part].count]
     wanted = [{part: _Wanted(source, part, deals[part], other) for part in parts} for other in range(size)]
     starts = np.concatenate([[0], np.cumsum(held.counts)]).tolist()
     row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in held.rows.values()))
     step = max(1, _ROUND_BYTES // row_bytes, max(held.counts) // _ROUNDS)
     for round_number in range(-(-max(held.counts) // step)):
-        # From the last row to the first, because only the end of an array can be freed.
-        spans = [_find_span(starts[other], held.counts[other], step, round_number) for other in range(size)]
-        first, last = spans[rank]
-        send = [_find_all_between(wanted[other], first, last) for other in range(size)]
-        receive = [_find_all_between(wanted[rank], *spans[other]) for other in range(size)]
+        ranges = [_find_range(starts[other], held.counts[other], step, round_number) for other in range(size)]
+        first, last = ranges[rank]
+        own = _find_all_between(wanted[rank], first, last)
+        send = {other: _find_all_between(wanted[other], first, last) for other in others}
+        receive = {other: _find_all_between(wanted[rank], *ranges[other]) for other in others}
         for field, arrays in held.rows.items():
             mine = _slice_arrays(arrays, first - starts[rank], last - starts[rank])
-            for part, (start, stop) in send[rank].items():
+            for part, (start, stop) in own.items():
                 into[part, field][start:stop] = _select_rows(mine, wanted[rank][part].list_rows(start, stop) - first)
             if size > 1:
-                _exchange_round(mine, first, wanted, send, receive, rank, field, into, communicator)
+                _exchange_round(mine, first, wanted, send, receive, field, into, communicator)
             del mine
             _shorten_arrays(arrays, first - starts[rank])
 
 
-def _find_span(start: int, count: int, step: int, round_number: int) -> tuple[int, int]:
+def _find_range(start: int, count: int, step: int, round_number: int) -> tuple[int, int]:
     """(first, last) of the rows of the file that a rank sends in a round."""
     last = max(0, count - round_number * step)
     return start + max(0, last - step), start + last
 
 
-def _find_all_between(wanted: Mapping[str, _Wanted], first: int, last: int) -> dict[str, tuple[int, int]]:
+def _find_all_between(wanted: Mapping[str, _Wanted], first: int, last: int) -> Spans:
     """`find_between` of each part, without parts that have no such rows."""
     found = {part: one.find_between(first, last) for part, one in wanted.items()} if last > first else {}
     return {part: (start, stop) for part, (start, stop) in found.items() if stop > start}
 
 
 def _slice_arrays(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
-    """Rows `start` to `stop` of the concatenation of `arrays`."""
-    found, before = [], 0
-    for array in arrays:
-        low, high = max(start - before, 0), min(stop - before, len(array))
-        if low < high:
-            found.append(array[low:high])
-        before += len(array)
+    """Rows `start` to `stop` of the concatenation of `arrays`; a view if they are rows of one array."""
+    found = [arrays[index][first:last] for index, first, last in split_range(map(len, arrays), start, stop)]
     return found[0] if len(found) == 1 else np.concatenate(found) if found else arrays[0][:0]
 
 
@@ -138,40 +141,36 @@ def _exchange_round(
     mine: np.ndarray,
     first: int,
     wanted: Sequence[Mapping[str, _Wanted]],
-    send: Sequence[Mapping[str, tuple[int, int]]],
-    receive: Sequence[Mapping[str, tuple[int, int]]],
-    rank: int,
+    send: Mapping[int, Spans],
+    receive: Mapping[int, Spans],
     field: str,
     into: Arrays,
     communicator: Any,
 ) -> None:
-    """One round for one field: send the other ranks their rows of `mine`, which begins at row `first` of the file."""
-    rows_for = [
-        [
-            _select_rows(mine, wanted[other][part].list_rows(start, stop) - first)
-            for part, (start, stop) in parts.items()
-        ]
-        for other, parts in enumerate(send)
-        if other != rank
-    ]
-    sent_bytes = [sum(piece.nbytes for piece in pieces) for pieces in rows_for]
-    sent_bytes.insert(rank, 0)  # a rank sends nothing to itself
-    outgoing = np.concatenate([np.empty(0, np.uint8)] + [_view_bytes(piece) for pieces in rows_for for piece in pieces])
-    del rows_for
-    row_bytes = _count_row_bytes(mine)
-    received_bytes = [
-        0 if other == rank else row_bytes * sum(stop - start for start, stop in parts.values())
-        for other, parts in enumerate(receive)
-    ]
+    """One round for one field: send the other ranks their rows of `mine`, which begins at row `first` of the file.
+
+    Args:
+        wanted: the rows that each rank needs, by rank and part.
+        send, receive: for each other rank, which of its rows it gets from this rank, and which it sends to this rank.
+    """
+    sent_bytes, received_bytes = [0] * len(wanted), [0] * len(wanted)  # by rank; a rank sends nothing to itself
+    pieces = [np.empty(0, np.uint8)]
+    for other, spans in send.items():
+        for part, (start, stop) in spans.items():
+            pieces.append(_view_bytes(_select_rows(mine, wanted[other][part].list_rows(start, stop) - first)))
+            sent_bytes[other] += len(pieces[-1])
+    outgoing = np.concatenate(pieces)
+    del pieces
+    for other, spans in receive.items():
+        received_bytes[other] = _count_row_bytes(mine) * sum(stop - start for start, stop in spans.values())
     incoming = np.empty(sum(received_bytes), np.uint8)
     communicator.Alltoallv([outgoing, sent_bytes], [incoming, received_bytes])
-    at = 0
-    for other, parts in enumerate(receive):
-        if other != rank:
-            for part, (start, stop) in parts.items():
-                target = into[part, field][start:stop]
-                target[...] = incoming[at : at + target.nbytes].view(mine.dtype).reshape(target.shape)
-                at += target.nbytes
+    offset = 0
+    for spans in receive.values():
+        for part, (start, stop) in spans.items():
+            target = into[part, field][start:stop]
+            target[...] = incoming[offset : offset + target.nbytes].view(mine.dtype).reshape(target.shape)
+            offset += target.nbytes
 
 
 def _select_rows(rows: np.ndarray, which: np.ndarray) -> np.ndarray:

@@ -6,7 +6,6 @@ A sample is a row, or a window of consecutive rows. This module reads any sample
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,12 @@ from matex_tf.readers.rows.layout import Split
 from matex_tf.sharding.shard_arrays import ShardArray
 
 PIECE_BYTES = 8 << 20
-# Rows with smaller gaps are read together with the gap, which the disk would read anyway.
+"""The size of a block that is read at once."""
 _GAP_BYTES = 64 << 10
+"""Rows with smaller gaps are read together with the gap, which the disk would read anyway."""
 
-# Streams read on their own threads. The lock protects formats that are not thread-safe.
 _one_at_a_time = threading.RLock()
+"""Streams read on their own threads. The lock protects formats that are not thread-safe."""
 
 Positions = Any  # a range, or an int64 array in ascending order
 
@@ -85,16 +85,6 @@ class Source:
         steps = self._read_rows(origin, "data", start, stop)
         return make_windows(steps[: -self.horizon], self.window), make_windows(steps[self.window :], self.horizon)
 
-    def split_pieces(self, part: str, field: str, count: int, row_bytes: int | None = None) -> Iterator[range]:
-        """Split the positions 0 to `count` of a part into ranges of about PIECE_BYTES each."""
-        if not count:
-            return
-        if row_bytes is None:
-            row_bytes = self.count_row_bytes(part, field)
-        rows = max(1, PIECE_BYTES // row_bytes)
-        for start in range(0, count, rows):
-            yield range(start, min(start + rows, count))
-
     def count_row_bytes(self, part: str, field: str) -> int:
         return max(1, self.read_samples(part, field, range(1)).nbytes)
 
@@ -108,19 +98,18 @@ class Source:
         return count if self.window is None or not self.split.is_contiguous("training") else count + self.window - 1
 
     def compute_training_moments(self, start: int, stop: int) -> scaling.Moments | None:
-        """The moments of the data in rows `start` to `stop` of `count_training_rows`."""
+        """The moments of the data in rows `start` to `stop` of `count_training_rows`; None if there are no rows."""
         total = None
-        if stop == start:
-            return total
-        contiguous = self.window is not None and self.split.is_contiguous("training")
-        for piece in self.split_pieces("training", "data", stop - start):
+        # Windows overlap. If they are contiguous, each row counts once.
+        counts_rows = self.window is not None and self.split.is_contiguous("training")
+        step = max(1, PIECE_BYTES // self.count_row_bytes("training", "data")) if start < stop else 1
+        for first in range(start, stop, step):
             agreement.stop_if_others_failed()
-            rows = range(start + piece.start, start + piece.stop)
-            data = (
-                self._read_rows("training", "data", rows.start, rows.stop)
-                if contiguous
-                else self.read_samples("training", "data", rows)
-            )
+            last = min(first + step, stop)
+            if counts_rows:
+                data = self._read_rows("training", "data", first, last)
+            else:
+                data = self.read_samples("training", "data", range(first, last))
             total = scaling.merge_moments(total, scaling.compute_moments(data))
         return total
 
@@ -128,9 +117,12 @@ class Source:
         """Consecutive samples. Windows are views of the same rows."""
         if self.window is None:
             return self._read_rows(origin, field, start, stop)
-        source = field if field == "data" or self.format.labelled else "data"
-        length, begin = (self.window, start) if field == "data" else (self.horizon, start + self.window)
-        rows = self._read_rows(origin, source, begin, begin + (stop - start) + length - 1)
+        if field == "data":
+            length, begin = self.window, start
+        else:  # without labels in the files, the labels are the data that follow a window
+            length, begin = self.horizon, start + self.window
+            field = "labels" if self.format.labelled else "data"
+        rows = self._read_rows(origin, field, begin, begin + (stop - start) + length - 1)
         return make_windows(rows, length)
 
     def _read_scattered(self, origin: str, field: str, rows: np.ndarray) -> np.ndarray:

@@ -12,23 +12,25 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import tf
+from matex_tf.readers.base.formats import split_range
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import PIECE_BYTES, Source
 from matex_tf.sharding import shard_arrays, slice_bounds
 from matex_tf.world import world
 
-# The number of ranges whose rows are mixed when shuffling.
 _MIXED = 4
-# A rank's rows are split into at least this many runs, which are taken in random order.
-_LEAST_RUNS = 16
+"""The number of ranges whose rows are mixed when shuffling."""
+_MIN_RUNS = 16
+"""A rank's rows are split into at least this many runs, which are taken in random order."""
 
 
 class Order:
-    """The order in which one rank uses its rows in each epoch. Positions are rows of the part; with `in_memory`, they
-    are indices of the rank's array.
+    """The order in which one rank uses its rows in each epoch.
 
     Args:
         redeal: whether ranks get other rows in each epoch.
+        in_memory: positions are indices of the rank's array; otherwise they are row numbers of the part.
     """
 
     def __init__(self, deal: Deal, rank: int, shuffle: bool, seed: int, redeal: bool, in_memory: bool = False):
@@ -48,53 +50,46 @@ class Order:
         """Whether batches are shuffled instead of rows, in the same order on all ranks."""
         return self.shuffle and self.deal.distribution == "batch"
 
-    def iterate_pieces(self, length: int, epoch: int, together: int = 1) -> Iterator[Any]:
+    def iterate_pieces(self, length: int, epoch: int, chunk_rows: int = 1) -> Iterator[Any]:
         """This rank's rows in the order of an epoch, as ranges or arrays of up to `length` positions.
 
-        The ranges of a run of `together` rows, which form a chunk of the files, are interleaved with the ranges of a
-        few other runs only, so that each run is read once.
+        A chunk of the files has `chunk_rows` rows; reading one of them costs as much as reading all. So ranges of a
+        chunk are interleaved with the ranges of a few other chunks only.
         """
         if self.redeal:
-            yield from self._redeal(length, epoch, together)
+            yield from self._redeal(length, epoch, chunk_rows)
             return
         before = 0 if self.in_memory else slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
         random = self.make_generator(epoch) if self.shuffle else None
-        for first, last in _cut_pieces(self.deal.count_held(self.rank), before, length, together, random):
+        for first, last in _cut_pieces(self.deal.count_held(self.rank), before, length, chunk_rows, random):
             yield self.list_positions(first, last)
 
     def list_positions(self, start: int, stop: int) -> Any:
         """The positions of the rank's rows `start` to `stop`."""
-        if self.in_memory:
-            return range(start, stop)
-        if self.deal.distribution == "block":
-            first = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
-            return range(first + start, first + stop)
-        return self.deal.list_positions(self.rank, start, stop)
+        return range(start, stop) if self.in_memory else self.deal.list_positions(self.rank, start, stop)
 
-    def _redeal(self, length: int, epoch: int, together: int) -> Iterator[range]:
+    def _redeal(self, length: int, epoch: int, chunk_rows: int) -> Iterator[range]:
         """This rank's block of all rows, after a shuffle of ranges that is the same on every rank."""
-        first, last = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)
-        begin = 0
         random = np.random.default_rng([self.seed, epoch])
-        # `begin`: the position of a range in the shuffled order, in which this rank has rows `first` to `last`.
-        for start, stop in _cut_pieces(self.deal.count, 0, length, together, random):
-            low, high = max(begin, first), min(begin + stop - start, last)
-            if low < high:
-                yield range(start + low - begin, start + high - begin)
-            begin += stop - start
+        pieces = [*_cut_pieces(self.deal.count, 0, length, chunk_rows, random)]
+        # The rank's block, in the order of the shuffled pieces.
+        start, stop = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)
+        for index, first, last in split_range((last - first for first, last in pieces), start, stop):
+            begin = pieces[index][0]
+            yield range(begin + first, begin + last)
 
     def make_generator(self, epoch: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, epoch, self.rank])
 
 
 def _cut_pieces(
-    count: int, before: int, length: int, together: int, random: np.random.Generator | None
+    count: int, before: int, length: int, chunk_rows: int, random: np.random.Generator | None
 ) -> Iterator[tuple[int, int]]:
     """(first, last) of ranges of `count` rows, which begin at row `before` of the file, in the order drawn by `random`.
 
-    For `length` and `together` see `Order.iterate_pieces`. Without `random` the order is ascending.
+    For `length` and `chunk_rows` see `Order.iterate_pieces`. Without `random` the order is ascending.
     """
-    run = length if random is None else max(length, min(together, -(-count // _LEAST_RUNS)))
+    run = length if random is None else max(length, min(chunk_rows, -(-count // _MIN_RUNS)))
     # Runs end at chunks of the files, if all chunks have the same length.
     cut = run - before % run if run > length else run
     starts = np.array([0, *range(cut, count, run)] if count else [], np.int64)
@@ -188,8 +183,6 @@ def iterate_batches(
 
 def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
     """Return the dataset of (data, labels), in batches of this rank's rows."""
-    import tensorflow as tf
-
     epochs = itertools.count()
     fields = ("data", "labels") if source.labelled else ("data",)
     examples = _read_pair(source, part, range(1))
@@ -203,7 +196,6 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
             yield tuple(rows), own, total
 
     numbered = tf.data.Dataset.from_generator(generate, output_signature=(specs, count, count))
-    number = -(-order.deal.count // batch_size)
 
     # Named functions: AutoGraph warns about lambdas that it cannot distinguish.
     def has_rows(rows: Any, own: Any, total: Any) -> Any:
@@ -217,26 +209,24 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
         def own_rows(rows: Any, own: Any, total: Any) -> Any:
             return element(tuple(field[:own] for field in rows), own, total)
 
-        steps = numbered.map(own_rows).apply(tf.data.experimental.assert_cardinality(number))
+        step_count = -(-order.deal.count // batch_size)
+        steps = numbered.map(own_rows).apply(tf.data.experimental.assert_cardinality(step_count))
         return shard_arrays.mark_share(steps.prefetch(2))
 
-    mine = sum(1 for _ in _iterate_own_steps(order, batch_size))
+    own_steps = _count_own_steps(order, batch_size)
     public = numbered.filter(has_rows).map(element)
-    public = public.apply(tf.data.experimental.assert_cardinality(mine)).prefetch(2)
+    public = public.apply(tf.data.experimental.assert_cardinality(own_steps)).prefetch(2)
     return public if alone else shard_arrays.mark_share(public)
 
 
-def _iterate_own_steps(order: Order, batch_size: int) -> Iterator[int]:
-    """The steps of an epoch in which this rank has rows."""
+def _count_own_steps(order: Order, batch_size: int) -> int:
+    """The number of steps of an epoch in which this rank has rows."""
     deal = order.deal
-    number = -(-deal.count // batch_size)
+    if order.rank >= deal.size:
+        return 0  # a server
+    starts, certain = range(0, deal.count, batch_size), 0
     if batch_size >= 3 * deal.size:
         # A rank's rows deviate by less than one row from its proportion, so only the last step can have none.
-        yield from range(number - 1 if order.rank < deal.size else 0)
-        begin = (number - 1) * batch_size
-        if deal.count_taken(deal.count)[order.rank] > deal.count_taken(begin)[order.rank]:
-            yield number - 1
-        return
-    for step, first in enumerate(range(0, deal.count, batch_size)):
-        if deal.count_taken(min(first + batch_size, deal.count))[order.rank] > deal.count_taken(first)[order.rank]:
-            yield step
+        starts, certain = starts[-1:], len(starts) - 1
+    taken = {deal.count_taken(rows)[order.rank] for rows in (*starts, deal.count)}
+    return certain + len(taken) - 1

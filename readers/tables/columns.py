@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
+from matex_tf.lazy import pa
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, check_categories, make_dtype
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
@@ -36,8 +37,8 @@ class Columns:
         self, labels: Column | Sequence[Column] | None, columns: Column | Sequence[Column] | None
     ) -> None:
         """Set the columns of data and labels. Raises ReaderError for a missing column."""
-        several = labels if isinstance(labels, (list, tuple)) else None
-        wanted: Sequence[Any] = several if several is not None else [] if labels is None else [labels]
+        has_several_labels = isinstance(labels, (list, tuple))
+        wanted: Any = labels if has_several_labels else [] if labels is None else [labels]
         chosen = [self.find_column(column) for column in wanted]
         if isinstance(columns, (str, int)):
             columns = [columns]
@@ -45,15 +46,18 @@ class Columns:
             raise TypeError(
                 f"DataSet: expected columns to be names or numbers; given {arguments.describe_value(columns)}"
             )
-        data = (
-            [number for number in range(len(self.names)) if number not in chosen]
-            if columns is None
-            else [self.find_column(column) for column in columns]
-        )
+        if columns is None:
+            columns = [number for number in range(len(self.names)) if number not in chosen]
+        data = [self.find_column(column) for column in columns]
         if not data:
             raise ReaderError(f"{self.path}: expected a column of data in addition to the labels, found none")
         self.columns = {"data": data, "labels": chosen} if chosen else {"data": data}
-        self.single = {"data": False, "labels": several is None}
+        self.single = {"data": False, "labels": not has_several_labels}
+
+    def describe_columns(self) -> str:
+        """Names and types of the columns, as text."""
+        texts = [self.names[number] for number in self.texts]
+        return f"columns {self.names}, text in {texts}, {[str(kind) for kind in self.types.values()]}"
 
     @property
     def used(self) -> list[int]:
@@ -71,39 +75,33 @@ class Columns:
             return self.names.index(str(column))
         raise ReaderError(
             f"{self.path}: expected a column {column!r}, found none{files.suggest_similar(column, self.names)}; the "
-            f"columns "
-            f"are {', '.join(self.names[:50])}{', ...' if len(self.names) > 50 else ''}"
+            f"columns are {', '.join(self.names[:50])}{', ...' if len(self.names) > 50 else ''}"
         )
 
     def list_dtypes(self, dtype: Any) -> dict[int, np.dtype]:
         """The dtypes from a mapping dtype=, by number of column."""
-        return (
-            {self.find_column(key): make_dtype(kind) for key, kind in dtype.items()}
-            if isinstance(dtype, Mapping)
-            else {}
-        )
+        by_column = dtype.items() if isinstance(dtype, Mapping) else ()
+        return {self.find_column(key): make_dtype(kind) for key, kind in by_column}
 
     def choose_types(self, found: Mapping[int, Any], dtype: Any) -> None:
         """Set `texts`, `types` and `dtypes` from the stored pyarrow types `found` and the option dtype=.
 
         Raises TypeError for a dtype that is not numeric.
         """
-        import pyarrow as pa
-
         by_column = self.list_dtypes(dtype)
-        common = None if dtype is None or isinstance(dtype, Mapping) else make_dtype(dtype)
-        self.texts = [
-            number
-            for number, kind in found.items()
-            if (by_column[number].kind == "U" if number in by_column else not is_number(kind))
-        ]
+        data_dtype = None if dtype is None or isinstance(dtype, Mapping) else make_dtype(dtype)
+        for number, kind in found.items():
+            is_text = by_column[number].kind == "U" if number in by_column else not is_number(kind)
+            self.texts += [number] * is_text
         self.requested_texts = {number for number in self.texts if number in by_column}
         for field, numbers in self.columns.items():
             field_dtypes = []
             for number in numbers:
                 stored = pa.int64() if number in self.texts else found[number]
-                usual = common if common is not None and field == "data" else self.find_usual_dtype(field, stored)
+                is_given = data_dtype is not None and field == "data"
+                usual: Any = data_dtype if is_given else self.find_usual_dtype(field, stored)
                 requested = by_column.get(number, usual)
+                # dtype={column: str} says that a column is text; its integers have the usual dtype.
                 kind = usual if number in self.texts and requested.kind == "U" else requested
                 if kind.kind not in "biuf":
                     raise TypeError(f"DataSet: dtype must be numeric, or str for one column; given {kind}")
@@ -124,8 +122,6 @@ class Columns:
     def find_types(self, fields: Sequence[str]) -> dict[int, Any]:
         """The pyarrow type of each column of these fields; without fields, of the columns of text."""
         if not fields:
-            import pyarrow as pa
-
             return dict.fromkeys(self.texts, pa.string())
         types: dict[int, Any] = {}
         for field in fields:
@@ -170,8 +166,6 @@ class Columns:
     def _convert_column(
         self, table: Any, number: int, field: str, codes: Callable[..., Any], missing: Any, place: Place
     ) -> np.ndarray:
-        import pyarrow as pa
-
         column, width = table[str(number)], self.widths.get(number, 1)
         if pa.types.is_fixed_size_list(column.type):
             column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
@@ -215,28 +209,20 @@ class Columns:
 
 
 def is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
     return is_whole(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
 
 
 def is_whole(kind: Any) -> bool:
-    import pyarrow as pa
-
     return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
 
 
 def find_numpy_dtype(kind: Any) -> np.dtype:
     """The NumPy dtype of a pyarrow type; `to_pandas_dtype` would need pandas."""
-    import pyarrow as pa
-
     found: np.dtype = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
     return found
 
 
 def _widen_type(one: Any, other: Any) -> Any:
-    import pyarrow as pa
-
     if one == other:
         return one
     return pa.from_numpy_dtype(np.result_type(find_numpy_dtype(one), find_numpy_dtype(other)))

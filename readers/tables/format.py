@@ -5,48 +5,70 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from matex_tf import memory
+from matex_tf import arguments, memory
+from matex_tf.lazy import pa, pc
+from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Format, Ranks
+from matex_tf.readers.base.unpacking import Unpacking
 from matex_tf.readers.tables.columns import Columns, Place
 from matex_tf.readers.tables.rows import MOST_CATEGORIES, Rows, make_category_error
+from matex_tf.sharding import slice_bounds
 from matex_tf.sharding.shard_arrays import ShardArray
 
 
 class TableFormat(Format):
-    """A table with the columns `columns`.
+    """A table of one file or of several files that are concatenated.
 
-    Subclasses set `columns`, count rows, and yield tables of some rows. `_survey_names` lists their surveys (see
-    `Format`) in order; a survey NAME consists of the methods `_survey_NAME` and `_settle_NAME`. One survey counts the
-    texts of the ranks' rows, by `_count_texts` and `_settle_texts`.
+    Subclasses set `columns`, count rows, and yield tables of some rows. They list their surveys (see `Format`) by
+    `_set_surveys`. A survey NAME consists of the methods `_survey_NAME` and `_settle_NAME`; this class has "texts",
+    which counts the texts of the ranks' rows, and the first half of "unpack", which decompresses files.
+
+    Args:
+        memory: most bytes of rows that a rank keeps while the table is opened; None: see `_find_room`.
     """
 
     columns: Columns
-    _survey_names: list[str]
+    _unpacking: Unpacking | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, path: Any, memory: int | None) -> None:
+        self.files = files.find_files(path)
+        if memory is not None:
+            arguments.check_whole_number("DataSet", "memory, in bytes,", memory, 0)
+        self._memory = memory
         self.categories = {}
         self._values: dict[int, list[str]] = {}
         self._rows: Rows | None = None
 
     @abstractmethod
-    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any, Place]]:
-        """Yield the rows `start` to `stop` in blocks: (first row, table, function from its rows to their positions).
+    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
+        """Yield the rows `start` to `stop` in blocks: (number of the first row, pyarrow table).
 
-        The pyarrow tables have the columns of `fields` with the types of `Columns.find_types`; without fields, the
-        columns of text.
+        The tables have the columns of `fields` with the types of `Columns.find_types`; without fields, the columns of
+        text.
         """
 
     @abstractmethod
     def find_place(self, row: int) -> str:
         """File and position of a row, for messages."""
 
-    @abstractmethod
+    def make_place_finder(self, first: int) -> Place:
+        """As `find_place`, for rows of a block, which are counted from row `first` on."""
+        return lambda row: self.find_place(first + row)
+
     def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
         """The rows (start, stop) that each rank reads when the table is opened."""
+        return [slice_bounds.deal_block(self.count("training"), rank, ranks.size) for rank in range(ranks.size)]
+
+    def _set_surveys(self, names: Sequence[str]) -> None:
+        self._survey_names, self.surveys = names, len(names)
+
+    def describe(self) -> str:
+        return self.columns.describe_columns()
 
     def survey(self, turn: int, ranks: Ranks) -> Any:
         return getattr(self, f"_survey_{self._survey_names[turn]}")(ranks)
@@ -54,43 +76,50 @@ class TableFormat(Format):
     def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:
         getattr(self, f"_settle_{self._survey_names[turn]}")(ranks, found)
 
+    def settled(self) -> None:
+        if self._unpacking is not None:
+            self._unpacking.remove_files()
+
+    def _survey_unpack(self, ranks: Ranks) -> dict[Path, Path]:
+        assert self._unpacking is not None
+        return self._unpacking.survey(ranks)
+
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         """Raises ReaderError if the texts `found` by the ranks, with their counts, are not valid as texts."""
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         rows = ShardArray(self.columns.compute_shape(field, stop - start), self.columns.find_dtype(field, self.missing))
-        for first, table, place in self.iterate_tables(start, stop, [field]):
+        for first, table in self.iterate_tables(start, stop, [field]):
             target = rows[first - start : first - start + len(table)]
-            self.columns.fill_rows(target, table, field, self._encode_column, self.missing, place)
+            self.columns.fill_rows(
+                target, table, field, self._encode_column, self.missing, self.make_place_finder(first)
+            )
         return rows
 
     def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         return self.columns.name_value(self.find_place(row), *self.columns.locate(field, index))
 
     def _encode_column(self, number: int, column: Any) -> np.ndarray:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         codes = pc.index_in(column, value_set=pa.array(self._values[number], pa.string()))
         if codes.null_count and self.missing not in ("error", "nan"):
             codes = codes.cast(pa.float64()).fill_null(float(self.missing))
         return codes.to_numpy()
 
-    def _take_rows(self, start: int, stop: int, most: int) -> Rows:
-        """The rows `start` to `stop` of every field. Raises TooLarge if they take more than `most` bytes."""
-        rows = Rows(self.columns, self.missing, most)
-        for first, table, place in self.iterate_tables(start, stop, list(self.columns.columns)):
+    def _take_rows(self, start: int, stop: int) -> Rows:
+        """The rows `start` to `stop` of every field."""
+        rows = Rows(self.columns, self.missing)
+        for first, table in self.iterate_tables(start, stop, list(self.columns.columns)):
             remaining = (stop - first - len(table)) / max(1, len(table))
-            rows.append_table(table, remaining, place)
+            rows.append_table(table, remaining, self.make_place_finder(first))
         rows.finish_rows()
         return rows
 
-    def _count_texts(self, ranks: Ranks) -> dict[int, dict[str, int]]:
+    def _survey_texts(self, ranks: Ranks) -> dict[int, dict[str, int]]:
         """For each column of text, the number of this rank's rows with each value."""
         if self._rows is not None:
             return self._rows.values
         values: dict[int, Counter[str]] = {number: Counter() for number in self.columns.texts}
-        for _, table, _ in self.iterate_tables(*self._find_part(ranks), []):
+        for _, table in self.iterate_tables(*self._find_part(ranks), []):
             for number, total in values.items():
                 new = table[str(number)].combine_chunks().drop_null().value_counts()
                 total.update(dict(zip(new.field("values").to_pylist(), new.field("counts").to_pylist(), strict=True)))
@@ -114,10 +143,9 @@ class TableFormat(Format):
         if self._rows is not None:
             self._rows.settle_categories(self._values)
 
-
-def find_room(ranks: Ranks, option: int | None) -> int:
-    """The maximum bytes of rows that this rank keeps: `option`, or half of the free memory divided by the ranks of its
-    host.
-    """
-    local_ranks = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
-    return memory.measure_free() // 2 // local_ranks if option is None else option
+    def _find_room(self, ranks: Ranks) -> int:
+        """The maximum bytes of rows that this rank keeps: by default half of the free memory, divided by the ranks of
+        its host.
+        """
+        local_ranks = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
+        return memory.measure_free() // 2 // local_ranks if self._memory is None else self._memory

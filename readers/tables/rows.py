@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import pa
 from matex_tf.readers.base.formats import ReaderError
-from matex_tf.readers.tables.columns import Columns
+from matex_tf.readers.tables.columns import Columns, Place
 from matex_tf.sharding.shard_arrays import ShardArray
 
 MOST_CATEGORIES = 1 << 16
@@ -30,7 +31,7 @@ class Rows:
     text, the number of rows with each text, in order of appearance.
     """
 
-    def __init__(self, table: Columns, missing: Any, max_bytes: int):
+    def __init__(self, table: Columns, missing: Any, max_bytes: int = sys.maxsize):
         self._table, self._missing, self._max_bytes = table, missing, max_bytes
         self.count = 0
         self.buffers: dict[str, list[np.ndarray]] = {field: [] for field in table.columns}
@@ -47,7 +48,7 @@ class Rows:
             if set(numbers) & set(self._table.texts)
         )
 
-    def append_table(self, found: Any, remaining: float, place: Callable[[int], str]) -> None:
+    def append_table(self, found: Any, remaining: float, place: Place) -> None:
         """Append the rows of a pyarrow table; about `remaining` times as many rows are still to come.
 
         Raises TooLarge, and ReaderError for an invalid value.
@@ -93,8 +94,6 @@ class Rows:
             self._room = 0
 
     def _encode_column(self, number: int, column: Any) -> np.ndarray:
-        import pyarrow as pa
-
         encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         encoded = encoded.dictionary_encode()
         known, values = self._indices[number], self.values[number]

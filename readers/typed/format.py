@@ -6,8 +6,6 @@ allows to keep rows, "rows" reads each rank's rows once, and "texts" collects th
 
 from __future__ import annotations
 
-import collections
-import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from matex_tf import arguments
+from matex_tf.lazy import pa
 from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import Held, Ranks, ReaderError
 from matex_tf.readers.tables.columns import Column, Columns, Place
-from matex_tf.readers.tables.format import TableFormat, find_room
+from matex_tf.readers.tables.format import TableFormat
 from matex_tf.readers.tables.rows import Rows
 from matex_tf.readers.typed import values
 
@@ -31,8 +30,6 @@ class TypedTable(TableFormat):
     Subclasses call `_choose` in their constructor, and define the abstract methods of this class and of `TableFormat`.
     """
 
-    columns: Columns
-
     def _choose(
         self,
         path: Path,
@@ -41,15 +38,15 @@ class TypedTable(TableFormat):
         columns: Column | Sequence[Column] | None,
         dtype: Any,
         shape: Any,
-        memory: Any,
+        first_surveys: Sequence[str] = (),
     ) -> None:
         """Choose the columns to read and their dtypes; `types` are the names and pyarrow types of all columns.
 
         Raises ReaderError for a column that is missing, or that holds neither numbers nor texts.
+
+        Args:
+            first_surveys: the names of surveys that run before the common ones.
         """
-        if memory is not None:
-            arguments.check_whole_number("DataSet", "memory, in bytes,", memory, 0)
-        self._memory = memory
         self.columns = Columns(path, [name for name, _ in types])
         self.columns.choose_columns(labels, columns)
         self.labelled = "labels" in self.columns.columns
@@ -65,35 +62,25 @@ class TypedTable(TableFormat):
             kind, is_list = values.find_value_type(stored[number])
             if values.is_bytes(kind) and not is_list and number in dtypes and dtypes[number].kind in "biuf":
                 self._bytes[number] = dtypes[number]
-                kind, is_list = values.make_type(dtypes[number]), True
+                kind, is_list = pa.from_numpy_dtype(dtypes[number]), True
             values.check_type(path, self.columns.names[number], stored[number], kind, dtypes.get(number))
             found[number] = kind
             if is_list:
                 self._lists.append(number)
         self.columns.choose_types({number: values.find_plain_type(kind) for number, kind in found.items()}, dtype)
-        self._survey_names = [*self.list_turns(), *["widths"] * bool(self._lists), "room", "rows"]
-        self._survey_names += ["texts"] * bool(self.columns.texts)
-        self.surveys = len(self._survey_names)
-
-    def list_turns(self) -> list[str]:
-        """The names of surveys that run before the common ones; `_survey_NAME` and `_settle_NAME` define a survey."""
-        return []
+        widths, texts = ["widths"] * bool(self._lists), ["texts"] * bool(self.columns.texts)
+        self._set_surveys([*first_surveys, *widths, "room", "rows", *texts])
 
     @abstractmethod
-    def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any, Place]]:
-        """Yield the rows `start` to `stop` in blocks: (first row, record batch, function from its rows to their
-        positions).
+    def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """Yield the rows `start` to `stop` in blocks: (number of the first row, pyarrow record batch).
 
-        The pyarrow record batches have the columns `numbers`, named by number, in stored types.
+        The record batches have the columns `numbers`, named by number, in stored types.
         """
 
     def read_first(self, numbers: Sequence[int]) -> Any:
         """A record batch that begins with the first row."""
         return next(self.read_batches(0, 1, numbers))[1]
-
-    def describe(self) -> str:
-        columns = self.columns
-        return f"columns {columns.names}, text in {columns.texts}, {[str(kind) for kind in columns.types.values()]}"
 
     # Lists: the number of values of each row.
 
@@ -103,9 +90,11 @@ class TypedTable(TableFormat):
         """
         if not self.count("training"):
             return {}
-        batches: Iterable[Any] = (self.read_first(self._lists).slice(0, 1) for _ in range(ranks.rank == 0))
+        batches: Iterable[Any] = []
         if self.missing != "error":
-            batches = (batch for _, batch, _ in self.read_batches(*self.list_parts(ranks)[ranks.rank], self._lists))
+            batches = (batch for _, batch in self.read_batches(*self.list_parts(ranks)[ranks.rank], self._lists))
+        elif ranks.rank == 0:
+            batches = [self.read_first(self._lists).slice(0, 1)]
         widths = dict.fromkeys(self._lists, 0)
         for batch in batches:
             for number in self._lists:
@@ -136,21 +125,19 @@ class TypedTable(TableFormat):
         """Whether this rank has enough memory to keep its rows."""
         self._check_row_shape()
         start, stop = self.list_parts(ranks)[ranks.rank]
-        fields = self.columns.columns
         row_bytes = sum(
             int(np.prod(self.columns.compute_shape(field, 1))) * self.columns.find_dtype(field, self.missing).itemsize
-            for field in fields
+            for field in self.columns.columns
         )
-        if not Rows(self.columns, self.missing, 0).can_hold_texts():
-            return False
-        return row_bytes * (stop - start) <= find_room(ranks, self._memory)
+        can_hold_texts = Rows(self.columns, self.missing).can_hold_texts()
+        return can_hold_texts and row_bytes * (stop - start) <= self._find_room(ranks)
 
     def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
         self.keep = self.keep and all(found)
 
     def _survey_rows(self, ranks: Ranks) -> None:
         if self.keep:
-            self._rows = self._take_rows(*self.list_parts(ranks)[ranks.rank], sys.maxsize)
+            self._rows = self._take_rows(*self.list_parts(ranks)[ranks.rank])
 
     def _settle_rows(self, ranks: Ranks, found: Sequence[None]) -> None:
         if self._rows is not None:
@@ -167,36 +154,28 @@ class TypedTable(TableFormat):
                 f"found {found}"
             )
 
-    # Texts.
-
-    def _survey_texts(self, ranks: Ranks) -> dict[int, dict[str, int]]:
-        return self._count_texts(ranks)
-
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         for number in self.columns.texts:
-            counts = [collections.Counter(of_rank[number]) for of_rank in found]
-            agree_on_texts(
-                self.columns.path, self.columns.names[number], counts, number in self.columns.requested_texts
-            )
+            counts = [of_rank[number] for of_rank in found]
+            is_requested = number in self.columns.requested_texts
+            agree_on_texts(self.columns.path, self.columns.names[number], counts, is_requested)
 
     # Values.
 
-    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any, Place]]:
-        import pyarrow as pa
-
+    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
         types = self.columns.find_types(fields)
-        for first, batch, place in self.read_batches(start, stop, [*types]):
+        for first, batch in self.read_batches(start, stop, [*types]):
             agreement.stop_if_others_failed()
             columns = {
-                str(number): self._convert_column(batch.column(str(number)), number, kind, place)
+                str(number): self._convert_column(
+                    batch.column(str(number)), number, kind, self.make_place_finder(first)
+                )
                 for number, kind in types.items()
             }
-            yield first, pa.table(columns), place
+            yield first, pa.table(columns)
 
     def _convert_column(self, column: Any, number: int, kind: Any, place: Place) -> Any:
         """Convert a column to the type `kind`; for several values a row, to lists of `widths` values."""
-        import pyarrow as pa
-
         width = self.columns.widths.get(number, 1)
         if number in self._lists:
             lists = self._view_lists(column, number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -11,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import pa
 from matex_tf.readers.arrays.contents import convert_errors
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Ranks, ReaderError, register
 from matex_tf.readers.base.unchanged import Unchanged
-from matex_tf.readers.tables.columns import Column, Place
+from matex_tf.readers.tables.columns import Column
 from matex_tf.readers.typed.format import TypedTable
 from matex_tf.runtime import notes
 
@@ -72,8 +72,7 @@ class Parquet(TypedTable):
         shape: Any = None,
         memory: int | None = None,
     ):
-        super().__init__()
-        self.files = files.find_files(path)
+        super().__init__(path, memory)
         self._unchanged = Unchanged(self.files)
         self._metadata: list[Any] = []
         self._groups: list[Group] = []
@@ -91,7 +90,7 @@ class Parquet(TypedTable):
             if schema is None:
                 schema = found
                 types = [(field.name, field.type) for field in schema]
-                self._choose(file, types, labels, columns, dtype, shape, memory)
+                self._choose(file, types, labels, columns, dtype, shape)
             self._check_same(file, schema, found)
         self._rows_count = rows
 
@@ -138,7 +137,7 @@ class Parquet(TypedTable):
             batches = opened.iter_batches(1, [group.number], names)
         return self._take_batch(group, batches, numbers, group.start)
 
-    def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any, Place]]:
+    def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
         first = int(np.searchsorted([group.stop for group in self._groups], start, side="right"))
         for group in self._groups[first:]:
             if group.start >= stop:
@@ -151,7 +150,7 @@ class Parquet(TypedTable):
                 end = cursor.at + len(cursor.batch)
                 low, high = max(start, cursor.at), min(stop, end)
                 if low < high:
-                    yield low, cursor.batch.slice(low - cursor.at, high - low), functools.partial(self._find_after, low)
+                    yield low, cursor.batch.slice(low - cursor.at, high - low)
                 if high < end:
                     break
                 cursor.at, cursor.batch = end, None
@@ -169,9 +168,6 @@ class Parquet(TypedTable):
                 raise ReaderError(f"{path}: damaged: expected {rows} rows in row group {group.number}, found {found}")
             return self._name_columns(batch, numbers)
 
-    def _find_after(self, first: int, row: int) -> str:
-        return self.find_place(first + row)
-
     def _find_cursor(self, group: Group, row: int, numbers: tuple[int, ...]) -> Cursor:
         """A cursor that can reach `row` of the group: the previous one, unless it is already past that row."""
         cursor = self._cursors.pop((group, numbers), None)
@@ -188,8 +184,6 @@ class Parquet(TypedTable):
         return cursor
 
     def _name_columns(self, batch: Any, numbers: Sequence[int]) -> Any:
-        import pyarrow as pa
-
         names = self.columns.names
         found = {}
         for number in numbers:
@@ -203,13 +197,9 @@ class Parquet(TypedTable):
         path = self.files[number]
         known = self._metadata[number] if number < len(self._metadata) else None
         if known is None:
-            with open(path, "rb") as file:
-                head = file.read(len(SIGNATURE))
+            head = files.read_head(path, len(SIGNATURE))
             if head != SIGNATURE:
-                raise ReaderError(
-                    f"{path}: wrong magic number: expected a Parquet file, which begins with {SIGNATURE.hex(' ')}; "
-                    f"found {files.describe_head(head)}"
-                )
+                raise files.make_magic_error(path, f"a Parquet file, which begins with {SIGNATURE.hex(' ')}", head)
         return parquet.ParquetFile(path, metadata=known, buffer_size=buffer_size, page_checksum_verification=True)
 
     def _check_same(self, file: Path, first: Any, found: Any) -> None:

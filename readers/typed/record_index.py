@@ -100,9 +100,7 @@ def find_part(file: int, read: Read, start: int, stop: int, size: int) -> Part:
 
 
 def _find_head(read: Read, start: int, stop: int, size: int) -> int | None:
-    """The first offset in `start` to `stop` of an apparent record, with another record or the end
-    of the file after it.
-    """
+    """The first offset in `start` to `stop` of an apparent record before another one or the end of the file."""
     window = _WINDOW
     while start < stop:
         end = min(start + window, stop)
@@ -165,9 +163,7 @@ class Index:
 
 
 def _fit_together(parts: Sequence[Part]) -> bool:
-    """Whether each range begins at the end of the preceding one, and the first at byte 0; then all
-    of them are correct.
-    """
+    """Whether each range begins at the end of the preceding one, and the first at byte 0; then all are correct."""
     at = 0
     for part in parts:
         if part.broken or (part.first is None and at < part.stop) or (part.first is not None and part.first != at):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import os
 import zlib
@@ -14,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import pa, tf
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import Ranks, ReaderError, make_dtype, register
+from matex_tf.readers.base.formats import Ranks, ReaderError, make_dtype, register, split_range
 from matex_tf.readers.base.unchanged import Unchanged
-from matex_tf.readers.base.unpacking import Unpacking
+from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP, Unpacking
 from matex_tf.readers.tables.columns import Column, Place
 from matex_tf.readers.typed.format import TypedTable
 from matex_tf.readers.typed.record_index import FRAME, HEAD, Index, Part, find_part, is_head
@@ -27,7 +27,6 @@ from matex_tf.sharding import slice_bounds
 _HEAD_BYTES = 1 << 16
 _BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 1 << 14
-_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 @register("TFRECORD")
@@ -58,27 +57,24 @@ class TfRecord(TypedTable):
         shape: Any = None,
         memory: int | None = None,
     ):
-        super().__init__()
-        self.files = files.find_files(path)
+        super().__init__(path, memory)
         self._unchanged = Unchanged(self.files)
         self._packed = [file for file in dict.fromkeys(self.files) if _find_packing(file)]
-        self._unpacking = Unpacking(self._packed, _open_packed, ".tfrecord")
+        self._unpacking: Unpacking = Unpacking(self._packed, _open_packed, ".tfrecord")
         self._opened: dict[int, _File] = {}
-        self._types = _learn_types(self.files, dtype)
-        self._choose(self.files[0], [*self._types.items()], labels, columns, dtype, shape, memory)
+        self._kinds = _learn_kinds(self.files, dtype)
+        stored = {
+            "float_list": pa.large_list(pa.float32()),
+            "int64_list": pa.large_list(pa.int64()),
+            "bytes_list": pa.large_binary(),
+        }
+        types = [(name, stored[kind]) for name, kind in self._kinds.items()]
+        first_surveys = [*["unpack"] * bool(self._packed), "index"]
+        self._choose(self.files[0], types, labels, columns, dtype, shape, first_surveys)
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return is_head(head)
-
-    def list_turns(self) -> list[str]:
-        return ["unpack"] * bool(self._packed) + ["index"]
-
-    def settled(self) -> None:
-        self._unpacking.remove_files()
-
-    def _survey_unpack(self, ranks: Ranks) -> dict[Path, Path]:
-        return self._unpacking.survey(ranks)
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
         places = self._unpacking.settle(ranks, found)
@@ -91,13 +87,10 @@ class TfRecord(TypedTable):
         """The records that begin in this rank's range of all bytes."""
         sizes = [self._open_file(number).size for number in range(len(self.files))]
         start, stop = slice_bounds.deal_block(sum(sizes), ranks.rank, ranks.size)
-        found, before = [], 0
-        for number, size in enumerate(sizes):
-            first, last = max(start - before, 0), min(stop - before, size)
-            if first < last:
-                found.append(find_part(number, self._open_file(number).read_bytes, first, last, size))
-            before += size
-        return found
+        return [
+            find_part(number, self._open_file(number).read_bytes, first, last, sizes[number])
+            for number, first, last in split_range(sizes, start, stop)
+        ]
 
     def _settle_index(self, ranks: Ranks, found: Sequence[list[Part]]) -> None:
         def look(number: int) -> Part:
@@ -109,24 +102,20 @@ class TfRecord(TypedTable):
     def count(self, part: str) -> int:
         return self._index.count if part == "training" else 0
 
-    def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
-        return [slice_bounds.deal_block(self._index.count, rank, ranks.size) for rank in range(ranks.size)]
-
     def find_place(self, row: int) -> str:
         return self._index.find_place(row)
 
-    def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any, Place]]:
+    def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
         while start < stop:
             file = self._index.find_file(start)
             size = max(1, self._open_file(file).size // (self._index.find_stop(file) - self._index.starts[file]))
             end = min(stop, self._index.find_stop(file), start + max(1, min(_BATCH_BYTES // size, _BATCH_ROWS)))
             self._unchanged.check(self.files[file])
-            place = functools.partial(self._find_after, start)
-            yield start, self._parse_records(self._read_records(file, start, end), numbers, place), place
+            yield (
+                start,
+                self._parse_records(self._read_records(file, start, end), numbers, self.make_place_finder(start)),
+            )
             start = end
-
-    def _find_after(self, first: int, row: int) -> str:
-        return self.find_place(first + row)
 
     def _find_byte(self, row: int) -> int:
         number, file, at = self._index.find_near(row)
@@ -136,8 +125,6 @@ class TfRecord(TypedTable):
 
     def _read_records(self, file: int, start: int, stop: int) -> Any:
         """The data of some records, as a string tensor. Raises ReaderError for a wrong checksum."""
-        import tensorflow as tf
-
         opened, at = self._open_file(file), self._find_byte(start)
         try:
             return opened.read_records(at, stop - start)
@@ -160,8 +147,6 @@ class TfRecord(TypedTable):
 
     def _parse_records(self, records: Any, numbers: Sequence[int], place: Place) -> Any:
         """The features `numbers` of some records, as a pyarrow record batch with columns named by number."""
-        import pyarrow as pa
-
         names = {number: self.columns.names[number] for number in numbers}
         kinds = {name: self._kinds[name] for name in names.values()}
         try:
@@ -176,7 +161,7 @@ class TfRecord(TypedTable):
         columns = {}
         for number, name in names.items():
             values, splits = found[name]
-            if kinds[name] != "bytes":
+            if kinds[name] != "bytes_list":
                 columns[str(number)] = pa.LargeListArray.from_arrays(pa.array(splits), pa.array(values))
                 continue
             counts = np.diff(splits)
@@ -190,15 +175,6 @@ class TfRecord(TypedTable):
             columns[str(number)] = pa.array([next(one_each) if count else None for count in counts], pa.large_binary())
         return pa.RecordBatch.from_pydict(columns)
 
-    @functools.cached_property
-    def _kinds(self) -> Mapping[str, str]:
-        import pyarrow as pa
-
-        return {
-            name: "bytes" if kind == pa.large_binary() else "float" if kind.value_type == pa.float32() else "int64"
-            for name, kind in self._types.items()
-        }
-
 
 class _File:
     """A file of uncompressed records; readable even after its removal."""
@@ -208,12 +184,10 @@ class _File:
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read_bytes(self, start: int, stop: int) -> bytes:
-        return os.pread(self._file.fileno(), stop - start, start)
+        return files.read_at(self._file.fileno(), start, stop - start)
 
     def read_records(self, at: int, count: int) -> Any:
         """The data of `count` records from offset `at`, as a string tensor. TensorFlow checks the checksums."""
-        import tensorflow as tf
-
         # Raw ops, because the classes of tf.data belong to the script's pipelines. Without a buffer the ops read only
         # these records.
         raw, kinds = tf.raw_ops, [tf.string]
@@ -236,7 +210,6 @@ class _File:
 @contextlib.contextmanager
 def _compute_eagerly() -> Iterator[None]:
     """Run eagerly on a CPU, even if a TensorFlow 1 script has disabled eager execution."""
-    import tensorflow as tf
     from tensorflow.python.eager import context
 
     with context.eager_mode(), tf.device("CPU:0"):
@@ -245,11 +218,10 @@ def _compute_eagerly() -> Iterator[None]:
 
 def _find_packing(path: Path) -> str:
     """Return "gzip", "zlib", or "" for uncompressed records. Raises ReaderError for other files."""
-    with open(path, "rb") as file:
-        head = file.read(HEAD)
+    head = files.read_head(path, HEAD)
     if not head or is_head(head):
         return ""
-    if head.startswith(b"\x1f\x8b"):
+    if head.startswith(GZIP):
         return "gzip"
     if head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0:
         return "zlib"
@@ -284,7 +256,7 @@ def _open_packed(path: Path) -> Iterator[Any]:
         else:
             with open(path, "rb") as plain:
                 yield _ZlibFile(plain) if packing else plain
-    except _DAMAGED as error:
+    except DAMAGED_GZIP as error:
         raise ReaderError(f"{path}: truncated or damaged: expected {packing} data, found: {error}") from None
 
 
@@ -293,26 +265,17 @@ def _read_head(path: Path) -> list[bytes]:
     found: list[bytes] = []
     size = 0
     with _open_packed(path) as file:
-        while size < _HEAD_BYTES and (head := _read_all(file, HEAD)):
+        while size < _HEAD_BYTES and (head := files.read_all(file, HEAD)):
             length = int.from_bytes(head[:8], "little")
-            if not is_head(head) or len(data := _read_all(file, length + 4)) < length + 4:
+            if not is_head(head) or len(data := files.read_all(file, length + 4)) < length + 4:
                 break  # the index reports it
             found.append(data[:length])
             size += FRAME + length
     return found
 
 
-def _read_all(file: Any, count: int) -> bytes:
-    found = b""
-    while len(found) < count and (data := file.read(count - len(found))):
-        found += data
-    return found
-
-
-def _learn_types(paths: Sequence[Path], dtype: Any) -> dict[str, Any]:
-    """The pyarrow types of features, by name in alphabetical order."""
-    import pyarrow as pa
-    import tensorflow as tf
+def _learn_kinds(paths: Sequence[Path], dtype: Any) -> dict[str, str]:
+    """The kind of each feature, such as "float_list", by name in alphabetical order."""
     from google.protobuf.message import DecodeError
 
     records, path = [], paths[0]
@@ -342,20 +305,14 @@ def _learn_types(paths: Sequence[Path], dtype: Any) -> dict[str, Any]:
                     f"{path}, record {number}: expected {kinds[name]} in the feature {name!r}, as in records before, "
                     f"found {kind}"
                 )
-    types = {
-        "float_list": pa.large_list(pa.float32()),
-        "int64_list": pa.large_list(pa.int64()),
-        "bytes_list": pa.large_binary(),
-    }
-    found = {name: types[kind] for name, kind in kinds.items()}
     if isinstance(dtype, Mapping):
         for name, given in dtype.items():
-            if isinstance(name, str) and name not in found:
-                by_kind = {"f": "float_list", "U": "bytes_list"}
-                found[name] = types[by_kind.get(make_dtype(given).kind, "int64_list")]
-    if not found:
+            if isinstance(name, str) and name not in kinds:
+                by_dtype = {"f": "float_list", "U": "bytes_list"}
+                kinds[name] = by_dtype.get(make_dtype(given).kind, "int64_list")
+    if not kinds:
         raise ReaderError(f"{path}: expected a record with features, found none")
-    return dict(sorted(found.items()))
+    return dict(sorted(kinds.items()))
 
 
 def _parse_examples(records: Any, kinds: Mapping[str, str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -363,9 +320,7 @@ def _parse_examples(records: Any, kinds: Mapping[str, str]) -> dict[str, tuple[n
 
     Raises ValueError for a record that is not an Example, or has values of another kind.
     """
-    import tensorflow as tf
-
-    dtypes = {"bytes": tf.string, "float": tf.float32, "int64": tf.int64}
+    dtypes = {"bytes_list": tf.string, "float_list": tf.float32, "int64_list": tf.int64}
     wanted = {name: tf.io.RaggedFeature(dtypes[kind], row_splits_dtype=tf.int64) for name, kind in kinds.items()}
     with _compute_eagerly():
         try:

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.lazy import pa, pc
 from matex_tf.readers.base.formats import ReaderError
 
 
 class Unfit(Exception):
-    """The value at `index` cannot be converted to the type of its column. The text gives the
-    expected and found values.
-    """
+    """The value at `index` cannot be converted to the type of its column. The text says what was expected and found."""
 
     def __init__(self, index: int, text: str):
         super().__init__(text)
@@ -23,8 +22,6 @@ class Unfit(Exception):
 
 def find_value_type(kind: Any) -> tuple[Any, bool]:
     """The type of the values of a column, and whether a row is a list of values."""
-    import pyarrow as pa
-
     if pa.types.is_dictionary(kind):
         return kind.value_type, False
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -33,21 +30,11 @@ def find_value_type(kind: Any) -> tuple[Any, bool]:
 
 
 def is_bytes(kind: Any) -> bool:
-    import pyarrow as pa
-
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-
-
-def make_type(dtype: np.dtype) -> Any:
-    import pyarrow as pa
-
-    return pa.from_numpy_dtype(dtype)
 
 
 def find_plain_type(kind: Any) -> Any:
     """The numeric type of values in another representation: decimals as floats, times as integers."""
-    import pyarrow as pa
-
     if pa.types.is_decimal(kind) or pa.types.is_null(kind):
         return pa.float64()
     return pa.int64() if pa.types.is_temporal(kind) else kind
@@ -59,8 +46,6 @@ def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | 
     Args:
         given: the dtype= of this column.
     """
-    import pyarrow as pa
-
     types = pa.types
     if types.is_temporal(kind) and given is None:
         raise ReaderError(
@@ -69,8 +54,8 @@ def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | 
         )
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
     is_text = types.is_string(kind) or types.is_large_string(kind) or is_bytes(kind)
-    # Lists of bytes cannot be numbers.
-    is_text = is_text and not (is_bytes(kind) and kind != stored and given is not None and given.kind != "U")
+    if is_bytes(kind) and kind != stored and given is not None and given.kind != "U":
+        is_text = False  # lists of bytes, which cannot be numbers
     if not (is_number or is_text or types.is_temporal(kind) or types.is_null(kind)):
         raise ReaderError(
             f"{path}: expected numbers or texts in column {name!r}, or lists of numbers, found {stored}; write its "
@@ -82,8 +67,6 @@ def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | 
 
 def count_values(lists: Any) -> np.ndarray:
     """The number of values in each row of a column of lists, int64; 0 for a missing list."""
-    import pyarrow.compute as pc
-
     counts = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     counts[lists.is_null().to_numpy(zero_copy_only=False)] = 0
     return counts
@@ -91,8 +74,6 @@ def count_values(lists: Any) -> np.ndarray:
 
 def pad_lists(lists: Any, counts: np.ndarray, width: int) -> Any:
     """The values of all rows, padded with missing values to `width` values a row."""
-    import pyarrow as pa
-
     flat = lists.flatten()
     if (counts == width).all():
         return flat
@@ -108,8 +89,6 @@ def view_bytes(column: Any, dtype: np.dtype) -> Any:
 
     Raises ValueError if a row's number of bytes is not a multiple of the item size.
     """
-    import pyarrow as pa
-
     column = column.cast(pa.large_binary()).fill_null(b"")
     _, offsets_buffer, data = column.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset : column.offset + len(column) + 1]
@@ -132,8 +111,6 @@ def convert_values(column: Any, kind: Any, most: float) -> Any:
     Raises:
         Unfit: a value cannot be converted.
     """
-    import pyarrow as pa
-
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
@@ -154,9 +131,6 @@ def convert_values(column: Any, kind: Any, most: float) -> Any:
 
 
 def _cast(column: Any, kind: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if column.type == kind:
         return column
     types = pa.types
@@ -175,8 +149,6 @@ def _cast(column: Any, kind: Any) -> Any:
 
 def _is_within(kind: Any, most: float) -> bool:
     """Whether all numbers of a pyarrow type are at most `most`."""
-    import pyarrow as pa
-
     if pa.types.is_integer(kind):
         return 2.0**kind.bit_width <= most
     return pa.types.is_boolean(kind) or (
@@ -185,8 +157,6 @@ def _is_within(kind: Any, most: float) -> bool:
 
 
 def _can_cast(column: Any, kind: Any) -> bool:
-    import pyarrow as pa
-
     try:
         _cast(column, kind)
     except pa.ArrowInvalid:
@@ -195,8 +165,6 @@ def _can_cast(column: Any, kind: Any) -> bool:
 
 
 def _describe_unfit(value: Any, kind: Any) -> str:
-    import pyarrow as pa
-
     if isinstance(value, bytes):
         return (
             f"expected text in UTF-8, found {len(value)} bytes that are not ({value[:8].hex(' ')}). dtype= names the "
