@@ -105,7 +105,7 @@ def pytest_testnodedown(node) -> None:
 def pytest_terminal_summary(terminalreporter) -> None:
     if not _spent:
         return
-    costly = sorted(_spent.items(), key=lambda one: -one[1])[:10]
+    costly = sorted(_spent.items(), key=lambda one: -one[1])[: max(10, len(_spent) // 8)]
     terminalreporter.section(f"{sum(_spent.values()):.0f} seconds of a core, of which the costliest files took")
     for name, seconds in costly:
         terminalreporter.write_line(f"{seconds:8.1f}  {name}")

@@ -15,7 +15,7 @@ CASES = Path(__file__).with_name("rank_zero_cases.py")
     "ranks, legacy, settings",
     [
         (3, "0", {}),
-        (2, "1", {}),
+        pytest.param(2, "1", {}, marks=pytest.mark.more),
         pytest.param(2, "0", {"MATEX_STRATEGY": "sharded"}, marks=pytest.mark.more),
         pytest.param(2, "0", {"MATEX_STRATEGY": "servers:1:only"}, marks=pytest.mark.more),
         pytest.param(2, "0", {"MATEX_STRATEGY": "servers:1"}, marks=pytest.mark.more),

@@ -18,6 +18,18 @@ def shown(result):
     return dict(map(json.loads, lines))
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Maps "0" and "1", as TF_USE_LEGACY_KERAS has it, to what the script alone shows."""
+
+    @functools.cache
+    def run_alone(keras):
+        folder = tmp_path_factory.mktemp("alone")
+        return shown(launch.run_alone(CASE, folder, env={"TF_USE_LEGACY_KERAS": keras}).check())
+
+    return run_alone
+
+
 def differences(want, found, where=""):
     """Where two structures of figures differ by more than 1e-10 of the larger of their value and 1e-3."""
     if isinstance(want, dict) and isinstance(found, dict):
@@ -49,9 +61,8 @@ def run(ranks, folder, state, keras, lose, strategy="allreduce"):
         pytest.param("0", (1, 1), "1:2:3:0:SIGKILL 2:1:2:0:SIGTERM", "allreduce", marks=pytest.mark.more),
     ],
 )
-def test_nothing_is_lost(tmp_path, keras, ranks, lose, strategy):
-    (tmp_path / "alone").mkdir()
-    want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
+def test_nothing_is_lost(tmp_path, alone, keras, ranks, lose, strategy):
+    want = alone(keras)
     state = tmp_path / "state"
     asked = run(ranks[0], tmp_path / "lost", state, keras, lose, strategy)
     how = next(name for name in ("SIGTERM", "SIGUSR1") if name in lose)
@@ -85,10 +96,8 @@ def test_nothing_is_lost(tmp_path, keras, ranks, lose, strategy):
         pytest.param("1", "1:0:6:0:SIGUSR1", "epoch 1, step 7 of call 2", "epoch 1, step 7", marks=pytest.mark.more),
     ],
 )
-def test_what_was_kept_as_an_epoch_ends_is_of_that_epoch(tmp_path, keras, lose, saved, goes_on):
-    for name in ("alone", "lost"):
-        (tmp_path / name).mkdir()
-    want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
+def test_what_was_kept_as_an_epoch_ends_is_of_that_epoch(tmp_path, alone, keras, lose, saved, goes_on):
+    want = alone(keras)
     asked = run(2, tmp_path / "lost", tmp_path / "state", keras, lose)
     assert asked.returncode == 75 and f"SIGUSR1: saved at {saved}" in asked.stderr, asked.output
     found = run(2, tmp_path / "lost", tmp_path / "state", keras, lose).check()
@@ -98,10 +107,9 @@ def test_what_was_kept_as_an_epoch_ends_is_of_that_epoch(tmp_path, keras, lose, 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("keras", ["1", pytest.param("0", marks=pytest.mark.more)])
-def test_a_call_goes_on_within_its_first_epoch(tmp_path, keras):
+def test_a_call_goes_on_within_its_first_epoch(tmp_path, alone, keras):
     """Where its generator draws random numbers, and where the epoch's last step has fewer batches than the others."""
-    (tmp_path / "alone").mkdir()
-    want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
+    want = alone(keras)
     lose = "2:0:2:0:SIGUSR1 3:0:5:0:SIGUSR1"
     for place in ("", "epoch 1, step 3 of call 3", "epoch 1, step 6 of call 4"):
         found = run(1, tmp_path / "lost", tmp_path / "state", keras, lose)
@@ -111,10 +119,9 @@ def test_a_call_goes_on_within_its_first_epoch(tmp_path, keras):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("keras", [pytest.param("1", marks=pytest.mark.more), "0"])
-def test_a_call_goes_on_after_epochs_of_unknown_length(tmp_path, keras):
+def test_a_call_goes_on_after_epochs_of_unknown_length(tmp_path, alone, keras):
     """Its data are shuffled anew in each of the epochs that are passed over."""
-    (tmp_path / "alone").mkdir()
-    want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
+    want = alone(keras)
     for place in ("", "epoch 3, step 0 of call 2", "epoch 4, step 5 of call 2"):
         found = run(1, tmp_path / "lost", tmp_path / "state", keras, "1:1:6:0:SIGUSR1 1:3:4:0:SIGUSR1")
         assert place in found.stderr, found.output

@@ -13,9 +13,7 @@ COUNTS = {2: [8, 21], 3: [8, 21, 0]}
     scope="module",
     params=[
         (3, "0"),
-        (2, "1"),
-        pytest.param((2, "0"), marks=pytest.mark.more),
-        pytest.param((3, "1"), marks=pytest.mark.more),
+        *(pytest.param(case, marks=pytest.mark.more) for case in ((2, "0"), (2, "1"), (3, "1"))),
     ],
     ids=lambda one: f"{one[0]} ranks, Keras {'2' if one[1] == '1' else '3'}",
 )

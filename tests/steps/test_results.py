@@ -28,7 +28,14 @@ def alone(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("style, ranks", [("keras", 2), ("legacy", 3), ("keras", 3), ("legacy", 2)])
+@pytest.mark.parametrize(
+    "style, ranks",
+    [
+        ("keras", 2),
+        ("legacy", 3),
+        *(pytest.param(*more, marks=pytest.mark.more) for more in (("keras", 3), ("legacy", 2))),
+    ],
+)
 def test_results_are_those_alone(alone, style, ranks, tmp_path, pytestconfig):
     env = {"TF_USE_LEGACY_KERAS": "1" if style == "legacy" else None, "MATEX_EXPLAIN": "1"}
     launch.run(ranks, CASES, tmp_path / "found", style, env=env).check()
