@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from matex_tf import settings
 from matex_tf.microbatches import sizes
 from matex_tf.microbatches.cutting import Left, Region, cut, list_kept
-from matex_tf.microbatches.region import make_emit
+from matex_tf.microbatches.region import compute_parts
 from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes
@@ -67,13 +67,11 @@ def _cut_copy(plan: Any, copy: Any) -> None:
 def cut_program(
     make_sizes: Any, left: list[Left], regions: list[Region], program: Program, gives: Sequence[Placement]
 ) -> Program:
-    """The program whose regions run in parts. New regions are added to `regions`; ops on rows outside of them to
-    `left`.
-    """
+    """The program whose regions run in parts. Adds regions to `regions`, and ops on rows outside of them to `left`."""
 
     def make(region: Region) -> Any:
         regions.append(region)
-        return make_emit(region, make_sizes())
+        return functools.partial(compute_parts, region, make_sizes())
 
     return cut(program, gives, make, left)
 
