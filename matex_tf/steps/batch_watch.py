@@ -79,10 +79,9 @@ class BatchWatch:
             BatchError: on every rank, if the numbers of rows differ.
         """
         self._calls += 1
-        is_new = len(sources) != len(self._sources) or any(
-            reference() is not source for reference, source in zip(self._sources, sources)
-        )
-        compares = is_new or self._calls & (self._calls - 1) == 0
+        is_new = [id(reference()) for reference in self._sources] != list(map(id, sources))
+        is_power_of_2 = self._calls & (self._calls - 1) == 0
+        compares = is_new or is_power_of_2
         if compares:
             self._sources = [weakref.ref(source) for source in sources]
             self._kept = None

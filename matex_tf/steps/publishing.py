@@ -102,10 +102,7 @@ def drop_unmoved() -> None:
 
 
 def move_weights() -> None:
-    """Move published weights to shared memory before the first step allocates anything else. Collective.
-
-    So their old memory is free for the variables of the optimizer.
-    """
+    """Move published weights to shared memory, so that the optimizer's variables can use the old memory. Collective."""
     library = ops.get_library().ops
     while _unmoved:
         wholes, arguments = _unmoved.pop(0)
