@@ -83,9 +83,7 @@ def _is_own(x: Any) -> bool:
 
 @contextlib.contextmanager
 def _call_kind(kind: str) -> Iterator[None]:
-    """A context around a "fit" or "predict". The first data that Keras prepares in it, and no later data, such as
-    validation data, are its own.
-    """
+    """A context around "fit" or "predict". Only the first data that Keras prepares in it are those of the call."""
     _state.kind = kind
     try:
         yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from matex_tf import settings
 from matex_tf.microbatches import sizes
@@ -23,15 +23,8 @@ SESSION = "a session of tf.compat.v1 runs it"
 EAGER = "eager code is computed at once: decorate the training step with @tf.function"
 
 
-class _Cut(NamedTuple):
-    """left: ops on rows that a copy computes for all rows at once. regions: the ops that it computes in parts."""
-
-    left: list[Left]
-    regions: list[Region]
-
-
-_cut: dict[int, _Cut] = {}
-"""By the id of a plan that is being made."""
+_cut: dict[int, tuple[list[Left], list[Region]]] = {}
+"""By the id of a new plan: the ops on rows that its copy computes for all rows at once, and regions."""
 
 
 def start_parts() -> None:
@@ -50,7 +43,9 @@ def _cut_copy(plan: Any, copy: Any) -> None:
             _report_whole("a training step", SESSION)
         return
     rows = settings.get_settings().microbatch
-    _cut[id(plan)] = plan_cut = _Cut([], [])
+    left: list[Left] = []
+    regions: list[Region] = []
+    _cut[id(plan)] = left, regions
     sizes_of_step: list[sizes.Fitting] = []
     obstacle = sizes.find_obstacle(plan.traced.variables) if rows == settings.AUTO else ""
     if obstacle:
@@ -61,7 +56,7 @@ def _cut_copy(plan: Any, copy: Any) -> None:
     def make_sizes() -> Any:
         return sizes.Fitting(plan.place, sizes_of_step) if rows == settings.AUTO else sizes.Fixed(rows)
 
-    copy.transform = functools.partial(cut_program, make_sizes, *plan_cut)
+    copy.transform = functools.partial(cut_program, make_sizes, left, regions)
 
 
 def cut_program(
@@ -78,13 +73,13 @@ def cut_program(
 
 def _report_plan(plan: Any) -> None:
     """Report the first op of a training step that does not run in parts, and rows that stay in memory for all parts."""
-    plan_cut = _cut.pop(id(plan), None)
-    if plan_cut is None or plan.why_whole or not plan.trained:
+    left, regions = _cut.pop(id(plan), ([], []))
+    if plan.why_whole or not plan.trained:
         return
-    if plan_cut.left:
-        op = plan_cut.left[0].node.op
-        _report_whole(plan.place, f"{op.type} ({report.find_line(op)}): {plan_cut.left[0].why}")
-    kept = list_kept(plan_cut.regions)
+    if left:
+        op = left[0].node.op
+        _report_whole(plan.place, f"{op.type} ({report.find_line(op)}): {left[0].why}")
+    kept = list_kept(regions)
     sizes_of_rows = [report.count_bytes(value, value.placement.axis) for value in kept]
     if kept:
         size = "rows" if None in sizes_of_rows else f"{sum(filter(None, sizes_of_rows))} bytes of each row"

@@ -80,8 +80,7 @@ class BatchWatch:
         """
         self._calls += 1
         is_new = [id(reference()) for reference in self._sources] != list(map(id, sources))
-        is_power_of_2 = self._calls & (self._calls - 1) == 0
-        compares = is_new or is_power_of_2
+        compares = is_new or self._calls & (self._calls - 1) == 0
         if compares:
             self._sources = [weakref.ref(source) for source in sources]
             self._kept = None

@@ -154,10 +154,7 @@ def _find_outer(handle: Any) -> Any:
 
 
 def _find_holding(group: Sequence[Publication], arguments: dict[str, Any]) -> int:
-    """The number of the shared memory of these variables, which lives as long as the first of them.
-
-    arguments: of the op that publishes the variables.
-    """
+    """The number of the shared memory of these variables, which lives as long as the first of them."""
     outer = [_find_outer(publication.handle) for publication in group]
     key = tuple(handle._id for handle in outer)
     if key not in _holdings:

@@ -39,10 +39,12 @@ def add_to(graph: Any) -> Iterator[None]:
     functions_before = set(graph._functions)
     graph._unsafe_unfinalize()
     try:
-        with graph.as_default(), tf.control_dependencies(None), tf.device(None), use_v2_behavior():
-            with v1.name_scope(None), v1.name_scope(_SCOPE) as scope:
-                scopes.append(scope)
-                yield
+        with (
+            graph.as_default(), tf.control_dependencies(None), tf.device(None), use_v2_behavior(),
+            v1.name_scope(None), v1.name_scope(_SCOPE) as scope,
+        ):  # fmt: skip
+            scopes.append(scope)
+            yield
     finally:
         functions |= set(graph._functions) - functions_before
         if finalized:

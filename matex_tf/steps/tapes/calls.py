@@ -61,8 +61,7 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
 
     args, kwargs = own_data.make_arrays_whole((args, kwargs), f"the call of '{model.name}'")
 
-    def plain() -> Any:
-        return original(model, *args, **kwargs)
+    plain = functools.partial(original, model, *args, **kwargs)
 
     def watched(kind: Kind) -> Any:
         tensors_before = set(map(id, still_models.list_kept_tensors(model)))
@@ -133,9 +132,7 @@ def _is_of_libraries(function: Any, seen: frozenset[int] = frozenset()) -> bool:
     return all(_is_of_libraries(item, seen | {id(function)}) for item in items if callable(item))
 
 
-def _call(
-    plain: Call, watched: Call, owner: Any, arguments: Arguments, trace: Call, unpack: Call, name: str
-) -> Any:
+def _call(plain: Call, watched: Call, owner: Any, arguments: Arguments, trace: Call, unpack: Call, name: str) -> Any:
     """The result of `plain()`, a call of `owner`, which `name` names in messages. Collective if ranks share the call.
 
     Args:
