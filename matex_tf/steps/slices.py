@@ -104,6 +104,7 @@ def make_given_slice(first: Any, count: Any, total: Any, contributes: Any) -> Sl
 
 
 def _make_slice(first: Any, count: Any, total: Any, contributes: Any) -> Slice:
+    """The slice of these scalar tensors. Rank 0 adds replicated tensors to sums (`Slice.keeps`)."""
     return Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
 
 
