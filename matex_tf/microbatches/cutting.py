@@ -293,8 +293,11 @@ class _Rebuilt:
         region = Region([*constants.values(), *nodes], list(takes.values()), gives, awaited_nodes)
         inputs = [self._values.get(id(value), value) for value, _ in region.takes]
         new = Node(StandIn("Parts", []), ("parts", *nodes[0].key), inputs, self._find_controls(nodes))
-        needs, placements = [need for _, need in region.takes], [value.placement for value in gives]
-        new.decision = Decision(needs, placements, mark_taker(self._make_emit(region)))
+        new.decision = Decision(
+            [need for _, need in region.takes],
+            [value.placement for value in gives],
+            mark_taker(self._make_emit(region)),
+        )
         new.outputs = [self._copy_value(value, new) for value in gives]
         self._nodes.update((number, new) for number in own)
         return new

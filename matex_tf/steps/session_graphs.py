@@ -106,15 +106,11 @@ class SessionCopy(Copy):
         advance = tf.raw_ops.AssignAddVariableOp(resource=state, value=step)
         with tf.control_dependencies([advance]):
             position = tf.raw_ops.ReadVariableOp(resource=state, dtype=tf.int64) - step
-        key, counter = [op.get_attr("seed")], [position, op.get_attr("seed2")]
+        key = tf.cast([op.get_attr("seed")], tf.uint64)
+        counter = tf.cast(tf.stack([position, op.get_attr("seed2")]), tf.uint64)
         options = {"minval": bounds[0], "maxval": bounds[1]} if bounds else {"dtype": op.outputs[0].dtype}
-        return getattr(tf.raw_ops, _STATELESS[op.type])(
-            shape=shape,
-            key=tf.cast(key, tf.uint64),
-            counter=tf.cast(tf.stack(counter), tf.uint64),
-            alg=_PHILOX,
-            **options,
-        )
+        draw = getattr(tf.raw_ops, _STATELESS[op.type])
+        return draw(shape=shape, key=key, counter=counter, alg=_PHILOX, **options)
 
 
 def _find_state(op: Any) -> tuple[Any, Any]:
