@@ -72,7 +72,7 @@ def arm() -> None:
         ("import of mpi4py", "mpi4py", "", ""),
         ("import of TensorFlow", "tensorflow.python.framework.ops", "", ""),
         ("building the ops", "matex_tf.ops.build", "subprocess", "run"),
-        ("comparing variables at the start", "matex_tf.steps.variables", "", "_digest_values"),
+        ("comparing variables at the start", "matex_tf.steps.variables", "", "find_differing"),
         ("after the meeting at the end", "matex_tf.runtime.rank_records", "", "note_end"),
         ("after the end of MPI", "matex_tf.world.mpi_calls", "", "end_mpi"),
     ):

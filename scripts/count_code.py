@@ -18,7 +18,7 @@ from matex_tf.runtime.hooks import Hook, find_version
 
 ROOT = Path(__file__).resolve().parent.parent / "matex_tf"
 EXTRAS = "deploy launch monitor observe planner tune adapt resilience".split()
-UPPER = "sharding rewrite steps hooks patches/tf".split()
+UPPER = "sharding rewrite steps hooks patches".split()
 WEAK = ("WeakKeyDictionary", "WeakValueDictionary")
 OF_FRAMES = ("_getframe", "currentframe", "walk_stack", "extract_stack")
 EXCHANGED = ("__class__", "__dict__")

@@ -15,13 +15,9 @@ from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import agreement, events
 from matex_tf.world import world
 
-_WITHIN_AN_EPOCH = (
-    "on_train_begin on_epoch_begin on_batch_begin on_batch_end on_train_batch_begin on_train_batch_end".split()
-)
-
-
 HOOKS = KerasTable()
 _IF_HOOK_MISSING = "a callback that stops fit stops one rank alone, and weights are not compared"
+_WITHIN_EPOCHS = "on_train_begin on_epoch_begin on_batch_begin on_batch_end on_train_batch_begin on_train_batch_end"
 
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, "callbacks.callback_list:CallbackList.__init__", "callbacks:CallbackList.__init__")
@@ -103,14 +99,12 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
 
 
 def _is_used_within_epoch(callback: Any) -> bool:
-    """Whether the script wrote the callback, and Keras calls it during an epoch. Keras' own callbacks decide by the
-    logs, which are equal on all ranks.
-    """
-    kind = type(callback)
+    """Whether the script wrote the callback, and Keras calls it during an epoch."""
+    kind = type(callback)  # Keras' own callbacks decide by the logs, which are equal on all ranks
     if kind.__name__ == "LambdaCallback":
         return True
     owners = [base for base in kind.__mro__ if not base.__module__.startswith(("keras.", "tf_keras."))]
-    return any(name in vars(owner) for owner in owners for name in _WITHIN_AN_EPOCH)
+    return any(name in vars(owner) for owner in owners for name in _WITHIN_EPOCHS.split())
 
 
 def _agree_to_stop(model: Any) -> None:
@@ -118,10 +112,9 @@ def _agree_to_stop(model: Any) -> None:
     if not agreement.is_watched():
         return
     stops = objects.allgather(bool(getattr(model, "stop_training", False)), "whether a callback stops training")
-    if any(stops):
-        if not all(stops):
-            rank = stops.index(True)
-            notes.print_note(f"a callback stopped training on rank {rank} and not on every rank; all ranks stop")
+    if any(stops) and not all(stops):
+        rank = stops.index(True)
+        notes.print_note(f"a callback stopped training on rank {rank} and not on every rank; all ranks stop")
         model.stop_training = True
 
 

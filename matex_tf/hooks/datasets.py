@@ -6,15 +6,15 @@ sees whole batches. Datasets of each rank's own rows are marked, and steps are t
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from matex_tf import ops, settings
 from matex_tf.input import filled_caches, iteration, shared_batches, tickets, turns, whole_batches
+from matex_tf.lazy import tf
 from matex_tf.rewrite import functions
 from matex_tf.runtime.hooks import Table
 from matex_tf.runtime.loop_hooks import put_loop
@@ -24,7 +24,8 @@ from matex_tf.world import world
 
 HOOKS = Table()
 
-_DATASETS, _ITERATORS = "tensorflow.python.data.ops.dataset_ops", "tensorflow.python.data.ops.iterator_ops"
+_DATA = "tensorflow.python.data.ops"
+_DATASETS, _ITERATORS = f"{_DATA}.dataset_ops", f"{_DATA}.iterator_ops"
 _OTHER_ITERATOR = (
     "the checkpoint holds an iterator of another pipeline, or one that the script saved alone: matex_tf restores an "
     "iterator that was saved under ranks, of any number. Restore the checkpoint without its iterator"
@@ -37,8 +38,6 @@ def _wrap_iter(original: Any) -> Any:
     """Choose how the ranks share the batches of a new iterator, and report the pass over the dataset."""
 
     def __iter__(self):
-        import tensorflow as tf
-
         is_eager = tf.executing_eagerly()
         if is_eager:
             shard_batches.prepare_epoch(self)
@@ -58,7 +57,7 @@ def _wrap_iter(original: Any) -> Any:
                 with tf.control_dependencies(_list_effects()):
                     iterator = original(dataset if by_tickets is None else by_tickets.whole)
         own_data.note_iterator(iterator, self)
-        if is_eager and _raises_events():
+        if is_eager and agreement.is_watched():
             events.pass_begins(self, iterator)
         return iterator
 
@@ -71,8 +70,6 @@ def _list_effects() -> list[Any]:
     A shuffled dataset draws a seed for each iterator. TensorFlow orders ops by the resources that they share, and two
     iterators of one dataset share none.
     """
-    import tensorflow as tf
-
     return [op for op in tf.compat.v1.get_default_graph().get_operations() if functions.is_stateful(op)]
 
 
@@ -81,8 +78,6 @@ def _wrap_create(original: Any) -> Any:
     """A dropped iterator ends in another thread, because its end can take a minute (ops/src/tensorflow/let_go.cc)."""
 
     def create_iterator(self, dataset):
-        import tensorflow as tf
-
         original(self, dataset)
         if world.is_active() and tf.executing_eagerly():
             weakref.finalize(self, ops.let_go, self._iterator_resource).atexit = False
@@ -92,38 +87,27 @@ def _wrap_create(original: Any) -> Any:
 
 def _take_in_trace(iterator: Any, take: Callable[[Any], Any]) -> Any:
     """The result of `take(iterator)` in a trace. Batches of each rank's own rows have any number of rows there."""
-    own_data.require_shared(iterator)
-    if not capture.is_tracing() or not own_data.is_own(iterator):
-        return take(iterator)
-    with _open_rows(iterator):
-        return take(iterator)
-
-
-@contextlib.contextmanager
-def _open_rows(iterator: Any) -> Iterator[None]:
-    """A context in which batches of an iterator have any number of rows."""
     from tensorflow.python.data.util import structure
 
-    capture.note_opened()
-    names = ("_element_spec", "_flat_output_shapes")
-    before = {name: getattr(iterator, name) for name in names}
-    iterator._element_spec = capture.open_spec(iterator._element_spec)
+    own_data.require_shared(iterator)
+    if not capture.tracing.is_on or not own_data.is_own(iterator):
+        return take(iterator)
+    capture.tracing.has_opened = True
+    spec, shapes = iterator._element_spec, iterator._flat_output_shapes
+    iterator._element_spec = capture.open_spec(spec)
     iterator._flat_output_shapes = structure.get_flat_tensor_shapes(iterator._element_spec)
     try:
-        yield
+        return take(iterator)
     finally:
-        for name, value in before.items():
-            setattr(iterator, name, value)
+        iterator._element_spec, iterator._flat_output_shapes = spec, shapes
 
 
-@HOOKS.replace(
-    "tensorflow.python.data.ops.dataset_autograph", "_tf_ag_dataset_for_stmt", _IF_HOOK_MISSING, put=put_loop
-)
+@HOOKS.replace(f"{_DATA}.dataset_autograph", "_tf_ag_dataset_for_stmt", _IF_HOOK_MISSING, put=put_loop)
 def _wrap_dataset_loop(original: Any) -> Any:
     from tensorflow.python.autograph.operators import control_flow
 
     def _tf_ag_dataset_for_stmt(ds, *args, **kwargs):
-        if not capture.is_tracing():
+        if not capture.tracing.is_on:
             own_data.require_shared(ds)
             return original(ds, *args, **kwargs)
         return control_flow._tf_iterator_for_stmt(iter(ds), *args, **kwargs)
@@ -134,13 +118,11 @@ def _wrap_dataset_loop(original: Any) -> Any:
 @HOOKS.replace(_ITERATORS, "OwnedIterator._next_internal", _IF_HOOK_MISSING)
 def _wrap_next(original: Any) -> Any:
     def take_next(self):
-        import tensorflow as tf
-
         if not tf.executing_eagerly():
             return _take_in_trace(self, original)
         if own_data.is_alone():
             return original(self)
-        if not _raises_events():
+        if not agreement.is_watched():  # other threads are not in step between ranks
             return take(self)
         events.batch_wanted(self)
         is_over = True
@@ -185,8 +167,6 @@ def _wrap_serialize(original: Any) -> Any:
 @HOOKS.replace(_ITERATORS, "OwnedIterator._restore_from_tensors", "an iterator of shares cannot be saved")
 def _wrap_restore(original: Any) -> Any:
     def _restore_from_tensors(self, restored_tensors):
-        import tensorflow as tf
-
         shared = batches.find_shared_batches(self)
         if not isinstance(shared, shared_batches.SharedBatches):
             return original(self, restored_tensors)
@@ -198,16 +178,9 @@ def _wrap_restore(original: Any) -> Any:
     return _restore_from_tensors
 
 
-def _raises_events() -> bool:
-    """Whether this thread's batches are events: other threads are not in step between ranks."""
-    return agreement.is_watched() and not own_data.is_alone()
-
-
 @HOOKS.replace(_ITERATORS, "OwnedIterator.get_next_as_optional", _IF_HOOK_MISSING)
 def _wrap_optional(original: Any) -> Any:
     def take_optional(self):
-        import tensorflow as tf
-
         if not tf.executing_eagerly():
             return _take_in_trace(self, original)
         shared = _find_shared_batches(self)
@@ -225,8 +198,6 @@ def _wrap_optional(original: Any) -> Any:
 @HOOKS.replace(_DATASETS, "DatasetV1._make_one_shot_iterator DatasetV1._make_initializable_iterator", _IF_HOOK_MISSING)
 def _wrap_make_iterator(original: Any) -> Any:
     def make(self, *args, **kwargs):
-        import tensorflow as tf
-
         if not tf.executing_eagerly():
             own_data.refuse_in_session(self)
         iterator = original(self, *args, **kwargs)
@@ -247,13 +218,9 @@ def _wrap_make_initializer(original: Any) -> Any:
 
 @HOOKS.replace("tensorflow.python.ops.gen_dataset_ops", "shuffle_dataset_v3", "tickets have an order of their own")
 def _wrap_shuffle(original: Any) -> Any:
-    """The order of a shuffle depends on the number of iterations. The script's dataset and its tickets share the count,
-    by one seed generator.
-    """
+    """The script's dataset and its tickets count their iterations, which change the order, in one seed generator."""
 
     def shuffle_dataset_v3(input_dataset, buffer_size, seed, seed2, seed_generator, *args, **kwargs):
-        import tensorflow as tf
-
         if not tf.executing_eagerly():
             return original(input_dataset, buffer_size, seed, seed2, seed_generator, *args, **kwargs)
         is_reshuffled = kwargs.get("reshuffle_each_iteration") is not False
@@ -278,8 +245,6 @@ def _wrap_constant(original: Any) -> Any:
 @HOOKS.replace(_DATASETS, "DatasetV2.from_tensor_slices DatasetV2.from_tensors", _IF_HOOK_MISSING)
 def _wrap_from_tensors(original: Any) -> Any:
     def make(tensors, *args, **kwargs):
-        import tensorflow as tf
-
         arrays = [leaf for leaf in tf.nest.flatten(tensors) if isinstance(leaf, np.ndarray)]
         if not any(map(shard_arrays.is_shard, arrays)):
             return original(tensors, *args, **kwargs)

@@ -1,4 +1,8 @@
-"""Updates in eager code, which every rank computes whole: gradients of tapes, and optimizers of Keras 3 and 2."""
+"""Training steps in eager code: gradients of tapes, optimizers of Keras 3 and 2, and calls of models.
+
+Every rank computes such a step whole, except for calls of Keras models and functions, which ranks may share. The other
+hooks at the end observe the first calls (`first_calls`): reads of tensors, random numbers, and the tapes that record.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.runtime.hooks import Table
+from matex_tf.runtime.hooks import put_function
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import agreement, events, gradients, whole_code
+from matex_tf.steps.tapes import calls, first_calls
 from matex_tf.steps.variables import find_tf_variable
 
-HOOKS = Table()
+HOOKS = KerasTable()
+_BACKPROP = "tensorflow.python.eager.backprop"
 _IF_HOOK_MISSING = "ranks that begin with other values of weights stay apart in eager code"
-_KERAS_2 = {"until": "3", "early": True}
+_IF_WATCH_MISSING = "a call of a model that a tape records is shared, whatever its first call shows"
 
 
-@HOOKS.replace("tensorflow.python.eager.backprop", "GradientTape.gradient", _IF_HOOK_MISSING)
+@HOOKS.replace(_BACKPROP, "GradientTape.gradient", _IF_HOOK_MISSING)
 def _wrap_gradient(original: Any) -> Any:
     def gradient(self, target, sources, *args, **kwargs):
         result = original(self, target, sources, *args, **kwargs)
@@ -34,7 +41,7 @@ def _wrap_gradient(original: Any) -> Any:
 def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -> Any:
     """A hook for a method of optimizers, after which all ranks have the same values of new variables.
 
-    list_updated: returns the variables of an update, from the optimizer and its first two arguments.
+    list_updated: returns the variables of an update, from the optimizer and the first two arguments of the method.
     """
 
     def make(original: Any) -> Any:
@@ -66,10 +73,59 @@ def _list_paired(optimizer: Any, pairs: list[Any], _: Any) -> Iterable[Any]:
     return (variable for _, variable in pairs)
 
 
-HOOKS.replace("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply", _IF_HOOK_MISSING, since="3", early=True)(
-    _wrap_update(_list_applied)
-)
-for _module, _name in (("optimizers.optimizer", "Optimizer"), ("optimizers.legacy.optimizer_v2", "OptimizerV2")):
-    HOOKS.replace(
-        f"keras.src.{_module} tf_keras.src.{_module}", f"{_name}.apply_gradients", _IF_HOOK_MISSING, **_KERAS_2
-    )(_wrap_update(_list_paired))
+_KERAS_2 = "optimizers.optimizer:Optimizer", "optimizers.legacy.optimizer_v2:OptimizerV2"
+HOOKS.replace_in(_IF_HOOK_MISSING, "optimizers.base_optimizer:BaseOptimizer.apply")(_wrap_update(_list_applied))
+for _class in _KERAS_2:
+    HOOKS.replace_in(_IF_HOOK_MISSING, keras2=f"{_class}.apply_gradients")(_wrap_update(_list_paired))
+
+
+def _put_into_base(owner: Any, name: str, make: Any) -> None:
+    put_function(next(kind for kind in owner.__mro__ if name in vars(kind)), name, make)
+
+
+@HOOKS.replace("tensorflow.python.framework.ops", "EagerTensor._numpy", _IF_WATCH_MISSING, put=_put_into_base)
+def _wrap_numpy(original: Any) -> Any:
+    def read(self):
+        first_calls.note_read(self)
+        return original(self)
+
+    return read
+
+
+@HOOKS.replace("tensorflow.python.framework.random_seed", "get_seed", _IF_WATCH_MISSING)
+def _wrap_seed(original: Any) -> Any:
+    def get_seed(op_seed):
+        first_calls.observed.draws += 1
+        return original(op_seed)
+
+    return get_seed
+
+
+@HOOKS.replace(_BACKPROP, "GradientTape._push_tape", _IF_WATCH_MISSING)
+def _wrap_push(original: Any) -> Any:
+    def _push_tape(self):
+        original(self)
+        first_calls.observed.tapes.append(self)
+
+    return _push_tape
+
+
+@HOOKS.replace(_BACKPROP, "GradientTape._pop_tape", _IF_WATCH_MISSING)
+def _wrap_pop(original: Any) -> Any:
+    def _pop_tape(self):
+        original(self)
+        first_calls.observed.tapes = [tape for tape in first_calls.observed.tapes if tape is not self]
+
+    return _pop_tape
+
+
+@HOOKS.replace_in("no call of a model is shared", "models.model:Model.__call__", "engine.training:Model.__call__")
+def _wrap_call(original: Any) -> Any:
+    from tensorflow.python.eager import record
+
+    def __call__(self, *args, **kwargs):
+        if not tf.executing_eagerly() or not record.could_possibly_record() or not first_calls.may_be_shared():
+            return original(self, *args, **kwargs)
+        return calls.call_model(original, self, args, kwargs)
+
+    return __call__

@@ -16,12 +16,11 @@ from matex_tf.steps import events, own_arrays, own_data, weak_scaling
 from matex_tf.world import world
 
 _TRAINING, _TESTED = "the training data of fit", "the data of evaluate"
+_INPUTS = ("x", "y", "sample_weight")
 _BATCH_SIZE = 32  # Keras' default
 _state = threading.local()
 
-
 HOOKS = KerasTable()
-
 _TRAINERS = ("models.model:Model", "engine.training:Model")
 _IF_HOOK_MISSING = "data of each rank's own is taken for that of all ranks"
 
@@ -30,14 +29,10 @@ def _replace_method(name: str) -> Any:
     return HOOKS.replace_in(_IF_HOOK_MISSING, *(f"{owner}.{name}" for owner in _TRAINERS))
 
 
-def _is_dataset(x: Any) -> bool:
-    return hasattr(x, "element_spec")
-
-
 def _is_source(x: Any) -> bool:
     """Whether `x` is a dataset, a generator or another source of batches, and not arrays."""
     is_sequence = hasattr(x, "__getitem__") and hasattr(x, "on_epoch_end")
-    return is_sequence or _is_dataset(x) or hasattr(x, "__next__")
+    return is_sequence or hasattr(x, "element_spec") or hasattr(x, "__next__")
 
 
 def _prepare(arguments: dict[str, Any], trains: bool) -> None:
@@ -55,11 +50,13 @@ def _prepare(arguments: dict[str, Any], trains: bool) -> None:
     if not inputs:
         return
     are_own = own_arrays.are_own(inputs, name)
-    factor = world.get_world().trainers if is_weak else 1
+    factor = 1
     if is_weak:
+        factor = world.get_world().trainers
         weak_scaling.say_weak("the batch given to fit is each rank's own")
     if not are_own:
-        arguments["batch_size"] = (batch_size or _BATCH_SIZE) * factor if is_weak else batch_size
+        if is_weak:
+            arguments["batch_size"] = (batch_size or _BATCH_SIZE) * factor
         return
     counts = own_arrays.count_rows(inputs, name)
     if not batch_size:
@@ -74,21 +71,19 @@ def _prepare(arguments: dict[str, Any], trains: bool) -> None:
 
 def _list_inputs(arguments: dict[str, Any]) -> tuple[Any, ...]:
     """(x, y, sample_weight) of the arguments, up to the last that is not None."""
-    inputs = [arguments.get(name) for name in ("x", "y", "sample_weight")]
+    inputs = [arguments.get(name) for name in _INPUTS]
     while inputs and inputs[-1] is None:
         inputs.pop()
     return tuple(inputs)
 
 
 def _is_own(x: Any) -> bool:
-    return _is_dataset(x) and shard_arrays.is_shard(x)
+    return hasattr(x, "element_spec") and shard_arrays.is_shard(x)
 
 
 @contextlib.contextmanager
 def _call_kind(kind: str) -> Iterator[None]:
-    """A context around a call of this kind, "fit" or "predict". The first data that Keras prepares in it are its own;
-    later ones, such as validation data, are not.
-    """
+    """A context around "fit" or "predict". Only the first data that Keras prepares in it are those of the call."""
     _state.kind = kind
     try:
         yield
@@ -123,7 +118,7 @@ def _cut_validation(arguments: dict[str, Any]) -> None:
 
         return tuple(tf.nest.map_structure(take, part) for part in inputs)
 
-    arguments.update(zip(("x", "y", "sample_weight"), cut(lambda split: slice(0, split))))
+    arguments.update(zip(_INPUTS, cut(lambda split: slice(0, split))))
     arguments.update(validation_data=cut(lambda split: slice(split, None)), validation_split=0.0)
 
 
@@ -151,7 +146,7 @@ def _wrap_batch(original: Any) -> Any:
 
     def compute_batch(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
-        names = [name for name in ("x", "y", "sample_weight") if call.arguments.get(name) is not None]
+        names = [name for name in _INPUTS if call.arguments.get(name) is not None]
         inputs = [call.arguments[name] for name in names]
         call.arguments.update(zip(names, own_data.make_arrays_whole(inputs, "a call for a single batch")))
         return original(*call.args, **call.kwargs)

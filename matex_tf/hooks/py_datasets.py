@@ -15,6 +15,7 @@ from matex_tf.steps import agreement
 
 HOOKS = KerasTable()
 _IF_HOOK_MISSING = "every rank makes all items of a PyDataset"
+_ADAPTER = "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter"
 _OBSTACLE = "why ranks take no turns"
 
 
@@ -46,12 +47,7 @@ def _is_read_ahead(adapter: Any) -> bool:
     return hears_epochs or adapter.enqueuer is not None
 
 
-@HOOKS.replace_in(
-    _IF_HOOK_MISSING,
-    "trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter.get_tf_dataset",
-    since="3.6",
-    optional=True,
-)
+@HOOKS.replace_in(_IF_HOOK_MISSING, f"{_ADAPTER}.get_tf_dataset", since="3.6", optional=True)
 def _wrap_dataset(original: Any) -> Any:
     def get_tf_dataset(self):
         obstacle = tags.get_tag(self, _OBSTACLE)

@@ -20,7 +20,7 @@ _IF_HOOK_MISSING = "each rank computes all of each run of a session"
 
 @HOOKS.replace(_SESSION, "BaseSession.run", _IF_HOOK_MISSING)
 def _wrap_run(original: Any) -> Any:
-    def run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         feeds = feed_dict.values() if isinstance(feed_dict, Mapping) else ()
         are_shares = any(isinstance(array, np.ndarray) and shard_arrays.is_shard(array) for array in feeds)
         with session_runs.feeds_shares.set(are_shares):
@@ -31,11 +31,9 @@ def _wrap_run(original: Any) -> Any:
 
 @HOOKS.replace(_SESSION, "BaseSession._do_run", _IF_HOOK_MISSING)
 def _wrap_do_run(original: Any) -> Any:
-    def _do_run(
-        self: Any, handle: Any, target_list: Any, fetch_list: Any, feed_dict: Any, options: Any, run_metadata: Any
-    ) -> Any:
-        def run(operations: Any, tensors: Any, more: Mapping[Any, Any] = MappingProxyType({})) -> Any:
-            feeds = {**feed_dict, **{tensor.ref(): value for tensor, value in more.items()}}
+    def _do_run(self, handle, target_list, fetch_list, feed_dict, options, run_metadata):
+        def run(operations, tensors, further_feeds=MappingProxyType({})):
+            feeds = {**feed_dict, **{tensor.ref(): value for tensor, value in further_feeds.items()}}
             return original(self, handle, operations, tensors, feeds, options, run_metadata)
 
         if handle is not None:  # of `partial_run`, whose parts are no steps
@@ -47,7 +45,7 @@ def _wrap_do_run(original: Any) -> Any:
 
 @HOOKS.replace("tensorflow.python.ops.gradients_util", "_GradientsHelper", "no run of a session counts as an update")
 def _wrap_gradients(original: Any) -> Any:
-    def _GradientsHelper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _GradientsHelper(ys, xs, *args, **kwargs):
         found = original(ys, xs, *args, **kwargs)
         gradients.note_gradients(found, xs)
         return found
@@ -57,7 +55,7 @@ def _wrap_gradients(original: Any) -> Any:
 
 @HOOKS.replace("tensorflow.python.framework.ops", "Graph._as_graph_def", "what is saved of a graph has ops of matex_tf")
 def _wrap_as_graph_def(original: Any) -> Any:
-    def _as_graph_def(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def _as_graph_def(self, *args, **kwargs):
         definition, version = original(self, *args, **kwargs)
         return session_graphs.drop_copies(self, definition), version
 

@@ -1,5 +1,4 @@
-"""Microbatches (MATEX_MICROBATCH): a rank's slice is computed in parts, with one part's activations in memory at a
-time.
+"""Microbatches (MATEX_MICROBATCH): a rank computes its slice in parts, with the activations of one part in memory.
 
 Read `cutting`, `region`, `holders`, `sizes`, `attach`.
 """

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from matex_tf import settings
 from matex_tf.microbatches import sizes
 from matex_tf.microbatches.cutting import Left, Region, cut, list_kept
-from matex_tf.microbatches.region import make_emit
+from matex_tf.microbatches.region import compute_parts
 from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes
@@ -23,15 +23,8 @@ SESSION = "a session of tf.compat.v1 runs it"
 EAGER = "eager code is computed at once: decorate the training step with @tf.function"
 
 
-class _Cut(NamedTuple):
-    """left: ops on rows that a copy computes for all rows at once. regions: the ops that it computes in parts."""
-
-    left: list[Left]
-    regions: list[Region]
-
-
-_cut: dict[int, _Cut] = {}
-"""By the id of a plan that is being made."""
+_cut: dict[int, tuple[list[Left], list[Region]]] = {}
+"""By the id of a new plan: the ops on rows that its copy computes for all rows at once, and regions."""
 
 
 def start_parts() -> None:
@@ -50,7 +43,9 @@ def _cut_copy(plan: Any, copy: Any) -> None:
             _report_whole("a training step", SESSION)
         return
     rows = settings.get_settings().microbatch
-    _cut[id(plan)] = plan_cut = _Cut([], [])
+    left: list[Left] = []
+    regions: list[Region] = []
+    _cut[id(plan)] = left, regions
     sizes_of_step: list[sizes.Fitting] = []
     obstacle = sizes.find_obstacle(plan.traced.variables) if rows == settings.AUTO else ""
     if obstacle:
@@ -61,32 +56,30 @@ def _cut_copy(plan: Any, copy: Any) -> None:
     def make_sizes() -> Any:
         return sizes.Fitting(plan.place, sizes_of_step) if rows == settings.AUTO else sizes.Fixed(rows)
 
-    copy.transform = functools.partial(cut_program, make_sizes, *plan_cut)
+    copy.transform = functools.partial(cut_program, make_sizes, left, regions)
 
 
 def cut_program(
     make_sizes: Any, left: list[Left], regions: list[Region], program: Program, gives: Sequence[Placement]
 ) -> Program:
-    """The program whose regions run in parts. New regions are added to `regions`; ops on rows outside of them to
-    `left`.
-    """
+    """The program whose regions run in parts. Adds regions to `regions`, and ops on rows outside of them to `left`."""
 
     def make(region: Region) -> Any:
         regions.append(region)
-        return make_emit(region, make_sizes())
+        return functools.partial(compute_parts, region, make_sizes())
 
     return cut(program, gives, make, left)
 
 
 def _report_plan(plan: Any) -> None:
     """Report the first op of a training step that does not run in parts, and rows that stay in memory for all parts."""
-    plan_cut = _cut.pop(id(plan), None)
-    if plan_cut is None or plan.why_whole or not plan.trained:
+    left, regions = _cut.pop(id(plan), ([], []))
+    if plan.why_whole or not plan.trained:
         return
-    if plan_cut.left:
-        op = plan_cut.left[0].node.op
-        _report_whole(plan.place, f"{op.type} ({report.find_line(op)}): {plan_cut.left[0].why}")
-    kept = list_kept(plan_cut.regions)
+    if left:
+        op = left[0].node.op
+        _report_whole(plan.place, f"{op.type} ({report.find_line(op)}): {left[0].why}")
+    kept = list_kept(regions)
     sizes_of_rows = [report.count_bytes(value, value.placement.axis) for value in kept]
     if kept:
         size = "rows" if None in sizes_of_rows else f"{sum(filter(None, sizes_of_rows))} bytes of each row"

@@ -98,30 +98,26 @@ def _has_rows(placement: Placement) -> bool:
 
 def _has_rows_of_rank(node: Node) -> bool:
     """Whether an input has rows of this rank only."""
-    return any(
-        _has_rows(value.placement) and not needs_exchange(value.placement, need)
-        for value, need in zip(node.inputs, node.decision.needs)
-    )
+    inputs = [(value.placement, need) for value, need in zip(node.inputs, node.decision.needs)]
+    return any(_has_rows(placement) and not needs_exchange(placement, need) for placement, need in inputs)
 
 
 def _is_on_rows(node: Node) -> bool:
     """Whether the results of an op depend on which rows it gets."""
     if _has_rows_of_rank(node) or any(map(_has_rows, node.decision.gives)):
         return True
-    return any(
-        value.placement.kind == SIZES and (need is None or need.kind != REPLICATED)
-        for value, need in zip(node.inputs, node.decision.needs)
-    )
+    inputs = zip(node.inputs, node.decision.needs)
+    return any(one.placement.kind == SIZES and (need is None or need.kind != REPLICATED) for one, need in inputs)
 
 
 def _find_obstacle(node: Node) -> str:
     """The reason why an op cannot run part by part; empty if it can."""
     if node.is_reused or (is_batch(node) and not _has_rows_of_rank(node)):
         return EFFECT
-    if has_collective(node) or any(body.has_collectives or body.takes_batch for body in node.bodies):
-        return COMPILED if node.bodies and is_compiled(node.op) else COLLECTIVE
     if node.bodies and is_compiled(node.op):
         return COMPILED
+    if has_collective(node) or any(body.has_collectives or body.takes_batch for body in node.bodies):
+        return COLLECTIVE
     if node.bodies:
         return next((why for body in node.bodies for one in body.nodes if (why := _find_obstacle(one))), "")
     is_pure = node.type == WHOLE_SUM or not is_stateful(node.op) or node.type in read_only_types()
@@ -187,29 +183,31 @@ def _list_needed(node: Node) -> Iterator[Node]:
 def _find_refused(program: Program, gives: Sequence[Placement], positions: dict[int, _Position]) -> dict[int, str]:
     """The ids of ops in regions whose inputs cannot be sliced, or whose results cannot be combined, with the reason."""
     refused: dict[int, str] = {}
-
-    def check(value: Value, need: Placement | None, user: Node | None) -> None:
-        """Check a value that `user` uses; None: it is an output of the program."""
-        source = value.node
-        source_position = None if source is None else positions.get(id(source))
-        user_position = None if user is None else positions[id(user)]
-        if source_position is not None and source_position == user_position:
-            return
-        is_result = source_position is not None and source_position.is_in_region
-        if source is not None and is_result and not _can_leave(value):
+    for value, need, user in _list_crossings(program, gives, positions):
+        source, position = value.node, positions.get(id(value.node))
+        if source is not None and position is not None and position.is_in_region and not _can_leave(value):
             refused[id(source)] = LISTED
         is_whole = value.placement.is_replicated or needs_exchange(value.placement, need)
-        is_sliced = user_position is not None and user_position.is_in_region and not is_whole
-        if user is not None and is_sliced and not _can_enter(value.placement):
+        is_sliced = user is not None and positions[id(user)].is_in_region and not is_whole
+        if is_sliced and not _can_enter(value.placement):
             refused[id(user)] = LISTED
+    return refused
 
+
+def _list_crossings(
+    program: Program, gives: Sequence[Placement], positions: dict[int, _Position]
+) -> Iterator[tuple[Value, Placement | None, Node | None]]:
+    """Each value that an op in another position uses, with the placement that the op needs, and the op.
+
+    The op is None for an output of the program, and the placement then the one in `gives`.
+    """
     for node in program.nodes:
         for value, need in _list_used(node):
-            check(value, need, node)
-    for value, need in zip(program.outputs, gives):
-        if paths.uses_tensor(value, need):
-            check(value, need, None)
-    return refused
+            if positions.get(id(value.node)) != positions[id(node)]:
+                yield value, need, node
+    for value, give in zip(program.outputs, gives):
+        if paths.uses_tensor(value, give):
+            yield value, give, None
 
 
 def _can_enter(placement: Placement) -> bool:
@@ -236,20 +234,13 @@ def _has_known_blocks(placement: Placement) -> bool:
 class _Rebuilt:
     """The program with regions as nodes. Its nodes and values are copies."""
 
-    def __init__(
-        self,
-        program: Program,
-        gives: Sequence[Placement],
-        positions: dict[int, _Position],
-        make_emit: Callable[..., Any],
-    ):
+    def __init__(self, program: Program, gives: Sequence[Placement], positions: dict[int, _Position], make_emit: Any):
         self._make_emit = make_emit
         self._values: dict[int, Value] = {}  # the new value, by the id of the original
         self._nodes: dict[int, Node] = {}  # the new node, or the region, by the id of the original
-        used = _list_used_elsewhere(program, gives, positions)
-        awaited = {
-            id(one) for node in program.nodes for one in node.controls if positions[id(one)] != positions[id(node)]
-        }
+        used = {id(value) for value, _, _ in _list_crossings(program, gives, positions)}
+        controls = [(one, node) for node in program.nodes for one in node.controls]
+        awaited = {id(one) for one, node in controls if positions[id(one)] != positions[id(node)]}
         awaited |= set(map(id, program.effects))
         new_nodes: list[Node] = []
         ordered = sorted(program.nodes, key=lambda node: positions[id(node)])
@@ -283,8 +274,9 @@ class _Rebuilt:
         return list(dict.fromkeys(self._nodes.get(number, one) for number, one in controls.items()))
 
     def _make_region(self, nodes: list[Node], used: set[int], awaited: set[int]) -> Node:
-        """The node of a region, of whose ops `used` are values and `awaited` are nodes that ops outside use. A region
-        has its own copies of constants.
+        """The node of a region, which has its own copies of constants.
+
+        used, awaited: the ids of values and nodes that ops in other positions use or wait for.
         """
         own = set(map(id, nodes))
         constants: dict[int, Node] = {}
@@ -317,13 +309,3 @@ def _find_input_placement(value: Value, need: Placement | None) -> Placement | N
         return None
     is_whole = needs_exchange(value.placement, need) or paths.find_path(value, need) == paths.CONVERTED
     return WHOLE if is_whole else None
-
-
-def _list_used_elsewhere(program: Program, gives: Sequence[Placement], positions: dict[int, _Position]) -> set[int]:
-    """The ids of values that ops in other positions use, or that are outputs."""
-    used = {id(value) for value, need in zip(program.outputs, gives) if paths.uses_tensor(value, need)}
-    for node in program.nodes:
-        for value, _ in _list_used(node):
-            if value.node is not None and positions.get(id(value.node)) != positions[id(node)]:
-                used.add(id(value))
-    return used

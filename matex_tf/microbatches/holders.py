@@ -6,12 +6,15 @@ first ones, `add` those after a part, and `finish` computes the value from the l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.rewrite.gathering import swap_axes
 from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import HALF, PARTIAL, SHARDED, SIZES
+from matex_tf.steps.exchanger import find_neutral
 
 
 class _Last:
@@ -22,18 +25,10 @@ class _Last:
 
     def begin(self) -> tuple[list[Any], list[Any]]:
         """The tensors before the first part, and their shapes in all parts."""
-        import tensorflow as tf
-
         return [tf.zeros([], self.value.dtype)], [tf.TensorShape(None)]
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
-        """The tensors after a part.
-
-        Args:
-            part_copy: a `Copy` whose slice are the rows of the part.
-            tensors: those before the part.
-            result: the value of the part.
-        """
+        """The tensors after a part, from the tensors before it and its `result`. part_copy: a `Copy` for its rows."""
         return [result]
 
     def finish(self, tensors: Sequence[Any]) -> Any:
@@ -44,8 +39,6 @@ class _Sizes(_Last):
     """Adds up numbers of rows that masks selected; other numbers of rows are known for the whole slice."""
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
-        import tensorflow as tf
-
         sizes = self.value.placement.sizes
         is_selected = [one.rows is not None and one.rows.chosen is not None for one in sizes]
         whole = part_copy.make_sizes_whole(result, self.value.placement)
@@ -53,80 +46,50 @@ class _Sizes(_Last):
 
 
 class _Sum(_Last):
-    """Combines partial sums, maxima and minima. Sums of half precision are added in float32, so that they are rounded
-    once.
-    """
+    """Combines partial sums, maxima and minima; sums of half precision in float32, so that they are rounded once."""
 
     def begin(self) -> tuple[list[Any], list[Any]]:
-        import tensorflow as tf
-
         dtype = tf.float32 if self.value.dtype.name in HALF else self.value.dtype
         shape = self.value.shape
         is_known = shape is not None and None not in shape
-        neutral = tf.constant(_find_neutral(self.value.placement.reduction, dtype), dtype)
+        neutral = tf.constant(find_neutral(self.value.placement.reduction, dtype), dtype)
         start = tf.fill(shape, neutral) if is_known else neutral
         return [start], [tf.TensorShape(shape if is_known else None)]
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
-        import tensorflow as tf
-
         by, total = self.value.placement.reduction, tensors[0]
         if self.value.dtype.is_bool:
             return [(tf.logical_or if by == "max" else tf.logical_and)(total, result)]
         return [{"sum": tf.add, "max": tf.maximum, "min": tf.minimum}[by](total, tf.cast(result, total.dtype))]
 
     def finish(self, tensors: Sequence[Any]) -> Any:
-        import tensorflow as tf
-
         return tf.cast(tensors[0], self.value.dtype)
-
-
-def _find_neutral(by: str, dtype: Any) -> Any:
-    """The neutral element of "sum", "max" or "min"."""
-    if by == "sum":
-        return 0
-    if dtype.is_bool:
-        return by == "min"
-    if dtype.is_floating:
-        return float("-inf" if by == "max" else "inf")
-    return dtype.min if by == "max" else dtype.max
 
 
 class _Rows(_Last):
     """Concatenates rows, block by block, in one list of tensors for each block of the value's rows."""
 
     def begin(self) -> tuple[list[Any], list[Any]]:
-        import tensorflow as tf
-
         blocks = self.value.placement.rows.blocks
-        lists = [
-            tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=self.value.dtype)
-            for _ in blocks
-        ]
-        return lists, [tf.TensorShape([])] * len(lists)
+        make_list = functools.partial(tf.raw_ops.EmptyTensorList, element_shape=-1, max_num_elements=-1)
+        return [make_list(element_dtype=self.value.dtype) for _ in blocks], [tf.TensorShape([])] * len(blocks)
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
-        import tensorflow as tf
-
         placement = self.value.placement
         rows_first, blocks = swap_axes(result, placement.axis), placement.rows.blocks
         parts_of_blocks = [rows_first]
         if len(blocks) > 1:
             sizes = [block * part_copy.batch_slice.count for block in blocks]
             parts_of_blocks = tf.split(rows_first, sizes, num=len(blocks))
-        return [
-            tf.raw_ops.TensorListPushBack(input_handle=one, tensor=part) for one, part in zip(tensors, parts_of_blocks)
-        ]
+        push = tf.raw_ops.TensorListPushBack
+        return [push(input_handle=one, tensor=part) for one, part in zip(tensors, parts_of_blocks)]
 
     def finish(self, tensors: Sequence[Any]) -> Any:
-        import tensorflow as tf
-
         placement, shape = self.value.placement, self.value.shape
         element_shape: Any = -1
         if shape is not None:
-            rows_first = [None if axis == placement.axis else size for axis, size in enumerate(shape)]
-            rows_first[0], rows_first[placement.axis] = rows_first[placement.axis], rows_first[0]
-            element_shape = [-1 if size is None else size for size in rows_first]
+            element_shape = [-1 if size is None else size for size in shape]
+            element_shape[placement.axis], element_shape[0] = element_shape[0], -1  # rows first, any number
         blocks = [
             tf.raw_ops.TensorListConcatV2(
                 input_handle=one,

@@ -6,12 +6,13 @@ The tensors of one part are in memory at a time. Accumulators (`holders`) combin
 from __future__ import annotations
 
 import copy as copies
-import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
+from matex_tf.lazy import tf
 from matex_tf.microbatches.cutting import Region
 from matex_tf.microbatches.holders import make_accumulator
+from matex_tf.microbatches.sizes import Fitting, Fixed
 from matex_tf.rewrite.bodies import Body
 from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement
@@ -19,41 +20,11 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Slice
 
 
-class Sizes(Protocol):
-    """The number of rows of each part of a region; int64 scalars in the graph."""
+def compute_parts(region: Region, sizes: Fixed | Fitting, copy: Any, *inputs: Any) -> list[Any]:
+    """The outputs of a region's node in a copy, computed by a loop over the parts.
 
-    def begin(self, count: Any, rows: Sequence[Any]) -> Any:
-        """The size of the first part.
-
-        Args:
-            count: the number of rows of the rank.
-            rows: the sizes of the other dimensions of each input with rows.
-        """
-
-    def go_on(self, size: Any, count: Any, part: Any, sums: Sequence[Any], rows: Sequence[Any]) -> Any:
-        """The size of the next part.
-
-        Args:
-            size: the value that `begin` or `go_on` returned for the last part.
-            part: the number of rows of the last part, at most `size`.
-            sums: the accumulated sums.
-            rows: the rows that the last part computed.
-        """
-
-
-def make_emit(region: Region, sizes: Sizes) -> Callable[..., list[Any]]:
-    """Returns the function that computes the outputs of a region's node in a copy."""
-
-    def emit(copy: Any, *inputs: Any) -> list[Any]:
-        return _compute_parts(copy, region, sizes, inputs)
-
-    return emit
-
-
-def _compute_parts(copy: Any, region: Region, sizes: Sizes, inputs: Sequence[Any]) -> list[Any]:
-    """The loop over the parts. Its variables: the first row of the part, its size, and the accumulators' tensors."""
-    import tensorflow as tf
-
+    The variables of the loop: the first row of the part, its size, and the accumulators' tensors.
+    """
     count = copy.batch_slice.count
     shapes = [
         _drop_axis(tf.shape(tensor, tf.int64), value.placement.axis)
@@ -61,30 +32,30 @@ def _compute_parts(copy: Any, region: Region, sizes: Sizes, inputs: Sequence[Any
         if need is None and value.placement.is_sharded
     ]
     accumulators = [make_accumulator(value) for value in region.gives]
-    starts = [accumulator.begin() for accumulator in accumulators]
-    lengths = [len(tensors) for tensors, _ in starts]
+    are_rows = [value.placement.is_sharded for value in region.gives]
 
-    def compute_part(start: Any, size: Any, *accumulated: Any) -> list[Any]:
+    def compute_part(start: Any, size: Any, accumulated: Sequence[Sequence[Any]]) -> list[Any]:
         part = tf.minimum(size, count - start)
         part_copy = copies.copy(copy)
         part_copy.batch_slice = Slice(start, part, count, copy.batch_slice.contributes, copy.batch_slice.keeps)
         results = _copy_region(copy, region, part_copy, inputs)
-        after: list[Any] = []
-        for accumulator, tensors, result in zip(accumulators, _split(accumulated, lengths), results):
-            after += accumulator.add(part_copy, tensors, result)
-        next_size = sizes.go_on(size, count, part, *_sort_results(region, results, after, lengths))
-        return [start + part, next_size, *after]
+        parts = zip(accumulators, accumulated, results)
+        after = [accumulator.add(part_copy, tensors, result) for accumulator, tensors, result in parts]
+        sums = [tensors[0] for tensors, has_rows in zip(after, are_rows) if not has_rows]
+        rows = [result for result, has_rows in zip(results, are_rows) if has_rows]
+        return [start + part, sizes.go_on(size, count, part, sums, rows), after]
 
-    zero = tf.zeros([], tf.int64)
-    _, _, *accumulated = tf.while_loop(
+    starts = [accumulator.begin() for accumulator in accumulators]
+    scalar = tf.TensorShape([])
+    _, _, accumulated = tf.while_loop(
         lambda start, *_: start < count,
         compute_part,
-        [zero, sizes.begin(count, shapes), *(tensor for tensors, _ in starts for tensor in tensors)],
-        shape_invariants=[tf.TensorShape([]), tf.TensorShape([]), *(shape for _, kept in starts for shape in kept)],
+        [tf.zeros([], tf.int64), sizes.begin(count, shapes), [tensors for tensors, _ in starts]],
+        shape_invariants=[scalar, scalar, [shapes_of_tensors for _, shapes_of_tensors in starts]],
         parallel_iterations=1,
     )
     outputs = []
-    for accumulator, tensors, value in zip(accumulators, _split(accumulated, lengths), region.gives):
+    for accumulator, tensors, value in zip(accumulators, accumulated, region.gives):
         output = accumulator.finish(tensors)
         if value.shape is not None:
             output.set_shape(value.shape)
@@ -92,28 +63,8 @@ def _compute_parts(copy: Any, region: Region, sizes: Sizes, inputs: Sequence[Any
     return outputs
 
 
-def _split(tensors: Sequence[Any], lengths: Sequence[int]) -> list[Sequence[Any]]:
-    ends = list(itertools.accumulate(lengths))
-    return [tensors[end - length : end] for end, length in zip(ends, lengths)]
-
-
 def _drop_axis(shape: Any, axis: int) -> Any:
-    import tensorflow as tf
-
     return tf.concat([shape[:axis], shape[axis + 1 :]], 0)
-
-
-def _sort_results(
-    region: Region, results: Sequence[Any], after: Sequence[Any], lengths: Sequence[int]
-) -> tuple[list[Any], list[Any]]:
-    """The accumulated sums after a part, and the rows that the part computed."""
-    sums, rows = [], []
-    for value, result, tensors in zip(region.gives, results, _split(after, lengths)):
-        if value.placement.is_sharded:
-            rows.append(result)
-        else:
-            sums.append(tensors[0])
-    return sums, rows
 
 
 def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any]) -> list[Any]:
@@ -123,19 +74,13 @@ def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any
         copy: the copy of the step, whose slice are the rank's rows of the batch.
         part_copy: a `Copy` whose slice are the part's rows of the rank's rows.
     """
-    import tensorflow as tf
-
-    start, count, batch_slice = part_copy.batch_slice.first, part_copy.batch_slice.count, copy.batch_slice
-    is_first = tf.equal(start, 0)
-    body_copy = copies.copy(copy)  # its slice are the part's rows of the batch
+    part, mine = part_copy.batch_slice, copy.batch_slice
+    is_first = tf.equal(part.first, 0)
+    keeps = tf.logical_and(mine.keeps, is_first)
+    body_copy = copies.copy(copy)
     body_copy.transform = None
-    body_copy.batch_slice = Slice(
-        batch_slice.first + start,
-        count,
-        batch_slice.total,
-        batch_slice.contributes,
-        tf.logical_and(batch_slice.keeps, is_first),
-    )
+    # The part's rows of the batch.
+    body_copy.batch_slice = Slice(mine.first + part.first, part.count, mine.total, mine.contributes, keeps)
     gives = [value.placement for value in region.gives]
     body = Body(body_copy, Program(region.nodes, [], region.gives, region.awaited), gives)
     for node in body.program.nodes:
@@ -149,8 +94,6 @@ def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any
 
 def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None, tensor: Any, is_first: Any) -> None:
     """Pass an input of the region to the copy of its ops: rows of the part, and partial sums to the first part only."""
-    import tensorflow as tf
-
     placement = value.placement
     if need is not None:
         if placement.kind == SIZES:
@@ -163,8 +106,7 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
     elif placement.kind == PARTIAL and placement.reduction == "sum":
         tensor = tf.where(is_first, tensor, tf.zeros_like(tensor))
     elif placement.kind == SIZES:
-        # `make_sizes_whole` computes sizes for `total` rows from those for `count` rows: here from the rank's to the
-        # part.
+        # `make_sizes_whole` maps sizes for `count` rows to sizes for `total` rows: here from the rank to the part.
         inverse, part = copies.copy(part_copy), part_copy.batch_slice
         inverse.batch_slice = Slice(part.first, part.total, part.count, True, True)
         tensor = inverse.make_sizes_whole(tensor, placement)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import memory, settings
+from matex_tf.lazy import tf
 from matex_tf.observe.measured_steps import read_resident_bytes
 from matex_tf.runtime import notes
 from matex_tf.world import world
@@ -37,17 +38,24 @@ glibc's own maximum: blocks that malloc keeps avoid page faults, which double th
 
 
 class Fixed:
-    """Parts of a fixed number of rows."""
+    """Parts of a fixed number of rows. The methods return int64 scalars in the graph, as those of `Fitting` do."""
 
     def __init__(self, rows: int):
         self._rows = rows
 
     def begin(self, count: Any, rows: Sequence[Any]) -> Any:
-        import tensorflow as tf
-
+        """The size of the first part. rows: for each input with rows, the sizes of its other dimensions."""
         return tf.constant(self._rows, tf.int64)
 
     def go_on(self, size: Any, count: Any, part: Any, sums: Sequence[Any], rows: Sequence[Any]) -> Any:
+        """The size of the next part.
+
+        Args:
+            size: the value that `begin` or `go_on` returned for the last part.
+            count, part: the number of rows of the rank, and of the last part, which is at most `size`.
+            sums: the accumulated sums.
+            rows: the rows that the last part computed.
+        """
         return size
 
 
@@ -88,13 +96,9 @@ class Fitting:
         return any(size.is_limited for size in self._sizes.values())
 
     def begin(self, count: Any, rows: Sequence[Any]) -> Any:
-        import tensorflow as tf
-
         return _call_python(self.start, count, tf.concat([tf.zeros([0], tf.int64), *rows], 0))
 
     def go_on(self, size: Any, count: Any, part: Any, sums: Sequence[Any], rows: Sequence[Any]) -> Any:
-        import tensorflow as tf
-
         def count_bytes(tensors: Sequence[Any]) -> Any:
             return tf.add_n([tf.zeros([], tf.int64), *(tf.size(one, tf.int64) * one.dtype.size for one in tensors)])
 
@@ -156,8 +160,6 @@ class Fitting:
 
 def _call_python(function: Any, *args: Any) -> Any:
     """A number that `function` returns on this rank; no other rank needs it."""
-    import tensorflow as tf
-
     number = tf.numpy_function(function, args, tf.int64, stateful=False)
     number.set_shape([])
     return number

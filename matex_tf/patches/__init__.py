@@ -1,4 +1,4 @@
-"""Installs the patches of TensorFlow, Keras and Python at import, one module for each subject.
+"""Installs the patches of TensorFlow, Keras and Python when `matex_tf` is imported.
 
 A module has `HOOKS`, the table of its hooks, and `install()` if it does more. The order matters: a hook may wrap the
 function that an earlier hook has installed.
@@ -15,22 +15,15 @@ from matex_tf.runtime.hooks import Hook
 from matex_tf.servers.pieces import owners, slots, update_costs
 
 _ALWAYS = """
-    hooks.eager_code hooks.functions hooks.datasets hooks.keras_data hooks.py_datasets hooks.models
-    hooks.callbacks hooks.sessions patches.imports patches.tf.control_flow patches.tf.xla patches.tf.strategy
-    patches.tf.errors files.saving files.downloads files.python files.libraries
-    files.tensorflow files.commands
+    hooks.eager_code hooks.functions hooks.datasets hooks.keras_data hooks.py_datasets hooks.callbacks hooks.sessions
+    patches.imports patches.tensorflow
+    files.saving files.downloads files.python files.libraries files.tensorflow files.commands
 """.split()
-_ON_REQUEST = [
-    "observe.check_recorder",
-    "monitor.trial_hooks",
-    "resilience.fit_hooks",
-    "resilience.data_hooks",
-    "apart.keras_fit",
-    "servers.pieces.slots",
-]
-"""Installed by other modules: under `matex run --check`, in a trial of `matex tune`, in a run with saved state, for
-ranks that train apart, and for ranks that update pieces.
-"""
+_ON_REQUEST = """
+    observe.check_recorder monitor.trial_hooks resilience.fit_hooks resilience.data_hooks apart.keras_fit
+    servers.pieces.slots
+""".split()
+"""Installed by other modules, if the run needs them."""
 
 
 def _load(name: str) -> Any:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 import importlib.util
 import sys
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 _LARGE = ("tensorflow", "keras", "tf_keras")
 
@@ -23,9 +23,7 @@ class _LargeFinder(MetaPathFinder):
     def __init__(self) -> None:
         self._not_imported = set(_LARGE) - sys.modules.keys()
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in self._not_imported:
             return None
         self._not_imported.remove(name)

@@ -27,9 +27,7 @@ _are_apart = False
 
 
 def is_watched() -> bool:
-    """Whether work of this thread is compared between ranks. Other threads of a script are not in step with one
-    another.
-    """
+    """Whether work of this thread is compared between ranks. Other threads of a script are not in step."""
     is_main = threading.current_thread() is threading.main_thread()
     return world.is_active() and is_main and not own_data.is_alone()
 
@@ -40,16 +38,8 @@ def set_apart(are_apart: bool) -> None:
     _are_apart = are_apart
 
 
-def is_sharing_eager_calls() -> bool:
-    """Whether this thread's eager calls may be shared while tapes record."""
-    return is_watched() and settings.get_settings().eager == "auto"
-
-
 def agree_on_new(used: Iterable[Any]) -> bool:
-    """Give all ranks the same values of variables that they have not agreed on yet. Returns whether any differed.
-
-    Collective if there is a new variable.
-    """
+    """Give all ranks the same values of new variables. Returns whether any differed. Collective if there are any."""
     new = variables.select_new(used)
     if new:
         events.ranks_meet("comparing variables")
@@ -66,9 +56,7 @@ def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str
     """The reason why a traced function is not shared, if any rank has one. Collective.
 
     Afterwards all ranks have equal traces, and equal values of the variables that the function uses.
-
-    Args:
-        rows: see `count_rows`.
+    rows: see `count_rows`.
 
     Raises:
         MismatchError: on every rank, if the traces differ.
@@ -76,8 +64,8 @@ def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str
     events.ranks_meet(place)
     why_whole = agree_on_plan(capture.digest_graph(graph, for_ranks=True), why_whole, place, rows)
     variables.synchronize_variables(graph.variables, f"comparing the variables before {place}")
-    if not why_whole:
-        note_shared(graph.variables)
+    for variable in [] if why_whole else graph.variables:
+        tags.set_tag(variables.find_tf_variable(variable), _SHARED, True)
     return why_whole
 
 
@@ -87,7 +75,6 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
     Args:
         digest: a digest of the ops of the step, without constants: file names may differ between ranks.
         why_whole: the reason why this rank would compute it whole.
-        place: names the step in messages.
         rows: see `count_rows`.
 
     Raises:
@@ -107,12 +94,6 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
                 f"than that of rank 0 ({hosts[0]}). Every rank must run the same script."
             )
     return ""
-
-
-def note_shared(used: Iterable[Any]) -> None:
-    """Record the variables of a shared step, on which all ranks have agreed."""
-    for variable in map(variables.find_tf_variable, used):
-        tags.set_tag(variable, _SHARED, True)
 
 
 def note_step() -> None:
@@ -146,9 +127,10 @@ def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
 
 def agree_on_model(model: Any) -> None:
     """Give all ranks the same weights of a model, and the same variables of its optimizer. Collective."""
-    events.ranks_meet("comparing the variables as training starts")
+    events.ranks_meet(AS_TRAINING_STARTS)
     slots = getattr(getattr(model, "optimizer", None), "variables", [])
-    variables.synchronize_variables([*list_weights(model), *(slots() if callable(slots) else slots)])
+    compared = [*list_weights(model), *(slots() if callable(slots) else slots)]
+    variables.synchronize_variables(compared, AS_TRAINING_STARTS)
 
 
 def compare_model(model: Any, kind: str, is_within_fit: bool) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from matex_tf import tags
 from matex_tf.lazy import tf
-from matex_tf.steps import capture, own_data, slices
+from matex_tf.steps import own_data, slices
 from matex_tf.steps.batches import find_dealt
 
 
@@ -39,27 +39,22 @@ class Arguments:
         self.rows = max(known, key=known.count) if known else 0
         self.are_rows = [bool(known) and count == self.rows for count in counts]
 
-    def list_sources(self) -> list[Any]:
-        """The iterators and datasets from which a step may take batches."""
-        return [leaf for leaf in self.leaves if is_source(leaf)]
-
     def make_key(self) -> Any:
         """The key of a trace: calls with equal keys have the same trace."""
         parts: list[Any] = []
         self.kept = []
         for leaf in self.leaves:
-            if isinstance(leaf, tf.Variable):  # its type does not tell which arguments are the same variable
-                parts.append(self._keep(leaf))
-            elif isinstance(leaf, (np.generic, tf.Tensor)):
+            if isinstance(leaf, (np.generic, tf.Tensor)):
                 parts.append((leaf.dtype, _list_sizes(leaf)))
             elif is_source(leaf):
                 parts.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf), find_signature(leaf)))
-            elif isinstance(leaf, tf.__internal__.CompositeTensor):
+            elif isinstance(leaf, tf.__internal__.CompositeTensor) and not isinstance(leaf, tf.Variable):
                 parts.append(tf.type_spec_from_value(leaf))
             elif isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)):
                 parts.append((type(leaf), leaf))
-            else:
-                parts.append(self._keep(leaf))
+            else:  # also for a variable: its type does not tell which arguments are the same variable
+                self.kept.append(_make_reference(leaf))
+                parts.append(id(leaf))
         args, kwargs = self.given
         if not kwargs and len(args) == len(self.leaves) and all(map(operator.is_, args, self.leaves)):
             return tuple(parts), len(args)  # the usual case, without the slow text
@@ -67,25 +62,13 @@ class Arguments:
 
     @property
     def has_lasting_key(self) -> bool:
-        """Whether the last key identifies only variables by address. Another object may later have the address of a
-        leaf.
-        """
+        """Whether the last key identifies only variables by address: any other object may be freed and replaced."""
         return all(isinstance(refer(), tf.Variable) for refer in self.kept)
 
-    def _keep(self, leaf: Any) -> int:
-        self.kept.append(_make_reference(leaf))
-        return id(leaf)
-
     def list_tensors(self) -> list[Any]:
-        """The tensors among the leaves, and tensors that Python code has attached to them as
-        attributes, such as masks.
-        """
+        """The tensors among the leaves, and tensors that Python code has attached to them, such as masks."""
         leaves = [leaf for leaf in self.leaves if isinstance(leaf, tf.Tensor)]
         return leaves + [tensor for leaf in leaves for tensor in list_attached(leaf).values()]
-
-    def list_row_tensors(self) -> list[Any]:
-        """The tensors of `list_tensors` that have rows."""
-        return [one for one in self.list_tensors() if one.shape.rank and one.shape.as_list()[0] == self.rows]
 
     def trace_call(self, function: Callable[..., Any]) -> Any:
         """The FuncGraph of a call of `function`, with the tensors of `list_tensors` as inputs.
@@ -93,6 +76,7 @@ class Arguments:
         Its structured outputs are the results of the function, and, for each tensor of the results, its attached
         tensors. None if the Python code of the function raises an error.
         """
+        from tensorflow.python.framework import func_graph
 
         def call(*tensors: Any) -> Any:
             count = sum(isinstance(leaf, tf.Tensor) for leaf in self.leaves)
@@ -106,7 +90,11 @@ class Arguments:
             result = function(*args, **kwargs)
             return result, list(map(list_attached, tf.nest.flatten(result, expand_composites=True)))
 
-        return capture.trace_graph(call, [tf.TensorSpec(one.shape, one.dtype) for one in self.list_tensors()])
+        specs = [tf.TensorSpec(one.shape, one.dtype) for one in self.list_tensors()]
+        try:
+            return func_graph.func_graph_from_py_func("call", call, specs, {})
+        except Exception:  # of the script's code: the call itself raises it again, or does not, for its own batch
+            return None
 
 
 def list_attached(tensor: Any) -> dict[str, Any]:
@@ -132,9 +120,7 @@ def is_source(leaf: Any) -> bool:
 
 
 def find_signature(source: Any) -> Any:
-    """A key for the batches of an iterator, a dataset, or a tensor that stands for one, if ranks
-    share them; else None.
-    """
+    """A key for the batches, if ranks share them, of an iterator, a dataset, or a tensor that stands for one."""
     handle = getattr(source, "_iterator_resource", getattr(source, "_variant_tensor", source))
     dealt = find_dealt(handle)
     return None if dealt is None else (dealt.dealer.signature, dealt.dealer if slices.may_change() else None)
@@ -149,13 +135,10 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _list_sizes(array: Any) -> tuple[Any, ...]:
-    """The shape of an array or a tensor; with TensorFlow 1 behavior, too, where sizes are objects."""
+    """The shape of an array or a tensor, as ints also with TensorFlow 1 behavior."""
     return tuple(array.shape.as_list() if hasattr(array.shape, "as_list") else array.shape)
 
 
 def _count_rows(leaf: Any) -> int | None:
-    """The first size of an eager tensor."""
-    if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
-        rows: int = _list_sizes(leaf)[0]
-        return rows
-    return None
+    """The first size of an eager tensor; None if the leaf is none, or has no dimension."""
+    return _list_sizes(leaf)[0] if isinstance(leaf, tf.Tensor) and leaf.shape.rank else None

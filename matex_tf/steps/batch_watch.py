@@ -79,9 +79,7 @@ class BatchWatch:
             BatchError: on every rank, if the numbers of rows differ.
         """
         self._calls += 1
-        is_new = len(sources) != len(self._sources) or any(
-            reference() is not source for reference, source in zip(self._sources, sources)
-        )
+        is_new = [id(reference()) for reference in self._sources] != list(map(id, sources))
         compares = is_new or self._calls & (self._calls - 1) == 0
         if compares:
             self._sources = [weakref.ref(source) for source in sources]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from matex_tf import tags
@@ -46,10 +46,7 @@ class Batch(Protocol):
     def take_slice(self, ratios: Any = None) -> list[Any]:
         """Its flat tensors with this rank's rows, and first, count, total, contributes (see `Slice`).
 
-        Collective if rows are padded to the longest row of the batch.
-
-        Args:
-            ratios: see `find_bounds`.
+        Collective if rows are padded to the longest row of the batch. ratios: see `find_bounds`.
         """
 
     def take_whole(self) -> list[Any]:
@@ -116,10 +113,7 @@ def make_numbers(bounds: Bounds, total: int) -> tuple[Any, ...]:
 
 def digest_tensors(tensors: Sequence[Any]) -> int:
     """A hash of the tensors' values."""
-    digest = 0
-    for tensor in tensors:
-        digest = fingerprint.digest_value(tensor, digest)
-    return digest
+    return functools.reduce(lambda digest, tensor: fingerprint.digest_value(tensor, digest), tensors, 0)
 
 
 class SharedBatches(Protocol):
@@ -144,19 +138,15 @@ class Dealer(Protocol):
     """Makes batches from the elements of a dataset that ranks share.
 
     signature: hashable; equal for dealers of equal elements.
-    specs: the dtypes and shapes of an element's flat tensors: `NUMBERS`, the rank's rows, the ticket.
-    are_rows: which flat tensors of a batch have rows.
-    pads: the padding values of the flat tensors that are padded to the longest row, by their indices.
+    specs: a list of the dtypes and shapes of an element's flat tensors: `NUMBERS`, the rank's rows, the ticket.
+    are_rows: for each flat tensor of a batch, whether it has rows.
+    pads: a dict of the padding values of the flat tensors that are padded to the longest row, by their indices.
     """
 
-    @property
-    def signature(self) -> Hashable: ...
-    @property
-    def specs(self) -> Sequence[tuple[Any, Any]]: ...
-    @property
-    def are_rows(self) -> Sequence[bool]: ...
-    @property
-    def pads(self) -> Mapping[int, Any]: ...
+    signature: Any
+    specs: Any
+    are_rows: Any
+    pads: Any
 
     def open(self, made: Sequence[Any]) -> Batch:
         """The batch of an element, from the element's flat tensors."""

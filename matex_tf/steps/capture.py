@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from matex_tf import tags
 from matex_tf.lazy import tf
 
-_state = threading.local()
-_IGNORED_ATTRIBUTES = frozenset(
-    "config config_proto container debug_name message metadata seed seed2 shared_name token".split()
-)
+_IGNORED = "config config_proto container debug_name message metadata seed seed2 shared_name token".split()
 """Attributes that differ between traces of the same function."""
 
 
-def is_tracing() -> bool:
-    """Whether a step is being traced in which batches of a rank's own rows have an unknown number of rows."""
-    return getattr(_state, "traces", False)
+class _Tracing(threading.local):
+    """The traces of steps in this thread.
+
+    is_on: a step is being traced, in which batches of a rank's own rows have an unknown number of rows.
+    has_opened: a batch got an unknown number of rows in the last trace, unlike alone.
+    """
+
+    is_on = False
+    has_opened = False
 
 
-def note_opened() -> None:
-    """Record that a batch of a rank's own rows got an unknown number of rows in the current trace, unlike alone."""
-    _state.has_opened = True
-
-
-def has_opened() -> bool:
-    """Whether a batch got an unknown number of rows (`note_opened`) in the last trace of a step."""
-    return getattr(_state, "has_opened", False)
+tracing = _Tracing()
 
 
 def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -43,26 +39,16 @@ def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         caller = tf.function(lambda *given, **named: function(*given, **named), autograph=False)
         return caller.get_concrete_function(*args, **kwargs)
 
-    was_tracing, had_opened = is_tracing(), has_opened()
-    _state.traces, _state.has_opened = True, False
+    was_on, had_opened = tracing.is_on, tracing.has_opened
+    tracing.is_on, tracing.has_opened = True, False
     try:
         traced = function.get_concrete_function(*args, **kwargs)
         if not function._jit_compile and len(traced.graph.outputs) == len(traced.function_type.flat_outputs):
             return traced
         return tags.get_or_make_tag(traced.graph, "caller", make_caller)
     finally:
-        _state.traces = was_tracing
-        _state.has_opened = has_opened() or (was_tracing and had_opened)  # the trace of a step within a step
-
-
-def trace_graph(function: Any, specs: Any) -> Any:
-    """The FuncGraph of a Python function of tensors; None if the Python code raises an error."""
-    from tensorflow.python.framework import func_graph
-
-    try:
-        return func_graph.func_graph_from_py_func("call", function, specs, {})
-    except Exception:  # any error of the script's code: the call itself raises it again, or does not, for its own batch
-        return None
+        tracing.is_on = was_on
+        tracing.has_opened = tracing.has_opened or (was_on and had_opened)  # the trace of a step within a step
 
 
 def digest_graph(graph: Any, for_ranks: bool = False) -> bytes:
@@ -77,15 +63,11 @@ def digest_graph(graph: Any, for_ranks: bool = False) -> bytes:
 
 
 def digest_nodes(
-    nodes: Iterable[Any],
-    library: Mapping[str, Any],
-    for_ranks: bool,
-    takes: Iterable[str] = (),
-    gives: Iterable[str] = (),
+    nodes: Iterable[Any], library: Any, for_ranks: bool, takes: Iterable[str] = (), gives: Iterable[str] = ()
 ) -> bytes:
     """`digest_graph` for node protos in order, which call functions of `library`.
 
-    takes, gives: the names of arguments and of results.
+    library: function protos by name. takes, gives: the names of arguments and of results.
     """
     numbers = {name: -1 - number for number, name in enumerate(takes)}
 
@@ -107,7 +89,7 @@ def digest_nodes(
                 results = [function.ret[result.name] for result in function.signature.output_arg]
                 digest.update(digest_nodes(function.node_def, library, for_ranks, arguments, results))
             is_value = for_ranks and (node.op, name) == ("Const", "value")
-            if not (called or name[0] == "_" or name in _IGNORED_ATTRIBUTES or is_value):
+            if not (called or name[0] == "_" or name in _IGNORED or is_value):
                 digest.update(name.encode() + value.SerializeToString(deterministic=True))
         digests.append(digest.digest())
     results_digest = b"" if for_ranks else repr(list(map(identify, gives))).encode()

@@ -14,16 +14,10 @@ from matex_tf import ops
 from matex_tf.lazy import tf
 
 
-def is_within(op: Any) -> bool:
-    """Whether `op` is in a branch or a loop of its graph."""
-    return op._get_control_flow_context() is not None
-
-
 def pass_turns(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-    """A list with the op to run with `collectives`: it completes their turns if their branches are not taken. The list
-    is empty if none is in a branch.
+    """Adds an op that completes the turns of `collectives` in branches that are not taken.
 
-    Also returns the collectives inside of a loop, which have no turn.
+    Returns a list of the op, empty if no collective is in a branch; and the collectives in loops, which have no turn.
     """
     passes, within_loops = [], set()
     finalized = graph.finalized

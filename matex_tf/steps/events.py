@@ -73,16 +73,11 @@ batch_wanted = Event()
 batch_given = Event()
 """(iterator, is_over): eager code has the batch, or the data have ended."""
 batch_taken = Event()
-"""(plan, seconds, handle): the batch of a call has been taken before the call, after a wait of so many seconds.
-
-`handle` stands for the iterator; `plan.take_batch` takes its next batch.
-"""
+"""(plan, seconds, handle): the batch of a call has been taken after `seconds`, from the iterator of this handle."""
 figures_told = Event()
 """(model, logs): the callbacks are about to be told the end of an epoch; a listener may change `logs`."""
 ranks_meet = Event()
-"""(doing): all ranks must hold the same state for the next operation. A listener brings ranks together that train
-apart.
-"""
+"""(doing): all ranks must hold the same state for the next operation, also ranks that train apart."""
 pieces_are_used = Event()
 """(variables): a step is being planned that uses these variables, which ranks may hold in pieces."""
 pieces_refused = Event()

@@ -7,6 +7,7 @@ own. Pieces, and numbers that ranks own, are joined by kind and dtype. Every oth
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ _SUMMED = ("float16", "bfloat16", "float32", "float64")
 _REDUCED = (*_SUMMED, "int32", "int64")
 _GATHERED = (*_REDUCED, "uint8", "bool")
 _BYTE_VALUES = 256
+Message = tuple[list[int], Callable[[Sequence[Request], Slice], list[Any]]]
+"""The indices of the requests of a message, and the function that exchanges them."""
 
 
 class RankExchanger:
@@ -47,24 +50,11 @@ class RankExchanger:
         self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False
     ) -> list[Any]:
         results: list[Any] = [None] * len(requests)
-        labels = labels or [None] * len(requests)
         last_ops: list[Any] = []  # of the message before
-        for indexes, checked in self._list_sums(requests, labels, is_last):
-            is_update = is_last and not last_ops
-            with self._run_after(last_ops):
-                sums, op = self._add_up(
-                    [requests[index] for index in indexes],
-                    batch_slice,
-                    [labels[index] for index in indexes],
-                    checked,
-                    is_update,
-                )
-            for index, total in zip(indexes, sums):
-                results[index] = total
-            last_ops = [op]
-        for indexes, exchange in _group(requests, results):
-            with self._run_after(last_ops):
-                exchanged = exchange(self, [requests[index] for index in indexes], batch_slice)
+        for indexes, exchange in self._list_messages(requests, labels or [None] * len(requests), is_last):
+            # Control edges order the messages if the copy does not order all collectives.
+            with contextlib.nullcontext() if self.is_ordered else tf.control_dependencies(last_ops):
+                exchanged = exchange([requests[index] for index in indexes], batch_slice)
             last_ops = [tensor.op for tensor in exchanged]
             for index, tensor in zip(indexes, exchanged):
                 results[index] = tensor
@@ -74,59 +64,60 @@ class RankExchanger:
                 result.set_shape([None, *shape[1:]] if request.kind == "gather" and shape.rank else shape)
         return results
 
-    def _run_after(self, last_ops: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
-        """A context whose ops run after the message before, unless the copy orders all collectives anyway."""
-        return contextlib.nullcontext() if self.is_ordered else tf.control_dependencies(last_ops)
-
     def can_publish(self, handle: Any, dtype: Any) -> bool:
         return publishing.can_publish(handle, dtype)
 
     def publish(self, publications: Sequence[Publication]) -> list[Any]:
         return publishing.publish(publications, self.place)
 
-    def _list_sums(
-        self, requests: Sequence[Request], labels: Sequence[Any], is_last: bool
-    ) -> list[tuple[list[int], bool]]:
-        """The messages of floating-point sums: the indices of their requests, and whether the message is checked.
+    def _list_messages(self, requests: Sequence[Request], labels: Sequence[Any], is_last: bool) -> Iterator[Message]:
+        """The messages of a wave. Floating-point sums come first; the first message of the last wave counts the update.
 
-        A checked message holds gradients only. The last wave has a message even without a sum, which counts the update:
-        the update then consists of gathered gradients.
+        So the last wave has a message of sums even without a sum: the update then consists of gathered gradients.
         """
-        sums = [
-            index
-            for index, request in enumerate(requests)
-            if request.kind == "sum" and not request.owned and request.tensor.dtype.name in _SUMMED
-        ]
-        checked = [index for index in sums if self.checked and labels[index] is not None]
-        others = [index for index in sums if index not in checked]
-        messages = [(checked, True)] if checked else []
-        if others or (is_last and not checked):
-            messages.append((others, False))
-        return messages
+        sums, checked, others = list[int](), list[int](), list[int]()
+        owned: dict[tuple[str, str], list[int]] = {}
+        for index, request in enumerate(requests):
+            if request.owned:
+                owned.setdefault((request.kind, request.tensor.dtype.name), []).append(index)
+            elif request.kind != "sum" or request.tensor.dtype.name not in _SUMMED:
+                others.append(index)
+            elif self.checked and labels[index] is not None:
+                checked.append(index)
+            else:
+                sums.append(index)
+        if checked:
+            labels_of_checked = [labels[index] for index in checked]
+            yield checked, functools.partial(self._add_up, labels_of_checked, checked=True, is_update=is_last)
+        is_update = is_last and not checked
+        if sums or is_update:
+            labels_of_sums = [labels[index] for index in sums]
+            yield sums, functools.partial(self._add_up, labels_of_sums, checked=False, is_update=is_update)
+        for index in others:
+            yield [index], self._gather_one if requests[index].kind == "gather" else self._reduce_one
+        for (kind, _), indexes in owned.items():
+            yield indexes, self._gather_pieces if kind == "gather" else self._reduce_numbers
 
     def _add_up(
-        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any], checked: bool, is_update: bool
-    ) -> tuple[list[Any], Any]:
-        """Floating-point sums, in one message, and the op of the message."""
+        self, labels: Sequence[Any], requests: Sequence[Request], batch_slice: Slice, checked: bool, is_update: bool
+    ) -> list[Any]:
+        """Floating-point sums, in one message; one sum of 0 if there are no requests."""
         tensors = [request.tensor for request in requests] or [tf.zeros([])]
         names, numbers = name_sums(tensors, labels or [None])
         weight = self._find_weight(batch_slice, is_update)
-        cuts = [request.cuts for request in requests]
+        cuts = [request.cuts for request in requests] or [()]
         # With `cuts`, the message may bring each rank its pieces only. An elastic run needs complete sums.
         sent_cuts = [] if settings.get_settings().elastic or not any(cuts) else cuts
         sums = ops.reduce_gradients(tensors, names, weight, self.place, checked, numbers, is_update, sent_cuts)
-        return [self._cut(total, cut) for total, cut in zip(sums, cuts)], sums[0].op
+        return [self._cut(total, cut) for total, cut in zip(sums, cuts)]
 
     def _find_weight(self, batch_slice: Slice, is_update: bool) -> Any:
         """The weight of this rank's terms: one tensor for all sums of a graph."""
         key = id(tf.compat.v1.get_default_graph()), id(batch_slice), is_update
         if key not in self._weights:
             with tf.control_dependencies(None):
-                # Keeps the slice alive, so that its id stays unique.
-                self._weights[key] = (
-                    batch_slice,
-                    ops.make_weight(batch_slice.contributes, batch_slice.total if is_update else None),
-                )
+                weight = ops.make_weight(batch_slice.contributes, batch_slice.total if is_update else None)
+            self._weights[key] = batch_slice, weight  # keeps the slice alive, so that its id stays unique
         return self._weights[key][1]
 
     def _cut(self, tensor: Any, cuts: tuple[int, ...]) -> Any:
@@ -140,7 +131,9 @@ class RankExchanger:
     def _gather_one(self, requests: Sequence[Request], batch_slice: Slice) -> list[Any]:
         tensor = requests[0].tensor
         whole = self._gather(tensor, batch_slice.contributes)
-        return [_keep_rows(whole, tensor, batch_slice) if world.get_world().is_phantom else whole]
+        if world.get_world().is_phantom:  # one copy of this rank's rows for each rank; the batch may have fewer rows
+            whole = whole[: tf.shape(tensor, tf.int64)[0] * batch_slice.total // batch_slice.count]
+        return [whole]
 
     def _reduce_numbers(self, requests: Sequence[Request], _: Slice) -> list[Any]:
         """Numbers of which each rank has a part, with or without rows: in one message."""
@@ -160,16 +153,9 @@ class RankExchanger:
 
     def _reduce(self, kind: str, tensor: Any, contributes: Any) -> Any:
         """An integer sum, or an extreme, over the ranks that contribute."""
-        dtype = tensor.dtype
-        if dtype.is_complex:
-            parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
-            return tf.complex(*tf.unstack(self._reduce(kind, parts, contributes)))
-        if dtype.is_bool:
-            return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int32), contributes), tf.bool)
-        if dtype.name not in _REDUCED:
-            return tf.cast(self._reduce(kind, tf.cast(tensor, tf.int64), contributes), dtype)
-        term = tf.where(contributes, tensor, tf.constant(_find_neutral(kind, dtype), dtype))
-        return ops.allreduce(term, kind, name=f"{self.place}: {tensor.op.name}")
+        carried, restore = _carry(tensor, _REDUCED)
+        term = tf.where(contributes, carried, tf.constant(find_neutral(kind, carried.dtype), carried.dtype))
+        return restore(ops.allreduce(term, kind, name=f"{self.place}: {tensor.op.name}"))
 
     def _gather(self, tensor: Any, contributes: Any) -> Any:
         rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
@@ -177,44 +163,30 @@ class RankExchanger:
         name = f"{self.place}: {tensor.op.name}"
         if tensor.dtype == tf.string:
             return _gather_strings(rows, name)
-        if tensor.dtype.is_complex:
-            parts = tf.stack([tf.math.real(rows), tf.math.imag(rows)], -1)
-            whole = ops.allgather(parts, name)
-            return tf.complex(whole[..., 0], whole[..., 1])
-        if tensor.dtype.name not in _GATHERED:
-            return tf.cast(ops.allgather(tf.cast(rows, tf.int64), name), tensor.dtype)
-        return ops.allgather(rows, name)
+        carried, restore = _carry(rows, _GATHERED)
+        return restore(ops.allgather(carried, name))
 
 
-def _find_neutral(kind: str, dtype: Any) -> Any:
-    """The term of a rank without rows, which changes no sum, minimum or maximum."""
+def _carry(tensor: Any, dtypes: Sequence[str]) -> tuple[Any, Callable[[Any], Any]]:
+    """The tensor as one of `dtypes`, in which messages carry it, and the function that restores its own dtype."""
+    dtype = tensor.dtype
+    if dtype.is_complex:
+        parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
+        return parts, lambda whole: tf.complex(whole[..., 0], whole[..., 1])
+    if dtype.name in dtypes:
+        return tensor, lambda whole: whole
+    return tf.cast(tensor, tf.int64), lambda whole: tf.cast(whole, dtype)
+
+
+def find_neutral(kind: str, dtype: Any) -> Any:
+    """The term that changes no "sum", "min" or "max", such as of a rank without rows."""
     if kind == "sum":
         return 0
+    if dtype.is_bool:
+        return kind == "min"
     if dtype.is_floating:
         return float("inf") if kind == "min" else -float("inf")
     return dtype.max if kind == "min" else dtype.min
-
-
-def _keep_rows(copies: Any, mine: Any, batch_slice: Slice) -> Any:
-    """As many gathered rows as the batch has, in a world whose other ranks do not exist (`world.phantom_rank`).
-
-    The gathered rows are one copy of this rank's rows for each rank. Other ranks may have one row less.
-    """
-    return copies[: tf.shape(mine, tf.int64)[0] * batch_slice.total // batch_slice.count]
-
-
-def _group(requests: Sequence[Request], results: Sequence[Any]) -> Iterator[tuple[list[int], Callable[..., list[Any]]]]:
-    """The messages of the requests without a result: the indices of requests, and the method that exchanges these."""
-    owned: dict[tuple[str, str], list[int]] = {}
-    for index, request in enumerate(requests):
-        if results[index] is not None:
-            continue
-        if request.owned:
-            owned.setdefault((request.kind, request.tensor.dtype.name), []).append(index)
-        else:
-            yield [index], RankExchanger._gather_one if request.kind == "gather" else RankExchanger._reduce_one
-    for (kind, _), indexes in owned.items():
-        yield indexes, RankExchanger._gather_pieces if kind == "gather" else RankExchanger._reduce_numbers
 
 
 def _gather_strings(rows: Any, name: str) -> Any:

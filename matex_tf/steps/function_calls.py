@@ -14,7 +14,7 @@ from typing import Any
 
 from matex_tf import errors, tags
 from matex_tf.lazy import tf
-from matex_tf.steps import agreement, capture, events, explain, own_data, pieces
+from matex_tf.steps import agreement, capture, events, own_data, pieces, report
 from matex_tf.steps.arguments import Arguments, find_signature, is_source
 from matex_tf.steps.batches import Batch, LostBatch
 from matex_tf.steps.plan import StepPlan
@@ -24,8 +24,6 @@ _PLANS = "step plans"
 _MAX_KEYS = 1024
 NOT_TRACED = "its code raised an error when it was traced for any number of rows"
 NOT_SHARED = "it is compiled by XLA, or a tape records the call"
-
-
 _takers: list[Callable[..., Any]] = []
 
 
@@ -66,11 +64,11 @@ class _Plans:
         for leaf in arguments.leaves:
             if isinstance(leaf, tf.data.Dataset) and own_data.is_own(leaf):
                 own_data.note_dataset(leaf)
-        place = explain.name_step(function)
+        place = report.name_step(function)
         try:
             traced = capture.trace_step(function, args, kwargs)
         except Exception as error:
-            if capture.has_opened():
+            if capture.tracing.has_opened:
                 raise errors.UnsupportedError(own_data.explain_obstacle(place, NOT_TRACED)) from error
             raise
         ids_with_rows = {id(leaf) for leaf, has_rows in zip(arguments.leaves, arguments.are_rows) if has_rows}
@@ -85,7 +83,7 @@ class _Plans:
 def call_function(
     original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_recorded: bool
 ) -> Any:
-    """The result of `original(function, *args, **kwargs)`, a call in eager code, computed by all ranks if possible.
+    """The result of `original(function, *args, **kwargs)` in eager code, computed by all ranks if possible.
 
     is_recorded: tapes record.
     """
@@ -96,7 +94,7 @@ def call_function(
         return original(function, *args, **kwargs)
     if not is_main:  # other threads are not in step between ranks
         return call_whole(original, function, args, kwargs)
-    args, kwargs = own_data.make_arrays_whole((args, kwargs), explain.name_step(function))
+    args, kwargs = own_data.make_arrays_whole((args, kwargs), report.name_step(function))
     try:
         arguments = _bind_arguments(function, args, kwargs)
     except (TypeError, ValueError):  # as the call itself does
@@ -104,7 +102,7 @@ def call_function(
     if is_recorded:
         _prepare_whole_call(function, args, kwargs, NOT_SHARED)
         return calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
-    plan = _find_plan(function, arguments)
+    plan = _get_plans(function).find(function, arguments)
     if plan.why_whole:
         trains = bool(plan.trained) and agreement.is_watched()
         if trains:
@@ -115,10 +113,12 @@ def call_function(
             events.step_trained(plan)
         return result
     inputs = _unpack_inputs(plan.traced, arguments)
-    batch = _take_batch(plan, inputs) if plan.source is not None else None
-    if plan.source is not None and batch is None:
-        return plan.call_at_end(inputs)
-    return plan.call(inputs, batch, arguments.list_sources())
+    batch = None
+    if plan.source is not None:
+        batch = _take_batch(plan, inputs)
+        if batch is None:
+            return plan.call_at_end(inputs)
+    return plan.call(inputs, batch, list(filter(is_source, arguments.leaves)))
 
 
 def _unpack_inputs(traced: Any, arguments: Arguments) -> list[Any]:
@@ -139,7 +139,7 @@ def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
 
 def find_plan(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepPlan:
     """The plan of such a call. Collective if it is new."""
-    return _find_plan(function, _bind_arguments(function, args, kwargs))
+    return _get_plans(function).find(function, _bind_arguments(function, args, kwargs))
 
 
 def _bind_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -151,23 +151,20 @@ def _bind_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return Arguments(bound.args, bound.kwargs)
 
 
-def _find_plan(function: Any, arguments: Arguments) -> StepPlan:
-    plans: _Plans = tags.get_or_make_tag(function, _PLANS, _Plans)
-    return plans.find(function, arguments)
+def _get_plans(function: Any) -> _Plans:
+    return tags.get_or_make_tag(function, _PLANS, _Plans)
 
 
 def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of `original(function, *args, **kwargs)`, computed by every rank by itself."""
-    place = explain.name_step(function)
+    place = report.name_step(function)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), place)
-    leaves = tf.nest.flatten((args, kwargs), expand_composites=False)
-    runs_here = own_data.is_alone() or tf.config.functions_run_eagerly()  # makes its iterators give whole batches
-    if not runs_here and any(is_source(leaf) and own_data.is_own(leaf) for leaf in leaves):
-        raise errors.UnsupportedError(own_data.explain_obstacle(place, NOT_SHARED))
-    if not own_data.is_alone() and not tf.config.functions_run_eagerly():
+    if not own_data.is_alone() and not tf.config.functions_run_eagerly():  # in eager code, iterators give whole batches
+        if any(is_source(leaf) and own_data.is_own(leaf) for leaf in tf.nest.flatten((args, kwargs))):
+            raise errors.UnsupportedError(own_data.explain_obstacle(place, NOT_SHARED))
         _prepare_whole_call(function, args, kwargs, NOT_SHARED)
     return original(function, *args, **kwargs)
 
 
 def _prepare_whole_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
-    pieces.prepare_whole_call(function, args, kwargs, f"{explain.name_step(function)} is computed whole: {why}")
+    pieces.prepare_whole_call(function, args, kwargs, f"{report.name_step(function)} is computed whole: {why}")

@@ -21,21 +21,19 @@ _EVEN = "as many batches as other ranks"
 
 
 def are_own(inputs: Any, name: str) -> bool:
-    """Whether a structure of arrays holds each rank's own rows; otherwise it is equal on all ranks. Collective.
-
-    Args:
-        name: of the data, in messages.
+    """Whether a structure of arrays, `name`, holds each rank's own rows. Collective.
 
     Raises:
-        BatchError: on every rank, if neither holds.
+        BatchError: on every rank, if it does not, and is not equal on all ranks.
     """
     arrays = _list_arrays(inputs)
     return bool(arrays) and fingerprint.are_shares(arrays, name)
 
 
 def are_for_one(inputs: Any, name: str) -> bool:
-    """Whether each rank computes a structure of arrays by itself: its own rows, which differ from those of other ranks,
-    or fewer rows than ranks. Collective, unless there are fewer rows.
+    """Whether each rank computes a structure of arrays by itself: if they are its own rows, or fewer rows than ranks.
+
+    Collective, unless there are fewer rows.
     """
     arrays = _list_arrays(inputs)
     are_few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
@@ -92,9 +90,8 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
         dealt: how the rows were dealt to the ranks.
     """
     rank, steps = world.get_world().rank, -(-sum(counts) // batch_size)
-    rows_of_steps = [
-        apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size)[rank] for step in range(steps)
-    ]
+    rows_of_ranks = (apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size) for step in range(steps))
+    rows_of_steps = [rows[rank] for rows in rows_of_ranks]
     bounds = np.cumsum([0, *rows_of_steps]).astype(np.int64)
     ranges = tf.data.Dataset.from_tensor_slices((bounds[:-1], bounds[1:]))
     read_rows, before_epoch = shard_batches.make_row_reader(_make_tuples(inputs), counts, dealt.reshuffle)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,24 +20,20 @@ from matex_tf.runtime import notes
 from matex_tf.sharding import exchange, shard_arrays, slice_bounds
 from matex_tf.steps import capture, slices
 from matex_tf.steps.exchanger import RankExchanger
+from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 _OWN, _BATCHES, _TAKER = "own rows", "batches of own rows", "whole batches of own rows"
-_state = threading.local()
+_alone = ThreadFlag()
 
 
-@contextlib.contextmanager
-def compute_alone() -> Iterator[None]:
+def compute_alone() -> contextlib.AbstractContextManager[None]:
     """Within the context this thread's work is its rank's own: no step is shared and no batch is gathered."""
-    was_alone, _state.alone = is_alone(), True
-    try:
-        yield
-    finally:
-        _state.alone = was_alone
+    return _alone.set()
 
 
 def is_alone() -> bool:
-    return getattr(_state, "alone", False)
+    return bool(_alone)
 
 
 def note_constant(array: np.ndarray) -> None:
@@ -65,11 +59,7 @@ def note_constant(array: np.ndarray) -> None:
 
 
 def refuse_in_session(dataset: Any) -> None:
-    """Check the dataset for which an iterator of a session is made.
-
-    Raises:
-        UnsupportedError: its rows are this rank's own.
-    """
+    """Raises UnsupportedError for a dataset of this rank's own rows, for which an iterator of a session is made."""
     if world.is_active() and not is_alone() and shard_arrays.is_shard(dataset):
         raise errors.UnsupportedError(
             "an iterator of a tf.compat.v1 graph is made for a dataset of each rank's own rows (matex_tf.shard, "
@@ -86,26 +76,17 @@ def note_iterator(iterator: Any, dataset: Any) -> None:
             tags.set_tag(iterator._iterator_resource, _OWN, True)
 
 
-def _mark_handles(dataset: Any) -> None:
+def note_dataset(dataset: Any) -> None:
     """Mark the handles of `dataset`, so that functions which take or capture it know its rows as this rank's own."""
+    _require_batches(dataset)
     for step in slice_bounds.list_pipeline(dataset):
         if shard_arrays.is_shard(step) and hasattr(step._variant_tensor, "numpy"):
             tags.set_tag(step._variant_tensor, _OWN, True)
 
 
-def note_dataset(dataset: Any) -> None:
-    """Record that a function takes `dataset`, whose rows are this rank's own."""
-    _require_batches(dataset)
-    _mark_handles(dataset)
-
-
 def require_shared(source: Any) -> None:
-    """Check an iterator or dataset in the trace of a function: one of each rank's own rows needs a shared step.
-
-    Raises:
-        UnsupportedError: the step is not shared.
-    """
-    if world.is_active() and not is_alone() and not capture.is_tracing() and is_own(source):
+    """Raises UnsupportedError for an iterator or dataset of own rows in the trace of a function that is not shared."""
+    if world.is_active() and not is_alone() and not capture.tracing.is_on and is_own(source):
         raise errors.UnsupportedError(explain_obstacle("a function", "it is not traced as a step that ranks share"))
 
 
@@ -171,10 +152,7 @@ def _make_taker(name: str, _: str, specs: Any) -> Any:
 
 
 def make_arrays_whole(arrays: Any, doing: str) -> Any:
-    """The structure with each array of this rank's own rows replaced by the rows of all ranks. Collective if so.
-
-    doing: names the use in messages.
-    """
+    """The structure with the rows of all ranks for each array of own rows. Collective if so. doing: for messages."""
     leaves = tf.nest.flatten(arrays, expand_composites=False)
     are_shards = [isinstance(leaf, np.ndarray) and shard_arrays.is_shard(leaf) for leaf in leaves]
     if not any(are_shards) or not world.is_active() or is_alone():

@@ -49,11 +49,8 @@ class PieceVariable(BaseResourceVariable):
         self.is_refused, self.is_settled, self.updates = False, False, 0
         with framework_ops.name_scope(name, "Variable", skip_on_eager=False) as scope:
             handle_name = framework_ops.name_from_scope_name(scope)
-        handle = tf.raw_ops.VarHandleOp(
-            dtype=value.dtype,
-            shape=value.shape,
-            shared_name=f"{handle_name}, of which ranks have pieces, {self.number}",
-        )
+        shared_name = f"{handle_name}, of which ranks have pieces, {self.number}"
+        handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=shared_name)
         handle._handle_data = handle_data_util.create_handle_data(value.shape, value.dtype)
         super().__init__(
             shape=value.shape, dtype=value.dtype, handle=handle, handle_name=handle_name, in_graph_mode=False,

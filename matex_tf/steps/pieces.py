@@ -24,7 +24,7 @@ ASKED = "the script asks for its rank, and may read an optimizer's variables on 
 is_left_open = False
 """Whether ranks choose between variables in pieces and whole ones by trial: `MATEX_STRATEGY=auto`."""
 
-_variables: dict[int, weakref.ref[Any]] = {}
+_variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _are_made = False
 
 
@@ -32,20 +32,19 @@ def note_variable(variable: Any) -> None:
     """Record a new `PieceVariable`."""
     global _are_made
     _are_made = True
-    number = variable.number
-    _variables[number] = weakref.ref(variable, lambda _: _variables.pop(number, None))
+    _variables[variable.number] = variable
     tags.set_tag(variable.handle, _VARIABLE, weakref.ref(variable))
 
 
 def list_variables() -> list[Any]:
     """The existing `PieceVariable`s of this rank, in the order of their creation."""
-    found = [reference() for _, reference in sorted(_variables.items())]
-    return [variable for variable in found if variable is not None]
+    return [variable for _, variable in sorted(_variables.items())]
 
 
-def find_variables(graph: Any) -> list[Any]:
-    """For each tensor that a graph captures: the `PieceVariable` whose handle it is, or None."""
-    return [tags.get_tag(outer, _VARIABLE, lambda: None)() for outer, _ in graph.captures]
+def find_variables(graph: Any) -> dict[int, Any]:
+    """The `PieceVariable`s whose handles a graph captures, by the indices of the captured tensors."""
+    found = enumerate(tags.get_tag(outer, _VARIABLE, lambda: None)() for outer, _ in graph.captures)
+    return {index: variable for index, variable in found if variable is not None}
 
 
 def make_whole() -> None:
@@ -73,21 +72,19 @@ def keep_whole() -> None:
 
 
 def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> None:
-    """Prepare a `tf.function` that every rank calls by itself: the variables that it uses become whole. Collective if
-    so.
+    """Make the variables whole that a `tf.function` uses which every rank calls by itself. Collective if there are any.
 
     why: the reason why the call is not shared; told if the function changes such variables.
     """
     if not _are_made:
         return
     graph = function.get_concrete_function(*args, **kwargs).graph
-    captured = zip(graph.captures, find_variables(graph))
-    used = {id(inner): variable for (_, inner), variable in captured if variable is not None}
+    used = find_variables(graph)
     for variable in used.values():
         variable.make_whole()
-    if not used or threading.current_thread() is not threading.main_thread():
-        return
-    if any(id(handle) in used for handle in whole_code.list_written(graph)):
+    handles = {id(inner) for index, (_, inner) in enumerate(graph.captures) if index in used}
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and any(id(handle) in handles for handle in whole_code.list_written(graph)):
         events.pieces_refused(list(used.values()), why)
 
 
@@ -99,40 +96,34 @@ def list_kept(variables: Iterable[Any]) -> list[Any]:
 class Holding:
     """The variables in pieces that a step uses, among the tensors that its trace captures.
 
-    _captured: for each captured tensor, the `PieceVariable` that the step takes in pieces, or None.
-    _cuts: the cuts of these variables when the step was planned.
+    _taken: the variables that the step takes in pieces, by the indices of the captured tensors.
+    _cuts: the cuts of these variables when the step was planned, by the same indices.
     _whole: the variables that the step takes whole; empty unless `takes_whole`.
     _count_whole: a function that counts those variables of the step that are whole now.
     """
 
     def __init__(self, graph: Any, takes_whole: bool = False):
         """takes_whole: the step takes the variables whole, and makes them whole before each call."""
-        self._captured = [None if each is None or each.is_refused else each for each in find_variables(graph)]
-        if used := self.list_variables():
-            events.pieces_are_used(used)  # a listener may cut them now
-        self._captured = [each if each is not None and each.cuts else None for each in self._captured]
-        self._whole = self.list_variables() if takes_whole else []
-        if takes_whole:
-            self._captured = [None] * len(self._captured)
-        self._cuts = [() if each is None else each.cuts for each in self._captured]
+        used = {index: one for index, one in find_variables(graph).items() if not one.is_refused}
+        if used:
+            events.pieces_are_used(list(used.values()))  # a listener may cut them now
+        cut = {index: one for index, one in used.items() if one.cuts}
+        self._taken, self._whole = ({}, list(cut.values())) if takes_whole else (cut, [])
+        self._cuts = {index: one.cuts for index, one in self._taken.items()}
         self._count_whole: Any = None
 
     def list_variables(self) -> list[Any]:
         """The variables that the step takes in pieces."""
-        return [variable for variable in self._captured if variable is not None]
+        return list(self._taken.values())
 
     @property
     def holds(self) -> bool:
         """Whether the cuts are unchanged, and no variable has become one that stays whole."""
-        return all(
-            variable is None or (variable.cuts == cuts and not variable.is_refused)
-            for variable, cuts in zip(self._captured, self._cuts)
-        )
+        return all(one.cuts == self._cuts[index] and not one.is_refused for index, one in self._taken.items())
 
-    def place(self) -> list[Placement | None]:
-        """For each captured tensor, the placement of the handle of a variable in pieces; None for other tensors."""
-        captured = enumerate(zip(self._captured, self._cuts))
-        return [None if variable is None else hold(cuts, index) for index, (variable, cuts) in captured]
+    def place(self) -> dict[int, Placement]:
+        """The placements of the handles of variables in pieces, by the indices of the captured tensors."""
+        return {index: hold(self._cuts[index], index) for index in self._taken}
 
     def refuse(self, refused: dict[int, Any], place: str) -> None:
         """Keep whole the variables that ops take whole. Collective.
@@ -142,21 +133,18 @@ class Holding:
             place: names the step in messages.
         """
         for number in sorted(refused):
-            variable: Any = self._captured[number]
+            variable = self._taken.pop(number)
             variable.make_whole()
-            variable.is_refused, self._captured[number] = True, None
+            variable.is_refused = True
             events.pieces_refused([variable], f"{refused[number].type} takes '{variable.name}' whole in {place}")
 
     def find_handles(self, captured: Iterable[Any]) -> list[Any]:
         """The tensors that a copy of the step captures in place of the tensors that its trace captures."""
-        return [
-            tensor if variable is None else variable.piece.handle for tensor, variable in zip(captured, self._captured)
-        ]
+        taken = self._taken
+        return [taken[index].piece.handle if index in taken else tensor for index, tensor in enumerate(captured)]
 
     def prepare(self) -> None:
-        """Bring the variables to the form that the step takes, before a call. Collective if they are in pieces and the
-        step takes them whole.
-        """
+        """Bring the variables to the form that a step takes, before a call. Collective if they become whole."""
         variables = self._whole or self.list_variables()
         if not variables:
             return

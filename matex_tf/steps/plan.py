@@ -27,27 +27,17 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.sharing import Exchanger
 from matex_tf.runtime import notes
-from matex_tf.steps import (
-    agreement,
-    batch_watch,
-    events,
-    explain,
-    failures,
-    gradients,
-    own_data,
-    pieces,
-    publishing,
-    shared_feeds,
-    slices,
-    weak_scaling,
-    whole_code,
-    worth,
-)
+from matex_tf.steps import agreement, events, failures, gradients, own_data, pieces, publishing, report, slices
+from matex_tf.steps.batch_watch import BatchWatch
 from matex_tf.steps.batches import Batch, SharedBatches, WholeBatch, find_shared_batches
 from matex_tf.steps.exchanger import RankExchanger
+from matex_tf.steps.shared_feeds import find_handles, list_feeds
+from matex_tf.steps.weak_scaling import note_training_call
+from matex_tf.steps.whole_code import list_trained
 from matex_tf.world import world
 
 NO_BATCH = "it takes no batch"
+DEFERRED = "it takes values that are known only when it is called"
 NO_WORK = "it has no work that grows with the rows of its batch"
 Compute = Callable[[Mapping[int, Any]], Any]
 Execute = Callable[["StepPlan", Compute, Sequence[Any]], Any]
@@ -112,7 +102,7 @@ class StepPlan:
         """
         self.traced, self.place, self.rows = traced, place, rows
         self.argument_count = len(are_rows)
-        self.trained = whole_code.list_trained(traced)
+        self.trained = list_trained(traced)
         self.pieces = pieces.Holding(traced.graph)
         self.program: Program | None = None
         self.copy_kind = CopyKind()
@@ -122,7 +112,7 @@ class StepPlan:
         if self.why_whole in (NO_BATCH, NO_WORK):
             if self.trained and agreement.is_watched():
                 agreement.agree_on_new(traced.graph.variables)  # otherwise it is the rank's own work
-            explain.say_whole(place, self.why_whole, is_usual=not self.trained)
+            report.say_whole(place, self.why_whole, is_usual=not self.trained)
             return
         if not self.why_whole:
             try:
@@ -142,8 +132,8 @@ class StepPlan:
             self.graph = sources.give_batch(self.graph, self.source)
             self.divided += sources.find_components([tensor.shape for tensor in self.source.outputs])
         self.ratios = slices.make_ratios()
-        self.batches = batch_watch.BatchWatch(f"a batch of {self.place}")
-        self.feeds = shared_feeds.list_feeds(handles, self.batches, self.ratios, self.place)
+        self.batches = BatchWatch(f"a batch of {self.place}")
+        self.feeds = list_feeds(handles, self.batches, self.ratios, self.place)
 
     def _find_source(self) -> Any:
         """The op whose batch is taken before the function is called; None if there is none, or no need.
@@ -162,7 +152,7 @@ class StepPlan:
     def _find_obstacle(self) -> str:
         """The reason why ranks cannot share the calls, or would gain nothing; empty if there is none."""
         if getattr(self.traced.graph, "deferred_external_captures", None):
-            return "it takes values that are known only when it is called"
+            return DEFERRED
         if not any(self.divided) and not sources.are_in(self.traced.graph):
             return NO_BATCH
         try:
@@ -171,9 +161,7 @@ class StepPlan:
             return str(error)
         except Exception as error:  # an error in any rule: the script's own function is always right
             return f"its graph cannot be read ({type(error).__name__}: {error})"
-        if not any(self.are_own) and not worth.has_shared_work(self.program):
-            return NO_WORK
-        return ""
+        return "" if any(self.are_own) or report.has_shared_work(self.program) else NO_WORK
 
     def _agree(self) -> None:
         """Let the ranks agree whether they share the calls, and tell the user. Collective."""
@@ -185,9 +173,9 @@ class StepPlan:
         if self.why_whole:
             publishing.drop_unmoved()
         if self.why_whole or self.program is None:
-            explain.say_whole(self.place, self.why_whole, is_usual=False)
+            report.say_whole(self.place, self.why_whole, is_usual=False)
         else:
-            explain.say_shared(self.place, self.program)
+            report.say_shared(self.place, self.program)
 
     def _read(self, divided: Sequence[bool]) -> Program:
         """Find the placements. Collective if an op takes a variable whole that ranks hold in pieces.
@@ -196,17 +184,15 @@ class StepPlan:
         the variable whole, or without the feed.
         """
         while True:
+            placements = self._place_inputs(divided)
             try:
-                return read_program(
-                    self.graph, self._place_inputs(divided), self.source is None, self.rows or USUAL_SIZE
-                )
+                return read_program(self.graph, placements, self.source is None, self.rows or USUAL_SIZE)
             except PiecesRefusedError as error:
                 self.pieces.refuse(error.refused, self.place)
             except FeedRefusedError as error:
-                explain.say_whole_batches(self.place, error.why)
-                self.feeds = [
-                    None if feed is not None and feed.placement.feed is error.feed else feed for feed in self.feeds
-                ]
+                report.say_whole_batches(self.place, error.why)
+                is_refused = [feed is not None and feed.placement.feed is error.feed for feed in self.feeds]
+                self.feeds = [None if refused else feed for feed, refused in zip(self.feeds, is_refused)]
 
     def _place_inputs(self, divided: Sequence[bool]) -> list[Placement]:
         """The placement of each input of the graph."""
@@ -216,9 +202,8 @@ class StepPlan:
                 placements[index] = feed.placement
             elif is_own:
                 placements[index] = OWN
-        for index, piece in enumerate(self.pieces.place(), self.argument_count):
-            if piece is not None:
-                placements[index] = piece
+        for index, placement in self.pieces.place().items():
+            placements[self.argument_count + index] = placement
         return placements
 
     def use_copy(self, kind: CopyKind, holding: pieces.Holding | None = None) -> None:
@@ -249,12 +234,12 @@ class StepPlan:
         return self._copies[key]
 
     def _make_copy(self, program: Program, divided: Sequence[bool]) -> Any:
-        """Build a copy. Its parameters are the arguments, the tensors of a batch that was taken before the call, and,
-        if these tensors have this rank's rows only, the four numbers of the slice (`slices.make_given_slice`).
+        """Build a copy. Its parameters: the arguments; the tensors of a batch that was taken before the call; and, if
+        these tensors have this rank's rows only, the four numbers of the slice (`slices.make_given_slice`).
         """
         count = self.argument_count
         captured = self.pieces.find_handles(outer for outer, _ in self.traced.graph.captures)
-        captured = self._find_handles(captured, self.feeds[count:])
+        captured = find_handles(captured, self.feeds[count:])
         end = count + len(captured)
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in (*self.graph.inputs[:count], *self.graph.inputs[end:])]
         is_batch_sliced = self.source is not None and any(divided)
@@ -284,10 +269,6 @@ class StepPlan:
 
         return trace_copy(step, specs)
 
-    def _find_handles(self, handles: Sequence[Any], feeds: Sequence[Any]) -> list[Any]:
-        """The tensors that a copy takes for tensors that stand for iterators and datasets with these feeds."""
-        return [handle if feed is None else feed.find_handle(handle) for handle, feed in zip(handles, feeds)]
-
     def find_iterator(self, inputs: Sequence[Any]) -> Any:
         """The tensor that stands for the iterator whose batch is taken before a call with these tensors."""
         return [*inputs, *self.traced.captured_inputs][self._find_handle(self.source)]
@@ -306,9 +287,8 @@ class StepPlan:
 
     def call_at_end(self, inputs: Sequence[Any]) -> Any:
         """The behavior of the script's function at the end of the data."""
-        for variable in pieces.find_variables(self.traced.graph):  # the function may read it before the data end
-            if variable is not None:
-                variable.make_whole()
+        for variable in pieces.find_variables(self.traced.graph).values():
+            variable.make_whole()  # the function may read it before the data end
         return self.traced._call_flat(list(inputs), self.traced.captured_inputs)
 
     def call(self, inputs: Sequence[Any], taken: Batch | None, iterators: Sequence[Any] = ()) -> Any:
@@ -324,8 +304,8 @@ class StepPlan:
         events.step_begins(self)
         # A step that trains nothing compares every batch, before the call: ranks with different rows compute their own.
         compares_each = batch is not None and not self.trained
-        is_same = batch is None or not compares_each or self.batches.is_same(batch)
-        is_shared = batch is None or (batch.is_even and is_same)
+        # `is_same` comes first: it is collective, and ranks may have batches that are even on some of them.
+        is_shared = batch is None or ((not compares_each or self.batches.is_same(batch)) and batch.is_even)
 
         def compute(replacements: Mapping[int, Any]) -> Any:
             with failures.fail_together(self.place, self.traced.graph.variables, self.traced.graph):
@@ -335,32 +315,26 @@ class StepPlan:
             outputs = _execute(self, compute, iterators)
         agreement.note_step()
         if self.trained:
-            weak_scaling.note_training_call()
+            note_training_call()
             events.step_trained(self)
         events.step_ended(self)
         return self.traced.function_type.pack_output(outputs)
 
-    def _compute(
-        self, inputs: Sequence[Any], taken: Batch | None, is_shared: bool, replacements: Mapping[int, Any]
-    ) -> Any:
+    def _compute(self, inputs: Sequence[Any], taken: Batch | None, is_shared: bool, replacements: Any) -> Any:
         """The outputs of a call: of this rank's slice if `is_shared`, else of its whole batch. Collective."""
         copy = self.find_copy(self.divided if is_shared else [False] * len(self.divided))
         publishing.move_weights()
         self.pieces.prepare()
         handles = list(inputs)
         if any(self.feeds):  # prepare captured iterators for this call, too
-            handles = self._find_handles([*inputs, *self.traced.captured_inputs], self.feeds)[: len(inputs)]
+            handles = find_handles([*inputs, *self.traced.captured_inputs], self.feeds)[: len(inputs)]
         arguments = [replacements.get(id(tensor), tensor) for tensor in handles]
-        if taken is not None:
-            arguments += self._take_rows(taken, is_shared)
+        if taken is not None and is_shared:
+            arguments += taken.take_slice(None if self.ratios is None else self.ratios.record_rows(taken.total))
+        elif taken is not None:
+            arguments += taken.take_whole()
         if not is_shared:  # here ranks that compute by themselves learn of a rank that failed to take its batch
             ops.allreduce(tf.zeros([]), "sum", f"the batch of {self.place}")
         outputs = copy(*arguments)
         events.step_computed(self)
         return outputs
-
-    def _take_rows(self, batch: Batch, is_shared: bool) -> list[Any]:
-        """The tensors of a batch that the copy takes: this rank's slice, or all rows."""
-        if not is_shared:
-            return batch.take_whole()
-        return batch.take_slice(None if self.ratios is None else self.ratios.record_rows(batch.total))

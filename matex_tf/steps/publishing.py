@@ -102,10 +102,7 @@ def drop_unmoved() -> None:
 
 
 def move_weights() -> None:
-    """Move published weights to shared memory before the first step allocates anything else. Collective.
-
-    So their old memory is free for the variables of the optimizer.
-    """
+    """Move published weights to shared memory, so that the optimizer's variables can use the old memory. Collective."""
     library = ops.get_library().ops
     while _unmoved:
         wholes, arguments = _unmoved.pop(0)
@@ -157,10 +154,7 @@ def _find_outer(handle: Any) -> Any:
 
 
 def _find_holding(group: Sequence[Publication], arguments: dict[str, Any]) -> int:
-    """The number of the shared memory of these variables, which lives as long as the first of them.
-
-    arguments: of the op that publishes the variables.
-    """
+    """The number of the shared memory of these variables, which lives as long as the first of them."""
     outer = [_find_outer(publication.handle) for publication in group]
     key = tuple(handle._id for handle in outer)
     if key not in _holdings:

@@ -1,55 +1,92 @@
-"""The collectives of a step as `--explain` prints them: their number, the bytes of sums, and each gathered tensor.
+"""Reports a step to the user: ranks share it, with these collectives, or the reason why every rank computes it.
 
-`adapt` reads the bytes of sums, and microbatches the source lines of ops.
+`adapt` reads the bytes of sums, microbatches the source lines of ops, and plans whether ranks would gain by sharing.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from matex_tf import settings
+from matex_tf import settings, tags
 from matex_tf.rewrite import waves
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
-from matex_tf.runtime import script_frames
+from matex_tf.runtime import notes, script_frames
+from matex_tf.steps import events
+from matex_tf.world import world
+
+_said: set[tuple[str, str]] = set()
+_HEAVY = "MatMul Conv Einsum RNN Fft Cholesky Svd Qr Pool CropAndResize NonMaxSuppression".split()
+"""Substrings of the types of expensive ops."""
 
 
-class Gathering(NamedTuple):
-    """Gathered rows of one value: the op that needs them, its source line, and the bytes of a row; None if unknown."""
-
-    op: str
-    place: str
-    bytes: int | None
+def name_step(function: Any) -> str:
+    """The name of a step, a `tf.function`, in messages."""
+    return tags.get_or_make_tag(function, "name of the step", lambda: _make_name(function))
 
 
-class Report(NamedTuple):
-    """The collectives of a step.
+def _make_name(function: Any) -> str:
+    code = getattr(inspect.unwrap(function.python_function), "__code__", None)
+    if code is None:
+        return "a step"
+    return f"the step '{code.co_name}' ({os.path.basename(code.co_filename)} line {code.co_firstlineno})"
 
-    collectives: the number of waves, in which ranks synchronize, outside of loops.
-    bytes: the bytes of all sums; None if unknown.
-    gatherings: the gathered values, each with the first op that needs it.
+
+def say_shared(step: str, program: Program) -> None:
+    if settings.get_settings().explain:
+        collectives = _describe(program)
+        notes.print_note(f"{step} is sharded: each rank computes its slice of every batch. {collectives}")
+
+
+def say_whole_batches(step: str, why: str) -> None:
+    """Tell that every rank reads and decodes all rows of the batches that a shared step takes by itself."""
+    if settings.get_settings().explain and world.get_world().size > 1:
+        notes.print_note(
+            f"{step}: every rank reads and decodes whole batches, because {why}. Apply map, filter, batch and "
+            "the like to the dataset before the function is called, and loop over the result in the function"
+        )
+
+
+def say_whole(step: str, why: str, is_usual: bool) -> None:
+    """Tell, once for each reason, that every rank computes a step. is_usual: only with `--explain`."""
+    if (is_usual and not settings.get_settings().explain) or (step, why) in _said:
+        return
+    _said.add((step, why))
+    if not is_usual:
+        events.computed_whole(step, why)
+    if world.get_world().size == 1:
+        return
+    notes.print_note(
+        f"{step} cannot be sharded: {why}. So every rank computes the whole batch: the result is right, training is no "
+        "faster"
+    )
+
+
+def _describe(program: Program) -> str:
+    """The line of `--explain` about the collectives of a step.
+
+    It has the number of waves, in which ranks synchronize, outside of loops; the bytes of all sums; and the gathered
+    values, each with the first op that needs it, the source line of the op, and the bytes of a row.
     """
-
-    collectives: int
-    bytes: int | None
-    gatherings: list[Gathering]
-
-
-def describe(program: Program) -> Report:
-    collectives = len(waves.schedule(program, [WHOLE] * len(program.outputs)))
-    gathered: dict[int, Gathering] = {}
-    for value, node in _list_needs(program, [WHOLE] * len(program.outputs)):
-        if value.placement.kind == SHARDED:
-            name = "the result" if node is None else node.type
-            op = value.tensor.op if node is None else node.op
-            gathering = Gathering(name, find_line(op), count_bytes(value, value.placement.axis))
-            gathered.setdefault(id(value), gathering)
-    return Report(collectives, count_summed_bytes(program), list(dict.fromkeys(gathered.values())))
+    gives = [WHOLE] * len(program.outputs)
+    wave_count, summed_bytes = len(waves.schedule(program, gives)), count_summed_bytes(program)
+    size = "sums" if summed_bytes is None else f"sums of {settings.format_bytes(summed_bytes)}"
+    parts = [f"{wave_count} collective{'s' if wave_count != 1 else ''} a step, {size}"]
+    gathered: set[int] = set()
+    for value, node in _list_needs(program, gives):
+        if value.placement.kind == SHARDED and id(value) not in gathered:
+            gathered.add(id(value))
+            name, op = ("the result", value.tensor.op) if node is None else (node.type, node.op)
+            row_bytes = count_bytes(value, value.placement.axis)
+            amount = "rows" if row_bytes is None else f"{settings.format_bytes(row_bytes)} a row"
+            parts.append(f"gathered for {name} ({find_line(op)}): {amount}")
+    return "; ".join(dict.fromkeys(parts))
 
 
 def count_summed_bytes(program: Program) -> int | None:
@@ -72,6 +109,14 @@ def _list_needs(program: Program, gives: Sequence[Placement]) -> Iterator[tuple[
         yield from _list_needs(body, body.gives)
 
 
+def has_shared_work(program: Program) -> bool:
+    """Whether an expensive op, compared with the transfer of its tensors, computes this rank's rows only."""
+    return any(
+        (node.has_rows and any(name in node.type for name in _HEAVY)) or any(map(has_shared_work, node.bodies))
+        for node in program.nodes
+    )
+
+
 def count_bytes(value: Value, axis: int | None = None) -> int | None:
     """Bytes of a tensor, or of one row of it along `axis`."""
     shape = value.shape
@@ -83,18 +128,7 @@ def count_bytes(value: Value, axis: int | None = None) -> int | None:
 
 def find_line(op: Any) -> str:
     """The innermost source line of the script that created an op; the op's name if no line of the script did."""
-    frames = list(getattr(op, "traceback", None) or [])
-    for frame in reversed(frames):
+    for frame in reversed(list(getattr(op, "traceback", None) or [])):
         if not script_frames.is_library(frame.filename) and not frame.filename.startswith("<"):
             return f"{os.path.basename(frame.filename)} line {frame.lineno}"
     return f"'{op.name}'"
-
-
-def format_report(report: Report) -> str:
-    """The line of `--explain` about the step."""
-    size = "sums" if report.bytes is None else f"sums of {settings.format_bytes(report.bytes)}"
-    parts = [f"{report.collectives} collective{'s' if report.collectives != 1 else ''} a step, {size}"]
-    for gathering in report.gatherings:
-        amount = "rows" if gathering.bytes is None else f"{settings.format_bytes(gathering.bytes)} a row"
-        parts.append(f"gathered for {gathering.op} ({gathering.place}): {amount}")
-    return "; ".join(parts)

@@ -1,16 +1,33 @@
-"""Ops that the library adds to a session's graph, under names of their own; they are never saved."""
+"""Ops that the library adds to a session's graph, under names of their own; they are never saved.
+
+`add_to` is the context in which all of them are created. `SessionCopy` creates the copy of a run. Its random ops draw
+from the sequence of numbers that the script's op has: they are the stateless form of the op, and all copies of an op
+share a variable, which holds the position in the sequence, a counter of the Philox generator.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import tags
 from matex_tf.lazy import tf
+from matex_tf.rewrite.emit import Copy
+from matex_tf.rewrite.nodes import Node
 
 _SCOPE = "matex_step"
 _ADDED = "added to the graph"
+_STATELESS = {
+    "RandomUniform": "StatelessRandomUniformV2",
+    "RandomStandardNormal": "StatelessRandomNormalV2",
+    "TruncatedNormal": "StatelessTruncatedNormalV2",
+    "RandomUniformInt": "StatelessRandomUniformIntV2",
+}
+_RESERVED = 256
+"""Values of Philox' counter that TensorFlow's random ops skip for each number that they draw."""
+_PHILOX = 1
+_STATES = "places in sequences of random numbers"
 
 
 @contextlib.contextmanager
@@ -22,11 +39,11 @@ def add_to(graph: Any) -> Iterator[None]:
     functions_before = set(graph._functions)
     graph._unsafe_unfinalize()
     try:
-        with contextlib.ExitStack() as stack:
-            for context in (graph.as_default(), tf.control_dependencies(None), tf.device(None), use_v2_behavior()):
-                stack.enter_context(context)
-            stack.enter_context(v1.name_scope(None))
-            scopes.append(stack.enter_context(v1.name_scope(_SCOPE)))
+        with (
+            graph.as_default(), tf.control_dependencies(None), tf.device(None), use_v2_behavior(),
+            v1.name_scope(None), v1.name_scope(_SCOPE) as scope,
+        ):  # fmt: skip
+            scopes.append(scope)
             yield
     finally:
         functions |= set(graph._functions) - functions_before
@@ -65,3 +82,43 @@ def drop_copies(graph: Any, definition: Any) -> Any:
         if not library:
             definition.ClearField("library")
     return definition
+
+
+class SessionCopy(Copy):
+    """A copy in the graph of a session, where an op keeps its state under its name.
+
+    starts: by the names of the script's random ops, the operation that must run once in each session.
+    """
+
+    is_ordered = False
+
+    def __init__(self, graph: Any, *arguments: Any):
+        super().__init__(*arguments)
+        self.graph, self.starts = graph, dict[str, Any]()
+
+    def draw(self, node: Node, inputs: Sequence[Any]) -> Any:
+        op = node.op
+        if op.type not in _STATELESS or op.graph is not self.graph:
+            return super().draw(node, inputs)
+        shape, *bounds = inputs
+        state, self.starts[op.name] = _find_state(op)
+        step = tf.reduce_prod(tf.cast(shape, tf.int64)) * _RESERVED
+        advance = tf.raw_ops.AssignAddVariableOp(resource=state, value=step)
+        with tf.control_dependencies([advance]):
+            position = tf.raw_ops.ReadVariableOp(resource=state, dtype=tf.int64) - step
+        key = tf.cast([op.get_attr("seed")], tf.uint64)
+        counter = tf.cast(tf.stack([position, op.get_attr("seed2")]), tf.uint64)
+        options = {"minval": bounds[0], "maxval": bounds[1]} if bounds else {"dtype": op.outputs[0].dtype}
+        draw = getattr(tf.raw_ops, _STATELESS[op.type])
+        return draw(shape=shape, key=key, counter=counter, alg=_PHILOX, **options)
+
+
+def _find_state(op: Any) -> tuple[Any, Any]:
+    """The variable that holds the next value of Philox' counter, and the operation that sets it to 0."""
+    states: dict[str, tuple[Any, Any]] = tags.get_or_make_tag(op.graph, _STATES, dict)
+    if op.name not in states:
+        with tf.control_dependencies(None):
+            state = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f"matex_tf draws of {op.name}")
+            start = tf.raw_ops.AssignVariableOp(resource=state, value=tf.constant(0, tf.int64))
+        states[op.name] = state, start
+    return states[op.name]

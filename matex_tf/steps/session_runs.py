@@ -1,8 +1,9 @@
 """Runs of sessions of `tf.compat.v1`: a plan for each set of fetches and feeds.
 
-The hook of `Session.run` calls `run_session`. Ranks slice the arrays that are fed to placeholders with an open first
-dimension, or the batch of an iterator. If they can share the run, the plan adds a copy of the ops that depend on these
-rows to the script's graph, and runs fetch the copy's tensors. Otherwise every rank runs the script's own fetches.
+The hook of `Session.run` calls `run_session`. The batch is what the script feeds to placeholders with an open first
+dimension, such as an array of 32 rows; without such feeds, it is the batch of an iterator. If ranks can share the run,
+the plan adds a copy of the ops that depend on these rows to the script's graph, and runs fetch the tensors of the copy:
+with 2 ranks, rank 0 computes rows 0-15. Otherwise every rank runs the script's own fetches.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed
 from matex_tf.rewrite.subgraphs import SessionSubgraph, list_needed
 from matex_tf.runtime import excepthook
-from matex_tf.steps import capture, cond_turns, events, explain, failures, gradients, session_graphs, slices, worth
+from matex_tf.steps import capture, cond_turns, events, failures, gradients, report, session_graphs, slices
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.batch_watch import BatchWatch
 from matex_tf.steps.batches import WholeBatch
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.steps.plan import NO_WORK
-from matex_tf.steps.session_draws import SessionCopy
+from matex_tf.steps.session_graphs import SessionCopy
 from matex_tf.steps.session_variables import SessionVariables, is_inside, list_changed, list_trained, list_variables
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 PLACE = "a run of a session"
 NO_BATCH = "it takes no batch of two rows or more from a placeholder or an iterator of an open first dimension (None)"
+Run = Callable[..., list[Any]]
 _PLANS, _VARIABLES = "plans of runs", "known state of variables"
 _lock = threading.RLock()
 feeds_shares = ThreadFlag()
@@ -42,11 +44,7 @@ feeds_shares = ThreadFlag()
 
 
 def run_session(
-    session: Any,
-    operations: Sequence[Any],
-    tensors: Sequence[Any],
-    feeds: Mapping[Any, Any],
-    run: Callable[..., list[Any]],
+    session: Any, operations: Sequence[Any], tensors: Sequence[Any], feeds: Mapping[Any, Any], run: Run
 ) -> list[Any]:
     """The values of `tensors` after a run of a session, computed by all ranks if possible; then collective.
 
@@ -58,28 +56,38 @@ def run_session(
     if is_inside or not world.is_active():
         return run(operations, tensors)
     arrays = {reference.deref(): array for reference, array in feeds.items()}
-    placeholders = [tensor for tensor in arrays if sources.has_open_rows(tensor.shape)]
-    rows = placeholders if feeds_shares else _find_rows({tensor: arrays[tensor] for tensor in placeholders})
-    fetched_and_sliced = [tuple(each.name for each in group) for group in (operations, tensors, rows)]
+    open_tensors = [tensor for tensor in arrays if sources.has_open_rows(tensor.shape)]
+    batch = open_tensors if feeds_shares else _find_fed_batch({tensor: arrays[tensor] for tensor in open_tensors})
+    fetched_and_sliced = [tuple(each.name for each in group) for group in (operations, tensors, batch)]
     key = (*fetched_and_sliced, frozenset(tensor.name for tensor in arrays), bool(feeds_shares))
     with _lock:
         plans = tags.get_or_make_tag(session.graph, _PLANS, dict)
         if key not in plans:
-            plans[key] = SessionPlan(session.graph, operations, tensors, list(arrays), rows, bool(feeds_shares))
+            plans[key] = SessionPlan(session.graph, operations, tensors, list(arrays), batch, bool(feeds_shares))
         plan = plans[key]
         variables = tags.get_or_make_tag(session, _VARIABLES, SessionVariables)
-    values = plan.run(session, variables, [arrays[tensor] for tensor in rows], run)
+    values = plan.run(session, variables, [arrays[tensor] for tensor in batch], run)
     if plan.sliced_count and plan.changed:
         events.step_trained(None)
     return values
 
 
-def _find_rows(feeds: Mapping[Any, Any]) -> list[Any]:
+def _find_fed_batch(feeds: Mapping[Any, Any]) -> list[Any]:
     """The tensors that are fed the most common number of rows, if that is 2 or more."""
     counts = {tensor: len(array) for tensor, array in feeds.items()}
     several = [count for count in counts.values() if count > 1]
-    most_common = max(several, key=several.count) if several else 0
+    most_common = max(several, key=several.count, default=0)
     return [tensor for tensor, count in counts.items() if count == most_common]
+
+
+def _find_iterator_batch(needed: Sequence[Any]) -> list[Any]:
+    """The tensors with rows of the first iterator."""
+    for op in needed:
+        if op.type in sources.SOURCES:
+            rows = [tensor for tensor in op.outputs if sources.has_open_rows(tensor.shape)]
+            if rows:
+                return rows
+    return []
 
 
 class SessionPlan:
@@ -99,21 +107,14 @@ class SessionPlan:
     """
 
     def __init__(
-        self,
-        graph: Any,
-        operations: Sequence[Any],
-        tensors: Sequence[Any],
-        fed: Sequence[Any],
-        rows: Sequence[Any],
-        are_own: bool,
+        self, graph: Any, operations: Sequence[Any], tensors: Sequence[Any], fed: Any, batch: Any, are_own: bool
     ):
         """Plan the runs. Collective if they have work that can be shared: all ranks make the same plan.
 
         Args:
             operations, tensors: the fetches of the script.
-            fed: the tensors that are fed.
-            rows: the tensors among these that have the rows that ranks divide.
-            are_own: each rank feeds its own rows.
+            fed: a list of the tensors that are fed.
+            batch: a list of the tensors among these whose rows ranks divide.
 
         Raises:
             UnsupportedError: on every rank, if each rank has its own rows and they cannot be combined.
@@ -121,39 +122,40 @@ class SessionPlan:
         from tensorflow.python.eager import context
 
         self.graph, self.operations, self.tensors = graph, list(operations), list(tensors)
-        self.ranks = world.get_world().size
+        self.ranks, self.are_own = world.get_world().size, are_own
         self.batches = BatchWatch(f"the arrays fed to {PLACE}")
         self.turns: list[int] = []
         self.starts: dict[str, Any] = {}
-        needed = list_needed(graph, {tensor.name for tensor in fed}, tensors, operations)
-        rows = rows or ([] if are_own else _find_batch(needed))
-        self.sliced_count, self.are_own = len(rows), are_own
         self.own_row_count: Any = None
-        self.part = SessionSubgraph(needed, fed, rows, tensors, operations, filter(has_no_seed, needed))
+        needed = list_needed(graph, {tensor.name for tensor in fed}, tensors, operations)
+        batch = batch or ([] if are_own else _find_iterator_batch(needed))
+        self.sliced_count = len(batch)
+        self.part = SessionSubgraph(needed, fed, batch, tensors, operations, filter(has_no_seed, needed))
         self.variables = list_variables(needed)
         self.changed = list_changed(needed, bool(fed))
+        self.program: Program | None = None
         with session_graphs.use_v2_behavior(), context.eager_mode():  # reading computes constant values
-            self.program, self.why_whole = self._read(rows)
+            self.why_whole = self._find_obstacle()
         if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
             self._agree()
         elif list_trained(graph, needed, self.changed):
-            explain.say_whole(PLACE, self.why_whole, is_usual=False)
+            report.say_whole(PLACE, self.why_whole, is_usual=False)
         if self.why_whole:
             self._order_collectives()
 
-    def _read(self, rows: Sequence[Any]) -> tuple[Program | None, str]:
-        """The placements, or the reason why ranks cannot share the runs."""
+    def _find_obstacle(self) -> str:
+        """Find the placements. Returns the reason why ranks cannot share the runs; empty if there is none."""
         part = self.part
-        if not rows:
-            return None, NO_BATCH
+        if not self.sliced_count:
+            return NO_BATCH
         if any(op.type in ops.OP_TYPES for op in part.needed):
-            return None, "it has collectives of its own"
+            return "it has collectives of its own"
         loop = part.find_loop()
         if loop is not None:
-            return None, f"rows go through a loop of tf.compat.v1 (op '{loop.name}')"
-        placements = [BATCH] * len(rows) + [WHOLE] * (len(part.inputs) - len(rows))
-        program = read_program(part, placements, takes_batches=False, reused=part.reused)
-        return program, "" if self.are_own or worth.has_shared_work(program) else NO_WORK
+            return f"rows go through a loop of tf.compat.v1 (op '{loop.name}')"
+        placements = [BATCH] * self.sliced_count + [WHOLE] * (len(part.inputs) - self.sliced_count)
+        self.program = read_program(part, placements, takes_batches=False, reused=part.reused)
+        return "" if self.are_own or report.has_shared_work(self.program) else NO_WORK
 
     def _agree(self) -> None:
         """Build the copy, and let the ranks agree whether all of them have one. Collective."""
@@ -167,7 +169,7 @@ class SessionPlan:
         if not self.why_whole:
             self.operations, self.tensors = copied  # a copy that one rank has alone stays unused in its graph
             assert self.program is not None
-            explain.say_shared(PLACE, self.program)
+            report.say_shared(PLACE, self.program)
             events.unmeasured(PLACE)
         elif self.are_own:
             raise errors.UnsupportedError(
@@ -175,11 +177,11 @@ class SessionPlan:
                 f"compute it by itself: {self.why_whole}. Feed such a run arrays that all ranks have whole."
             )
         else:
-            explain.say_whole(PLACE, self.why_whole, is_usual=False)
+            report.say_whole(PLACE, self.why_whole, is_usual=False)
 
     def _build(self) -> tuple[list[Any], list[Any]]:
         """The fetches of a copy in the same graph that replace the script's."""
-        program, part = self.program, self.part
+        program, part, count = self.program, self.part, self.sliced_count
         assert program is not None
         with session_graphs.add_to(self.graph):
             exchanger = RankExchanger(PLACE, SessionCopy.is_ordered, gradients.are_checked(program))
@@ -187,12 +189,12 @@ class SessionPlan:
             events.copy_begins(self, copy)
             if self.are_own:
                 self.own_row_count = tf.compat.v1.placeholder(tf.int64, [])
-                rows = [tensor[: self.own_row_count] for tensor in part.inputs[: self.sliced_count]]
+                rows = [tensor[: self.own_row_count] for tensor in part.inputs[:count]]
                 own = slices.make_own_slice(exchanger, rows, tf.constant(True))
                 copy.batch_slice = own.batch_slice
-                inputs = own_batches.fill_rows(rows, own) + part.inputs[self.sliced_count :]
+                inputs = own_batches.fill_rows(rows, own) + part.inputs[count:]
             else:
-                are_rows = [index < self.sliced_count for index in range(len(part.inputs))]
+                are_rows = [index < count for index in range(len(part.inputs))]
                 inputs = sources.take_rows(copy, list(part.inputs), are_rows)
             outputs, effects = copy.build_apart(program, inputs, [WHOLE] * len(part.outputs))
         self.starts = copy.starts
@@ -209,9 +211,7 @@ class SessionPlan:
             # The number of runs of an op in a loop is unknown; the loop orders it.
             self.turns = sorted(op.get_attr("turn") for op in own if op not in within_loops)
 
-    def run(
-        self, session: Any, variables: SessionVariables, rows: Sequence[Any], run: Callable[..., list[Any]]
-    ) -> list[Any]:
+    def run(self, session: Any, variables: SessionVariables, rows: Sequence[Any], run: Run) -> list[Any]:
         """The results of the script's run. Collective, if ranks share it.
 
         Args:
@@ -226,20 +226,16 @@ class SessionPlan:
             excepthook.refuse_after_loss(PLACE)
         variables.start(session, self.starts)
         variables.agree(session, self.variables)
+        batch = None if self.are_own else WholeBatch(rows, [True] * len(rows))
+        further_feeds = {} if self.own_row_count is None else {self.own_row_count: np.int64(len(rows[0]))}
         try:
-            batch = None if self.are_own else WholeBatch(rows, [True] * len(rows))
             with self.batches.compare_batches((), batch), failures.fail_together(PLACE):
-                return self._run_shared(rows, run)
+                return run(self.operations, self.tensors, further_feeds)
         except tf.errors.OpError:  # some ranks may have assigned variables that others have not
             variables.forget(op.name for op in self.variables)
             raise
 
-    def _run_shared(self, rows: Sequence[Any], run: Callable[..., list[Any]]) -> list[Any]:
-        if self.own_row_count is None:
-            return run(self.operations, self.tensors)
-        return run(self.operations, self.tensors, {self.own_row_count: np.int64(len(rows[0]))})
-
-    def _run_in_turns(self, run: Callable[..., list[Any]]) -> list[Any]:
+    def _run_in_turns(self, run: Run) -> list[Any]:
         """Run the script's fetches with the script's own collectives in the order of their creation."""
         if len(self.turns) < 2:
             return run(self.operations, self.tensors)
@@ -248,13 +244,3 @@ class SessionPlan:
             return run(self.operations, self.tensors)
         finally:
             ops.announce_turns([])
-
-
-def _find_batch(needed: Sequence[Any]) -> list[Any]:
-    """The tensors with rows of the first iterator."""
-    for op in needed:
-        if op.type in sources.SOURCES:
-            rows = [tensor for tensor in op.outputs if sources.has_open_rows(tensor.shape)]
-            if rows:
-                return rows
-    return []

@@ -18,9 +18,11 @@ from matex_tf.steps.batch_watch import BatchWatch
 from matex_tf.steps.batches import NUMBERS, Dealer, find_dealt
 from matex_tf.steps.exchanger import RankExchanger
 
+_OTHER_SLICE = "a batch was prepared for another slice than its step takes; please report this"
+
 
 class StepFeed:
-    """The shared batches that one input of a step gives. The input stands for an iterator or dataset of whole batches.
+    """The shared batches of one input of a step, which stands for an iterator or dataset of whole batches.
 
     placement: the placement of the input, which has the feed.
     """
@@ -44,45 +46,37 @@ class StepFeed:
         first, count, total = element[:3]
         end = NUMBERS + len(self._are_rows)
         prepared, ticket, dealer = element[NUMBERS:end], element[end:], self._dealer
-        counts = tf.stack(
-            [tf.shape(tensor, tf.int64)[0] for tensor, has_rows in zip(prepared, self._are_rows) if has_rows]
-        )
+        with_rows = [tensor for tensor, has_rows in zip(prepared, self._are_rows) if has_rows]
+        counts = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in with_rows])
         is_even = tf.reduce_all(tf.equal(counts, counts[0])) & (count <= total)
         self._watch.keep(element, lambda *tensors: self._dealer.open(tensors))
-        check = tf.debugging.Assert(is_even, [slices.UNEVEN, counts], summarize=-1)
-        with tf.control_dependencies([] if check is None else [check]):
-            batch_slice = slices.make_slice_of_rows(tf.identity(total), self._slice_ratios)
+        total = slices.require(is_even, [slices.UNEVEN, counts], total)
+        batch_slice = slices.make_slice_of_rows(total, self._slice_ratios)
         slice_end = batch_slice.first + batch_slice.count
         are_prepared = (first <= batch_slice.first) & (slice_end <= first + count)
 
         def cut_rows() -> list[Any]:
-            check = tf.debugging.Assert(are_prepared, [_OTHER_SLICE])
-            with tf.control_dependencies([] if check is None else [check]):
-                start, end = batch_slice.first - first, slice_end - first
-            return [
-                tensor[start:end] if has_rows else tf.identity(tensor)
-                for tensor, has_rows in zip(prepared, self._are_rows)
-            ]
+            start = slices.require(are_prepared, [_OTHER_SLICE], batch_slice.first - first)
+            end = slice_end - first
+            tensors = zip(prepared, self._are_rows)
+            return [tensor[start:end] if has_rows else tf.identity(tensor) for tensor, has_rows in tensors]
 
         def make_rows() -> list[Any]:
             return dealer.take(ticket, batch_slice.first, batch_slice.count, total)
 
-        rows = _choose(are_prepared, cut_rows, make_rows) if slices.may_change() else cut_rows()
+        may_change = slices.may_change()
+        rows = tf.nest.flatten(tf.cond(are_prepared, cut_rows, make_rows) if may_change else cut_rows())
         for tensor, prepared_tensor in zip(rows, prepared):
             tensor.set_shape(prepared_tensor.shape)
         return self._pad_alike(rows, batch_slice), batch_slice
 
     def _pad_alike(self, rows: list[Any], batch_slice: Slice) -> list[Any]:
-        """The rows, padded to the longest row of all ranks. They are padded to the longest row of this rank already.
-
-        Collective if the batch is padded.
-        """
+        """The rows, padded to the longest row of all ranks. Collective if the batch is padded."""
         if not self._pads:
             return rows
         sizes = {index: tf.shape(rows[index], tf.int64) for index in self._pads}
-        (longest,) = self._exchanger.exchange(
-            [Request("max", tf.concat(list(sizes.values()), 0))], batch_slice.of_all()
-        )
+        request = Request("max", tf.concat(list(sizes.values()), 0))
+        (longest,) = self._exchanger.exchange([request], batch_slice.of_all())
         padded, start = list(rows), 0
         for index, value in self._pads.items():
             end = start + rows[index].shape.rank
@@ -93,17 +87,15 @@ class StepFeed:
         return padded
 
 
-_OTHER_SLICE = "a batch was prepared for another slice than its step takes; please report this"
+def list_feeds(handles: Sequence[Any], *arguments: Any) -> list[StepFeed | None]:
+    """For each eager tensor that a step takes, the feed of its shared batches; None if it gives none.
 
-
-def _choose(condition: Any, first: Any, second: Any) -> list[Any]:
-    chosen = tf.cond(condition, first, second)
-    return list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
-
-
-def list_feeds(
-    handles: Sequence[Any], watch: BatchWatch, slice_ratios: slices.SliceRatios | None, place: str
-) -> list[StepFeed | None]:
-    """For each eager tensor that a step takes, the feed of its shared batches; None if it gives none."""
+    arguments: of `StepFeed`, after the dealer.
+    """
     found = map(find_dealt, handles)
-    return [None if dealt is None else StepFeed(dealt.dealer, watch, slice_ratios, place) for dealt in found]
+    return [None if dealt is None else StepFeed(dealt.dealer, *arguments) for dealt in found]
+
+
+def find_handles(handles: Sequence[Any], feeds: Sequence[StepFeed | None]) -> list[Any]:
+    """The tensors that a copy takes for tensors that stand for iterators and datasets with these feeds."""
+    return [handle if feed is None else feed.find_handle(handle) for handle, feed in zip(handles, feeds)]

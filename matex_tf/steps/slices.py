@@ -73,12 +73,17 @@ def make_checked_slice(components: Sequence[Any], slice_ratios: SliceRatios | No
     If the components have different numbers of rows, all ranks raise an error.
     """
     counts = [tf.shape(component, tf.int64)[0] for component in components]
+    total = counts[0]
     if len(counts) > 1:
-        is_even = tf.reduce_all(tf.equal(tf.stack(counts[1:]), counts[0]))
-        check = tf.debugging.Assert(is_even, [UNEVEN, tf.stack(counts)], summarize=-1)
-        with tf.control_dependencies([] if check is None else [check]):
-            counts[0] = tf.identity(counts[0])
-    return make_slice_of_rows(counts[0], slice_ratios)
+        total = require(tf.reduce_all(tf.equal(tf.stack(counts[1:]), total)), [UNEVEN, tf.stack(counts)], total)
+    return make_slice_of_rows(total, slice_ratios)
+
+
+def require(condition: Any, message: Sequence[Any], tensor: Any) -> Any:
+    """`tensor`, in a graph that raises InvalidArgumentError if the bool tensor `condition` does not hold."""
+    check = tf.debugging.Assert(condition, message, summarize=-1)
+    with tf.control_dependencies([] if check is None else [check]):  # None in eager code
+        return tf.identity(tensor)
 
 
 def make_slice_of_rows(total: Any, slice_ratios: SliceRatios | None = None) -> Slice:
@@ -95,6 +100,11 @@ def make_slice_of_rows(total: Any, slice_ratios: SliceRatios | None = None) -> S
 
 def make_given_slice(first: Any, count: Any, total: Any, contributes: Any) -> Slice:
     """The slice of a batch whose rows this rank is given, from scalar tensors; see `Slice`."""
+    return _make_slice(first, count, total, contributes)
+
+
+def _make_slice(first: Any, count: Any, total: Any, contributes: Any) -> Slice:
+    """The slice of these scalar tensors. Rank 0 adds replicated tensors to sums (`Slice.keeps`)."""
     return Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
 
 
@@ -110,18 +120,12 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     (everyone,) = exchanger.exchange([Request("gather", mine[tf.newaxis])], _make_slice_of_ranks())
     bounds = list(itertools.accumulate([1, *(component.shape.rank for component in components)]))
     rows = tf.stack([everyone[:, start] for start in bounds[:-1]])  # by component and rank
-    check = tf.debugging.Assert(
-        tf.reduce_all(tf.equal(rows, rows[0])),
-        ["the components of a rank's own batch have different numbers of rows; by component and rank:", rows],
-        summarize=-1,
-    )
-    with tf.control_dependencies([check] if check is not None else []):
-        counts = tf.identity(rows[0])
+    message = "the components of a rank's own batch have different numbers of rows; by component and rank:"
+    counts = require(tf.reduce_all(tf.equal(rows, rows[0])), [message, rows], rows[0])
     count, rows_before = counts[me.rank], tf.reduce_sum(counts[: me.rank])
     has_rows = count > 0
     first = tf.where(has_rows, rows_before, tf.zeros_like(rows_before))
-    keeps = tf.constant(me.rank == 0)
-    batch_slice = Slice(first, tf.maximum(count, 1), tf.reduce_sum(counts), has_rows, keeps)
+    batch_slice = _make_slice(first, tf.maximum(count, 1), tf.reduce_sum(counts), has_rows)
     largest = tf.reduce_max(everyone, 0)
     sizes = [largest[start + 1 : end] for start, end in itertools.pairwise(bounds)]
     return OwnRows(batch_slice, largest[0] > 0, sizes)
@@ -131,11 +135,10 @@ def _make_slice_of_ranks() -> Slice:
     """The slice of data with one row for each rank."""
     me = world.get_world()
     rank, one, size = (tf.constant(number, tf.int64) for number in (me.rank, 1, me.size))
-    return Slice(rank, one, size, tf.constant(True), tf.constant(me.rank == 0))
+    return _make_slice(rank, one, size, tf.constant(True))
 
 
 def make_empty_slice() -> Slice:
     """The empty slice, before any batch: all ranks compute the same."""
     zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-    keeps = tf.constant(world.get_world().rank == 0)
-    return Slice(zero, one, one, tf.constant(True), keeps)
+    return _make_slice(zero, one, one, tf.constant(True))

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from matex_tf.world import world
 
 _AGREED = "number among the variables on which the ranks have agreed"
 _numbers = itertools.count()
-_agreed: dict[int, weakref.ref[Any]] = {}
+_agreed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """The variables on which the ranks have agreed, numbered in the order of the agreements, which all ranks share."""
 
 
@@ -44,12 +44,6 @@ def find_birth(variable: Any) -> int:
     return 0 if handle is None else int(handle._id)
 
 
-def _is_apart(variable: Any) -> bool:
-    """Whether the ranks hold pieces of a variable now (`piece_variables`)."""
-    is_apart = getattr(variable, "is_apart", None)
-    return is_apart is not None and is_apart()
-
-
 def _select_readable(variables: Iterable[Any]) -> list[Any]:
     """The TensorFlow variables among these, each once, in the order of their creation."""
     seen: set[int] = set()
@@ -57,7 +51,8 @@ def _select_readable(variables: Iterable[Any]) -> list[Any]:
     for variable in variables:
         inner = find_tf_variable(variable)
         is_variable = hasattr(inner, "assign") and hasattr(inner, "dtype")
-        if is_variable and id(inner) not in seen and not _is_apart(inner):
+        is_in_pieces = getattr(inner, "is_apart", bool)()  # see `piece_variables`
+        if is_variable and id(inner) not in seen and not is_in_pieces:
             seen.add(id(inner))
             found.append(variable)
     return sorted(found, key=find_birth)
@@ -69,8 +64,16 @@ def _read_value(variable: Any) -> np.ndarray:
         return np.asarray(inner.numpy())
 
 
-def _digest_values(values: Sequence[np.ndarray]) -> list[tuple[Any, ...]]:
-    return [(value.dtype.str, value.shape, ops.hash_content(value)) for value in values]
+class _Row(NamedTuple):
+    """The facts about one variable that ranks compare. dtype: NumPy's code, such as "<f4". digest: of the value."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: int
+
+
+_NO_ROW = _Row("no such variable", "", (), 0)
 
 
 def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str) -> list[int]:
@@ -82,42 +85,30 @@ def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str
     Raises:
         MismatchError: on every rank, if the ranks have different variables or shapes; it names the first difference.
     """
-    digests = _digest_values(values)
+    digests = [(value.dtype.str, value.shape, ops.hash_content(value)) for value in values]
     if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), what))) == 1:
         return []
-    mine = [(name, *digest) for name, digest in zip(names, digests)]
-    everyone = objects.allgather(mine, f"{what}, one by one")
-    first = everyone[0]
+    rows = [_Row(name, *digest) for name, digest in zip(names, digests)]
+    everyone = objects.allgather(rows, f"{what}, one by one")
     if len({tuple(sorted(repr(row[1:]) for row in theirs)) for theirs in everyone}) == 1:
         return []
+    hosts = world.get_world().hosts
     for rank, theirs in enumerate(everyone):
-        if [row[1:3] for row in theirs] == [row[1:3] for row in first]:
-            continue
-        hosts = world.get_world().hosts
-        for index in range(max(len(first), len(theirs))):
-            here = first[index][:3] if index < len(first) else "no such variable"
-            there = theirs[index][:3] if index < len(theirs) else "no such variable"
-            if here != there and here[1:] != there[1:]:
+        for index, (here, there) in enumerate(itertools.zip_longest(everyone[0], theirs, fillvalue=_NO_ROW)):
+            if (here.dtype, here.shape) != (there.dtype, there.shape):
                 raise errors.MismatchError(
                     f"the ranks' models differ. The first variable that differs is number {index} ({what}): rank 0 "
                     f"({hosts[0]}) has {_describe_row(here)}, rank {rank} ({hosts[rank]}) has {_describe_row(there)}. "
                     "Every rank must run the same script and build the same model."
                 )
-    return [index for index in range(len(first)) if len({theirs[index][3] for theirs in everyone}) > 1]
+    return [index for index, of_ranks in enumerate(zip(*everyone)) if len({row.digest for row in of_ranks}) > 1]
 
 
-def _describe_row(row: Any) -> str:
-    if isinstance(row, str):
-        return row
-    name, dtype, shape = row
-    return f"'{name}' {np.dtype(dtype).name}{list(shape)}"
+def _describe_row(row: _Row) -> str:
+    return f"'{row.name}' {np.dtype(row.dtype).name}{list(row.shape)}" if row.dtype else row.name
 
 
-def synchronize_variables(
-    variables: Iterable[Any],
-    what: str = "comparing the variables as training starts",
-    trained: Iterable[Any] = (),
-) -> list[str]:
+def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable[Any] = ()) -> list[str]:
     """Give every rank rank 0's values of `variables` that differ. Collective; eager.
 
     Returns the names of those that differed.
@@ -139,30 +130,20 @@ def synchronize_variables(
     for index in changed:
         value = objects.broadcast(_read_value(chosen[index]), f"sending variable number {index} from rank 0")
         find_tf_variable(chosen[index]).assign(value)
-    _remember_agreed(chosen)
+    for variable in select_new(chosen):
+        inner, number = find_tf_variable(variable), next(_numbers)
+        tags.set_tag(inner, _AGREED, number)
+        _agreed[number] = inner
     return [names[index] for index in changed]
-
-
-def _remember_agreed(variables: Iterable[Any]) -> None:
-    for variable in map(find_tf_variable, variables):
-        if not _is_agreed(variable):
-            number = next(_numbers)
-            tags.set_tag(variable, _AGREED, number)
-            _agreed[number] = weakref.ref(variable, lambda _, number=number: _agreed.pop(number, None))  # type: ignore[misc]
-
-
-def _is_agreed(variable: Any) -> bool:
-    return tags.get_tag(find_tf_variable(variable), _AGREED) is not None
 
 
 def select_new(variables: Iterable[Any]) -> list[Any]:
     """The variables on which the ranks have not agreed yet, each once, in the order of their creation."""
-    return _select_readable(variable for variable in variables if not _is_agreed(variable))
+    return _select_readable(one for one in variables if tags.get_tag(find_tf_variable(one), _AGREED) is None)
 
 
 def list_agreed() -> list[Any]:
     """The variables that all ranks once agreed on and that still exist on all of them. Collective."""
-    agreed = {number: reference() for number, reference in list(_agreed.items())}
-    mine = [number for number, variable in agreed.items() if variable is not None]
-    everyone = objects.allgather(mine, "which variables still live")
-    return [agreed[number] for number in sorted(set(mine).intersection(*everyone))]
+    agreed = dict(_agreed.items())
+    everyone = objects.allgather(list(agreed), "which variables still live")
+    return [agreed[number] for number in sorted(set(agreed).intersection(*everyone))]

@@ -8,6 +8,7 @@ from typing import Any
 from matex_tf import settings, tags
 from matex_tf.lazy import tf
 from matex_tf.runtime import notes
+from matex_tf.steps import slices
 from matex_tf.world import world
 
 _LOOP = "the loop of weak scaling"
@@ -54,7 +55,7 @@ def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
     loop.calls = _training_calls
     if len(batches) == 1:
         return batches[0]
-    return tf.nest.map_structure(lambda *parts: join_batches(parts), *batches, expand_composites=False)
+    return tf.nest.map_structure(lambda *parts: _join_batches(parts), *batches, expand_composites=False)
 
 
 def say_weak(what: str) -> None:
@@ -72,11 +73,6 @@ def group_source(source: Any) -> Any:
         )
         return source
     say_weak("the batches of the dataset given to fit are each rank's own")
-    return group_batches(source, world.get_world().trainers)
-
-
-def group_batches(dataset: Any, number: int) -> Any:
-    """A dataset of the concatenations of `number` batches; the last one has the remainder."""
 
     def join(batches: Any) -> Any:
         """Join a component whose first axis counts the batches."""
@@ -88,17 +84,15 @@ def group_batches(dataset: Any, number: int) -> Any:
         if not isinstance(joined, tf.RaggedTensor):
             return joined
         whole = joined.to_tensor()
-        check = tf.debugging.assert_equal(tf.size(whole), tf.size(joined.flat_values), UNEVEN)
-        with tf.control_dependencies([check]):
-            return tf.identity(whole)
+        return slices.require(tf.equal(tf.size(whole), tf.size(joined.flat_values)), [UNEVEN], whole)
 
     def join_all(*batches: Any) -> Any:
         return tf.nest.map_structure(join, batches if len(batches) > 1 else batches[0])
 
-    return dataset.ragged_batch(number).map(join_all).prefetch(tf.data.AUTOTUNE)
+    return source.ragged_batch(world.get_world().trainers).map(join_all).prefetch(tf.data.AUTOTUNE)
 
 
-def join_batches(batches: Any) -> Any:
+def _join_batches(batches: Any) -> Any:
     """Concatenate a component of several batches."""
     if isinstance(batches[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(batches))

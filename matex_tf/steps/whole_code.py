@@ -21,10 +21,11 @@ EAGER = (
 _MIN_TRAINING_STEPS = 2
 """A script that takes gradients only once does not train."""
 
-_gradient_count = 0
+_REASON, _UNREPORTED = "why ranks cannot share its step", "no message about its step"
+gradient_count = 0
+"""The number of gradient computations of variables in eager code. Each marks the end of a training step."""
 _shared: list[str] = []
 _said: set[str] = set()
-_REASON, _UNREPORTED = "why ranks cannot share its step", "no message about its step"
 
 
 def leave_unreported(tapes: Iterable[Any]) -> None:
@@ -45,9 +46,9 @@ def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
     If the ranks began with different values of these variables, all have rank 0's now, and get its gradients.
     Collective if `sources` has variables on which the ranks have not agreed yet, and if weights are due to be compared.
     """
-    global _gradient_count
-    _gradient_count += 1
-    if _gradient_count >= _MIN_TRAINING_STEPS:
+    global gradient_count
+    gradient_count += 1
+    if gradient_count >= _MIN_TRAINING_STEPS:
         events.trained_eagerly()
         if not tags.get_tag(tape, _UNREPORTED) and world.get_world().size > 1:
             _say_whole(tags.get_tag(tape, _REASON, EAGER))
@@ -79,13 +80,6 @@ def _say_whole(why: str) -> None:
     )
 
 
-def count_gradients() -> int:
-    """The number of times that eager code has computed gradients of variables: each marks the end
-    of a training step.
-    """
-    return _gradient_count
-
-
 def _take_first_rank(found: Any) -> Any:
     """The gradients of rank 0. Collective."""
     components = tf.nest.flatten(found, expand_composites=True)
@@ -100,11 +94,8 @@ def list_written(graph: Any) -> list[Any]:
     from tensorflow.python.framework import auto_control_deps_utils
 
     only_read = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
-    return [
-        tensor
-        for index, tensor in enumerate(graph.inputs)
-        if tensor.dtype.name == "resource" and index not in only_read
-    ]
+    resources = [(index, tensor) for index, tensor in enumerate(graph.inputs) if tensor.dtype.name == "resource"]
+    return [tensor for index, tensor in resources if index not in only_read]
 
 
 def list_changed(function: Any) -> list[Any]:

@@ -99,7 +99,7 @@ def start(path):
     Rows.seen = 0
     if "matex_tf.runtime.notes" in sys.modules:
         sys.modules["matex_tf.runtime.notes"]._printed.clear()
-        for name in ("matex_tf.steps.explain", "matex_tf.steps.whole_code"):
+        for name in ("matex_tf.steps.report", "matex_tf.steps.whole_code"):
             if name in sys.modules:
                 sys.modules[name]._said.clear()
 

@@ -82,6 +82,28 @@ def test_a_plan_follows_what_its_variables_are_cut_for():
         assert {value.placement.cuts for value in made.program.inputs if value.placement.is_held} == {cuts}
 
 
+def test_a_variable_that_an_op_takes_whole_leaves_the_others_in_pieces():
+    """All placements are found again, with this variable whole; and the copy has them."""
+    (held, _), (refused, _) = make(), make()
+    expected = [tf.Variable(slot.numpy()) for slot in (held, refused)]
+    rows = tf.reshape(tf.range(12.0), [4, 3])
+
+    def train(rows, first, second):
+        gradient = tf.matmul(rows, rows, transpose_a=True)[:2]
+        first.assign_add(gradient)
+        second.assign_add(gradient * first)
+        return tf.reduce_sum(second.sparse_read([1]))  # takes the handle: an op on rows of a whole variable
+
+    step = tf.function(lambda rows: train(rows, held, refused))
+    made = plan.StepPlan(capture.trace_step(step, (rows,), {}), [True], [rows], "the step")
+    assert made.why_whole == "" and made.pieces.list_variables() == [held]
+    assert refused.is_refused and not refused.is_apart() and held.is_apart()
+    assert [value.placement.is_held for value in made.program.inputs].count(True) == 1
+    np.testing.assert_allclose(made.call([rows], None), train(rows, *expected))
+    for slot, plain in zip((held, refused), expected):
+        np.testing.assert_allclose(slot.numpy(), plain.numpy())
+
+
 def test_a_piece_takes_no_more_memory_than_its_entries():
     """Cuts as those of rank 0 of 8: the rest of a value is given back."""
     megabytes, count = 16, 8

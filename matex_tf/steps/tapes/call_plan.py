@@ -1,7 +1,9 @@
-"""The plan of a call whose gradients a tape may request: a forward step, and a backward step from its residuals.
+"""The plan of a call whose gradients a tape may request: a forward step, and a backward step.
 
-Residuals are the tensors of the forward step that the gradients need; they stay on the ranks in their placements. All
-other tensors that the two steps take and return are whole. `calls` selects the plan of a call by its trace.
+Example: `y = model(x)` under a tape, with 32 rows on 2 ranks. The forward step of rank 0 computes rows 0-15 of `y`. It
+returns all rows of `y`, and the residuals: tensors that the gradients need, such as activations of rows 0-15. When the
+tape requests gradients, the backward step takes the gradient of `y` for all rows, and the residuals of this rank. It
+returns gradients summed over the ranks. `calls` selects the plan of a call by its trace.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.subgraphs import Subgraph
 from matex_tf.runtime import excepthook
-from matex_tf.steps import agreement, batch_watch, failures, gradients, plan, slices, worth
+from matex_tf.steps import agreement, batch_watch, failures, gradients, plan, report, slices
 from matex_tf.steps.batches import WholeBatch
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
@@ -31,9 +33,9 @@ SECOND_ORDER = "a tape records the computation of its gradients, or a jacobian c
 class _Backward(NamedTuple):
     """The computation of the gradients of a forward graph.
 
-    graph: its inputs are the gradients of the forward graph's outputs, then the residuals.
+    graph: its inputs are the gradients of outputs of the forward graph, then the residuals.
     output_ids: the ids of these outputs of the forward graph.
-    residuals: the tensors of the forward graph.
+    residuals: tensors of the forward graph.
     outputs: the components of the computed gradients, without the gradients that are None.
     effects: ops that run although no gradient needs them.
     pack: makes a list of gradients from their components.
@@ -55,7 +57,7 @@ class CallPlan:
     are_rows: for each input, whether it has the rows that ranks divide.
     why_whole: the reason why every rank computes the calls whole; empty if ranks share them.
     output_count: the number of the call's outputs. TensorFlow may add residuals to the outputs of the graph later.
-    upstream: the indices of the outputs whose gradients the backward step takes.
+    differentiable: the indices of the outputs whose gradients the backward step takes.
     value_inputs: the indices of the inputs that are no variables.
     forward, backward: the steps, ConcreteFunctions.
     """
@@ -72,27 +74,22 @@ class CallPlan:
         self.are_rows = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, graph.inputs)]
         self.followed = [tensor for tensor, is_followed in zip(graph.inputs, are_followed) if is_followed]
         self.batches = batch_watch.BatchWatch(f"a batch of {place}")
-        self.why_whole = self._find_obstacle() or self._make_steps()
-        self.why_whole = agreement.agree_on_trace(
-            graph, self.why_whole, place, agreement.count_rows(graph.inputs, self.are_rows)
-        )
-
-    def _find_obstacle(self) -> str:
-        if getattr(self.graph, "deferred_external_captures", None):
-            return "it takes values that are known only when it is called"
-        if not any(self.are_rows):
-            return plan.NO_BATCH
-        return ""
+        rows = agreement.count_rows(graph.inputs, self.are_rows)
+        self.why_whole = agreement.agree_on_trace(graph, self._make_steps(), place, rows)
 
     def _make_steps(self) -> str:
         """Build both steps. Returns the reason if they cannot be built."""
+        if getattr(self.graph, "deferred_external_captures", None):
+            return plan.DEFERRED
+        if not any(self.are_rows):
+            return plan.NO_BATCH
         try:
             backward = _trace_backward(self.graph, self.followed)
             self.output_count = len(self.graph.outputs)
             outputs = [*self.graph.outputs, *backward.residuals]
             part = Subgraph(self.graph, self.graph.inputs, outputs, self.graph.control_outputs)
             program = read_program(part, [BATCH if has_rows else WHOLE for has_rows in self.are_rows])
-            if not worth.has_shared_work(program):
+            if not report.has_shared_work(program):
                 return plan.NO_WORK
             self._build_forward(program)
             self._build_backward(program, backward)
@@ -119,10 +116,10 @@ class CallPlan:
 
     def _build_backward(self, program: Program, backward: _Backward) -> None:
         """Build the step from the number of rows, whole gradients of outputs, and residuals to whole gradients."""
-        self.upstream = [index for index, one in enumerate(self.graph.outputs) if id(one) in backward.output_ids]
+        self.differentiable = [index for index, one in enumerate(self.graph.outputs) if id(one) in backward.output_ids]
         self.pack = backward.pack
         # Each rank slices a gradient as the forward step had sliced the output; a mask's selection cannot be repeated.
-        outputs = [program.outputs[index].placement for index in self.upstream]
+        outputs = [program.outputs[index].placement for index in self.differentiable]
         sliced = [one if one.is_sharded and one.rows.chosen is None else WHOLE for one in outputs]
         residuals = program.outputs[self.output_count :]
         back = read_program(
@@ -135,10 +132,8 @@ class CallPlan:
         def backward_step(total_rows: Any, *arguments: Any) -> Any:
             exchanger = RankExchanger(f"the gradients of {self.place}", checked=gradients.are_checked(back))
             copy = Copy(slices.make_slice_of_rows(total_rows), exchanger)
-            upstream = [
-                gradient if placement == WHOLE else copy.slice_rows(gradient, placement)
-                for gradient, placement in zip(arguments, sliced)
-            ]
+            pairs = zip(arguments, sliced)
+            upstream = [one if placement == WHOLE else copy.slice_rows(one, placement) for one, placement in pairs]
             return copy.build(back, [*upstream, *arguments[len(sliced) :]], [WHOLE] * len(back.outputs))
 
         specs = _list_specs([*backward.graph.inputs[: len(sliced)], *self.forward.outputs[self.output_count :]])
@@ -163,6 +158,8 @@ class CallPlan:
             results = list(self.forward(*(inputs[index] for index in self.value_inputs)))
         outputs, residuals = results[: self.output_count], results[self.output_count :]
 
+        differentiable = [outputs[index] for index in self.differentiable]
+
         def compute_gradients(*upstream: Any) -> list[Any]:
             if record.could_possibly_record() or not tf.executing_eagerly():
                 raise errors.UnsupportedError(
@@ -171,17 +168,15 @@ class CallPlan:
                     "into a tf.function"
                 )
             self._require_ranks()
-            whole = [
-                tf.zeros_like(outputs[index]) if gradient is None else tf.convert_to_tensor(gradient)
-                for index, gradient in zip(self.upstream, upstream)
+            gradients_of_outputs = [
+                tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
+                for output, gradient in zip(differentiable, upstream)
             ]
             with failures.fail_together(self.place, variables):
-                components = list(self.backward(tf.constant(rows, tf.int64), *whole, *residuals))
+                components = list(self.backward(tf.constant(rows, tf.int64), *gradients_of_outputs, *residuals))
             return self.pack(components)
 
-        record.record_operation(
-            "SharedCall", [outputs[index] for index in self.upstream], list(followed), compute_gradients
-        )
+        record.record_operation("SharedCall", differentiable, list(followed), compute_gradients)
         return outputs
 
     def _require_ranks(self) -> None:
@@ -192,14 +187,6 @@ class CallPlan:
 
 def _list_specs(tensors: Sequence[Any]) -> list[Any]:
     return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
-
-
-def _list_variables(graph: Any, tensors: Sequence[Any]) -> list[Any]:
-    """For each of these inputs of a graph: its variable, else the tensor that the graph captures, else the input."""
-    captured = {id(inner): outer for outer, inner in graph.captures}
-    variables = {id(variable.handle): variable for variable in graph.variables}
-    handles = [captured.get(id(tensor), tensor) for tensor in tensors]
-    return [variables.get(id(handle), handle) for handle in handles]
 
 
 def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
@@ -214,15 +201,15 @@ def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
         backward = func_graph.FuncGraph("gradients")
     with backward.as_default():
         upstream = [graph_placeholder(tensor.dtype, tensor.shape) for tensor in outputs]
-        computed = gradients_util._GradientsHelper(
-            outputs, list(followed), grad_ys=upstream, src_graph=graph, unconnected_gradients="none"
-        )
-        gradients.note_gradients(computed, _list_variables(graph, followed))
+        computed = gradients_util._GradientsHelper(outputs, list(followed), grad_ys=upstream, src_graph=graph)
+        outer_tensors = {id(inner): outer for outer, inner in graph.captures}
+        variables = {id(variable.handle): variable for variable in graph.variables}
+        gradients.note_gradients(computed, [variables.get(id(outer_tensors.get(id(one)))) for one in followed])
         components = tf.nest.flatten(computed, expand_composites=True)
         captured = [backward.capture(component) for component in components if component is not None]
     for outer, _ in backward.captures:
         if not tf.is_symbolic_tensor(outer) or outer.graph is not graph:
-            raise NotImplementedError("its gradients take a tensor that it does not take")
+            raise NotImplementedError("its gradients need a tensor that is no input of it")
     backward.inputs = [*upstream, *(inner for _, inner in backward.captures)]
 
     def pack(values: Sequence[Any]) -> Any:

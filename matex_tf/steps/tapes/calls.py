@@ -1,15 +1,16 @@
 """Calls of a Keras model, or of a `tf.function`, in eager code while tapes record. Ranks share them if that pays.
 
-Calls of a model or function are grouped by their arguments into kinds (`kinds`). The calls of the first step are the
-script's own, and reveal behavior that a trace does not show (`first_calls`). In later steps the Python code of a model
-runs in a trace, once for each call, as it does alone; the ops of the trace select the plan (`call_plan`).
+Calls of a model or function are grouped by their arguments into kinds. The calls of the first step are the script's
+own, and reveal behavior that a trace does not show (`first_calls`). In later steps the Python code of a model runs in a
+trace, once for each call, as it does alone; the ops of the trace select the plan (`call_plan`).
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from matex_tf import settings
 from matex_tf.lazy import tf
@@ -19,7 +20,7 @@ from matex_tf.steps import capture, events, own_data, whole_code
 from matex_tf.steps.arguments import Arguments, attach_tensors, list_attached
 from matex_tf.steps.tapes import first_calls, still_models
 from matex_tf.steps.tapes.call_plan import CallPlan
-from matex_tf.steps.tapes.kinds import Kind, Trace, find_kinds
+from matex_tf.steps.tapes.first_calls import Kind, Trace, find_kinds
 from matex_tf.world import world
 
 LEAVES = "its Python keeps tensors of the call, such as losses that layers add"
@@ -36,12 +37,7 @@ OBJECT = "take an object of Python, of which nothing shows whether it is the one
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 """The simple types: equal arguments of these types are of one kind."""
 _MAX_KINDS, _MAX_PLANS = 64, 16
-
-
-class _Shared(NamedTuple):
-    """The results of a call that ranks have computed together."""
-
-    outputs: Any
+Call = Callable[..., Any]
 
 
 def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -65,26 +61,25 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
 
     args, kwargs = own_data.make_arrays_whole((args, kwargs), f"the call of '{model.name}'")
 
-    def plain() -> Any:
-        return original(model, *args, **kwargs)
+    plain = functools.partial(original, model, *args, **kwargs)
 
     def watched(kind: Kind) -> Any:
         tensors_before = set(map(id, still_models.list_kept_tensors(model)))
-        draws_before = first_calls.count_draws()
+        draws_before = first_calls.observed.draws
         result = first_calls.watch_call(plain, kind)
-        if any(id(tensor) not in tensors_before for tensor in still_models.list_kept_tensors(model)):
+        if not tensors_before.issuperset(map(id, still_models.list_kept_tensors(model))):
             kind.refuse(LEAVES)
-        if first_calls.count_draws() != draws_before:
+        if first_calls.observed.draws != draws_before:
             kind.refuse(DRAWS)
         return result
 
-    result = _call(plain, watched, model, Arguments(args, kwargs), trace, str(model.name))
-    if not isinstance(result, _Shared):
-        return result
-    outputs, attached = result.outputs
-    for tensor, tensors_by_name in zip(tf.nest.flatten(outputs, expand_composites=True), attached):
-        attach_tensors(tensor, tensors_by_name)
-    return outputs
+    def unpack(result: Any) -> Any:
+        outputs, attached = result
+        for tensor, tensors_by_name in zip(tf.nest.flatten(outputs, expand_composites=True), attached):
+            attach_tensors(tensor, tensors_by_name)
+        return outputs
+
+    return _call(plain, watched, model, Arguments(args, kwargs), trace, unpack, str(model.name))
 
 
 def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments) -> Any:
@@ -98,15 +93,9 @@ def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments)
         args, kwargs = arguments.given
         return list(kind.function_type.unpack_inputs(kind.function_type.bind(*args, **kwargs)))
 
-    def watched(kind: Kind) -> Any:
-        return first_calls.watch_call(plain, kind)
-
-    result = _call(plain, watched, function, arguments, trace, _name_function(function))
-    return result.outputs if isinstance(result, _Shared) else result
-
-
-def _name_function(function: Any) -> str:
-    return str(getattr(inspect.unwrap(function.python_function), "__name__", "a function"))
+    watched = functools.partial(first_calls.watch_call, plain)
+    name = str(getattr(inspect.unwrap(function.python_function), "__name__", "a function"))
+    return _call(plain, watched, function, arguments, trace, lambda result: result, name)
 
 
 def _find_hidden(model: Any, graph: Any) -> str:
@@ -135,39 +124,26 @@ def _is_of_libraries(function: Any, seen: frozenset[int] = frozenset()) -> bool:
         return False
     if script_frames.find_function_package(function) not in still_models.LIBRARIES:
         return False
-    for cell in function.__closure__ or ():
-        try:
-            content = cell.cell_contents
-        except ValueError:  # a variable without a value
-            return False
-        items = content.values() if isinstance(content, dict) else content
-        if not isinstance(content, (dict, list, tuple, set)):
-            items = [content]
-        if not all(_is_of_libraries(item, seen | {id(function)}) for item in items if callable(item)):
-            return False
-    return True
+    try:
+        contents = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # a variable without a value
+        return False
+    items = [item for content in contents for item in still_models.list_items(content)]
+    return all(_is_of_libraries(item, seen | {id(function)}) for item in items if callable(item))
 
 
-def _call(
-    plain: Callable[[], Any],
-    watched: Callable[[Kind], Any],
-    owner: Any,
-    arguments: Arguments,
-    trace: Callable[[Arguments, Kind], list[Any]],
-    name: str,
-) -> Any:
-    """The result of `plain()`, a call of `owner`, which `name` names in messages.
-
-    Returns a `_Shared` with the results of the graph if ranks share the call, and the result of `plain()` otherwise.
+def _call(plain: Call, watched: Call, owner: Any, arguments: Arguments, trace: Call, unpack: Call, name: str) -> Any:
+    """The result of `plain()`, a call of `owner`, which `name` names in messages. Collective if ranks share the call.
 
     Args:
-        watched: calls `plain`, and records for the kind of call which behavior a shared call could not have.
-        trace: sets the trace of the kind of call, if it has one, and returns tensors for the trace's inputs.
+        watched: (kind) calls `plain`, and records for the kind of call which behavior a shared call could not have.
+        trace: (arguments, kind) sets the trace of the kind, if it has one, and returns tensors for the trace's inputs.
+        unpack: maps the structured outputs of the trace to the result of the call.
     """
     kind = _find_kind(owner, arguments, name)
     if kind is None:
         return plain()
-    if whole_code.count_gradients() == kind.first_at:  # the first step has not ended
+    if whole_code.gradient_count == kind.first_at:  # the first step has not ended
         return watched(kind)
     if kind.is_agreed and kind.why:
         return _run_whole(plain, kind, name)
@@ -181,19 +157,22 @@ def _call(
     followed = _list_followed(graph, tensors)
     if not any(followed):
         return _run_plain(plain, kind)
-    plan = _find_plan(kind, kind.trace, arguments, tensors, followed, name)
+    key = kind.trace.key, tuple(followed), world.get_world().size
+    if key not in kind.plans:
+        kind.plans[key] = _make_plan(kind, kind.trace, arguments, tensors, followed, name)
+    plan = kind.plans[key]
     if plan.why_whole:
         return _run_whole(plain, kind, name)
     kind.why = kind.next_why
     followed_tensors = [tensor for tensor, is_followed in zip(tensors, followed) if is_followed]
     outputs = plan.call(tensors, arguments.rows, followed_tensors)
     kind.undo = None
-    return _Shared(_pack(graph.structured_outputs, outputs))
+    return unpack(_pack(graph.structured_outputs, outputs))
 
 
 def _find_kind(owner: Any, arguments: Arguments, name: str) -> Kind | None:
     """The kind of a call; None if ranks cannot share it, whatever its code does."""
-    tapes = first_calls.get_tapes()
+    tapes = first_calls.observed.tapes
     if arguments.rows < 2:
         if arguments.rows:
             whole_code.note_reason(tapes, f"the calls of '{name}' {ONE_ROW}")
@@ -210,7 +189,7 @@ def _find_kind(owner: Any, arguments: Arguments, name: str) -> Kind | None:
 
 
 def _run_whole(plain: Callable[[], Any], kind: Kind, name: str) -> Any:
-    whole_code.note_reason(first_calls.get_tapes(), f"ranks cannot share the calls of '{name}': {kind.why}")
+    whole_code.note_reason(first_calls.observed.tapes, f"ranks cannot share the calls of '{name}': {kind.why}")
     return _run_plain(plain, kind)
 
 
@@ -233,28 +212,26 @@ def _list_followed(graph: Any, tensors: Sequence[Any]) -> list[bool]:
     return [backprop_util.IsTrainable(tensor) and record.should_record_backprop([tensor]) for tensor in tensors]
 
 
-def _find_plan(
+def _make_plan(
     kind: Kind, trace: Trace, arguments: Arguments, tensors: Sequence[Any], followed: list[bool], name: str
 ) -> CallPlan:
-    """The plan of a call with these ops. Collective if it is new."""
-    key = trace.key, tuple(followed), world.get_world().size
-    if key not in kind.plans:
-        if len(kind.plans) + 1 == _MAX_PLANS:
-            kind.next_why = OTHER_OPS  # for later calls
-        row_ids = set(map(id, arguments.list_row_tensors()))
-        are_rows = [id(tensor) in row_ids for tensor in tensors]
-        place = f"the call of '{name}' with {arguments.rows} rows"  # so errors show numbers of rows that differ
-        kind.plans[key] = plan = CallPlan(trace.graph, are_rows, followed, place)
-        if plan.why_whole:
-            kind.refuse(plan.why_whole)
-        else:
-            whole_code.note_shared(name)
-            events.unmeasured(f"the call of '{name}'")
-            if settings.get_settings().explain:
-                notes.print_note(
-                    f"in eager code the call of '{name}' is sharded: each rank computes its slice of every batch"
-                )
-    return kind.plans[key]
+    """Plan calls with these ops, and tell how they are computed. Collective."""
+    if len(kind.plans) + 1 == _MAX_PLANS:
+        kind.next_why = OTHER_OPS  # for later calls
+    given = [one for one in arguments.list_tensors() if one.shape.rank]
+    row_ids = {id(one) for one in given if one.shape.as_list()[0] == arguments.rows}
+    are_rows = [id(tensor) in row_ids for tensor in tensors]
+    call = f"the call of '{name}'"
+    # The number of rows is in the place, so that errors show numbers that differ.
+    plan = CallPlan(trace.graph, are_rows, followed, f"{call} with {arguments.rows} rows")
+    if plan.why_whole:
+        kind.refuse(plan.why_whole)
+        return plan
+    whole_code.note_shared(name)
+    events.unmeasured(call)
+    if settings.get_settings().explain:
+        notes.print_note(f"in eager code {call} is sharded: each rank computes its slice of every batch")
+    return plan
 
 
 def _pack(structure: Any, outputs: Sequence[Any]) -> Any:

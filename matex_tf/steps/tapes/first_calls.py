@@ -1,71 +1,129 @@
-"""The first calls of each kind, which are the script's own: they reveal behavior that shared calls could not have.
+"""Kinds of calls under tapes, by their arguments, and what the first calls of each kind show.
 
-Hooks of TensorFlow count reads of eager tensors, and random numbers that no variable holds the state of. `watch_call`
-compares the counts, and follows the results of the call to the computation of their gradients.
+The first calls are the script's own: they reveal behavior that shared calls could not have. Hooks of TensorFlow count
+reads of eager tensors, and random numbers that no variable holds the state of. `watch_call` compares the counts, and
+follows the results of the call to the computation of their gradients.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from matex_tf import settings
 from matex_tf.lazy import tf
-from matex_tf.steps import agreement, whole_code
+from matex_tf.runtime import objects
+from matex_tf.steps import agreement, capture, whole_code
 from matex_tf.steps.arguments import attach_tensors, list_attached
-from matex_tf.steps.tapes.call_plan import SECOND_ORDER
-from matex_tf.steps.tapes.kinds import Kind
+from matex_tf.steps.tapes.call_plan import SECOND_ORDER, CallPlan
 
 READS = "its Python reads the values of tensors"
 OTHER_RESULTS = "its results are not tensors alone"
 CHOSEN = "MATEX_EAGER=whole says so"
 
-_state = threading.local()
+_KINDS = "_matex_kinds_of_calls"
+
+
+class _Observed(threading.local):
+    """Observations in this thread.
+
+    reads, draws: the numbers of reads of eager tensors, and of random numbers from a state that is not a variable.
+    tapes: the tapes that record, outermost first.
+    """
+
+    def __init__(self) -> None:
+        self.reads = self.draws = 0
+        self.tapes: list[Any] = []
+
+
+observed = _Observed()
+
+
+class Trace:
+    """The graph of a call. outer: the tensors that it captures. key: equal for traces of one plan."""
+
+    def __init__(self, graph: Any, outer: Sequence[Any]):
+        self.graph, self.outer = graph, list(outer)
+        handles = tuple(id(tensor) for tensor in outer if tensor.dtype == tf.resource)
+        self.key = capture.digest_graph(graph), handles
+
+
+class Kind:
+    """How calls with arguments of one kind are computed: whole, for the reason `why`, or by the plan of their ops.
+
+    next_why: the reason for all later calls; empty if there is none.
+    undo: undoes the changes by Python code that ran for a trace; None if no code has run.
+    is_agreed: the ranks have agreed on `why`.
+    first_at: the number of gradient computations before the first call.
+    trace: the last trace; it is valid for the next call, too, if `is_trace_valid()`.
+    function_type: of the trace of a `tf.function`.
+    plans: the plans of calls, by their traces and the inputs whose gradients are requested.
+    """
+
+    def __init__(self) -> None:
+        self.why = self.next_why = ""
+        self.undo: Callable[[], None] | None = None
+        self.is_agreed = False
+        self.first_at = whole_code.gradient_count
+        self.trace: Trace | None = None
+        self.function_type: Any = None
+        self.is_trace_valid: Callable[[], bool] = lambda: False
+        self.plans: dict[Any, CallPlan] = {}
+
+    def refuse(self, why: str) -> None:
+        self.why = self.why or why
+
+    def agree(self, place: str) -> None:
+        """Agree whether all ranks share such calls: each rank has observed its own first calls. Collective."""
+        self.is_agreed = True
+        reasons = objects.allgather(self.why, f"what the first step has shown of {place}")
+        self.why = next(filter(None, reasons), "")
+
+
+class _Kinds:
+    """The kinds of the calls of a model or function. Not a dict: code that tracks attributes finds nothing to save."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[Any, Kind] = {}
+
+
+def find_kinds(owner: Any) -> dict[Any, Kind]:
+    """The kinds of the calls of a model or function, by keys of arguments."""
+    attributes = vars(owner)  # not setattr: Keras tracks attributes that are set
+    if _KINDS not in attributes:
+        attributes[_KINDS] = _Kinds()
+    return attributes[_KINDS].by_key
 
 
 def note_read(tensor: Any) -> None:
-    """Record that values of an eager tensor are read. In a trace there are none, and Python code might take another
-    path.
+    """Record that values of an eager tensor are read. A trace has none, and Python code might take another path there.
 
     A single bool or integer is exempt: TensorFlow's branches, loops and arrays read it in eager code.
     """
     if tensor.shape.rank == 0 and (tensor.dtype.is_bool or tensor.dtype.is_integer):
         return
-    _state.reads = getattr(_state, "reads", 0) + 1
-
-
-def note_draw() -> None:
-    """Record that a random number is drawn from a state that is not a variable."""
-    _state.draws = getattr(_state, "draws", 0) + 1
-
-
-def get_tapes() -> list[Any]:
-    """The tapes that record in this thread, outermost first."""
-    tapes: list[Any] = _state.__dict__.setdefault("tapes", [])
-    return tapes
+    observed.reads += 1
 
 
 def may_be_shared() -> bool:
     """Whether ranks may share a call that tapes record now. If the setting forbids it, that is the step's reason."""
-    may_be = agreement.is_sharing_eager_calls()
-    if not may_be and agreement.is_watched():
-        whole_code.note_reason(get_tapes(), CHOSEN)
-    return may_be
-
-
-def count_draws() -> int:
-    """The number of calls of `note_draw` in this thread."""
-    return getattr(_state, "draws", 0)
+    if not agreement.is_watched():
+        return False
+    is_allowed = settings.get_settings().eager == "auto"
+    if not is_allowed:
+        whole_code.note_reason(observed.tapes, CHOSEN)
+    return is_allowed
 
 
 def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
     """The result of `plain()`. Behavior that a shared call could not have is recorded, now or in its gradients."""
     from tensorflow.python.eager import record
 
-    whole_code.leave_unreported(get_tapes())
-    reads_before = getattr(_state, "reads", 0)
+    whole_code.leave_unreported(observed.tapes)
+    reads_before = observed.reads
     result = plain()
-    if getattr(_state, "reads", 0) != reads_before:
+    if observed.reads != reads_before:
         kind.refuse(READS)
 
     def pass_on(gradient: Any) -> list[Any]:

@@ -19,6 +19,7 @@ from matex_tf.runtime import script_frames
 
 LIBRARIES = ("tensorflow", "keras", "tf_keras")
 _FUNCTIONS = (types.FunctionType, types.MethodType)
+_CONTAINERS = (dict, list, tuple, set)
 
 
 def watch_model(model: Any) -> Callable[[], bool]:
@@ -60,12 +61,13 @@ def _list_state(layers: Iterable[Any]) -> list[Any]:
     found: list[Any] = []
     for layer in layers:
         for value in vars(layer).values():
-            found.append(value)
-            if isinstance(value, dict):
-                found.extend(value.values())
-            elif isinstance(value, (list, tuple, set)):
-                found.extend(value)
+            found += [value, *(list_items(value) if isinstance(value, _CONTAINERS) else ())]
     return found
+
+
+def list_items(value: Any) -> list[Any]:
+    """The contents of a container; any other value itself."""
+    return list(value.values() if isinstance(value, dict) else value) if isinstance(value, _CONTAINERS) else [value]
 
 
 def _is_of_libraries(value: Any) -> bool:

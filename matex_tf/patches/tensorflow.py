@@ -1,0 +1,116 @@
+"""Patches of TensorFlow: control flow in traces, text of errors, `tf.distribute`, and compilation by XLA."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import traceback
+from typing import Any
+
+from matex_tf import errors, ops, settings
+from matex_tf.ops import order, xla
+from matex_tf.rewrite import graph_ops
+from matex_tf.runtime import notes, script_frames
+from matex_tf.runtime.hooks import Table
+from matex_tf.world import world
+
+HOOKS = Table()
+_PYTHON = "tensorflow.python"
+_OWN_FILES = [os.path.abspath(str(module.__file__)) for module in (settings, ops)]
+_OWN_FOLDERS = tuple(os.path.join(os.path.dirname(path), "") for path in _OWN_FILES)
+_DEFAULTS = "_DefaultDistributionStrategy _DefaultDistributionStrategyV1 _DefaultReplicaThreadStrategy".split()
+_SKIPPED_PACKAGES = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "runpy", "importlib")
+"""Packages whose frames may be between the user's line and ours."""
+
+
+@HOOKS.replace(
+    f"{_PYTHON}.ops.control_flow_v2_func_graphs",
+    "ControlFlowFuncGraph.capture",
+    "a collective within a branch or a loop cannot be traced",
+)
+def _wrap_capture(original: Any) -> Any:
+    """Loops and branches capture the handle that orders the library's ops through the surrounding function.
+
+    They would capture it directly, as an eager tensor, and TensorFlow finds no graph for it in their gradients.
+    """
+
+    def capture(self, tensor, *args, **kwargs):
+        outer = self.outer_graph
+        if order.is_handle(tensor) and outer.building_function:
+            tensor = outer.capture(tensor)
+        return original(self, tensor, *args, **kwargs)
+
+    return capture
+
+
+@HOOKS.replace(
+    f"{_PYTHON}.autograph.pyct.error_utils",
+    "ErrorMetadataBase.__init__",
+    "errors in a tf.function show frames of matex_tf",
+    optional=True,
+)
+def _drop_own_frames(original: Any) -> Any:
+    """AutoGraph's error text "in user code" shows frames of the script only."""
+
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        if settings.get_settings().traceback == "script":
+            shown = (frame for frame in self.translated_stack if not frame.filename.startswith(_OWN_FOLDERS))
+            self.translated_stack = tuple(shown)
+
+    return __init__
+
+
+@HOOKS.replace(
+    f"{_PYTHON}.distribute.distribute_lib", "StrategyBase.__init__", "tf.distribute would shard batches once more"
+)
+def _refuse_strategy(original: Any) -> Any:
+    """Refuses `tf.distribute` strategies: two libraries that both shard the batch would reduce gradients twice."""
+
+    def __init__(self, *args, **kwargs):
+        name = type(self).__name__
+        if name not in _DEFAULTS and world.is_active():
+            raise errors.UnsupportedError(
+                f"tf.distribute.{name} cannot be used under several ranks of matex_tf, which shards the batches "
+                f"itself. Remove this line and the `with strategy.scope():` around the model: {find_caller_line()}"
+            )
+        return original(self, *args, **kwargs)
+
+    return __init__
+
+
+def find_caller_line() -> str:
+    """The line of the user's code that led here: "train.py, line 12: strategy = ..."."""
+    for frame, number in traceback.walk_stack(sys._getframe()):
+        if script_frames.find_package(frame) not in _SKIPPED_PACKAGES:
+            path = frame.f_code.co_filename
+            return f"{path}, line {number}: {linecache.getline(path, number).strip()}".rstrip(": ")
+    return "the script"
+
+
+@HOOKS.replace(
+    f"{_PYTHON}.eager.polymorphic_function.atomic_function",
+    "from_func_graph",
+    "a jit-compiled function with a collective fails",
+)
+def _wrap_from_func_graph(original: Any) -> Any:
+    """A function with a collective remains compiled by XLA if there are XLA kernels for the collective.
+
+    Otherwise XLA is turned off for the function, after it is traced and before it first runs, and a note reports this.
+    """
+    from tensorflow.python.eager.polymorphic_function import attributes
+
+    def from_func_graph(name, graph, attrs, *args, **kwargs):
+        compiles = (attrs or {}).get(attributes.XLA_COMPILE)  # a bool, TensorFlow's AttrValue, or None
+        if getattr(compiles, "b", compiles):
+            why = xla.find_obstacle({node.op for node in graph_ops.iterate_nodes(graph)})
+            if why:
+                notes.print_note(
+                    f"XLA (jit_compile=True) is turned off for the function '{graph.name}': {why}; the results are "
+                    "the same"
+                )
+                attrs = {key: value for key, value in attrs.items() if key != attributes.XLA_COMPILE}
+        return original(name, graph, attrs, *args, **kwargs)
+
+    return from_func_graph
