@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite import pieces
-from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
 from matex_tf.rewrite.programs import Program
 
 Key = tuple[Any, ...]
 
-
 WHOLE_SUM = "Whole"
 """The type of the stand-in op that converts a sum."""
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def find_needed_sums(program: Program) -> dict[Key, Placement]:
@@ -47,17 +47,17 @@ def _find_cuts(
 ) -> None:
     """Go back from pieces to the sums that they are made of.
 
-    wanted: the cuts of the pieces that some op needs, directly or later, by the ids of values.
-    converted: the keys of sums that some op takes converted.
-    found: gets the cuts of the sums, by their keys.
+    Args:
+        wanted: the cuts of the pieces that some op needs, directly or later, by the ids of values.
+        converted: the keys of sums that some op takes converted.
+        found: receives the cuts of the sums, by their keys.
     """
 
     def want(value: Value, cuts: tuple[int, ...]) -> None:
-        if pieces.count_entries(value) != cuts[-1]:
-            return
-        wanted.setdefault(id(value), cuts)
-        if value.placement.is_partial:
-            found.setdefault(value.key, cuts)
+        if pieces.count_entries(value) == cuts[-1]:
+            wanted.setdefault(id(value), cuts)
+            if value.placement.is_partial:
+                found.setdefault(value.key, cuts)
 
     for node in reversed(program.nodes):
         for body in node.bodies:
@@ -69,13 +69,6 @@ def _find_cuts(
             if need is not None and need.is_piece:
                 want(value, need.cuts)
         if len(node.outputs) == 1 and id(node.outputs[0]) in wanted:
-            for value in _list_sources(node):
+            for value in node.inputs if node.type == WHOLE_SUM else pieces.list_cut(node):
                 if node.type == WHOLE_SUM or not value.placement.is_partial or value.key in converted:
                     want(value, wanted[id(node.outputs[0])])
-
-
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-
-
-def _list_sources(node: Node) -> list[Value]:
-    return node.inputs if node.type == WHOLE_SUM else pieces.list_cut(node)
