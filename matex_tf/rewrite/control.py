@@ -56,9 +56,12 @@ def place_branches(reader: Any, node: Node) -> Decision:
     """`tf.cond` and `tf.switch_case`: where branches give an output different placements, each converts it to one."""
     values = node.inputs[1:]
     placements, constants = [value.placement for value in values], [value.constant for value in values]
+    names, has_condition = list_functions(node.definition), node.type in ("If", "StatelessIf")
+    if has_condition:
+        names.reverse()  # of the attributes else_branch and then_branch
     node.bodies = [
         reader.read(find_callee(node.op, name, list(node.op.inputs)[1:]), placements, (*node.key, index), constants)
-        for index, name in enumerate(list_functions(node.definition))
+        for index, name in enumerate(names)
     ]
     gives = [_join_branches(node, index) for index in range(len(node.outputs))]
     for body in node.bodies:
@@ -69,11 +72,7 @@ def place_branches(reader: Any, node: Node) -> Decision:
             return copy.build(body, arguments, body.gives) or [tf.constant(0)]
 
         branches = [functools.partial(run, body) for body in node.bodies]
-        if node.type in ("If", "StatelessIf"):
-            else_branch, then_branch = branches  # in the order of the names of the op's attributes
-            outputs = tf.cond(tf.cast(index, tf.bool), then_branch, else_branch)
-        else:
-            outputs = tf.switch_case(index, branches)
+        outputs = tf.cond(tf.cast(index, tf.bool), *branches) if has_condition else tf.switch_case(index, branches)
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
     return Decision([WHOLE, *[None] * len(values)], gives, emit)
