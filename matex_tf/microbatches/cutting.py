@@ -24,7 +24,6 @@ from matex_tf.rewrite.nodes import Decision, Node, StandIn, Value
 from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import LIST, PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
-from matex_tf.rewrite.rules.sizes import mark_taker
 from matex_tf.rewrite.sources import is_batch
 from matex_tf.rewrite.whole_sums import WHOLE_SUM
 
@@ -296,7 +295,7 @@ class _Rebuilt:
         new.decision = Decision(
             [need for _, need in region.takes],
             [value.placement for value in gives],
-            mark_taker(self._make_emit(region)),
+            self._make_emit(region),
         )
         new.outputs = [self._copy_value(value, new) for value in gives]
         self._nodes.update((number, new) for number in own)

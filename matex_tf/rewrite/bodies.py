@@ -1,19 +1,20 @@
-"""Builds the copy of one program: its ops in order, with collectives between them.
+"""Builds the copy of one program: the ops of level 0, the collectives of wave 0, the ops of level 1, and so on.
 
-Ops that need no change are kept by their definitions (`kept`). All others are created, level by level, and the
-collectives of each wave (`waves`) follow the ops of the level before.
+Levels and waves come from `waves`. Ops that need no change are kept by their definitions (`kept`); the others are
+created.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite import labels, paths, waves
 from matex_tf.rewrite.control import needs_exchange
+from matex_tf.rewrite.gathering import prepare
 from matex_tf.rewrite.kept import Kept
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.own_batches import has_collective
@@ -30,8 +31,8 @@ class Body:
     kept: the ops that the copy keeps unchanged.
     publications: the assignments of pieces to variables that are published, by the ids of the pieces.
     tensors: the tensors of values in the placements of the values, by the ids of the values.
-    whole: the results of collectives that made values whole.
-    brought: the tensors of values in other placements.
+    whole: the results of collectives that made values whole, by the ids of the values.
+    brought: the tensors of values in other placements, by the ids of the values and the placements.
     counted: the tensors of sizes that count rows, each made once.
     operations: for each node, by its id, the operations after which it has run.
     last: the operations that the next collective must wait for.
@@ -67,10 +68,10 @@ class Body:
         levels.
         """
         published = self._list_published()
-        values = [
-            [exchange.value for exchange in wave if id(exchange.value) not in self.publications] for wave in exchanges
-        ]
-        labels_of_waves = labels.label_waves(self.program, values)
+        values = [[exchange.value for exchange in wave] for wave in exchanges]
+        labels_of_waves = labels.label_waves(
+            self.program, [[value for value in wave if id(value) not in self.publications] for wave in values]
+        )
         last_labelled = max((level for level, wave in enumerate(labels_of_waves) if any(wave)), default=None)
         nodes = (node for node in self.program.nodes if id(node) not in published and not paths.is_constant(node))
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
@@ -82,10 +83,8 @@ class Body:
                     self._build_node(node)
             if level < len(exchanges):
                 wave = [exchange for exchange in exchanges[level] if id(exchange.value) not in self.publications]
-                self._exchange(list(zip(wave, labels_of_waves[level])), level == last_labelled)
-                self._publish(
-                    [exchange.value for exchange in exchanges[level] if id(exchange.value) in self.publications]
-                )
+                self._exchange(wave, labels_of_waves[level], is_last=level == last_labelled)
+                self._publish([value for value in values[level] if id(value) in self.publications])
         outputs = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
         for tensor, value, need in zip(outputs, self.program.outputs, self.gives):
             if (shape := self._find_shape(value, need)) is not None:
@@ -107,30 +106,19 @@ class Body:
             return
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         before = self._wait_for(node.controls)
-        is_ordered = has_collective(node) or any(body.has_collectives for body in node.bodies)
-        is_ordered = is_ordered or (bool(node.bodies) and not self.copy.is_ordered)
+        has_collectives = has_collective(node) or any(body.has_collectives for body in node.bodies)
+        is_ordered = has_collectives or (bool(node.bodies) and not self.copy.is_ordered)
         before += self.last if is_ordered else []
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
-            emit: Callable[..., Any] | None = node.decision.emit
-            if emit is None:
-                tensors = self._create(node, inputs)
-            elif getattr(emit, "takes_copy", False):
-                tensors = emit(self.copy, *inputs)
-            else:
-                tensors = emit(*inputs)
-        if node.outputs:
-            self.tensors.update((id(value), tensor) for value, tensor in zip(node.outputs, tensors))
+            emit = node.decision.emit
+            tensors = self.copy.create_op(node, inputs) if emit is None else emit(self.copy, *inputs)
+        self.tensors.update((id(value), tensor) for value, tensor in zip(node.outputs, tensors))
+        if tensors:
             self.operations[id(node)] = [tensors[0].op]
-        elif emit is not None:
-            self.operations[id(node)] = [tensors[0].op] if tensors else []
+        elif emit is None:
+            self.operations[id(node)] = [tf.compat.v1.get_default_graph().get_operations()[-1]]
         if is_ordered:
             self.last = [tensors[0].op]
-
-    def _create(self, node: Node, inputs: Sequence[Any]) -> list[Any]:
-        tensors = self.copy.create_op(node, inputs)
-        if not tensors:
-            self.operations[id(node)] = [tf.compat.v1.get_default_graph().get_operations()[-1]]
-        return tensors
 
     def _wait_for(self, nodes: Sequence[Node]) -> list[Any]:
         """The operations of the graph after which these ops have run."""
@@ -140,10 +128,9 @@ class Body:
     def _keep(self, node: Node) -> None:
         """Add an op to the copy unchanged."""
         inputs = [self._find_input(value, need) for value, need in zip(node.inputs, node.decision.needs)]
-        controls: list[Any] = []
-        for control in node.controls:
-            controls += [control] if control in self.kept else self.operations.get(id(control), ())
-        self.kept.add(node, inputs, controls)
+        kept_controls = [control for control in node.controls if control in self.kept]
+        operations = [op for control in node.controls for op in self.operations.get(id(control), ())]
+        self.kept.add(node, inputs, kept_controls + operations)
 
     def _find_input(self, value: Value, need: Placement | None) -> Any:
         """The tensor that a kept op takes; the value itself if another kept op computes it."""
@@ -205,20 +192,14 @@ class Body:
                 self.brought[key] = self.whole[id(value)]
         return self.brought[key]
 
-    def _exchange(self, wave: Sequence[tuple[waves.Exchange, Any]], is_last: bool) -> None:
-        """Run the exchanges of one wave, with the labels of their values, after those of the wave before.
-
-        is_last: no later wave has labelled values.
-        """
-        from matex_tf.rewrite.gathering import prepare
-
+    def _exchange(self, wave: Sequence[waves.Exchange], labels_of_values: Sequence[Any], is_last: bool) -> None:
+        """Run the exchanges of one wave after those of the wave before. is_last: no later wave has labelled values."""
         if not wave:
             return
-        pieces = [exchange.find_piece() for exchange, _ in wave]
-        values = [exchange.value for exchange, _ in wave]
+        values, pieces = [exchange.value for exchange in wave], [exchange.find_piece() for exchange in wave]
         prepared = [prepare(self.copy, value, self._find_tensor(value), piece) for value, piece in zip(values, pieces)]
         requests = [request for each in prepared for request in each.requests]
-        labels_of_requests = [label for (_, label), each in zip(wave, prepared) for _ in each.requests]
+        labels_of_requests = [label for label, each in zip(labels_of_values, prepared) for _ in each.requests]
         with tf.control_dependencies(self.last):
             results = self.copy.exchanger.exchange(requests, self.copy.batch_slice, labels_of_requests, is_last)
         if results:
@@ -233,18 +214,17 @@ class Body:
 
     def _publish(self, values: Sequence[Value]) -> None:
         """Assign pieces to variables, and publish the new values to all ranks."""
-        nodes = [self.publications[id(value)] for value in values]
-        before = [self._wait_for(node.controls) for node in nodes]
-        publications = [
-            Publication(
-                node.type, self._find_tensor(node.inputs[0]), self._find_tensor(value), value.placement.cuts, operations
-            )
-            for node, value, operations in zip(nodes, values, before)
-        ]
-        if publications:
-            with tf.control_dependencies(self.last):
-                self.last = self.copy.exchanger.publish(publications)
-        self.operations.update((id(node), self.last) for node in nodes)
+        if not values:
+            return
+        publications = []
+        for value in values:
+            node = self.publications[id(value)]
+            handle, piece = self._find_tensor(node.inputs[0]), self._find_tensor(value)
+            before = self._wait_for(node.controls)
+            publications.append(Publication(node.type, handle, piece, value.placement.cuts, before))
+        with tf.control_dependencies(self.last):
+            self.last = self.copy.exchanger.publish(publications)
+        self.operations.update((id(self.publications[id(value)]), self.last) for value in values)
 
     def _find_shape(self, value: Value, placement: Placement) -> list[int | None] | None:
         """The known part of the shape that the tensor of a value has in this placement."""

@@ -11,7 +11,6 @@ from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.functions import find_callee
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
 from matex_tf.rewrite.placement import PARTIAL, Placement
-from matex_tf.rewrite.rules.sizes import mark_taker
 from matex_tf.rewrite.sharing import Request, Slice
 
 MUST_COMPILE = "_XlaMustCompile"
@@ -44,8 +43,8 @@ def place_call(reader: Any, node: Node) -> Decision:
         run.__name__ = callee.name
         return list(compile_function(run)())
 
-    return Decision([None] * len(node.inputs), gives, mark_taker(emit), [value.constant for value in body.outputs],
-                    [value.shape for value in body.outputs])  # fmt: skip
+    constants, shapes = [value.constant for value in body.outputs], [value.shape for value in body.outputs]
+    return Decision([None] * len(node.inputs), gives, emit, constants, shapes)
 
 
 def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any]]:

@@ -11,16 +11,16 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.functions import find_callee
+from matex_tf.rewrite.graph_ops import list_functions
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
 from matex_tf.rewrite.placement import LIST, PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, join, list_of
-from matex_tf.rewrite.rules.sizes import mark_taker
 
 MAX_READINGS = 12
 """How often the body of a loop is read at most, until its output placements equal its input placements."""
 
 
 def needs_exchange(placement: Placement, need: Placement | None) -> bool:
-    """Whether a collective is needed to bring a tensor from one placement to another. need: None: to no other."""
+    """Whether a collective is needed to bring a tensor from `placement` to `need`; None: it stays as it is."""
     if placement.kind == REPLICATED or need is None:
         return False
     if placement.kind == PARTIAL:
@@ -29,13 +29,10 @@ def needs_exchange(placement: Placement, need: Placement | None) -> bool:
         return not placement.has_layout(need)
     if placement.kind == SIZES:
         return any(size.rows is not None and size.rows.chosen is not None for size in placement.sizes)
-    return placement.kind == LIST and is_other_list(placement, need) and needs_exchange(placement.item or WHOLE, WHOLE)
-
-
-def is_other_list(placement: Placement, need: Placement) -> bool:
-    """Whether the items of a list must change their placement."""
-    wanted = (need.item or WHOLE) if need.kind == LIST else WHOLE
-    return placement.item not in (None, wanted) and not (placement.item or WHOLE).is_replicated
+    if placement.kind == LIST:
+        item, needed_item = (each.item if each.kind == LIST else None for each in (placement, need))
+        return item != needed_item and needs_exchange(item or WHOLE, WHOLE)
+    return False
 
 
 def strip_placement(placement: Placement) -> Placement:
@@ -57,18 +54,16 @@ def strip_slice(placement: Placement) -> Placement:
 
 def place_branches(reader: Any, node: Node) -> Decision:
     """`tf.cond` and `tf.switch_case`: where branches give an output different placements, each converts it to one."""
-    names = (
-        [function.name for function in node.op.node_def.attr["branches"].list.func]
-        if node.type in ("Case", "StatelessCase")
-        else [node.read_attribute(name).name for name in ("then_branch", "else_branch")]
-    )
-    given = node.inputs[1:]
+    values = node.inputs[1:]
+    placements, constants = [value.placement for value in values], [value.constant for value in values]
+    names, has_condition = list_functions(node.definition), node.type in ("If", "StatelessIf")
+    if has_condition:
+        names.reverse()  # of the attributes else_branch and then_branch
     node.bodies = [
-        reader.read(find_callee(node.op, name, list(node.op.inputs)[1:]), [value.placement for value in given],
-                    (*node.key, index), [value.constant for value in given])
+        reader.read(find_callee(node.op, name, list(node.op.inputs)[1:]), placements, (*node.key, index), constants)
         for index, name in enumerate(names)
-    ]  # fmt: skip
-    gives = [_join_branches(node, index) for index in range(len(node.op.outputs))]
+    ]
+    gives = [_join_branches(node, index) for index in range(len(node.outputs))]
     for body in node.bodies:
         body.gives = gives
 
@@ -76,13 +71,11 @@ def place_branches(reader: Any, node: Node) -> Decision:
         def run(body: Any) -> Any:
             return copy.build(body, arguments, body.gives) or [tf.constant(0)]
 
-        if len(names) == 2 and node.type not in ("Case", "StatelessCase"):
-            outputs = tf.cond(tf.cast(index, tf.bool), lambda: run(node.bodies[0]), lambda: run(node.bodies[1]))
-        else:
-            outputs = tf.switch_case(index, [lambda body=body: run(body) for body in node.bodies])
+        branches = [functools.partial(run, body) for body in node.bodies]
+        outputs = tf.cond(tf.cast(index, tf.bool), *branches) if has_condition else tf.switch_case(index, branches)
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
-    return Decision([WHOLE, *[None] * len(given)], gives, mark_taker(emit))
+    return Decision([WHOLE, *[None] * len(values)], gives, emit)
 
 
 def _join_branches(node: Node, index: int) -> Placement:
@@ -108,36 +101,31 @@ def place_loop(reader: Any, node: Node) -> Decision:
     the variable gets one to which both can be brought, and the body is read again, until no placement changes.
     """
     cond_name, body_name = (node.read_attribute(name).name for name in ("cond", "body"))
-    body_graph = find_callee(node.op, body_name)
-    inputs = node.inputs
+    body_graph, inputs = find_callee(node.op, body_name), node.inputs
     # Whether a turn leaves a loop variable unchanged.
-    are_kept = [
-        index < len(body_graph.outputs) and body_graph.outputs[index] is tensor
-        for index, tensor in enumerate(body_graph.inputs)
-    ]
+    are_kept = [output is tensor for tensor, output in zip(body_graph.inputs, body_graph.outputs, strict=True)]
     constants = [value.constant if is_kept else None for value, is_kept in zip(inputs, are_kept)]
     carried = [_find_start(value, is_kept) for value, is_kept in zip(inputs, are_kept)]
-    fixed = {index for index, is_kept in enumerate(are_kept) if is_kept}  # variables whose placement stays
+    are_fixed = are_kept  # whether the placement of a variable stays
     for _ in range(MAX_READINGS):
         body = reader.read_turn(body_graph, carried, (*node.key, "body"), constants)
         strip = strip_slice if body.takes_batch else strip_placement
         results = [strip(value.placement) for value in body.outputs]
         # First variables that can be carried in slices get slices, since other placements may follow from these.
-        after = [
-            results[index]
-            if index not in fixed and _can_slice(value, placement, body.outputs[index], results[index])
-            else placement
-            for index, (value, placement) in enumerate(zip(inputs, carried))
+        can_slice = map(_can_slice, inputs, carried, body.outputs, results)
+        new = [
+            result if is_sliced and not is_fixed else old
+            for old, result, is_sliced, is_fixed in zip(carried, results, can_slice, are_fixed)
         ]
-        if after == carried:
-            after = [
-                placement if index in fixed else join(placement, results[index])
-                for index, placement in enumerate(carried)
-            ]
-        if after == carried:
+        if new == carried:
+            new = [old if is_fixed else join(old, result) for old, result, is_fixed in zip(carried, results, are_fixed)]
+        if new == carried:
             break
-        fixed |= {index for index, new in enumerate(after) if new == WHOLE and not carried[index].is_replicated}
-        carried = after
+        are_fixed = [
+            is_fixed or (placement == WHOLE and not old.is_replicated)
+            for old, placement, is_fixed in zip(carried, new, are_fixed)
+        ]
+        carried = new
     else:
         raise NoRuleError
     condition = reader.read(find_callee(node.op, cond_name), carried, (*node.key, "cond"), constants)
@@ -156,7 +144,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
         return list(outputs)
 
     needs = [None if placement == value.placement else placement for placement, value in zip(carried, inputs)]
-    return Decision(needs, carried, mark_taker(emit))
+    return Decision(needs, carried, emit)
 
 
 def _find_start(value: Value, is_kept: bool) -> Placement:

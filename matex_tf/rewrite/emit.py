@@ -16,7 +16,7 @@ from matex_tf.rewrite.compiled import MUST_COMPILE
 from matex_tf.rewrite.nodes import Node
 from matex_tf.rewrite.own_batches import OwnRows
 from matex_tf.rewrite.pauses import pause_collection
-from matex_tf.rewrite.placement import Placement, Rows
+from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Exchanger, Slice
 
@@ -24,12 +24,12 @@ from matex_tf.rewrite.sharing import Exchanger, Slice
 class Copy:
     """Builds the copies of all programs of one step.
 
-    batch_slice: this rank's slice of the batch that the inputs hold. Empty until a program that takes its batch by
-        itself has run.
-    make_slice: makes the slice of a batch that the program takes by itself, from the batch's components.
-    make_own_slice: the `OwnRows` of a batch of which each rank holds rows of its own, from this rank's components and a
-        flag that says whether this rank has a batch.
-    transform: maps each program, and the placements of its outputs, to the program that is built.
+    batch_slice: this rank's slice of the batch that the inputs hold. If the program takes its batch by itself, the op
+        that takes the batch sets it.
+    make_slice: `make_slice(components)`: this rank's slice of a batch that the program takes by itself.
+    make_own_slice: `make_own_slice(components, has_batch)`: the `OwnRows` of a batch of which each rank holds rows of
+        its own.
+    transform: `transform(program, gives)`: the program that is built in place of `program`; None: the program itself.
     """
 
     is_ordered = True
@@ -81,9 +81,15 @@ class Copy:
                 self._once[key] = tensor, make()  # keeps the tensor alive, so that its id stays unique
         return self._once[key][1]
 
-    def find_first(self, rows: Rows, count: Any) -> Any:
-        """The index, int64, of this rank's first entry along an axis of `count` entries with these rows."""
+    def find_first(self, count: Any) -> Any:
+        """The index, int64, of this rank's first entry along an axis. `count`: the number of the rank's entries, which
+        are contiguous (`Rows.is_contiguous`).
+        """
         return tf.cast(count, tf.int64) // self.batch_slice.count * self.batch_slice.first
+
+    def find_total(self, count: Any) -> Any:
+        """The length, int64, of such an axis in the single-process run."""
+        return tf.cast(count, tf.int64) // self.batch_slice.count * self.batch_slice.total
 
     def create_op(self, node: Node, inputs: Sequence[Any], **changes: Any) -> list[Any]:
         """Create the op of a node with other inputs. `changes`: attributes with new values, by name."""

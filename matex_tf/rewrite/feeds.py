@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.nodes import Decision, Node, Value
-from matex_tf.rewrite.own_batches import gather_rows, mark_communicating, takes_rows
+from matex_tf.rewrite.own_batches import gather_rows, takes_rows
 from matex_tf.rewrite.placement import BATCH, REPLICATED, WHOLE, Placement
-from matex_tf.rewrite.rules.sizes import mark_taker
 
 _ORDERS = ("TakeDataset", "SkipDataset", "RepeatDataset")
 """Ops whose datasets have the elements of the dataset that they take."""
@@ -40,6 +40,7 @@ class FeedRefusedError(Exception):
         self.feed, self.why = feed, why
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SharedFeed:
     """The feed of data that give all ranks the same batches. `take` makes this rank's rows of each element.
 
@@ -47,20 +48,19 @@ class SharedFeed:
     are_rows: which of the flat tensors of a batch have rows.
     communicates: whether `take` runs collectives.
     take: `take(copy, element)` adds ops to the graph; it gives the tensors of a batch and the rank's share.
-    origin: the feed of the dataset from which the elements come, if this feed widens it; else this feed.
+    origin: the feed of the dataset from which the elements come, if this feed widens it; by default this feed.
+    _zipped: the placements of `ZipDataset` ops, so that each reading of a loop finds equal placements.
     """
 
-    def __init__(
-        self,
-        specs: Sequence[tuple[Any, Any]],
-        are_rows: Sequence[bool],
-        communicates: bool,
-        take: Callable[[Any, list[Any]], tuple[list[Any], Any]],
-        origin: SharedFeed | None = None,
-    ):
-        self.specs, self.are_rows, self.communicates, self.take = list(specs), list(are_rows), communicates, take
-        self.origin: SharedFeed = origin or self
-        self._zipped: dict[Any, Placement] = {}  # by the op, so that each reading of a loop finds equal placements
+    specs: Sequence[tuple[Any, Any]]
+    are_rows: Sequence[bool]
+    communicates: bool
+    take: Callable[[Any, list[Any]], tuple[list[Any], Any]]
+    origin: SharedFeed | None = None
+    _zipped: dict[Any, Placement] = dataclasses.field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.origin = self.origin or self
 
     def place_batch(self, node: Node, is_batch: bool) -> Decision:
         outputs = node.op.outputs
@@ -68,7 +68,7 @@ class SharedFeed:
             raise FeedRefusedError(self.origin, f"{node.type} takes other tensors than its dataset gives")
 
         def emit(copy: Any, handle: Any) -> list[Any]:
-            tensors, batch_slice = self.take(copy, sources.around_pull(lambda: self._create(copy, node, handle)))
+            tensors, batch_slice = self.take(copy, sources.around_pull(lambda: self._create(node, handle)))
             for tensor, output, is_rows in zip(tensors, outputs, self.are_rows):
                 tensor.set_shape([None, *output.shape[1:]] if is_rows else output.shape)
             if is_batch:
@@ -78,9 +78,8 @@ class SharedFeed:
             whole = iter(gather_rows(copy.exchanger, rows, batch_slice))
             return [next(whole) if is_rows else tensor for tensor, is_rows in zip(tensors, self.are_rows)]
 
-        mark = mark_communicating if self.communicates or not is_batch else mark_taker
         gives = [BATCH if is_batch and is_rows else WHOLE for is_rows in self.are_rows]
-        return Decision([WHOLE], gives, mark(emit))
+        return Decision([WHOLE], gives, emit, communicates=self.communicates or not is_batch)
 
     def place_end(self, node: Node) -> Decision:
         return Decision([WHOLE], [WHOLE])  # all ranks have batches, or none
@@ -90,38 +89,32 @@ class SharedFeed:
             iterator = node.inputs[1].node
             if iterator is None or iterator.type != "AnonymousIteratorV3":
                 raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' is for an iterator from outside")
-            iterator.decide_on(Decision([], [placement], mark_taker(lambda copy: self._create(copy, iterator))))
-            return Decision([WHOLE, WHOLE], [])
+            iterator.decide_on(iterator.decide([], placement, emit=lambda copy: self._create(iterator)))
+            return node.decide([])
         if node.type == "IteratorGetNextAsOptional" or node.type in _ORDERS:
-            emit = mark_taker(lambda copy, *inputs: self._create(copy, node, *inputs))
-            return Decision([WHOLE] * len(node.inputs), [placement], emit)
+            return node.decide([], placement, emit=lambda copy, *inputs: self._create(node, *inputs))
         if node.type == "ZipDataset" and sum(value.placement.feed is not None for value in node.inputs) == 1:
             return self._zip(node)
         if takes_rows(node) or any(value.dtype.name == "variant" for value in node.outputs):
             why = f"{node.type} '{node.op.name}' takes the elements of the dataset itself"
             raise FeedRefusedError(self.origin, why)
-        return Decision([WHOLE] * len(node.inputs), [placement] * len(node.op.outputs))
+        return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
 
     def _zip(self, node: Node) -> Decision:
         """`ZipDataset` of the dataset of this feed and of ranges of numbers, as `enumerate` makes it."""
         if node.op not in self._zipped:
             self._zipped[node.op] = Placement(REPLICATED, feed=self._widen(node))
         placement = self._zipped[node.op]
-
-        def emit(copy: Any, *inputs: Any) -> list[Any]:
-            types, shapes = zip(*placement.feed.specs)
-            return [tf.raw_ops.ZipDataset(input_datasets=inputs, output_types=types, output_shapes=shapes)]
-
-        return Decision([WHOLE] * len(node.inputs), [placement], mark_taker(emit))
+        return node.decide([], placement, emit=lambda copy, *inputs: placement.feed._create(node, inputs))
 
     def _widen(self, node: Node) -> SharedFeed:
         """The feed of elements of which one part is an element of this feed, and each other part a number."""
-        others = [value for value in node.inputs if not value.placement.feed]
-        types = [*map(_find_type_of_range, others)]
+        others = [value for value in node.inputs if value.placement.feed is None]
+        types = list(map(_find_type_of_range, others))
         if None in types:
             why = f"{node.type} '{node.op.name}' takes another dataset, too, in which ranks may find different elements"
             raise FeedRefusedError(self.origin, why)
-        start = next(index for index, value in enumerate(node.inputs) if value.placement.feed)
+        start = next(index for index, value in enumerate(node.inputs) if value.placement.feed is not None)
         end = start + len(self.specs)
         numbers = [(dtype, tf.TensorShape([])) for dtype in types]
 
@@ -130,11 +123,11 @@ class SharedFeed:
             return [*element[:start], *tensors, *element[end:]], batch_slice
 
         specs = [*numbers[:start], *self.specs, *numbers[start:]]
-        are_rows = [False] * start + self.are_rows + [False] * (len(others) - start)
+        are_rows = [*[False] * start, *self.are_rows, *[False] * (len(others) - start)]
         return SharedFeed(specs, are_rows, self.communicates, take, self.origin)
 
-    def _create(self, copy: Any, node: Node, *inputs: Any) -> list[Any]:
-        """The op of a node on elements of this feed."""
+    def _create(self, node: Node, *inputs: Any) -> list[Any]:
+        """Create the op of a node for elements of this feed. An input may be a list of tensors."""
         types, shapes = zip(*self.specs)
         names = [argument.name for argument in node.op.op_def.input_arg]
         create = getattr(tf.raw_ops, node.type)

@@ -7,7 +7,8 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Expansion, Node, NoRuleError, Value
+from matex_tf.rewrite.graph_ops import cache_by_type
+from matex_tf.rewrite.nodes import Expansion, NoRuleError, Value
 from matex_tf.rewrite.subgraphs import list_inputs
 
 
@@ -53,34 +54,22 @@ class OpRecord:
         self.is_stateful = is_stateful(op)
 
 
-_stateful: dict[str, bool] = {}
-
-
+@cache_by_type
 def is_stateful(op: Any) -> bool:
     """Whether an op has side effects, or returns other results each time."""
-    known = _stateful.get(op.type)
-    if known is None:
-        definition = op.op_def
-        if definition is None:
-            return True  # a call of a function by the function's name
-        known = _stateful[op.type] = definition.is_stateful
-    return known
+    definition = op.op_def
+    return definition is None or bool(definition.is_stateful)  # None: a call of a function by the function's name
 
 
-_movable: dict[str, bool] = {}
-
-
-def is_movable(node: Node) -> bool:
+@cache_by_type
+def is_movable(op: Any) -> bool:
     """Whether an op can move into another function: it calls no function and takes no reference of a variable."""
-    known = _movable.get(node.type)
-    if known is None:
-        definition = node.op.op_def
-        if definition is None:
-            return False
-        calls = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
-        refers = any(argument.is_ref for argument in (*definition.input_arg, *definition.output_arg))
-        known = _movable[node.type] = not calls and not refers
-    return known
+    definition = op.op_def
+    if definition is None:
+        return False
+    calls = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
+    refers = any(argument.is_ref for argument in (*definition.input_arg, *definition.output_arg))
+    return not calls and not refers
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Value
-from matex_tf.rewrite.placement import LIST, PARTIAL, PIECE, SIZES, Placement, Rows
+from matex_tf.rewrite.placement import LIST, PARTIAL, PIECE, SIZES, WHOLE, Placement, Rows
 from matex_tf.rewrite.sharing import Request
 
 
@@ -28,7 +28,8 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
         cuts = () if piece is None else piece.cuts
         return Prepared([Request(placement.reduction, tensor, cuts, placement.owned)], lambda results: results[0])
     if placement.kind == PIECE:
-        return _prepare_piece(value, tensor)
+        request = Request("gather", tensor, placement.cuts, owned=True)
+        return Prepared([request], lambda results: tf.reshape(results[0], value.shape))
     if placement.kind == SIZES:
         return _prepare_sizes(tensor, placement)
     if placement.kind == LIST:
@@ -45,20 +46,11 @@ def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
 
     def finish(results: Sequence[Any]) -> Any:
         whole = swap_axes(results[0] if len(results) == 1 else tf.concat(list(results), 0), axis)
-        shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
-        if shape is not None:
-            shape[axis] = None
-            whole.set_shape(shape)
+        if tensor.shape.rank is not None:
+            whole.set_shape([None if index == axis else size for index, size in enumerate(tensor.shape)])
         return whole
 
     return Prepared([Request("gather", part) for part in parts], finish)
-
-
-def _prepare_piece(value: Value, tensor: Any) -> Prepared:
-    return Prepared(
-        [Request("gather", tensor, value.placement.cuts, owned=True)],
-        lambda results: tf.reshape(results[0], value.shape),
-    )
 
 
 def swap_axes(tensor: Any, axis: int) -> Any:
@@ -71,22 +63,21 @@ def swap_axes(tensor: Any, axis: int) -> Any:
 
 
 def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
-    """Numbers of rows that a mask selected: only the ranks together know them."""
-    chosen = [size.rows is not None and size.rows.chosen is not None for size in placement.sizes]
-    mask = tf.constant(chosen[0] if tensor.shape.rank == 0 else chosen)
+    """Numbers of rows that a mask selected: each rank knows its own number, and the sum is the script's."""
+    are_selected = [size.rows is not None and size.rows.chosen is not None for size in placement.sizes]
+    mask = tf.constant(are_selected[0] if tensor.shape.rank == 0 else are_selected)
     part = tf.where(mask, tensor, tf.zeros_like(tensor))
     return Prepared([Request("sum", part)], lambda results: tf.where(mask, results[0], tensor))
 
 
 def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
     """Exchanges all items of a list as one tensor."""
-    item = value.placement.item
-    dtype = value.placement.dtype
+    item, dtype = value.placement.item or WHOLE, value.placement.dtype
     stacked = tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)
-    if item is not None and item.kind == PARTIAL:
+    if item.kind == PARTIAL:
         inner = Prepared([Request(item.reduction, stacked)], lambda results: results[0])
     else:
-        inner = _prepare_rows(copy, stacked, item.axis + 1 if item else 1, item.rows if item else Rows())
+        inner = _prepare_rows(copy, stacked, item.axis + 1, item.rows)
 
     def finish(results: Sequence[Any]) -> Any:
         whole = inner.finish(results)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
-from typing import Any
+import functools
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +12,20 @@ from matex_tf.lazy import tf
 
 _CALLS = ("Call", "If", "While", "Case", "Dataset")
 """Substrings of the types of ops that call functions."""
+_Fact = TypeVar("_Fact")
+
+
+def cache_by_type(compute: Callable[[Any], _Fact]) -> Callable[[Any], _Fact]:
+    """Call `compute(op)` once for each type of op, since its result follows from the type."""
+    known: dict[str, _Fact] = {}
+
+    @functools.wraps(compute)
+    def find(op: Any) -> _Fact:
+        if op.type not in known:
+            known[op.type] = compute(op)
+        return known[op.type]
+
+    return find
 
 
 def iterate_nodes(graph: Any, ops: Iterable[Any] | None = None) -> Iterator[Any]:

@@ -7,6 +7,7 @@ replaces these by the kept ops, once the function has been traced.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from matex_tf import tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite.compiled import CALLS, MUST_COMPILE
 from matex_tf.rewrite.functions import is_movable, is_stateful, read_only_types
+from matex_tf.rewrite.graph_ops import cache_by_type
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.thread_flag import ThreadFlag
 
@@ -69,7 +71,7 @@ class Kept:
 
     def takes(self, node: Node) -> bool:
         """Whether the op of a node can be kept."""
-        return self._are_kept and node.decision.emit is None and is_movable(node)
+        return self._are_kept and node.decision.emit is None and is_movable(node.op)
 
     def __contains__(self, item: Node | Value) -> bool:
         return id(item) in (self._node_ids if isinstance(item, Node) else self._value_ids)
@@ -168,7 +170,7 @@ class _Definition:
         nodes = dict(zip(operations, original.node_def, strict=True))
         self._names = {op: node.name for op, node in nodes.items()}
         self._used = {definition.name for definition in (*original.signature.input_arg, *original.node_def)}
-        self._numbers: dict[str, int] = {}
+        self._numbers = collections.Counter[str]()
         self._replaced: dict[str, str] = {}
         waited: dict[str, list[str]] = {}  # the control inputs that waiting operations get, by their names
         names_of_groups = [self._name_nodes(kept, waited) for kept in groups]
@@ -216,9 +218,8 @@ class _Definition:
             # A control without a name is an input of the function, or is captured from outside.
             inputs += dict.fromkeys(self._find(f"^{name}") for name in controls if name is not None)
             new.input[:] = inputs
-            if len(new.attr) > _find_outputs(use.node)[1]:
-                for name in [name for name in new.attr if name[0] == "_" and name != MUST_COMPILE]:
-                    del new.attr[name]
+            for name in [name for name in new.attr if name[0] == "_" and name != MUST_COMPILE]:
+                del new.attr[name]
 
     def _find(self, name: str) -> str:
         """The name in `spliced` of a tensor or a control input."""
@@ -228,30 +229,21 @@ class _Definition:
         """A name that no other node has, `wanted` if it is free."""
         name = wanted
         while name in self._used:
-            number = self._numbers[wanted] = self._numbers.get(wanted, 0) + 1
-            name = f"{wanted}_{number}"
+            self._numbers[wanted] += 1
+            name = f"{wanted}_{self._numbers[wanted]}"
         self._used.add(name)
         return name
 
 
-_outputs: dict[str, tuple[list[Any], int]] = {}
-
-
-def _find_outputs(node: Node) -> tuple[list[Any], int]:
-    """The output arguments of the op's type, and the number of its attributes."""
-    if node.type not in _outputs:
-        definition = node.op.op_def
-        _outputs[node.type] = list(definition.output_arg), len(definition.attr)
-    return _outputs[node.type]
+@cache_by_type
+def _list_output_arguments(op: Any) -> list[Any]:
+    return list(op.op_def.output_arg)
 
 
 def _name_outputs(node: Node) -> list[str]:
-    """The suffixes that name an op's outputs in the definition of a function."""
-    outputs, _ = _find_outputs(node)
-    if len(outputs) == len(node.outputs) == 1:
-        return [f":{outputs[0].name}:0"]
-    attributes = node.definition.attr
-    return [f":{output.name}:{index}" for output in outputs for index in range(_count(output, attributes))]
+    """The suffixes that name an op's outputs in the definition of a function, such as ":y:0"."""
+    arguments, attributes = _list_output_arguments(node.op), node.definition.attr
+    return [f":{argument.name}:{index}" for argument in arguments for index in range(_count(argument, attributes))]
 
 
 def _count(output: Any, attributes: Any) -> int:

@@ -13,6 +13,7 @@ from matex_tf import tags
 from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import PARTIAL
 from matex_tf.rewrite.programs import Program
+from matex_tf.rewrite.subgraphs import reach
 
 _LABELS = "labels of tensors"
 
@@ -68,32 +69,23 @@ def _find_only(labels: Iterable[Any], used: set[int]) -> Any:
 
 def _list_before(value: Value) -> list[Any]:
     """The labels of the nearest tensors that a value is made of by sums alone."""
-    labels, pending, seen = [], [value], {id(value)}
-    while pending:
-        current = pending.pop()
-        if current.label is not None:
-            labels.append(current.label)
-        elif current.node is not None and current.placement.is_partial:
-            new = [source for source in current.node.inputs if id(source) not in seen]
-            seen.update(map(id, new))
-            pending += [source for source in new if source.label is not None or source.placement.is_partial]
-    return labels
+
+    def list_terms(current: Value) -> Sequence[Value]:
+        if current.label is not None or current.node is None or not current.placement.is_partial:
+            return ()
+        return current.node.inputs
+
+    return [term.label for term in reach([value], list_terms) if term.label is not None]
 
 
 def _list_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
-    """The labels of the nearest tensors that are made of a value after it became whole."""
-    labels, pending, seen = [], [value], {id(value)}
-    while pending:
-        for node in users.get(id(pending.pop()), ()):
-            for output in node.outputs:
-                if id(output) in seen or not output.placement.is_replicated:
-                    continue
-                seen.add(id(output))
-                if output.label is not None:
-                    labels.append(output.label)
-                else:
-                    pending.append(output)
-    return labels
+    """The labels of the nearest tensors that are made of a value without a label after it became whole."""
+
+    def list_results(current: Value) -> list[Value]:
+        nodes = users.get(id(current), ()) if current.label is None else ()
+        return [output for node in nodes for output in node.outputs if output.placement.is_replicated]
+
+    return [result.label for result in reach([value], list_results) if result.label is not None]
 
 
 def are_looked_at(program: Program, types: Sequence[str]) -> bool:

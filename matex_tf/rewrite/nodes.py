@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -100,8 +101,10 @@ class Decision(NamedTuple):
 
     needs: for each input, the placement that it is brought to; None: unchanged.
     gives: the placements of the outputs.
-    emit: computes the outputs in the copy, from the inputs in the copy; None: the op itself does.
+    emit: `emit(copy, *inputs)` creates ops in the copy, and returns the outputs (`rewrite.emit`); None: the copy has
+        the op itself.
     constants, shapes: further known facts about the outputs, see `Value`.
+    communicates: `emit` creates collectives.
     """
 
     needs: Sequence[Placement | None]
@@ -109,6 +112,10 @@ class Decision(NamedTuple):
     emit: Callable[..., Sequence[Any]] | None = None
     constants: Sequence[np.ndarray | None] = ()
     shapes: Sequence[list[int | None] | None] = ()
+    communicates: bool = False
+
+
+_UNDECIDED = Decision((), ())
 
 
 class Expansion(NamedTuple):
@@ -121,47 +128,38 @@ class Expansion(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Node:
     """An op of the script's graph; an op of a function has one node for each call of the function.
 
     key: the call path and the op; the same in each reading of the graph.
-    inputs, outputs: values. controls: the nodes that run before.
-    decision: the placements that the op needs and gives.
-    bodies: the programs of the functions that the op calls, as those of branches and loops.
-    level: the number of waves of collectives before the op (`waves`).
+    controls: the nodes that run before.
     rows: the number of rows of the batch in cost estimates.
     batch_rows: the number of rows of the batch, if it is fixed.
     repeats: the op is inside of a loop.
+    decision: the placements that the op needs and gives.
+    bodies: the programs of the functions that the op calls, such as branches and the body of a loop.
+    level: the number of waves of collectives before the op (`waves`).
     is_reused: the copy takes the outputs of the script's own op.
     """
 
-    __slots__ = (
-        "_definition",
-        "batch_rows",
-        "bodies",
-        "controls",
-        "decision",
-        "inputs",
-        "is_reused",
-        "key",
-        "level",
-        "op",
-        "outputs",
-        "repeats",
-        "rows",
-        "type",
-    )
+    op: Any
+    key: tuple[Any, ...]
+    inputs: list[Value]
+    controls: list[Node]
+    rows: int = USUAL_SIZE
+    batch_rows: int | None = None
+    repeats: bool = False
+    outputs: list[Value] = dataclasses.field(default_factory=list)
+    decision: Decision = _UNDECIDED
+    bodies: list[Any] = dataclasses.field(default_factory=list)
+    level: int = 0
+    is_reused: bool = False
+    type: str = dataclasses.field(init=False)
+    _definition: Any = dataclasses.field(default=None, init=False)
 
-    def __init__(self, op: Any, key: tuple[Any, ...], inputs: list[Value], controls: list[Node]):
-        self.op, self.key, self.inputs, self.controls = op, key, inputs, controls
-        self.rows, self.repeats, self.is_reused = USUAL_SIZE, False, False
-        self.batch_rows: int | None = None
-        self.type: str = op.type
-        self._definition: Any = None
-        self.outputs: list[Value] = []
-        self.decision: Decision = Decision((), ())
-        self.bodies: list[Any] = []
-        self.level = 0
+    def __post_init__(self) -> None:
+        self.type = self.op.type
 
     @property
     def definition(self) -> Any:
@@ -178,15 +176,18 @@ class Node:
         for value, constant in zip(self.outputs, decision.constants):
             if value.constant is None:
                 value.constant = constant
-        for value, shape in zip(self.outputs, decision.shapes):
+        self.set_shapes(decision.shapes)
+
+    def set_shapes(self, shapes: Sequence[list[int | None] | None]) -> None:
+        """Add what is known about the shapes of the outputs; None: nothing."""
+        for value, shape in zip(self.outputs, shapes):
             if shape is not None:
                 value.set_shape(shape)
 
     def become(self, other: Node) -> Node:
         """Take over the inputs and the decision of an equal node of the same op."""
-        self.inputs, self.controls, self.decision, self.bodies = (
-            other.inputs, other.controls, other.decision, other.bodies
-        )  # fmt: skip
+        self.inputs, self.controls = other.inputs, other.controls
+        self.decision, self.bodies = other.decision, other.bodies
         return self
 
     def get_placement(self, index: int) -> Placement:
@@ -195,8 +196,7 @@ class Node:
     def require_rows(self, index: int = 0) -> Placement:
         """The placement of an input that has rows. Raises NoRuleError for any other input."""
         placement = self.inputs[index].placement
-        if not placement.is_sharded:
-            raise NoRuleError
+        require(placement.is_sharded)
         return placement
 
     def bring_rows(self, index: int, placement: Placement) -> Placement | None:
@@ -209,8 +209,7 @@ class Node:
             return None
         if value.shape is not None and len(value.shape) > placement.axis and value.shape[placement.axis] == 1:
             return WHOLE
-        if placement.rows.chosen is not None:  # only the ranks that hold selected rows know which rows these are
-            raise NoRuleError
+        require(placement.rows.chosen is None)  # only the ranks that hold selected rows know which rows these are
         return placement
 
     @property
@@ -274,8 +273,16 @@ class Node:
             raise NoRuleError
         return sizes
 
-    def decide(self, needs: Sequence[Placement | None], *gives: Placement, emit: Any = None) -> Decision:
-        return Decision(needs, gives, emit)
+    def decide(
+        self, needs: Sequence[Placement | None], *gives: Placement, emit: Any = None, shapes: Sequence[Any] = ()
+    ) -> Decision:
+        """The decision that inputs are brought to `needs`, and that outputs have the placements `gives`.
+
+        Further inputs become whole. Further outputs have the last placement of `gives`.
+        """
+        further_needs = [WHOLE] * (len(self.inputs) - len(needs))
+        further_gives = gives[-1:] * (len(self.outputs) - len(gives))
+        return Decision([*needs, *further_needs], [*gives, *further_gives], emit, (), shapes)
 
     def decide_whole(self) -> Decision:
         """All inputs are brought to whole tensors, so the outputs are the script's tensors."""
@@ -298,6 +305,12 @@ class StandIn:
 
 class NoRuleError(Exception):
     """A rule does not apply to these inputs: the op takes whole tensors."""
+
+
+def require(condition: bool) -> None:
+    """Raise NoRuleError if a condition for a rule does not hold."""
+    if not condition:
+        raise NoRuleError
 
 
 def has_same_outputs(first: Node, second: Node) -> bool:

@@ -13,7 +13,6 @@ from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import has_op
 from matex_tf.rewrite.nodes import Decision, Node
 from matex_tf.rewrite.placement import BATCH, REPLICATED, WHOLE, Placement
-from matex_tf.rewrite.rules.sizes import mark_taker
 from matex_tf.rewrite.sharing import Request
 from matex_tf.rewrite.sources import SOURCES
 
@@ -37,14 +36,9 @@ class OwnRows(NamedTuple):
     sizes: Sequence[Any]
 
 
-def mark_communicating(emit: Any) -> Any:
-    """Mark a function that creates collectives itself and takes the copy as its first argument."""
-    emit.communicates = True
-    return mark_taker(emit)
-
-
 def has_collective(node: Node) -> bool:
-    return getattr(node.decision.emit, "communicates", False)
+    """Whether the copy of an op has collectives of its own, in addition to those that its inputs need."""
+    return node.decision.communicates
 
 
 def takes_rows(node: Node) -> bool:
@@ -53,51 +47,42 @@ def takes_rows(node: Node) -> bool:
 
 
 class OwnFeed:
-    """See `feeds.Feed`."""
+    """The feed of data of which each rank has its own part (see `feeds.Feed`)."""
 
     def place_batch(self, node: Node, is_batch: bool) -> Decision:
-        return place_own_batch(node, is_batch)
+        outputs = node.op.outputs
+        check_components([(tensor.dtype, tensor.shape) for tensor in outputs])
+        if any(tensor.shape.as_list()[0] is not None for tensor in outputs):
+            raise OwnRowsError("its trace, made before the call, holds the number of one rank's rows")
+
+        def emit(copy: Any, handle: Any) -> list[Any]:
+            tensors, own = take_own_rows(copy.make_own_slice, node.type, handle, outputs)
+            if not is_batch:
+                return gather_rows(copy.exchanger, tensors, own.batch_slice)
+            copy.batch_slice = own.batch_slice
+            return tensors
+
+        return Decision([WHOLE], [BATCH if is_batch else WHOLE] * len(outputs), emit, communicates=True)
 
     def place_end(self, node: Node) -> Decision:
-        return place_own_end(node)
+        """The step goes on while any rank has a batch."""
+
+        def emit(copy: Any, optional: Any) -> list[Any]:
+            has_batch = tf.cast(tf.raw_ops.OptionalHasValue(optional=optional), tf.int32)
+            (has_any,) = copy.exchanger.exchange([Request("max", has_batch)], copy.batch_slice.of_all())
+            return [tf.cast(has_any, tf.bool)]
+
+        return Decision([WHOLE], [WHOLE], emit, communicates=True)
 
     def pass_on(self, node: Node, placement: Placement) -> Decision:
         if node.type == "MakeIterator":
             node.inputs[1].placement = placement  # the iterator's state after this op
         if takes_rows(node):
             raise OwnRowsError(f"{node.type} '{node.op.name}' takes rows out of their dataset by itself")
-        return Decision([WHOLE] * len(node.inputs), [placement] * len(node.op.outputs))
+        return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
 
 
 OWN = Placement(REPLICATED, feed=OwnFeed())
-
-
-def place_own_batch(node: Node, is_batch: bool) -> Decision:
-    """Decide on the op that returns a batch: this rank's rows, or all rows if it is not the batch of the program."""
-    outputs = node.op.outputs
-    check_components([(tensor.dtype, tensor.shape) for tensor in outputs])
-    if any(tensor.shape.as_list()[0] is not None for tensor in outputs):
-        raise OwnRowsError("its trace, made before the call, holds the number of one rank's rows")
-
-    def emit(copy: Any, handle: Any) -> list[Any]:
-        tensors, own = take_own_rows(copy.make_own_slice, node.type, handle, outputs)
-        if not is_batch:
-            return gather_rows(copy.exchanger, tensors, own.batch_slice)
-        copy.batch_slice = own.batch_slice
-        return tensors
-
-    return Decision([WHOLE], [BATCH if is_batch else WHOLE] * len(outputs), mark_communicating(emit))
-
-
-def place_own_end(node: Node) -> Decision:
-    """`OptionalHasValue`: whether any rank has a batch."""
-
-    def emit(copy: Any, optional: Any) -> list[Any]:
-        has_batch = tf.cast(tf.raw_ops.OptionalHasValue(optional=optional), tf.int32)
-        (has_any,) = copy.exchanger.exchange([Request("max", has_batch)], copy.batch_slice.of_all())
-        return [tf.cast(has_any, tf.bool)]
-
-    return Decision([WHOLE], [WHOLE], mark_communicating(emit))
 
 
 def check_components(components: Sequence[tuple[Any, Any]]) -> None:
@@ -125,23 +110,20 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
     optional = handle if is_optional else tf.raw_ops.IteratorGetNextAsOptional(iterator=handle, **attributes)
     has_batch = tf.raw_ops.OptionalHasValue(optional=optional)
 
-    def take() -> list[Any]:
-        return list(tf.raw_ops.OptionalGetValue(optional=optional, **attributes))
-
-    def make_none() -> list[Any]:
+    def make_no_rows() -> list[Any]:
         return [tf.zeros([0, *(size or 0 for size in output.shape.as_list()[1:])], output.dtype) for output in outputs]
 
-    rows = _choose(has_batch, take, make_none, outputs)
+    rows = _choose(
+        has_batch, lambda: tf.raw_ops.OptionalGetValue(optional=optional, **attributes), make_no_rows, outputs
+    )
     own = make_own_slice(rows, has_batch)
     if not is_optional:
-
-        def end() -> list[Any]:
-            return list(tf.raw_ops.IteratorGetNext(iterator=handle, **attributes))
-
-        rows = _choose(own.has_batch, lambda: rows, end, outputs)
+        # At the end, IteratorGetNext raises the error.
+        rows = _choose(
+            own.has_batch, lambda: rows, lambda: tf.raw_ops.IteratorGetNext(iterator=handle, **attributes), outputs
+        )
         with tf.control_dependencies(rows):  # no op of the step runs without a batch
             own = own._replace(batch_slice=own.batch_slice.map(tf.identity))
-
     return fill_rows(rows, own), own
 
 

@@ -4,42 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matex_tf.rewrite.control import is_other_list, needs_exchange
+from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import ANY, LIST, PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, Placement, Size
+from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, Placement, Size
 from matex_tf.rewrite.programs import Program, drop_unneeded
 
 SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
 """The paths: the value's own tensor; numbers that the slice of the rank determines; the result of a collective; and a
-conversion by ops."""
+conversion by ops, possibly of the result of a collective."""
 
 
 def find_path(value: Value, need: Placement | None) -> str:
     """The path on which an op gets a value in the placement `need`; None: in the value's own placement."""
     placement = value.placement
-    if placement.kind == REPLICATED and need is not None and need.kind == SIZES:
-        return COUNTED
-    if placement.kind == REPLICATED and (need is None or need.kind == REPLICATED):
-        return SAME
-    if (
-        placement.kind == SIZES
-        and find_counts(value) is not None
-        and (need is None or need.kind in (SIZES, REPLICATED))
-    ):
+    if find_counts(value) is not None and (need is None or need.kind in (SIZES, REPLICATED)):
         return COUNTED
     if need is None or placement.has_layout(need):
         return SAME
-    if need.kind == placement.kind and need.kind not in (SHARDED, PIECE, LIST):
+    if need.kind == SIZES and placement.kind == REPLICATED:
+        return COUNTED
+    if need.kind == placement.kind and need.kind in (PARTIAL, SIZES):
         return SAME
-    if placement.kind == LIST and not is_other_list(placement, need):
-        return SAME
-    if need.kind in (PARTIAL, SHARDED, PIECE):
+    if need.kind in (PARTIAL, SHARDED, PIECE) or placement.kind == SIZES:
         return CONVERTED
-    if placement.kind in (REPLICATED, ANY):
-        return SAME
-    if needs_exchange(placement, need):
-        return CONVERTED if placement.kind == SIZES else EXCHANGED
-    return CONVERTED if placement.kind == SIZES else SAME
+    return EXCHANGED if needs_exchange(placement, need) else SAME
 
 
 def uses_tensor(value: Value, need: Placement | None) -> bool:
@@ -54,9 +42,8 @@ def find_counts(value: Value) -> tuple[Size, ...] | None:
         return None
     sizes = value.placement.sizes
     for size in sizes:
-        is_counted = size.rows is not None and size.rows.unit is not None and size.value is None
-        is_number = size.rows is None and size.value is not None
-        if not is_counted and not is_number:
+        is_known = size.value is not None if size.rows is None else size.rows.unit is not None
+        if not is_known:
             return None
     return sizes if value.shape in ([], [len(sizes)]) else None
 

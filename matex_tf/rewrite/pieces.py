@@ -1,29 +1,25 @@
-"""Ops on pieces: the entries of a flattened tensor, such as an optimizer's slot, are divided between the ranks.
+"""Rules for pieces: the entries of a flattened tensor, such as an optimizer's slot, are divided between the ranks.
 
-Weight-update sharding (Xu et al., arXiv 2004.13336): a piece need not consist of rows as long as ops are elementwise.
-Every other op takes whole tensors.
+Two ranks may hold entries 0-7 and 8-14 of a 5x3 slot. Elementwise ops compute a piece from pieces. Reductions over all
+entries reduce each piece, and a collective reduces the results. Every other op takes whole tensors. This is
+weight-update sharding (Xu et al., arXiv 2004.13336).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value, require
 from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
-from matex_tf.rewrite.rules.entrywise import IDENTITIES, LINEAR, LINEAR_IN, NONLINEAR
+from matex_tf.rewrite.rules.entrywise import IDENTITIES, TYPES
 
-_ENTRYWISE = {
-    *f"{IDENTITIES} {LINEAR} {NONLINEAR}".split(),
-    *LINEAR_IN,
-    *"AddV2 Add Sub AddN AccumulateNV2 Mul RealDiv Div DivNoNan FloorDiv Maximum Minimum FloorMod".split(),
-    *"Select SelectV2 Cast ZerosLike OnesLike".split(),
-}
+_ENTRYWISE = TYPES.union(f"{IDENTITIES} FloorDiv Maximum Minimum FloorMod Select SelectV2 ZerosLike OnesLike".split())
 _SAME_ORDER = {"Reshape", "ExpandDims", "Squeeze", "EnsureShape"}
+"""Ops that keep the order of the flattened entries, so that pieces stay as they are."""
 _REDUCED_BY = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "min", "Any": "max", "L2Loss": "sum"}
 ASSIGNS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
@@ -49,18 +45,13 @@ def place(node: Node) -> Decision:
         if node.type in ASSIGNS and not node.get_placement(1).is_held:
             return node.decide([None, _find_need(node.inputs[1], first.cuts)])
         raise NoRuleError
-    if any(placement.is_held for placement in node.placements):
-        raise NoRuleError
+    require(not any(placement.is_held for placement in node.placements))
     if node.type in _ENTRYWISE:
         return _compute_entries(node)
-    if not first.is_piece:
-        raise NoRuleError
+    require(first.is_piece)
     if node.type in _SAME_ORDER:
-        shape = node.op.outputs[0].shape
-        if shape.num_elements() != first.cuts[-1]:
-            raise NoRuleError
-        needs = [None, *[WHOLE] * (len(node.inputs) - 1)]
-        return node.decide(needs, first, emit=lambda piece, *_: [piece])
+        require(node.op.outputs[0].shape.num_elements() == first.cuts[-1])
+        return node.decide([None], first, emit=lambda _, piece, *shape: [piece])
     if node.type in ("Shape", "Size", "Rank"):
         return _describe(node)
     if node.type in _REDUCED_BY:
@@ -69,12 +60,13 @@ def place(node: Node) -> Decision:
 
 
 def find_shape(value: Value) -> tuple[int, ...] | None:
-    """The shape of the script's tensor, if it is fixed."""
+    """The shape of the script's tensor; None if it is not fixed."""
     shape = value.shape
     return None if shape is None or None in shape else tuple(size for size in shape if size is not None)
 
 
 def count_entries(value: Value) -> int | None:
+    """The number of entries of the script's tensor; None if it is not fixed."""
     shape = find_shape(value)
     return None if shape is None else math.prod(shape)
 
@@ -90,25 +82,17 @@ def list_cut(node: Node) -> list[Value]:
 
 def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
     """The placement to which a value is brought for an op that takes a piece of it; None: unchanged."""
-    piece = cut(cuts)
-    if count_entries(value) != cuts[-1]:
-        raise NoRuleError
-    return None if value.placement.has_layout(piece) else piece
+    require(count_entries(value) == cuts[-1])
+    return None if value.placement.has_layout(cut(cuts)) else cut(cuts)
 
 
 def _compute_entries(node: Node) -> Decision:
+    """An elementwise op on pieces, other tensors of their shape, and scalars."""
     piece = next(value for value in node.inputs if value.placement.is_piece)
     shape, cuts = find_shape(piece), piece.placement.cuts
-    if find_shape(node.outputs[0]) != shape or len(node.outputs) > 1:
-        raise NoRuleError
-    needs: list[Placement | None] = []
-    for value in node.inputs:
-        if find_shape(value) == shape:
-            needs.append(_find_need(value, cuts))
-        elif value.shape == []:
-            needs.append(WHOLE)
-        else:
-            raise NoRuleError
+    require(len(node.outputs) == 1 and find_shape(node.outputs[0]) == shape)
+    require(all(find_shape(value) in (shape, ()) for value in node.inputs))
+    needs = [_find_need(value, cuts) if find_shape(value) == shape else WHOLE for value in node.inputs]
     return node.decide(needs, cut(cuts))
 
 
@@ -117,27 +101,23 @@ def _describe(node: Node) -> Decision:
     shape = find_shape(node.inputs[0])
     if shape is None:
         raise NoRuleError
-    dtype = node.outputs[0].dtype
-    number = {"Shape": shape, "Size": math.prod(shape), "Rank": len(shape)}[node.type]
-    constant = np.array(number, dtype.as_numpy_dtype)
-    return Decision([None], [WHOLE], lambda _: [tf.constant(constant)], [constant])
+    numbers = {"Shape": shape, "Size": math.prod(shape), "Rank": len(shape)}[node.type]
+    constant = np.array(numbers, node.outputs[0].dtype.as_numpy_dtype)
+    return Decision([None], [WHOLE], lambda *_: [tf.constant(constant)], [constant])
 
 
 def _reduce(node: Node) -> Decision:
     """A reduction over all entries: each rank reduces its piece, and a collective reduces the results."""
-    shape, cuts = node.read_shape(0), node.get_placement(0).cuts
-    keeps_axes = node.type != "L2Loss" and node.read_attribute("keep_dims", False)
-    dtype = node.inputs[0].dtype
     if node.type == "L2Loss":
         return node.decide([None], Placement(PARTIAL, owned=True))
-    if not all(node.read_named_axes(1, len(shape))) or (node.type == "Mean" and not dtype.is_floating):
-        raise NoRuleError
+    rank, entries = node.count_axes(0), node.get_placement(0).cuts[-1]
+    require(all(node.read_named_axes(1, rank)) and (node.type != "Mean" or node.inputs[0].dtype.is_floating))
+    new_shape = [1] * rank if node.read_attribute("keep_dims", False) else []
+    kind = "sum" if node.type == "Mean" else node.type.lower()
 
-    def emit(piece: Any, _: Any) -> Sequence[Any]:
-        reduce = {"Sum": tf.reduce_sum, "Mean": tf.reduce_sum, "Max": tf.reduce_max, "Min": tf.reduce_min,
-                  "All": tf.reduce_all, "Any": tf.reduce_any}[node.type]  # fmt: skip
-        result = reduce(piece) / cuts[-1] if node.type == "Mean" else reduce(piece)
-        return [tf.reshape(result, [1] * len(shape)) if keeps_axes else result]
+    def emit(_: Any, piece: Any, axes: Any) -> list[Any]:
+        result = getattr(tf, f"reduce_{kind}")(piece)
+        return [tf.reshape(result / entries if node.type == "Mean" else result, new_shape)]
 
-    decision = node.decide([None, WHOLE], Placement(PARTIAL, reduction=_REDUCED_BY[node.type], owned=True), emit=emit)
-    return decision._replace(shapes=[[1] * len(shape) if keeps_axes else []])
+    partial = Placement(PARTIAL, reduction=_REDUCED_BY[node.type], owned=True)
+    return node.decide([None], partial, emit=emit, shapes=[new_shape])

@@ -34,6 +34,11 @@ class Rows(NamedTuple):
             return None
         return sum(block for block in self.blocks if block is not None)
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether a rank's entries are consecutive, and equally many for each row of the batch."""
+        return self.chosen is None and len(self.blocks) == 1
+
     def scale(self, factor: int | None) -> Rows:
         """The rows of an axis with `factor` entries in the place of each entry."""
         return self._replace(
@@ -133,19 +138,11 @@ class Placement(NamedTuple):
             return other.is_piece and self.cuts == other.cuts
         return self.is_sharded and other.is_sharded and self.layout == other.layout
 
-    def __str__(self) -> str:
-        if self.kind == SHARDED:
-            return f"sharded along axis {self.axis}"
-        if self.kind == LIST:
-            return f"list of {self.item}" if self.item else "empty list"
-        return self.kind
-
 
 WHOLE = Placement(REPLICATED)
 ZERO = Placement(REPLICATED, is_zero=True)
 SUM = Placement(PARTIAL)
 BATCH = Placement(SHARDED)
-EMPTY = Placement(LIST)
 UNUSED = Placement(ANY)
 
 
@@ -207,11 +204,8 @@ def join(first: Placement, second: Placement) -> Placement:
     kinds = {placement.kind for placement in plain}
     if kinds == {REPLICATED, PARTIAL} and any(placement.is_partial for placement in plain):
         return SUM
-    if kinds == {SIZES} and len(first.sizes) == len(second.sizes):
-        same = [
-            Size(a.rows, a.value if a.value == b.value else None) if a.rows == b.rows else None
-            for a, b in zip(first.sizes, second.sizes)
-        ]
-        if None not in same:
-            return make_sizes([size for size in same if size is not None])
+    pairs = list(zip(first.sizes, second.sizes))
+    is_same_shape = kinds == {SIZES} and len(first.sizes) == len(second.sizes)
+    if is_same_shape and all(a.rows == b.rows for a, b in pairs):
+        return make_sizes([a if a == b else Size(a.rows) for a, b in pairs])
     return WHOLE

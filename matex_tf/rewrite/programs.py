@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from matex_tf.rewrite.control import needs_exchange
@@ -10,26 +11,26 @@ from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import REPLICATED, Placement
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Program:
     """The ops of a graph, in an order in which they can run, with the placements of their tensors.
 
     inputs, outputs: the values of the graph's inputs and outputs.
     effects: the nodes that run although no output needs them.
     takes_batch: the program takes its batch by itself, and each rank a slice of it.
-    gives: the placements that the outputs are brought to, as those of a branch or a turn of a loop.
+    gives: the placements that the outputs are brought to. Outputs of branches, and of the turns of a loop, may be
+        brought to other placements than their own.
     """
 
-    def __init__(
-        self,
-        nodes: list[Node],
-        inputs: list[Value],
-        outputs: list[Value],
-        effects: list[Node],
-        takes_batch: bool = False,
-    ):
-        self.nodes, self.inputs, self.outputs, self.effects = nodes, inputs, outputs, effects
-        self.takes_batch = takes_batch
-        self.gives = [value.placement for value in outputs]
+    nodes: list[Node]
+    inputs: list[Value]
+    outputs: list[Value]
+    effects: list[Node]
+    takes_batch: bool = False
+    gives: list[Placement] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gives = [value.placement for value in self.outputs]
 
     def iterate_needs(
         self, gives: Sequence[Placement] | None = None
@@ -61,17 +62,13 @@ def drop_unneeded(
     is_used: Callable[[Value, Placement | None], bool] | None = None,
 ) -> list[Node]:
     """The nodes that outputs or effects need. `is_used(value, need)`: whether bringing a value to `need` uses its
-    tensor.
+    tensor; None: always.
     """
-    needed = {id(value.node) for value in outputs}
-    needed.update(map(id, effects))
-    kept = []
+    needed = {value.node for value in outputs}.union(effects)
     for node in reversed(nodes):
-        if id(node) in needed:
-            kept.append(node)
+        if node in needed:
             for value, need in zip(node.inputs, node.decision.needs):
                 if is_used is None or is_used(value, need):
-                    needed.add(id(value.node))
-            needed.update(map(id, node.controls))
-    kept.reverse()
-    return kept
+                    needed.add(value.node)
+            needed.update(node.controls)
+    return [node for node in nodes if node in needed]

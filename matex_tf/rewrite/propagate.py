@@ -7,6 +7,7 @@ of the last one whose inputs are the same.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Container, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -31,23 +32,21 @@ ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient",
 """Identity ops, which the copy of a graph leaves out."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _Reading:
     """The last reading of one graph at one call path.
 
     controls: the nodes that the call of the graph waits for.
     values: the values of tensors, by the ids of the tensors.
     nodes: all nodes that were read for an op, by the op's id.
-    ends: the nodes that an op waits for whose control input this op is, by the op's id.
+    ends: the nodes that must have run when an op has run, by the op's id. Ops wait for them by a control edge.
     """
 
-    __slots__ = ("controls", "ends", "graph", "nodes", "values")
-
-    def __init__(self, graph: Any):
-        self.graph = graph
-        self.controls: list[Node] = []
-        self.values: dict[int, Value] = {}
-        self.nodes: dict[int, list[Node]] = {}
-        self.ends: dict[int, list[Node]] = {}
+    graph: Any
+    controls: list[Node] = dataclasses.field(default_factory=list)
+    values: dict[int, Value] = dataclasses.field(default_factory=dict)
+    nodes: dict[int, list[Node]] = dataclasses.field(default_factory=dict)
+    ends: dict[int, list[Node]] = dataclasses.field(default_factory=dict)
 
 
 class Reader:
@@ -200,12 +199,9 @@ class Reader:
             return self._read_into(nodes, find_callee(op, op.type), inputs, key, controls)
         if record.type in compiled.CALLS and not compiled.is_compiled(op) and self.is_shared(op, inputs):
             return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)
-        if (
-            record.type in ALIASES and self.reused is None
-        ):  # in a session's graph it has a place in an order or a branch
+        if record.type in ALIASES and self.reused is None:  # in a session's graph an alias orders ops, or ends a branch
             return inputs, controls + [value.node for value in inputs if value.node is not None]
-        node = Node(op, key, inputs, controls)
-        node.rows, node.batch_rows, node.repeats = self.rows, self.batch_rows, bool(self.loops)
+        node = Node(op, key, inputs, controls, self.rows, self.batch_rows, repeats=bool(self.loops))
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
         node.is_reused = self.reused is not None and op in self.reused
@@ -220,9 +216,7 @@ class Reader:
             if value.placement.sizes and value.placement.is_replicated:
                 note_sizes(value)
         if not decision.shapes and any(value.has_more_shape for value in inputs):
-            for value, shape in zip(node.outputs, find_shapes(node)):
-                if shape is not None:
-                    value.set_shape(shape)
+            node.set_shapes(find_shapes(node))
         last_node = next((each for each in last_nodes if each.key == key), None)
         if last_node is not None and has_same_outputs(last_node, node):
             node = last_node.become(node)  # so that later ops see the values of the last reading, and need no new one
@@ -249,7 +243,7 @@ class Reader:
         key = (*value.key, "whole")
         node = Node(StandIn(WHOLE_SUM, [value.tensor]), key, [value], [])
         node.outputs = [Value(value.tensor, key, WHOLE, node)]
-        node.decide_on(Decision([need], [need], lambda tensor: [tensor], (), [value.shape]))
+        node.decide_on(node.decide([need], need, emit=lambda _, tensor: [tensor], shapes=[value.shape]))
         nodes.append(node)
         return node.outputs[0]
 

@@ -71,7 +71,7 @@ class Exchanger(Protocol):
         """The operations after which every rank has the variables with the new values of all pieces."""
 
 
-class Slice:
+class Slice(NamedTuple):
     """This rank's slice of the batch, as scalar tensors of the current graph or of an outer one.
 
     first, count, total: the index of its first row; its number of rows, at least 1; the rows of the batch. int64.
@@ -79,15 +79,16 @@ class Slice:
     keeps: true on the one rank that adds a replicated tensor to a sum; the other ranks add 0.
     """
 
-    def __init__(self, first: Any, count: Any, total: Any, contributes: Any, keeps: Any):
-        self.first, self.count, self.total, self.contributes, self.keeps = first, count, total, contributes, keeps
+    first: Any
+    count: Any
+    total: Any
+    contributes: Any
+    keeps: Any
 
     def of_all(self) -> Slice:
         """The slice for tensors of which every rank has a part, with or without rows."""
-        return Slice(self.first, self.count, self.total, tf.constant(True), self.keeps)
+        return self._replace(contributes=tf.constant(True))
 
     def map(self, function: Callable[[Any], Any]) -> Slice:
         """The slice with each of its tensors mapped by `function`."""
-        tensors = [self.first, self.count, self.total, self.contributes, self.keeps]
-        first, count, total, contributes, keeps = map(function, tensors)
-        return Slice(first, count, total, contributes, keeps)
+        return Slice(*map(function, self))

@@ -8,8 +8,7 @@ from typing import Any
 from matex_tf.rewrite.graph_ops import has_op, iterate_nodes
 from matex_tf.rewrite.nodes import Decision, Node, Value
 from matex_tf.rewrite.placement import BATCH, SIZES, WHOLE
-from matex_tf.rewrite.rules.sizes import mark_taker
-from matex_tf.rewrite.subgraphs import Subgraph
+from matex_tf.rewrite.subgraphs import Subgraph, reach
 
 _ITERATIONS = ("IteratorGetNext", "IteratorGetNextSync")
 SOURCES = frozenset((*_ITERATIONS, "OptionalGetValue"))
@@ -81,7 +80,7 @@ def place_batch(node: Node) -> Decision:
         return take_rows(copy, around_pull(lambda: copy.create_op(node, inputs)), rows)
 
     gives = [BATCH if has_rows else WHOLE for has_rows in rows]
-    return Decision([WHOLE] * len(node.inputs), gives, mark_taker(emit))
+    return Decision([WHOLE] * len(node.inputs), gives, emit)
 
 
 def is_batch(node: Node) -> bool:
@@ -95,27 +94,22 @@ def put_first(nodes: list[Node]) -> list[Node]:
     Sizes that follow from the slice do not depend on the tensors of the batch, so no data edge keeps that order.
     """
     source = next(node for node in nodes if is_batch(node))
-    first_ids = {id(source)}
-    pending = [source]
-    while pending:
-        node = pending.pop()
-        for needed in (*(value.node for value in node.inputs if value.node is not None), *node.controls):
-            if id(needed) not in first_ids:
-                first_ids.add(id(needed))
-                pending.append(needed)
-    first = [node for node in nodes if id(node) in first_ids]
-    rest = [node for node in nodes if id(node) not in first_ids]
+
+    def list_needed(node: Node) -> list[Node]:
+        return [*(value.node for value in node.inputs if value.node is not None), *node.controls]
+
+    needed = set(reach([source], list_needed))
+    rest = [node for node in nodes if node not in needed]
     for node in rest:
         if _uses_slice(node) and not node.has_rows and source not in node.controls:
             node.controls = [*node.controls, source]
-    return first + rest
+    return [node for node in nodes if node in needed] + rest
 
 
 def _uses_slice(node: Node) -> bool:
-    """Whether a node's computation depends on the slice of the rank."""
-    takes_copy = getattr(node.decision.emit, "takes_copy", False)
+    """Whether a node's computation may depend on the slice of the rank."""
     slices = any(need is not None and need.is_sharded for need in node.decision.needs)
-    return takes_copy or slices or any(placement.kind == SIZES for placement in node.placements)
+    return node.decision.emit is not None or slices or any(placement.kind == SIZES for placement in node.placements)
 
 
 def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
@@ -125,14 +119,11 @@ def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
     """
     if copy.make_slice is None or not any(are_rows):
         return tensors
-    copy.batch_slice = batch_slice = copy.make_slice(
-        [tensor for tensor, has_rows in zip(tensors, are_rows) if has_rows]
-    )
-    sliced = []
-    for tensor, has_rows in zip(tensors, are_rows):
-        if has_rows:
-            row_shape = tensor.shape[1:]
-            tensor = tensor[batch_slice.first : batch_slice.first + batch_slice.count]
-            tensor.set_shape([None, *row_shape])
-        sliced.append(tensor)
-    return sliced
+    copy.batch_slice = copy.make_slice([tensor for tensor, has_rows in zip(tensors, are_rows) if has_rows])
+
+    def slice_rows(tensor: Any) -> Any:
+        rows = tensor[copy.batch_slice.first : copy.batch_slice.first + copy.batch_slice.count]
+        rows.set_shape([None, *tensor.shape[1:]])
+        return rows
+
+    return [slice_rows(tensor) if has_rows else tensor for tensor, has_rows in zip(tensors, are_rows)]

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
-from matex_tf.rewrite.placement import PARTIAL, REPLICATED, WHOLE, Placement, Size, shard
+from matex_tf.rewrite.placement import PARTIAL, REPLICATED, WHOLE, Placement, shard
 from matex_tf.rewrite.rules.entrywise import TYPES
-from matex_tf.rewrite.rules.sizes import find_need
+from matex_tf.rewrite.rules.sizes import find_need, replace_size
 
 _SIZES = {"Tile": 1, "BroadcastTo": 1, "Fill": 0}
 """For ops that repeat entries: the input that gives the number of repetitions, or the new sizes."""
@@ -42,8 +42,7 @@ def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], de
     source = user.inputs[index].node
     if source is None or source.type not in _KNOWN or source.controls or not user.has_length(index, need):
         return []
-    node = Node(source.op, key, list(source.inputs), [])
-    node.rows, node.batch_rows, node.repeats = source.rows, user.batch_rows, source.repeats
+    node = Node(source.op, key, list(source.inputs), [], source.rows, user.batch_rows, source.repeats)
     node.outputs = [Value(source.outputs[0].tensor, (*key, 0), need, node)]
     before: list[Node] = []
     try:
@@ -64,10 +63,9 @@ def _repeat_rows(node: Node, need: Placement) -> Decision:
         axis = need.axis - len(node.outputs[0].whole_shape or []) + len(shape)
         if axis >= 0 and shape[axis] != 1:
             raise NoRuleError
-    sizes = node.read_sizes(sizes_input)
-    wanted = (*sizes[: need.axis], Size(need.rows), *sizes[need.axis + 1 :])
-    needs = [find_need(node, index, wanted) if index == sizes_input else WHOLE for index in range(len(node.inputs))]
-    return Decision(needs, [shard(*need.layout)])
+    sizes = replace_size(node.read_sizes(sizes_input), need.axis, need.rows)
+    sizes_need = find_need(node, sizes_input, sizes)
+    return node.decide([sizes_need] if sizes_input == 0 else [WHOLE, sizes_need], shard(*need.layout))
 
 
 def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:

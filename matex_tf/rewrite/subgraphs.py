@@ -1,13 +1,17 @@
-"""Parts of a graph, for copies of some of its ops. The reader takes a part as it takes the graph of a function.
+"""Parts of a graph, which the reader reads in place of the graph of a function.
 
-A step's function without the op whose batch is taken before the call, a call with its residuals as further outputs, and
-the ops that one run of a session needs are such parts.
+Three parts are used: a step's function without the op that takes the batch, if the batch is taken before the call; a
+call with its residuals, the tensors that its gradient needs, as further outputs; and one run of a session.
+
+A run of a session gives values to some tensors, which are *fed*, and returns the values of others, the *fetches*. Ranks
+slice the fed tensors that have the rows of the batch. The ops that depend on *sliced* tensors are *copied*; the other
+ops that the run needs are *reused*: the copy takes their outputs from the script's graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 FLOW = tuple(
     prefix + name for prefix in ("", "Ref") for name in ("Switch", "Merge", "Enter", "Exit", "NextIteration")
@@ -15,7 +19,10 @@ FLOW = tuple(
 """Ops of branches and loops of tf.compat.v1: a tensor of one branch or turn does not exist in another."""
 _LOOPS = tuple(name for name in FLOW if not name.endswith(("Switch", "Merge")))
 _WAY_BACK = ("NextIteration", "RefNextIteration")
+"""Ops that pass a value from one turn of a loop to the next: their inputs are the back edges of the graph."""
 _CALLS = ("StatefulPartitionedCall",)
+
+_Item = TypeVar("_Item")
 
 
 class Subgraph:
@@ -36,14 +43,13 @@ class Subgraph:
 
 
 class SessionSubgraph(Subgraph):
-    """The ops of one run of a session. The ops that depend on sliced tensors are copied, the others are reused.
+    """The ops of one run of a session.
 
-    inputs: the tensors that ranks slice, then the other tensors that are fed.
+    inputs: the sliced tensors, then the other fed tensors.
     outputs: the fetched tensors that are copied.
     control_outputs: the fetched operations that are copied, and the copied calls of functions with effects.
     needed: the ops that run, in the order of their creation.
-    reused: the needed ops that the copy takes from the script's graph.
-    copied: the other needed ops.
+    copied, reused: these ops, divided as the module describes.
     """
 
     def __init__(
@@ -58,14 +64,13 @@ class SessionSubgraph(Subgraph):
         """
         Args:
             needed: see `list_needed`.
-            fed: the tensors that are fed.
-            sliced: the tensors that ranks slice.
+            fed, sliced: tensors.
             tensors, operations: the fetches.
-            roots: ops that are copied with all their dependents.
+            roots: ops that are copied with all their dependents, as if they depended on sliced tensors.
         """
         sliced_names = {tensor.name for tensor in sliced}
         fed_names = {tensor.name for tensor in fed}
-        copied = _list_dependents(needed, fed_names, sliced_names, roots)
+        copied = _find_dependents(needed, fed_names, sliced_names, roots)
         self.needed = list(needed)
         self.copied = [op for op in needed if op in copied]
         self.reused = set(needed) - copied
@@ -88,40 +93,41 @@ def list_inputs(op: Any) -> Sequence[Any]:
     return () if op.type in _WAY_BACK else op.inputs
 
 
-def list_needed(graph: Any, fed: set[str], tensors: Iterable[Any], operations: Iterable[Any]) -> list[Any]:
-    """The ops that a run with these fetches needs, in the order of their creation. fed: the names of tensors that are
-    fed.
-    """
-    pending = [tensor.op for tensor in tensors if tensor.name not in fed] + list(operations)
-    found: set[Any] = set()
+def reach(starts: Iterable[_Item], list_next: Callable[[_Item], Iterable[_Item]]) -> list[_Item]:
+    """The items that are reached from `starts` by steps from an item to those that `list_next` returns, each once."""
+    found: dict[int, _Item] = {}
+    pending = list(starts)
     while pending:
-        op = pending.pop()
-        if op not in found:
-            found.add(op)
-            pending += [tensor.op for tensor in op.inputs if tensor.name not in fed]
-            pending += op.control_inputs
+        item = pending.pop()
+        if id(item) not in found:
+            found[id(item)] = item
+            pending += list_next(item)
+    return list(found.values())
+
+
+def list_needed(graph: Any, fed: set[str], tensors: Iterable[Any], operations: Iterable[Any]) -> list[Any]:
+    """The ops that a run with these fetches needs, in the order of their creation. fed: the names of fed tensors."""
+
+    def list_makers(tensors: Iterable[Any]) -> list[Any]:
+        return [tensor.op for tensor in tensors if tensor.name not in fed]
+
+    found = set(reach([*list_makers(tensors), *operations], lambda op: list_makers(op.inputs) + op.control_inputs))
     return [op for op in graph.get_operations() if op in found]
 
 
-def _list_dependents(ops: Iterable[Any], fed: set[str], sliced: set[str], roots: Iterable[Any]) -> set[Any]:
+def _find_dependents(ops: Iterable[Any], fed: set[str], sliced: set[str], roots: Iterable[Any]) -> set[Any]:
     """The ops among `ops` that depend on a sliced tensor or a root, by data or control edges, and the roots.
 
     fed, sliced: names of tensors.
     """
     users: dict[Any, list[Any]] = {}
-    pending = list(roots)
+    starts = list(roots)
     for op in ops:
         for tensor in op.inputs:
             if tensor.name in sliced:
-                pending.append(op)
+                starts.append(op)
             elif tensor.name not in fed:
                 users.setdefault(tensor.op, []).append(op)
         for control in op.control_inputs:
             users.setdefault(control, []).append(op)
-    found: set[Any] = set()
-    while pending:
-        op = pending.pop()
-        if op not in found:
-            found.add(op)
-            pending += users.get(op, ())
-    return found
+    return set(reach(starts, lambda op: users.get(op, ())))

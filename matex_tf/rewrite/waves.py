@@ -1,13 +1,17 @@
-"""Schedules the collectives of a program in waves: independent ones travel together, each as late as possible (ALAP).
+"""Schedules the collectives of a program in waves: collectives that do not depend on one another travel together.
 
-The ops of a program run in levels. Wave 0 travels between the ops of level 0 and those of level 1, and so on. So the
-number of waves is the length of the longest chain of dependent collectives. The loss, the metrics and the gradients
-of a step without batch statistics are one wave. A sum that could travel in several waves joins the last wave that has
-sums anyway, so that it causes no further message.
+The ops of a program run in levels: the ops of level 0, then the collectives of wave 0, the ops of level 1, wave 1, and
+so on. An op that takes the result of a collective is at least one level after the op that makes the collective's term.
+So the number of waves is the length of the longest chain of dependent collectives. The loss, the metrics and the
+gradients of a step do not depend on one another: they are one wave. Batch normalization adds waves.
+
+Ops and collectives run as late as possible. A sum that could travel in several waves joins the last wave that has sums
+anyway, so that it causes no further message.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Container
 
 from matex_tf.rewrite.control import needs_exchange
@@ -16,14 +20,13 @@ from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Exchange:
-    """A collective on a value. needs: the placements that ops need. wave: the number of its wave, from 0."""
+    """A collective on a value. wave: the number of its wave, from 0. needs: the placements that ops need."""
 
-    __slots__ = ("needs", "value", "wave")
-
-    def __init__(self, value: Value, wave: int):
-        self.value, self.wave = value, wave
-        self.needs: set[Placement] = set()
+    value: Value
+    wave: int
+    needs: set[Placement] = dataclasses.field(default_factory=set)
 
     def find_piece(self) -> Placement | None:
         """The piece of a sum, if no op needs more of it; None: the whole value is needed."""
@@ -39,9 +42,10 @@ def schedule(
 ) -> list[list[Exchange]]:
     """Set the level of each node, and list the exchanges of each wave.
 
-    needs: the placements that the outputs are brought to.
-    publishing: the ids of nodes that an exchange replaces: the exchange runs one level after the inputs of the node.
-    is_early: whether a node runs as early as it can; else it runs as late as it can.
+    Args:
+        needs: the placements that the outputs are brought to.
+        publishing: the ids of nodes that an exchange replaces: the exchange runs one level after the node's controls.
+        is_early: whether a node runs as early as it can; else it runs as late as it can.
     """
     earliest = _find_earliest(program, publishing)
     ends = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, needs))
@@ -88,11 +92,11 @@ def schedule(
     if any(exchange.wave not in sum_waves for exchange in sums):
         exchanges = place(sum_waves)
     waves: list[list[Exchange]] = [[] for _ in range(last_level)]
-    # Ordered by the ops that make the values. The order of their users may differ between ranks, if a script keeps
+    # In the order of the values, which is equal on all ranks. The order of their uses may not be, if a script keeps
     # variables in a set.
-    order = {id(value): index for index, value in enumerate([*program.inputs, *_list_outputs(program)])}
-    for exchange in sorted(exchanges.values(), key=lambda exchange: order[id(exchange.value)]):
-        waves[exchange.wave].append(exchange)
+    for value in (*program.inputs, *(value for node in program.nodes for value in node.outputs)):
+        if id(value) in exchanges:
+            waves[exchanges[id(value)].wave].append(exchanges[id(value)])
     return waves
 
 
@@ -109,7 +113,3 @@ def _find_earliest(program: Program, publishing: Container[int]) -> dict[int, in
 def _find_ready(earliest: dict[int, int], value: Value, need: Placement | None) -> int:
     """The first level whose ops can take a value in the placement `need`."""
     return earliest.get(id(value.node), 0) + needs_exchange(value.placement, need)
-
-
-def _list_outputs(program: Program) -> list[Value]:
-    return [value for node in program.nodes for value in node.outputs]

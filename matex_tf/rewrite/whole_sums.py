@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite import pieces
-from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
 from matex_tf.rewrite.programs import Program
 
 Key = tuple[Any, ...]
 
-
 WHOLE_SUM = "Whole"
 """The type of the stand-in op that converts a sum."""
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def find_needed_sums(program: Program) -> dict[Key, Placement]:
@@ -54,18 +54,18 @@ def _find_cuts(
 ) -> None:
     """Go back from pieces to the sums that they are made of.
 
-    wanted: the cuts of the pieces that some op needs, directly or later, by the ids of values.
-    converted: the keys of sums that some op takes converted.
-    found: gets the pieces of the sums, by their keys.
-    met_rows: gets the keys of the values that an op combines with rows, directly or later.
+    Args:
+        wanted: the cuts of the pieces that some op needs, directly or later, by the ids of values.
+        converted: the keys of sums that some op takes converted.
+        found: receives the pieces of the sums, by their keys.
+        met_rows: receives the keys of the values that an op combines with rows, directly or later.
     """
 
     def want(value: Value, cuts: tuple[int, ...]) -> None:
-        if pieces.count_entries(value) != cuts[-1]:
-            return
-        wanted.setdefault(id(value), cuts)
-        if value.placement.is_partial:
-            found.setdefault(value.key, cut(cuts))
+        if pieces.count_entries(value) == cuts[-1]:
+            wanted.setdefault(id(value), cuts)
+            if value.placement.is_partial:
+                found.setdefault(value.key, cut(cuts))
 
     for node in reversed(program.nodes):
         for body in node.bodies:
@@ -76,18 +76,12 @@ def _find_cuts(
         for value, need in zip(node.inputs, node.decision.needs):
             if need is not None and need.is_piece:
                 want(value, need.cuts)
+        sources = node.inputs if node.type == WHOLE_SUM else pieces.list_cut(node)
         if any(value.placement.is_sharded for value in node.inputs):
             met_rows.update(value.key for value in node.inputs)
         if len(node.outputs) == 1 and node.outputs[0].key in met_rows:
-            met_rows.update(value.key for value in _list_sources(node))
+            met_rows.update(value.key for value in sources)
         elif len(node.outputs) == 1 and id(node.outputs[0]) in wanted:
-            for value in _list_sources(node):
+            for value in sources:
                 if node.type == WHOLE_SUM or not value.placement.is_partial or value.key in converted:
                     want(value, wanted[id(node.outputs[0])])
-
-
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-
-
-def _list_sources(node: Node) -> list[Value]:
-    return node.inputs if node.type == WHOLE_SUM else pieces.list_cut(node)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
@@ -26,30 +27,16 @@ def _apportion_rows(counts: tuple[int, ...], rows: int) -> tuple[int, ...]:
     rows = max(0, min(rows, total))
     if total == 0:
         return counts
-    # Take the rows at positions up to rows/total: that is off by half a row a rank at most, so few corrections are
-    # left.
-    taken = [(2 * rows * count + total) // (2 * total) for count in counts]
-    excess = sum(taken) - rows
+    # First the rows at positions up to (rows - ranks / 2) / total: at most `rows`, and few are left to be taken.
+    taken = [max(0, ((2 * rows - len(counts)) * count + total) // (2 * total)) for count in counts]
 
-    def position(rank: int, row: int) -> Fraction:
-        return Fraction(2 * row + 1, 2 * counts[rank])
+    def list_next(rank: int) -> Iterator[tuple[Fraction, int]]:
+        """The positions of the rank's further rows, with the rank, in order."""
+        return ((Fraction(2 * row + 1, 2 * counts[rank]), rank) for row in range(taken[rank], counts[rank]))
 
-    if excess > 0:  # give back the taken rows with the largest positions
-        last_rows = [(-position(rank, taken[rank] - 1), -rank) for rank in range(len(counts)) if taken[rank]]
-        heapq.heapify(last_rows)
-        for _ in range(excess):
-            rank = -heapq.heappop(last_rows)[1]
-            taken[rank] -= 1
-            if taken[rank]:
-                heapq.heappush(last_rows, (-position(rank, taken[rank] - 1), -rank))
-    elif excess < 0:  # take the further rows with the smallest positions
-        next_rows = [(position(rank, taken[rank]), rank) for rank in range(len(counts)) if taken[rank] < counts[rank]]
-        heapq.heapify(next_rows)
-        for _ in range(-excess):
-            rank = heapq.heappop(next_rows)[1]
-            taken[rank] += 1
-            if taken[rank] < counts[rank]:
-                heapq.heappush(next_rows, (position(rank, taken[rank]), rank))
+    next_rows = heapq.merge(*map(list_next, range(len(counts))))
+    for _, rank in itertools.islice(next_rows, rows - sum(taken)):
+        taken[rank] += 1
     return tuple(taken)
 
 

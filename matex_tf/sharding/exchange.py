@@ -4,7 +4,8 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,10 @@ def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     excepthook.refuse_after_loss("the exchange of each rank's own rows")
     me = world.get_world()
     rows = len(arrays[0])
-    layout = (rows, seed, epoch, [(array.dtype.str, array.shape[1:], len(array)) for array in arrays])
-    counts = [count for count, *_ in objects.allgather(layout, "exchanging rows between the ranks")]
+    row_bytes = max(1, sum(array[:1].nbytes for array in arrays))
+    counts, sizes = zip(*objects.allgather((rows, row_bytes), "exchanging rows between the ranks"))
     order = np.random.default_rng([seed, epoch, me.rank]).permutation(rows)
     communicator = world.get_communicator("readers")
-    row_bytes = max(1, sum(array[:1].nbytes for array in arrays) if rows else 1)
-    sizes = objects.allgather(row_bytes, "exchanging rows between the ranks")
     round_rows = max(1, _ROUND_BYTES // max(sizes) // me.trainers) * me.trainers
     with ops.announce_exchange("exchanging rows between the ranks"):
         for start in range(0, max(counts), round_rows):
@@ -84,16 +83,16 @@ def _exchange_round(
     array[chosen] = incoming
 
 
-class BeforeEpoch:
-    """Called before each epoch of a training run: exchanges rows before all but the first."""
+def make_epoch_action(arrays: Sequence[np.ndarray], seed: int) -> Callable[[], None]:
+    """The action before each epoch of a training run: exchanges rows before all but the first."""
+    epochs = itertools.count()
 
-    def __init__(self, arrays: Sequence[np.ndarray], seed: int):
-        self._arrays, self._seed, self._epoch = arrays, seed, 0
+    def prepare_epoch() -> None:
+        epoch = next(epochs)
+        if epoch:
+            exchange_rows(arrays, seed, epoch)
 
-    def __call__(self) -> None:
-        if self._epoch:
-            exchange_rows(self._arrays, self._seed, self._epoch)
-        self._epoch += 1
+    return prepare_epoch
 
 
 def join_rows(arrays: Sequence[np.ndarray], what: str) -> list[np.ndarray]:

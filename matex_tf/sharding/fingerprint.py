@@ -37,8 +37,7 @@ def is_batch_of_all(own: tuple[int, int] | None, what: str) -> bool:
     Args:
         own: (rows, hash) of this rank's batch; None if it has no batch.
     """
-    gathered = objects.allgather(own, f"comparing {what}", rows=0 if own is None else own[0])
-    if len({batch for batch in gathered if batch is not None}) < 2:
+    if len({(rows, content) for _, rows, content in _gather_batches(own, what)}) < 2:
         return True
     notes.print_note(f"{_OTHER_ROWS.format(what=what)} Each rank computes its own batch, whole.")
     return False
@@ -54,8 +53,7 @@ def compare_batch(own: tuple[int, int] | None, what: str) -> None:
     Raises:
         BatchError: on every rank, if the numbers of rows differ.
     """
-    gathered = objects.allgather(own, f"comparing {what}", rows=0 if own is None else own[0])
-    batches = [(rank, *batch) for rank, batch in enumerate(gathered) if batch is not None]
+    batches = _gather_batches(own, what)
     check_rows([(rank, rows) for rank, rows, _ in batches], what)
     trainers = world.get_world().trainers
     if batches and 0 < batches[0][1] < trainers:
@@ -68,6 +66,12 @@ def compare_batch(own: tuple[int, int] | None, what: str) -> None:
             f"{_OTHER_ROWS.format(what=what)} Each rank computes its slice of its own batch; the results are not "
             "exactly those of the script alone."
         )
+
+
+def _gather_batches(own: tuple[int, int] | None, what: str) -> list[tuple[int, int, int]]:
+    """(rank, rows, hash) of the batch of each rank that has one. Collective."""
+    gathered = objects.allgather(own, f"comparing {what}", rows=0 if own is None else own[0])
+    return [(rank, *batch) for rank, batch in enumerate(gathered) if batch is not None]
 
 
 def check_rows(counts: Sequence[tuple[int, int]], what: str) -> None:

@@ -33,7 +33,7 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
             tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
         return lambda chosen: tf.nest.map_structure(lambda tensor: tf.gather(tensor, chosen), tensors), None
 
-    from matex_tf.sharding.exchange import BeforeEpoch
+    from matex_tf.sharding.exchange import make_epoch_action
 
     # Not tensors: they would be copies, and the arrays change between epochs.
     flat = [array if array.flags.writeable else array.copy() for array in tf.nest.flatten(arrays)]
@@ -44,7 +44,7 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
             tensor.set_shape([None, *array.shape[1:]])
         return tf.nest.pack_sequence_as(arrays, tensors)
 
-    return read_rows, BeforeEpoch([array[:rows] for array in flat], reshuffle)
+    return read_rows, make_epoch_action([array[:rows] for array in flat], reshuffle)
 
 
 def note_before_epoch(dataset: Any, action: Callable[[], None]) -> None:
@@ -55,6 +55,5 @@ def note_before_epoch(dataset: Any, action: Callable[[], None]) -> None:
 def prepare_epoch(dataset: Any) -> None:
     """Run the registered actions, on all ranks, before `dataset` is iterated again."""
     for step in slice_bounds.list_pipeline(dataset):
-        action = _before_epoch.get(step)
-        if action is not None:
+        if action := _before_epoch.get(step):
             action()

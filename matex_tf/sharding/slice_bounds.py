@@ -126,8 +126,7 @@ def count_batch_rows(batch: Any) -> Any:
         if shape is None or (getattr(shape, "rank", 0) is not None and len(shape) == 0):
             continue
         has_value = isinstance(component, np.ndarray) or hasattr(component, "numpy")
-        rows = int(component.shape[0]) if has_value else None
-        return tf.shape(component, tf.int64)[0] if rows is None else rows
+        return int(component.shape[0]) if has_value else tf.shape(component, tf.int64)[0]
     raise ValueError("a batch without rows: no component of it has a dimension")
 
 

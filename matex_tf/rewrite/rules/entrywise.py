@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Placement, Size, make_sizes, multiply_sizes, shard
-from matex_tf.rewrite.rules.registry import add_rules, keep_sum, register_rule
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Rows, Size, make_sizes, multiply_sizes, shard
+from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 IDENTITIES = "CheckNumerics CheckNumericsV2 DebugIdentityV2"
 LINEAR = "Neg Real Imag Conj"
 SUMS = "AddV2 Add Sub AddN AccumulateNV2"
-PRODUCTS = "Mul RealDiv Div DivNoNan MulNoNan"
 NONLINEAR = """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Ceil ComplexAbs Cos Cosh Digamma Elu Erf Erfc Erfinv Exp
     Expm1 Floor Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 LeakyRelu Rint
@@ -27,41 +26,34 @@ LINEAR_IN = {
     **dict.fromkeys("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad ReciprocalGrad InvGrad".split(), 1),
 }
 
-TYPES = frozenset(" ".join((NONLINEAR, LINEAR, SUMS, PRODUCTS, *LINEAR_IN, "Cast")).split())
+TYPES = frozenset(f"{NONLINEAR} {LINEAR} {SUMS} Mul RealDiv Div DivNoNan Cast".split()).union(LINEAR_IN)
 """The elementwise ops: each entry of the result depends only on the entries at its position, after broadcasting."""
 
 
-def find_frame(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement] | None:
-    """For inputs that are broadcast against one another: the placement that each needs, and that of the result.
+def compute_entries(node: Node, first_index: int = 0) -> Decision:
+    """Decide on an elementwise op, whose inputs are broadcast against one another.
 
-    The rows are those of the first sharded input. A replicated input that has the rows is sliced. None: no input is
-    sharded.
+    The rows are those of the first sharded input. A replicated input that has the rows is sliced. Inputs before
+    `first_index` become whole.
     """
+    indexes = range(first_index, len(node.inputs))
     first = next((index for index in indexes if node.get_placement(index).is_sharded), None)
     if first is None:
-        return None
-    place, rows = node.get_placement(first).axis - node.count_axes(first), node.get_placement(first).rows
+        raise NoRuleError
+    rows, from_end = node.get_placement(first).rows, node.count_axes(first) - node.get_placement(first).axis
     counts = [node.count_axes(index) for index in indexes]
     needs = [
-        node.bring_rows(index, shard(count + place, rows)) if count >= -place else WHOLE
+        node.bring_rows(index, shard(count - from_end, rows)) if count >= from_end else WHOLE
         for index, count in zip(indexes, counts)
     ]
-    return needs, shard(max(counts) + place, rows)
+    return node.decide([*[WHOLE] * first_index, *needs], shard(max(counts) - from_end, rows))
 
 
-def compute_entries(node: Node) -> Decision:
-    """Decide on an elementwise op: each entry is computed from the script's own entries."""
-    found = find_frame(node, range(len(node.inputs)))
-    if found is None:
-        raise NoRuleError
-    return node.decide(found[0], found[1])
-
-
-add_rules([NONLINEAR], compute_entries)
-add_rules([LINEAR], compute_entries, linear=0)
-add_rules(["SelectV2"], compute_entries, linear=slice(1, 3))
-for _name, _at in LINEAR_IN.items():
-    add_rules([_name], compute_entries, linear=_at)
+register_rule(NONLINEAR)(compute_entries)
+register_rule(LINEAR, linear=0)(compute_entries)
+register_rule("SelectV2", linear=slice(1, 3))(compute_entries)
+for _name, _index in LINEAR_IN.items():
+    register_rule(_name, linear=_index)(compute_entries)
 
 
 @register_rule(IDENTITIES)
@@ -73,33 +65,25 @@ def keep(node: Node) -> Decision:
 def cast(node: Node) -> Decision:
     placement = node.get_placement(0)
     source, target = node.inputs[0].dtype, node.op.outputs[0].dtype
-    if placement.kind == SIZES:
-        return node.decide([None], placement) if target.is_integer and target.size >= 4 else node.decide_whole()
     # Other casts of a sum round or overflow, so the sum must be whole first. In a loop that is a collective in each
     # turn.
     wraps = source.is_integer and target.is_integer and target.size <= source.size
     widens = node.repeats and source.is_floating and target.is_floating and target.size >= source.size
-    if placement.is_partial and (wraps or widens):
-        return node.decide([None], placement)
-    if placement.numbers is not None and target.is_integer and target.size >= 4:
-        return node.decide([None], placement)
-    if placement.is_zero:
+    keeps_sum = placement.is_partial and (wraps or widens)
+    counts_rows = placement.kind == SIZES or placement.numbers is not None
+    keeps_numbers = counts_rows and target.is_integer and target.size >= 4
+    if keeps_sum or keeps_numbers or placement.is_zero:
         return node.decide([None], placement)
     return compute_entries(node)
 
 
 @register_rule(SUMS, linear=slice(None))
 def add(node: Node) -> Decision:
-    if any(placement.kind == LIST for placement in node.placements):
-        items = {
-            placement.item for placement in node.placements if placement.kind == LIST and placement.item is not None
-        }
-        if len(items) > 1 or any(placement.kind != LIST for placement in node.placements):
-            raise NoRuleError
-        return node.decide(
-            [None] * len(node.inputs),
-            next((placement for placement in node.placements if placement.item), node.get_placement(0)),
-        )
+    lists = [placement for placement in node.placements if placement.kind == LIST]
+    if lists:
+        filled = [placement for placement in lists if placement.item is not None]
+        require(len(lists) == len(node.inputs) and len({placement.item for placement in filled}) <= 1)
+        return node.decide([None] * len(lists), [*filled, *lists][0])
     sizes = _combine_sizes(node, _subtract_sizes if node.type == "Sub" else _add_sizes)
     return sizes or compute_entries(node)
 
@@ -130,30 +114,27 @@ def select_rows(node: Node) -> Decision:
     if node.count_axes(0) == node.count_axes(1):
         return compute_entries(node)
     if node.count_axes(0) == 0 and node.has_rows:
-        frame = find_frame(node, [1, 2])
-        if frame is None:
-            raise NoRuleError
-        return node.decide([WHOLE, *frame[0]], frame[1])
+        return compute_entries(node, first_index=1)
     sharded = next((placement for placement in node.placements if placement.is_sharded), None)
-    if sharded is None or sharded.axis != 0 or sharded.rows.chosen is not None:
+    if sharded is None:
         raise NoRuleError
+    require(sharded.axis == 0 and sharded.rows.chosen is None)
     return node.decide([shard(0, sharded.rows)] * 3, shard(0, sharded.rows))
 
 
 def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> Decision | None:
-    """The sizes that an operation on sizes returns, if they count rows again; None: the numbers become whole first."""
-    placements = node.placements
-    if all(placement.kind != SIZES for placement in placements) or any(each.is_sharded for each in placements):
-        return None
+    """The decision on an operation on sizes, if its results count rows, too; None: the numbers become whole first.
+
+    combine: computes a size from two sizes of which one or both count rows.
+    """
+    kinds = {placement.kind for placement in node.placements}
     terms = [value.sizes for value in node.inputs if value.sizes is not None]
-    if len(terms) != 2 or len(node.inputs) != 2:
+    if SIZES not in kinds or not len(terms) == len(node.inputs) == 2:
         return None
     length = max(map(len, terms))
     first, second = (sizes * length if len(sizes) == 1 else sizes for sizes in terms)
-    if len(first) != len(second):
-        return None
     combined = [combine(a, b) if a.rows or b.rows else Size() for a, b in zip(first, second)]
-    if None in combined:
+    if len(first) != len(second) or None in combined:
         return None
     return node.decide([None, None], make_sizes([size for size in combined if size is not None]))
 
@@ -162,27 +143,25 @@ def _give_no_size(first: Size, second: Size) -> Size | None:
     return None
 
 
-def _add_sizes(first: Size, second: Size, sign: int = 1) -> Size | None:
+def _add_sizes(first: Size, second: Size) -> Size | None:
     """n + 0. The entries that n + n counts have no known order."""
-    if first.rows is None and first.value == 0 and sign > 0:
-        return second
-    if second.rows is None and second.value == 0:
-        return first
-    return None
+    return second if first == Size(None, 0) else _subtract_sizes(first, second)
 
 
 def _subtract_sizes(first: Size, second: Size) -> Size | None:
-    return _add_sizes(first, second, -1)
+    return first if second == Size(None, 0) else None
 
 
 def _divide_sizes(first: Size, second: Size) -> Size | None:
-    if first.rows is None or second.rows is not None or second.value is None or second.value <= 0:
+    """n / k, if each row of the batch has a multiple of k entries in each block."""
+    rows, divisor = first.rows, second.value
+    if rows is None or second.rows is not None or divisor is None or divisor <= 0:
         return None
-    if second.value == 1:
+    if divisor == 1:
         return first
-    if any(block is None or block % second.value for block in first.rows.blocks) or first.rows.chosen is not None:
+    if rows.unit is None or any(block is None or block % divisor for block in rows.blocks):
         return None
-    return Size(first.rows._replace(blocks=tuple(block // second.value for block in first.rows.blocks if block)))
+    return Size(Rows(tuple(block // divisor for block in rows.blocks if block)))
 
 
 def _raise_sizes(first: Size, second: Size) -> Size | None:

@@ -4,52 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
 from matex_tf.rewrite.placement import SUM, WHOLE, shard
 from matex_tf.rewrite.rules.registry import register_rule
 
 
-def place_product(node: Node, terms: Sequence[Sequence[str]], result: Sequence[str]) -> Decision:
-    """The placements of a product whose inputs have axes with these labels, as in `tf.einsum`."""
+def place_product(node: Node, factors: Sequence[Sequence[str]], result: Sequence[str]) -> Decision:
+    """The placements of a product. `factors`: the labels of the axes of each input, as in `tf.einsum`; `result`: those
+    of the output.
+    """
     first = next((index for index, placement in enumerate(node.placements) if placement.is_sharded), None)
     if first is None:
         raise NoRuleError
-    label, rows = terms[first][node.get_placement(first).axis], node.get_placement(first).rows
-    if any(labels.count(label) > 1 for labels in terms):
-        raise NoRuleError
+    row_label, rows = factors[first][node.get_placement(first).axis], node.get_placement(first).rows
+    require(all(labels.count(row_label) <= 1 for labels in factors))
     needs = [
-        node.bring_rows(index, shard(labels.index(label), rows)) if label in labels else WHOLE
-        for index, labels in enumerate(terms)
+        node.bring_rows(index, shard(labels.index(row_label), rows)) if row_label in labels else WHOLE
+        for index, labels in enumerate(factors)
     ]
-    return node.decide(needs, shard(result.index(label), rows) if label in result else SUM)
+    return node.decide(needs, shard(result.index(row_label), rows) if row_label in result else SUM)
 
 
 @register_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3", is_product=True)
 def multiply(node: Node) -> Decision:
-    names = ("transpose_a", "transpose_b") if node.type == "MatMul" else ("adj_x", "adj_y")
-    inner = [["rows", "sum"], ["sum", "columns"]]
-    terms = []
-    for index, name in enumerate(names):
-        outer = [str(axis) for axis in range(2 - node.count_axes(index), 0)]
-        last = inner[index][::-1] if node.read_attribute(name) else inner[index]
-        terms.append([*outer, *last])
-    outer = max((term[:-2] for term in terms), key=len)
-    return place_product(node, terms, [*outer, "rows", "columns"])
+    """`a @ b` is `...ij,...jk->...ik`; an input may be transposed."""
+    transposes = ("transpose_a", "transpose_b") if node.type == "MatMul" else ("adj_x", "adj_y")
+    batch_axes = max(node.count_axes(0), node.count_axes(1)) - 2
+    labels = [str(axis) for axis in range(-batch_axes, 0)]
+    factors = []
+    for index, matrix in enumerate(("ij", "jk")):
+        own_labels = labels[batch_axes + 2 - node.count_axes(index) :]
+        factors.append([*own_labels, *(matrix[::-1] if node.read_attribute(transposes[index]) else matrix)])
+    return place_product(node, factors, [*labels, "i", "k"])
 
 
 @register_rule("Einsum", is_product=True)
 def einsum(node: Node) -> Decision:
     equation = node.read_attribute("equation").decode().replace(" ", "")
     left, right = equation.split("->")
-    terms = [_label_axes(term, node.count_axes(index)) for index, term in enumerate(left.split(","))]
-    count = node.op.outputs[0].shape.rank
-    if count is None:
+    factors = [_label_axes(term, node.count_axes(index)) for index, term in enumerate(left.split(","))]
+    result_rank = node.op.outputs[0].shape.rank
+    if result_rank is None:
         raise NoRuleError
-    return place_product(node, terms, _label_axes(right, count))
+    return place_product(node, factors, _label_axes(right, result_rank))
 
 
 def _label_axes(term: str, count: int) -> list[str]:
-    """The label of each axis; the axes of an ellipsis are numbered from the end."""
+    """The label of each of `count` axes. The axes of an ellipsis are numbered from the end."""
     if "..." not in term:
         return list(term)
     before, after = term.split("...")

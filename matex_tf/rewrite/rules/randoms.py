@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, Placement, Rows, Size, make_sizes, shard
+from matex_tf.rewrite.graph_ops import cache_by_type
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.placement import SIZES, SUM, Placement, Rows, Size, make_sizes
 from matex_tf.rewrite.rules.registry import register_rule
-from matex_tf.rewrite.rules.sizes import find_rows, mark_taker
+from matex_tf.rewrite.rules.sizes import find_rows
 
 _LANES = {"float32": 4, "float64": 2}
 """Numbers that one value of Philox' counter gives, for ops that use these numbers in order."""
@@ -16,31 +17,30 @@ _LANES = {"float32": 4, "float64": 2}
 
 @register_rule("StatelessRandomUniformV2 StatelessRandomNormalV2")
 def draw_by_counter(node: Node) -> Decision:
-    """Draws of a counter-based generator: the counter skips the draws of the ranks before. Same
-    bits, no double work.
+    """Draws of a counter-based generator: the counter skips the numbers of the ranks before this one. The numbers are
+    those of the script, and no rank draws numbers of another.
     """
-    taken = _read_shape(node)
-    found = _find_rows(taken)
+    shape = _read_shape(node)
+    found = _find_rows(shape)
     lanes = _LANES.get(node.op.outputs[0].dtype.name)
-    if found is None or lanes is None or found[0] or len(found[1].blocks) != 1:
+    if found is None or lanes is None or found.axis or not found.rows.is_contiguous:
         return draw_all(node)
-    axis, rows = found
 
     def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:
         def count() -> list[Any]:
             """The tensors that draws of one shape have in common."""
             wide = tf.cast(sizes, tf.int64)
-            before = copy.find_first(rows, wide[0]) * tf.reduce_prod(wide[1:])
-            skipped = before % lanes
-            moved = tf.reshape(tf.cast(before // lanes, counter.dtype), [1])
-            return [wide, tf.reshape(tf.reduce_prod(wide) + skipped, [1]), skipped, moved]
+            numbers_before = copy.find_first(wide[0]) * tf.reduce_prod(wide[1:])
+            skipped = numbers_before % lanes  # numbers of the first value of the counter that another rank uses
+            counter_step = tf.reshape(tf.cast(numbers_before // lanes, counter.dtype), [1])
+            return [wide, tf.reshape(tf.reduce_prod(wide) + skipped, [1]), skipped, counter_step]
 
-        wide, drawn, skipped, moved = copy.make_once((sizes, rows, lanes), count)
-        counter = tf.tensor_scatter_nd_add(counter, [[0]], moved)
-        flat = copy.create_op(node, [drawn, key, counter, algorithm], Tshape=tf.int64)[0]
+        wide, drawn_shape, skipped, counter_step = copy.make_once((sizes, lanes), count)
+        counter = tf.tensor_scatter_nd_add(counter, [[0]], counter_step)
+        flat = copy.create_op(node, [drawn_shape, key, counter, algorithm], Tshape=tf.int64)[0]
         return [tf.reshape(flat[skipped:], wide)]
 
-    return node.decide([taken, WHOLE, WHOLE, WHOLE], shard(axis, rows), emit=mark_taker(emit))
+    return node.decide([shape], found, emit=emit)
 
 
 @register_rule("""RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt StatelessRandomUniform
@@ -48,31 +48,28 @@ def draw_by_counter(node: Node) -> Decision:
     StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2""")
 def draw_all(node: Node) -> Decision:
     """Other draws: every rank draws for all rows and takes its own."""
-    taken = _read_shape(node)
-    found = _find_rows(taken)
-    if found is None:
+    shape = _read_shape(node)
+    placement = _find_rows(shape)
+    if placement is None:
         raise NoRuleError
     if has_no_seed(node.op):  # any numbers will do for the rows of a rank
-        return node.decide([taken] + [WHOLE] * (len(node.inputs) - 1), shard(*found))
-    rest = [WHOLE] * (len(node.inputs) - 1)
-    placement = shard(*found)
+        return node.decide([shape], placement)
 
     def emit(copy: Any, sizes: Any, *others: Any) -> list[Any]:
-        whole = copy.draw(node, [copy.make_sizes_whole(sizes, taken), *others])
+        whole = copy.draw(node, [copy.make_sizes_whole(sizes, shape), *others])
         return [copy.slice_rows(whole, placement)]
 
-    return node.decide([taken, *rest], placement, emit=mark_taker(emit))
-
-
-_have_seeds: dict[str, bool] = {}  # by the types of ops
+    return node.decide([shape], placement, emit=emit)
 
 
 def has_no_seed(op: Any) -> bool:
     """Whether the op draws other numbers in each process, and in each run of the script."""
-    has_seeds = _have_seeds.get(op.type)
-    if has_seeds is None:
-        has_seeds = _have_seeds[op.type] = "seed2" in op.node_def.attr
-    return has_seeds and not (op.get_attr("seed") or op.get_attr("seed2"))
+    return _has_seeds(op) and not (op.get_attr("seed") or op.get_attr("seed2"))
+
+
+@cache_by_type
+def _has_seeds(op: Any) -> bool:
+    return "seed2" in op.node_def.attr
 
 
 def draw_once(node: Node) -> Decision:
@@ -81,8 +78,7 @@ def draw_once(node: Node) -> Decision:
     def emit(copy: Any, *inputs: Any) -> list[Any]:
         return [copy.keep_once(tensor) for tensor in copy.create_op(node, inputs)]
 
-    outputs = node.op.outputs
-    return Decision([WHOLE] * len(node.inputs), [SUM] * len(outputs), mark_taker(emit))
+    return node.decide([], SUM, emit=emit)
 
 
 def _read_shape(node: Node) -> Placement:
@@ -93,10 +89,8 @@ def _read_shape(node: Node) -> Placement:
     return make_sizes([Size(Rows()), *(Size(None, int(size)) for size in constant[1:])])
 
 
-def _find_rows(taken: Placement) -> tuple[int, Rows] | None:
-    if taken.kind != SIZES:
-        return None
-    found = find_rows(taken.sizes)
-    if found is not None and (found[1].chosen is not None or None in found[1].blocks):
-        raise NoRuleError
+def _find_rows(shape: Placement) -> Placement | None:
+    """The placement of a tensor with this shape; None if it has no rows."""
+    found = find_rows(shape.sizes) if shape.kind == SIZES else None
+    require(found is None or found.rows.unit is not None)
     return found

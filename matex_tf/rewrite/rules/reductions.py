@@ -1,48 +1,52 @@
-"""Rules for reductions: over the rows, a rank's sum is a partial sum."""
+"""Rules for reductions. A reduction over the rows gives each rank a partial result: a partial sum, maximum or minimum.
+
+With 2 ranks and 5 rows, `tf.reduce_sum(x, 0)` is the sum of rows 0-2 on rank 0, and that of rows 3-4 on rank 1. A
+reduction along other axes computes each row by itself, and keeps the rows.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
+from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, require
 from matex_tf.rewrite.placement import HALF, PARTIAL, SIZES, SUM, WHOLE, Placement, make_sizes, multiply_sizes, shard
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
+_REDUCTIONS = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
+"""The partial results of ops that a collective can combine."""
+_COMPARED = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
+"""The dtypes whose maximum and minimum a collective can compute."""
 
-def find_reduced(node: Node) -> tuple[bool, int, list[int | None] | None]:
-    """Whether the rows are reduced; if not, their axis after the reduction; and the shape of the result, if it is
-    known.
-    """
-    placement, shape = node.get_placement(0), node.read_shape(0)
-    named = node.read_named_axes(1, len(shape))
-    keeps = node.read_attribute("keep_dims", False)
-    after = None
-    if None not in named:
-        after = [1 if state else size for size, state in zip(shape, named) if keeps or not state]
-    if not placement.is_sharded or named[placement.axis]:
-        return True, 0, after
-    if named[placement.axis] is None or (not keeps and None in named[: placement.axis]):
-        raise NoRuleError
-    return False, placement.axis if keeps else placement.axis - sum(map(bool, named[: placement.axis])), after
+
+def _keep_rows(node: Node) -> Placement | None:
+    """The placement of the result of a reduction that keeps the rows of its input; None if it reduces the rows."""
+    placement, named = node.require_rows(), node.read_named_axes(1, node.count_axes(0))
+    is_reduced, named_before = named[placement.axis], named[: placement.axis]
+    if is_reduced:
+        return None
+    keeps_axes = node.read_attribute("keep_dims", False)
+    require(is_reduced is not None and (keeps_axes or None not in named_before))
+    return shard(placement.axis if keeps_axes else placement.axis - named_before.count(True), placement.rows)
+
+
+def _find_shape(node: Node) -> list[int | None] | None:
+    """The shape of the result of a reduction, as far as it is known; None if it is unknown which axes are reduced."""
+    try:
+        shape = node.read_shape(0)
+        named = node.read_named_axes(1, len(shape))
+    except NoRuleError:
+        return None
+    keeps_axes = node.read_attribute("keep_dims", False)
+    known = [1 if is_named else size for size, is_named in zip(shape, named) if keeps_axes or not is_named]
+    return None if None in named else known
 
 
 @register_rule("Sum")
 def add_up(node: Node) -> Decision:
-    placement = node.get_placement(0)
-    if placement.kind == SIZES:
-        raise NoRuleError
-    if not placement.is_sharded:
-        return keep_sum(node)._replace(shapes=[_find_shape(node)])
-    reduced, axis, shape = find_reduced(node)
-    return Decision([None, WHOLE], [SUM if reduced else shard(axis, placement.rows)], None, (), [shape])
-
-
-def _find_shape(node: Node) -> list[int | None] | None:
-    try:
-        return find_reduced(node)[2]
-    except NoRuleError:
-        return None
+    if node.get_placement(0).is_sharded:
+        return node.decide([None], _keep_rows(node) or SUM, shapes=[_find_shape(node)])
+    return keep_sum(node)._replace(shapes=[_find_shape(node)])
 
 
 @register_rule("Mean")
@@ -50,20 +54,20 @@ def average(node: Node) -> Decision | Expansion:
     """A mean over the rows: the sum divided by the number of all rows."""
     placement, dtype = node.get_placement(0), node.inputs[0].dtype
     if not placement.is_sharded:
-        inexact = dtype.is_floating or dtype.is_complex
-        return keep_sum(node) if not placement.is_partial or inexact else node.decide_whole()
-    reduced, axis, _ = find_reduced(node)
-    if not reduced:
-        return node.decide([None, WHOLE], shard(axis, placement.rows))
+        rounds = not (dtype.is_floating or dtype.is_complex)  # so it is not linear
+        return node.decide_whole() if placement.is_partial and rounds else keep_sum(node)
+    kept = _keep_rows(node)
+    if kept is not None:
+        return node.decide([None], kept)
     named = node.read_named_axes(1, node.count_axes(0))
     axes = tuple(axis for axis, is_named in enumerate(named) if is_named)
     return Expansion(_make_mean, (axes, node.read_attribute("keep_dims")))
 
 
-def _make_mean(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
+def _make_mean(axes: tuple[int, ...], keeps_axes: bool, rows: Any, _: Any) -> Any:
     sizes = tf.gather(tf.shape(rows, tf.int64), axes)
     wide = _widen(rows)
-    total = tf.reduce_sum(wide, axes, keepdims=keeps)
+    total = tf.reduce_sum(wide, axes, keepdims=keeps_axes)
     count = tf.cast(tf.reduce_prod(sizes), wide.dtype)
     return tf.cast(total // count if rows.dtype.is_integer else total / count, rows.dtype)
 
@@ -75,111 +79,95 @@ def _widen(rows: Any) -> Any:
 
 @register_rule("Prod")
 def multiply(node: Node) -> Decision:
+    """The product of the numbers of a shape is a number of entries. Other numbers: see `take_extreme`."""
     placement = node.get_placement(0)
     if placement.kind == SIZES and node.count_axes(0) == 1 and node.read_constant(1).size:
         product = multiply_sizes(placement.sizes)
-        if product is not None:
-            return node.decide([None, WHOLE], make_sizes([product]))
-        return node.decide_whole()
+        return node.decide_whole() if product is None else node.decide([None], make_sizes([product]))
     return take_extreme(node)
-
-
-_BY = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
 
 
 @register_rule("Max Min All Any")
 def take_extreme(node: Node) -> Decision:
     """Over the rows: the extreme of the ranks' extremes. A rank without rows computes the extreme of another rank's
-    row.
+    row. No collective combines products, nor extremes of other dtypes.
     """
-    placement = node.require_rows()
-    reduced, axis, shape = find_reduced(node)
-    if not reduced:
-        return Decision([None, WHOLE], [shard(axis, placement.rows)], None, (), [shape])
-    if node.type not in _BY or node.inputs[0].dtype.name not in _COMPARED or placement.rows.chosen is not None:
-        return node.decide_whole()
-    return Decision([None, WHOLE], [Placement(PARTIAL, reduction=_BY[node.type])], None, (), [shape])
-
-
-_COMPARED = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
+    given = _keep_rows(node)
+    if given is None:
+        require(node.type in _REDUCTIONS and node.inputs[0].dtype.name in _COMPARED)
+        require(node.get_placement(0).rows.chosen is None)  # a rank may have no selected rows
+        given = Placement(PARTIAL, reduction=_REDUCTIONS[node.type])
+    return node.decide([None], given, shapes=[_find_shape(node)])
 
 
 @register_rule("EuclideanNorm")
 def take_norm(node: Node) -> Decision | Expansion:
-    placement = node.get_placement(0)
-    if not placement.is_sharded or not find_reduced(node)[0]:
-        return take_extreme(node)
+    kept = _keep_rows(node)
+    if kept is not None:
+        return node.decide([None], kept, shapes=[_find_shape(node)])
     return Expansion(_make_norm, (tuple(node.read_axes(1, node.count_axes(0))), node.read_attribute("keep_dims")))
 
 
-def _make_norm(axes: tuple[int, ...], keeps: bool, rows: Any, _: Any) -> Any:
-    return tf.cast(tf.sqrt(tf.reduce_sum(tf.square(_widen(rows)), axes, keepdims=keeps)), rows.dtype)
+def _make_norm(axes: tuple[int, ...], keeps_axes: bool, rows: Any, _: Any) -> Any:
+    return tf.cast(tf.sqrt(tf.reduce_sum(tf.square(_widen(rows)), axes, keepdims=keeps_axes)), rows.dtype)
 
 
 @register_rule("ArgMax ArgMin")
 def find_along_axis(node: Node) -> Decision:
-    placement = node.require_rows()
-    axes = node.read_axes(1, node.count_axes(0))
-    if placement.axis in axes:
+    kept = _keep_rows(node)
+    if kept is None:
         raise NoRuleError
-    return node.decide([None, WHOLE], shard(placement.axis - (axes[0] < placement.axis), placement.rows))
+    return node.decide([None], kept)
 
 
 def _is_cheaper_gathered(node: Node) -> bool:
-    """Whether gathering the rows and their indices (as in the gradient of an embedding) moves fewer bytes than the
-    sums.
+    """Whether gathering rows and their indices moves fewer bytes than adding up the sums of all ranks.
 
-    A sum passes each link twice, in the reduction and in the broadcast; gathered rows pass it once. In a loop, the sums
-    of all turns travel as one.
+    A sum passes each link twice, in the reduction and in the broadcast; gathered rows pass it once. The gradient of a
+    large embedding is an example. In a loop, the sums of all turns travel as one.
     """
     if node.repeats or node.outputs[0].shape is None or None in node.outputs[0].shape:
         return False
-    gathered = sum(value.estimate_bytes(node.rows) for value in node.inputs if value.placement.is_sharded)
-    return 0 < gathered < 2 * node.outputs[0].estimate_bytes(node.rows)
+    gathered_bytes = sum(value.estimate_bytes(node.rows) for value in node.inputs if value.placement.is_sharded)
+    return 0 < gathered_bytes < 2 * node.outputs[0].estimate_bytes(node.rows)
+
+
+def _add_entries(node: Node, data: Placement, indices: Placement) -> Decision:
+    """Entries with equal indices are added up. A rank adds up its own entries, so that it has a partial sum."""
+    if _is_cheaper_gathered(node):
+        return node.decide_whole()
+    placement = indices if indices.is_sharded else data
+    require(placement.rows.chosen is None or data.has_layout(indices))
+    placement = shard(*placement.layout)
+    return node.decide([placement, placement], SUM)
 
 
 @register_rule("UnsortedSegmentSum", linear=0)
-def add_by_number(node: Node) -> Decision:
-    """Segment sums by an index for each row: each rank has a partial sum of each segment."""
-    data, numbers = node.get_placement(0), node.get_placement(1)
-    if numbers.is_sharded or (data.is_sharded and data.axis < node.count_axes(1)):
-        if _is_cheaper_gathered(node):
-            return node.decide_whole()
-        layout = numbers.layout if numbers.is_sharded else data.layout
-        if layout[1].chosen is not None and not data.has_layout(numbers):
-            raise NoRuleError
-        return node.decide([shard(*layout), shard(*layout), WHOLE], SUM)
+def add_segments(node: Node) -> Decision:
+    """The sum of each segment, by an index for each entry."""
+    data, indices = node.get_placement(0), node.get_placement(1)
+    if indices.is_sharded or (data.is_sharded and data.axis < node.count_axes(1)):
+        return _add_entries(node, data, indices)
     data = node.require_rows()
-    return node.decide([None, WHOLE, WHOLE], shard(data.axis - node.count_axes(1) + 1, data.rows))
+    return node.decide([None], shard(data.axis - node.count_axes(1) + 1, data.rows))
 
 
 @register_rule("ScatterNd", linear=1)
 def scatter(node: Node) -> Decision:
-    """Entries at the same index add up, so each rank has a partial sum."""
-    numbers, updates = node.get_placement(0), node.get_placement(1)
-    placement = numbers if numbers.is_sharded else updates
-    if not placement.is_sharded:
-        raise NoRuleError
-    if _is_cheaper_gathered(node):
-        return node.decide_whole()
-    if placement.axis >= node.count_axes(0) - 1 or (
-        placement.rows.chosen is not None and not numbers.has_layout(updates)
-    ):
-        raise NoRuleError
-    return node.decide([shard(*placement.layout), shard(*placement.layout), WHOLE], SUM)
+    indices, updates = node.get_placement(0), node.get_placement(1)
+    axis = indices.axis if indices.is_sharded else node.require_rows(1).axis
+    require(axis < node.count_axes(0) - 1)  # the last axis of the indices has the coordinates of one entry
+    return _add_entries(node, updates, indices)
 
 
 @register_rule("Bincount DenseBincount")
 def count_numbers(node: Node) -> Decision:
     numbers = node.require_rows()
-    if numbers.rows.chosen is not None:
-        raise NoRuleError
-    weighs = node.read_shape(2)[:1] != [0]
-    needs = [None, WHOLE, shard(*numbers.layout) if weighs else WHOLE]
+    require(numbers.rows.chosen is None)
+    has_weights = node.read_shape(2)[:1] != [0]
+    needs = [None, WHOLE, shard(*numbers.layout) if has_weights else WHOLE]
     if node.type == "DenseBincount" and node.count_axes(0) == 2:
-        if numbers.axis:
-            raise NoRuleError
+        require(numbers.axis == 0)
         return node.decide(needs, shard(0, numbers.rows))
-    if node.read_attribute("binary_output", False):
-        raise NoRuleError
+    require(not node.read_attribute("binary_output", False))
     return node.decide(needs, SUM)

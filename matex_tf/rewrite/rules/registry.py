@@ -1,18 +1,18 @@
 """The table of rules, by op type. A rule maps the placements of an op's inputs to a decision.
 
-An op without a rule, or whose rule does not apply (`NoRuleError`), takes whole tensors; partial sums stay partial where
-the op is linear in them. So a rule has to handle inputs with rows only.
+A rule has to handle inputs with rows only. For other inputs it may raise NoRuleError: then, as without a rule, the op
+takes whole tensors, except for partial sums in which the op is linear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from matex_tf.rewrite.constants import evaluate
-from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError
+from matex_tf.rewrite.nodes import Decision, Expansion, Node, require
 from matex_tf.rewrite.placement import SIZES, SUM, WHOLE, ZERO, Placement, Size, make_sizes
 
 Rule = Callable[[Node], Decision | Expansion]
@@ -23,9 +23,9 @@ _PRODUCTS: set[str] = set()
 
 
 def register_rule(
-    *types: str, linear: int | slice | None = None, moves: int | slice | None = None, is_product: bool = False
+    types: str, linear: int | slice | None = None, moves: int | slice | None = None, is_product: bool = False
 ) -> Callable[[_Rule], _Rule]:
-    """Register a rule for ops of these types. One text may list several types, separated by blanks.
+    """Register a rule for ops of these types, which are separated by blanks.
 
     linear: the indices of the inputs in which these ops are jointly linear, for any values of the other inputs.
     moves: the indices of the inputs whose entries these ops only move to other positions. Then the ops are linear in
@@ -34,30 +34,30 @@ def register_rule(
     """
 
     def add(rule: _Rule) -> _Rule:
-        add_rules(types, rule if moves is None else _move_or(moves, rule), moves if linear is None else linear)
-        if is_product:
-            _PRODUCTS.update(name for names in types for name in names.split())
+        def move_or_decide(node: Node) -> Decision | Expansion:
+            moved = [] if moves is None else _select(node, moves)
+            is_moved = any(node.get_placement(index).kind == SIZES for index in moved)
+            return _move_sizes(node, moved) if is_moved else rule(node)
+
+        linear_inputs = moves if linear is None else linear
+        for name in types.split():
+            if name in RULES:
+                raise KeyError(f"there are two rules for {name}")
+            RULES[name] = rule if moves is None else move_or_decide
+            if linear_inputs is not None:
+                _LINEAR[name] = linear_inputs
+            if is_product:
+                _PRODUCTS.add(name)
         return rule
 
     return add
 
 
-def _move_or(moves: int | slice, rule: Rule) -> Rule:
-    """The rule that moves sizes, and applies `rule` to all other inputs."""
-
-    def decide(node: Node) -> Decision | Expansion:
-        indexes = _select(node, moves)
-        if any(node.get_placement(index).kind == SIZES for index in indexes):
-            return _move_sizes(node, indexes)
-        return rule(node)
-
-    return decide
-
-
 def _move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
     """Move sizes: each number keeps its meaning at its new position.
 
-    The op itself shows the new positions: it is run on arrays of the old positions.
+    The op itself shows the new positions: it is run on arrays of the old positions. If `Pack` makes the vector [1, 2]
+    of the positions 1 and 2, it makes the shape [n, 3] of the sizes n and 3.
     """
     entries = [Size(None, 0)]  # position 0: the fill value of the op
     inputs: list[np.ndarray] = []
@@ -70,24 +70,15 @@ def _move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
         inputs.append(positions if value.tensor.shape.rank else positions.reshape([]))
         entries += sizes
     outputs = evaluate(node, inputs)
-    if len(outputs) != len(node.outputs) or any(positions.ndim > 1 for positions in outputs):
-        raise NoRuleError
+    require(len(outputs) == len(node.outputs) and all(positions.ndim <= 1 for positions in outputs))
     needs = [None if placement.kind == SIZES else WHOLE for placement in node.placements]
-    return Decision(needs, [make_sizes([entries[index] for index in positions.reshape(-1)]) for positions in outputs])
+    return node.decide(
+        needs, *(make_sizes([entries[index] for index in positions.reshape(-1)]) for positions in outputs)
+    )
 
 
 def _select(node: Node, which: int | slice) -> Sequence[int]:
     return range(len(node.inputs))[which] if isinstance(which, slice) else [which]
-
-
-def add_rules(types: Iterable[str], rule: Rule, linear: int | slice | None = None) -> None:
-    for names in types:
-        for name in names.split():
-            if name in RULES:
-                raise KeyError(f"there are two rules for {name}")
-            RULES[name] = rule
-            if linear is not None:
-                _LINEAR[name] = linear
 
 
 def decide_without_rule(node: Node) -> Decision:
@@ -103,11 +94,11 @@ def keep_sum(node: Node, linear: int | slice = 0) -> Decision:
     """For an op that is linear in these inputs: partial sums give a partial sum, and zeros give zeros."""
     if all(value.placement is WHOLE for value in node.inputs):
         return node.decide_whole()
-    indexes, count = _select(node, linear), len(node.op.outputs)
+    indexes = _select(node, linear)
     terms = [node.get_placement(index) for index in indexes]
-    needs: list[Placement | None] = [WHOLE] * len(node.inputs)
     if any(term.is_partial for term in terms) and all(term.is_partial or term.is_zero for term in terms):
+        needs: list[Placement | None] = [WHOLE] * len(node.inputs)
         for index, term in zip(indexes, terms):
             needs[index] = None if term.is_partial else SUM
-        return Decision(needs, [SUM] * count)
-    return Decision(needs, [ZERO if all(term.is_zero for term in terms) else WHOLE] * count)
+        return node.decide(needs, SUM)
+    return node.decide([], ZERO if all(term.is_zero for term in terms) else WHOLE)

@@ -1,45 +1,66 @@
-"""Rules for slices."""
+"""Rules for slices: a slice may take all rows, or blocks of them, but no part of a block.
+
+A tensor of two concatenated batches has two blocks. `x[:batch]` is then the first block, of which each rank has its
+rows. `x[:10]` takes rows that some ranks do not have, so no rule applies.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.arrays import count_rows, take_blocks
 from matex_tf.rewrite.rules.registry import register_rule
-from matex_tf.rewrite.rules.sizes import find_need, find_rows, mark_taker, read_along
+from matex_tf.rewrite.rules.sizes import find_need, find_rows, read_along, replace_size
+
+_BEGIN, _END, _STRIDE = 1, 2, 3
+"""The inputs of `StridedSlice` and `StridedSliceGrad` that name entries."""
 
 
 @register_rule("StridedSlice", moves=0)
 def slice_with_strides(node: Node) -> Decision:
-    if node.get_placement(0).kind == PARTIAL and node.get_placement(0).sizes:
+    placement = node.get_placement(0)
+    if placement.kind == PARTIAL and placement.sizes:
         return _take_size(node)
     placement = node.require_rows()
-    found, needs = follow_axis(node, placement, node.count_axes(0), node.read_length(0))
-    is_column = placement.numbers is not None and node.count_axes(0) == 2 and _find_entry(node) == (None, 0)
+    found, needs = _follow_axis(node, placement, node.count_axes(0), node.read_length(0))
+    is_column = placement.numbers is not None and node.count_axes(0) == 2 and _list_entries(node) == (None, 0)
     return node.decide([None, *needs], found._replace(numbers=placement.numbers) if is_column else found)
 
 
-def _find_entry(node: Node) -> tuple[int | None, ...]:
-    """The entry that a slice takes of each axis that it names: its index; None for all entries; -1 for others."""
-    begin, stride = (node.read_constant(index).tolist() for index in (1, 3))
-    masks = [node.read_attribute(f"{name}_mask") for name in ("begin", "end", "shrink_axis", "ellipsis", "new_axis")]
-    if masks[3] or masks[4]:
+def _read_masks(node: Node) -> dict[str, int]:
+    """The masks of a slice with strides, by name. Bit i of a mask is about the i-th entry of begin, end and stride."""
+    names = ("begin", "end", "shrink_axis", "ellipsis", "new_axis")
+    return {name: node.read_attribute(f"{name}_mask") for name in names}
+
+
+def _list_entries(node: Node) -> tuple[int | None, ...]:
+    """For each named axis, what a slice takes of it: the index of one entry; None for all entries; -1 for others.
+
+    Empty if the slice has an ellipsis or a new axis.
+    """
+    begin, stride = node.read_constant(_BEGIN).tolist(), node.read_constant(_STRIDE).tolist()
+    masks = _read_masks(node)
+    if masks["ellipsis"] or masks["new_axis"]:
         return ()
-    found: list[int | None] = []
-    for at, step in enumerate(stride):
-        opened, shrinks = (masks[0] & masks[1]) >> at & 1, masks[2] >> at & 1
-        found.append(begin[at] if shrinks else None if opened and step == 1 else -1)
-    return tuple(found)
+    entries: list[int | None] = []
+    for index, step in enumerate(stride):
+        takes_all = step == 1 and (masks["begin"] & masks["end"]) >> index & 1
+        if masks["shrink_axis"] >> index & 1:
+            entries.append(begin[index])
+        else:
+            entries.append(None if takes_all else -1)
+    return tuple(entries)
 
 
 def _take_size(node: Node) -> Decision:
     """Take the number of rows from a shape whose other entries are maxima over the ranks."""
     sizes = node.get_placement(0).sizes
-    numbers = [number for number in _find_entry(node) if number is not None]
-    rows = sizes[numbers[0]].rows if len(numbers) == 1 and numbers[0] in range(len(sizes)) else None
+    indices = [index for index in _list_entries(node) if index is not None]
+    require(len(indices) == 1 and 0 <= indices[0] < len(sizes))
+    rows = sizes[indices[0]].rows
     if rows is None or rows.unit is None:
         raise NoRuleError
     unit = rows.unit
@@ -47,52 +68,52 @@ def _take_size(node: Node) -> Decision:
     def emit(copy: Any, *_: Any) -> list[Any]:
         return [tf.cast(copy.batch_slice.count * unit, node.inputs[0].dtype)]
 
-    return node.decide([None, WHOLE, WHOLE, WHOLE], make_sizes([Size(rows)]), emit=mark_taker(emit))
+    return node.decide([None], make_sizes([Size(rows)]), emit=emit)
 
 
-def follow_axis(
+def _follow_axis(
     node: Node, placement: Placement, count: int, length: int | None
 ) -> tuple[Placement, list[Placement | None]]:
     """The placement of a slice of a tensor, and the placements that its begin, end and stride need.
-
-    The slice must take whole rows, or whole blocks of them.
 
     Args:
         placement: of the sliced tensor, which has `count` axes.
         length: the length of the axis with the rows, if it is constant.
     """
-    ellipsis, new, shrink, begins, ends = (
-        node.read_attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
-    )
-    entries = node.read_shape(1)[0]
+    masks = _read_masks(node)
+    entries = node.read_shape(_BEGIN)[0]
     if entries is None:
         raise NoRuleError
-    named = sum(1 for index in range(entries) if not (new | ellipsis) >> index & 1)
+    named = entries - (masks["new_axis"] | masks["ellipsis"]).bit_count()
     result_axis = axis = 0  # the next axes of the result and of the sliced tensor
     result: Placement | None = None
-    needs: list[Placement | None] = [None if node.get_placement(index).kind == SIZES else WHOLE for index in (1, 2, 3)]
+    needs: list[Placement | None] = [
+        None if node.get_placement(number).kind == SIZES else WHOLE for number in (_BEGIN, _END, _STRIDE)
+    ]
     for index in range(entries):
-        bit = 1 << index
-        if ellipsis & bit:
+        bits = {name for name, mask in masks.items() if mask >> index & 1}
+        if "ellipsis" in bits:
             skipped = count - named
             if axis <= placement.axis < axis + skipped:
                 result = shard(result_axis + placement.axis - axis, placement.rows)
             result_axis, axis = result_axis + skipped, axis + skipped
-        elif new & bit:
+        elif "new_axis" in bits:
             result_axis += 1
         else:
+            takes_one = "shrink_axis" in bits  # the entry at `begin`; then the result does not have the axis
+            bounding = [number for number, name in ((_BEGIN, "begin"), (_END, "end")) if name not in bits]
             if axis == placement.axis:
-                if shrink & bit or _read_entry(node, 3, index) != Size(None, 1):
-                    raise NoRuleError
-                bounds: list[Size | None] = [None, None]
-                for which, mask in ((0, begins), (1, ends)):
-                    if not mask & bit:
-                        sizes = read_along(node, which + 1, index, placement, length)
-                        bounds[which], needs[which] = sizes[index], find_need(node, which + 1, sizes)
-                result = shard(result_axis, _cut(placement.rows, *bounds))
-            elif _has_rows_in_bounds(node, index, begins & bit, ends & bit or shrink & bit):
-                raise NoRuleError
-            result_axis, axis = result_axis + (0 if shrink & bit else 1), axis + 1
+                require(not takes_one and node.read_sizes(_STRIDE)[index] == Size(None, 1))
+                bounds: dict[int, Size] = {}
+                for number in bounding:
+                    sizes = read_along(node, number, index, placement, length)
+                    bounds[number], needs[number - 1] = sizes[index], find_need(node, number, sizes)
+                result = shard(result_axis, _cut(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
+            else:  # this axis must not be cut at a number of rows, which is another one on a rank
+                for number in bounding:
+                    is_read = node.get_placement(number).kind == SIZES and not (takes_one and number == _END)
+                    require(not is_read or node.read_sizes(number)[index].rows is None)
+            result_axis, axis = result_axis + (not takes_one), axis + 1
     if result is None:  # the slice names fewer axes, and not the axis of the rows
         result = shard(result_axis + placement.axis - axis, placement.rows)
     return result, needs
@@ -101,43 +122,29 @@ def follow_axis(
 @register_rule("StridedSliceGrad", linear=4)
 def slice_backward(node: Node) -> Decision:
     """The gradient of a slice, padded with zeros: the axis of the rows is where the shape has the number of rows."""
-    gradient = node.require_rows(4)
+    gradient, length = node.require_rows(4), node.read_length(4)
     sizes = node.read_sizes(0)
     found = find_rows(sizes)
-    length = node.read_length(4)
-    # For a constant shape: the axis that the slice keeps and in which the gradient has its rows.
-    axes = [found[0]] if found else [at for at, size in enumerate(sizes) if size.value == length is not None]
-    for axis in axes:
-        before = shard(axis, found[1] if found else gradient.rows)
-        after, needs = follow_axis(node, before, len(sizes), None if found else length)
+    if found:
+        candidates = [found]
+    else:  # a constant shape: the axis that the slice keeps, and in which the gradient has its rows
+        axes = [axis for axis, size in enumerate(sizes) if size.value == length is not None]
+        candidates = [shard(axis, gradient.rows) for axis in axes]
+    for before in candidates:
+        after, needs = _follow_axis(node, before, len(sizes), None if found else length)
         if after.has_layout(gradient):
-            sizes = (*sizes[:axis], Size(before.rows), *sizes[axis + 1 :])
-            return node.decide([find_need(node, 0, sizes), *needs, None], before)
+            need = find_need(node, 0, replace_size(sizes, before.axis, before.rows))
+            return node.decide([need, *needs, None], before)
     raise NoRuleError
-
-
-def _read_entry(node: Node, index: int, at: int) -> Size:
-    return node.read_sizes(index)[at]
-
-
-def _has_rows_in_bounds(node: Node, at: int, whole_begin: Any, whole_end: Any) -> bool:
-    """Whether another axis than the sharded one is cut at a number of rows, which differs on a slice."""
-    named = ([] if whole_begin else [1]) + ([] if whole_end else [2])
-    return any(
-        node.get_placement(index).kind == SIZES and _read_entry(node, index, at).rows is not None for index in named
-    )
 
 
 def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
     """The rows from `begin` to `end`; None: from the first, or to the last."""
-    if end is not None and end.rows == rows:
-        end = None
-    if (begin is None or begin == Size(None, 0)) and end is None:
+    begin = begin or Size(None, 0)
+    end = None if end is not None and end.rows == rows else end
+    if begin == Size(None, 0) and end is None:
         return rows
-    if rows.chosen is not None:
-        raise NoRuleError
-    first = 0 if begin is None else count_rows(begin)
-    last = None if end is None else count_rows(end)
+    first, last = count_rows(begin), None if end is None else count_rows(end)
     if first is None or (end is not None and last is None):
         raise NoRuleError
     return take_blocks(rows, first, last)
@@ -147,15 +154,13 @@ def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
 def slice_by_sizes(node: Node) -> Decision:
     placement = node.require_rows()
     begins, counts = (read_along(node, index, placement.axis, placement, node.read_length(0)) for index in (1, 2))
-    others = [size for part in (begins, counts) for at, size in enumerate(part) if at != placement.axis]
-    if any(size.rows is not None for size in others):
-        raise NoRuleError
-    begin, size = begins[placement.axis], counts[placement.axis]
-    rows = placement.rows
-    if not (begin == Size(None, 0) and (size == Size(None, -1) or size.rows == rows)):
-        first, length = count_rows(begin), None if size == Size(None, -1) else count_rows(size)
-        if rows.chosen is not None or first is None or (length is None and size != Size(None, -1)):
+    others = [size for sizes in (begins, counts) for axis, size in enumerate(sizes) if axis != placement.axis]
+    require(all(size.rows is None for size in others))
+    begin, count = begins[placement.axis], counts[placement.axis]
+    rows, takes_rest = placement.rows, count == Size(None, -1)
+    if begin != Size(None, 0) or not (takes_rest or count.rows == rows):
+        first, length = count_rows(begin), None if takes_rest else count_rows(count)
+        if first is None or (length is None and not takes_rest):
             raise NoRuleError
         rows = take_blocks(rows, first, None if length is None else first + length)
-    needs = [None, find_need(node, 1, begins), find_need(node, 2, counts)]
-    return node.decide(needs, shard(placement.axis, rows))
+    return node.decide([None, find_need(node, 1, begins), find_need(node, 2, counts)], shard(placement.axis, rows))
