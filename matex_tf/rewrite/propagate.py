@@ -308,7 +308,7 @@ def _has_old_inputs(reading: _Reading, number: int) -> bool:
 
     Such nodes repeat ops that stand before the inputs of the op, which may be unchanged.
     """
-    *made, _ = reading.nodes[number] or [None]
+    made = reading.nodes[number][:-1]
     own = {id(value) for node in made for value in node.outputs}
     inputs = (value for node in made for value in node.inputs if id(value) not in own)
     return any(reading.values.get(id(value.tensor)) is not value for value in inputs)
