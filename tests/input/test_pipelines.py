@@ -219,7 +219,7 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
             for one, whole in zip(batch, expected):
                 counts = [len(part) for part, is_rows in zip(whole, are_rows) if is_rows]
                 if not one.is_even:  # it has no slices
-                    assert len(set(counts)) > 1 and same(flat(one._own), whole)
+                    assert len(set(counts)) > 1 and same(flat(one._rows), whole)
                     continue
                 total = counts[0]
                 start, stop, has_rows = slice_bounds.find_slice_bounds(total, rank, ranks)
@@ -230,7 +230,7 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
                     np.pad(own, [[0, 0], *([0, b - a] for a, b in zip(own.shape[1:], all_rows.shape[1:]))])
                     if at in pads
                     else own.numpy()
-                    for at, (own, all_rows) in enumerate(zip(one._own, whole))
+                    for at, (own, all_rows) in enumerate(zip(one._rows, whole))
                 ]
                 assert same(made, [part[start:stop] if is_rows else part for part, is_rows in zip(whole, are_rows)])
         digests = [[one.ticket_digest for one in batch] for batch in shares]
