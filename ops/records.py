@@ -19,41 +19,17 @@ TOTALS, EVENTS, GRADIENTS = 1, 2, 3
 """The detail of a recording: totals; totals and events; or also events of single gradients."""
 
 ACTIVITIES = (
-    "update",
-    "collective",
-    "message",
-    "meet",
-    "bucket",
-    "copy in",
-    "transfer",
-    "copy out",
-    "own gradients",
-    "choice",
-    "gap",
-    "between steps",
-    "exposed",
-    "announcement",
-    "entry",
-    "ready",
-    "rows",
-    "pull",
-    "allgather",
-    "broadcast",
-)
+    "update", "collective", "message", "meet", "bucket", "copy in", "transfer", "copy out", "own gradients", "choice",
+    "gap", "between steps", "exposed", "announcement", "entry", "ready", "rows", "pull", "allgather", "broadcast",
+)  # fmt: skip
 """The names of the engine's activities; the position is the activity's number in events."""
 
 LANES = ("script", "communication", "new weights")
 
 EVENT = np.dtype(
-    [
-        ("start", np.int64),
-        ("duration", np.int64),
-        ("bytes", np.int64),
-        ("label", np.int32),
-        ("activity", np.int16),
-        ("lane", np.int16),
-    ]
+    [("start", "i8"), ("duration", "i8"), ("bytes", "i8"), ("label", "i4"), ("activity", "i2"), ("lane", "i2")]
 )
+"""The fields of an event: times in nanoseconds, the indices of its label, of its activity and of its lane."""
 
 _recording = 0  # see `set_recording`
 

@@ -28,7 +28,6 @@ from matex_tf.input.tickets import (
     is_in_memory,
     join,
     map_dataset,
-    name_digest,
     open_rows,
     pack,
     reads_changing,
@@ -122,7 +121,7 @@ def _cache_batches(dataset: Any) -> Batches:
 
     def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
         number, *ticket = ticket
-        rows = [batch_slice.first, batch_slice.count, name_digest(inner.digest(ticket))]
+        rows = [batch_slice.first, batch_slice.count, tf.bitcast(inner.digest(ticket), tf.int64)]
         return memory.recall(number, rows, lambda: inner.take(ticket, batch_slice))
 
     return inner._replace(

@@ -24,7 +24,6 @@ from matex_tf.input.tickets import (
     is_in_memory,
     join,
     map_dataset,
-    name_digest,
     reads_changing,
     zip_tickets,
 )
@@ -151,7 +150,8 @@ def _cache_elements(dataset: Any) -> Elements:
     memory = memories.Memory(specs)
 
     def work(ticket: Tensors) -> Tensors:
-        return memory.recall(ticket[0], [name_digest(digest_tensors(ticket[1:]))], lambda: inner.work(ticket[1:]))
+        number, *ticket = ticket
+        return memory.recall(number, [tf.bitcast(digest_tensors(ticket), tf.int64)], lambda: inner.work(ticket))
 
     passed = [None if index is None else index + 1 for index in inner.passed]
     return inner._replace(tickets=inner.tickets.enumerate().cache(), work=work, passed=passed)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from matex_tf.input import pipelines
 from matex_tf.lazy import tf
 from matex_tf.rewrite import graph_ops
-from matex_tf.runtime import real_files
 from matex_tf.sharding.slice_bounds import list_pipeline
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
@@ -69,6 +68,7 @@ class Split:
     front_takes: the indices of the inputs that the front needs.
     back: computes the results from the inputs `back_takes`, the front's results, and the captured tensors.
     back_takes: the indices of the inputs that the back needs.
+    is_work: the back computes or checks anything.
     ordered: the types of the ops because of which there is a front.
     writes, reads: the ids of the captured tensors that ops of the front may change, and that ops of the back use.
     """
@@ -110,6 +110,7 @@ class Split:
         back_inputs = [*(self.inputs[index] for index in self.back_takes), *front_results]
         self.back_input_count = len(back_inputs)  # without captured tensors
         self.back = Subgraph(arrange(back), [*back_inputs, *inner], outputs, awaited)
+        self.is_work = bool(back)
         outer = {id(tensor): id(captured) for tensor, captured in zip(inner, self.captured)}
         changing = (op for op in ordered if op.type not in pipelines.READS)
         self.writes = {outer[id(tensor)] for op in changing for tensor in op.inputs if id(tensor) in outer}
@@ -136,11 +137,6 @@ class Split:
         """The indices of the inputs that ops of the back use, and do not merely pass on."""
         used = {id(tensor) for op in self.back.ops for tensor in op.inputs}
         return [index for index in self.back_takes if id(self.inputs[index]) in used]
-
-    @property
-    def is_work(self) -> bool:
-        """Whether the back computes or checks anything."""
-        return bool(self.back.ops)
 
     @property
     def passed(self) -> list[int | None]:
@@ -253,8 +249,7 @@ def _must_run(node: Any) -> bool:
     """Whether an op must run for each element in the script's order, by its definition."""
     from tensorflow.python.framework import op_def_registry
 
-    finds_files = node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)  # an op of matex_tf, not on rank 0
-    if finds_files or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
+    if pipelines.finds_files(node) or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
         return False
     definition = op_def_registry.get(node.op)
     return definition is None or definition.is_stateful

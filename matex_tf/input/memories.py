@@ -24,7 +24,8 @@ class Memory:
     def recall(self, number: Any, rows: Sequence[Any], work: Callable[[], list[Any]]) -> list[Any]:
         """In a graph: the tensors of the ticket `number`. If the memory has none, or other rows, `work` makes them.
 
-        rows: scalars that identify rows of the ticket's batch.
+        rows: scalars that identify rows of the ticket's batch, with a digest of the ticket: after a pass that ended
+            early, its number may belong to another ticket.
         """
         rows_text = tf.strings.join(["rows", *map(tf.strings.as_string, rows)], ":")
         entry = self._table.lookup(number)  # the text of the rows, then the serialized tensors

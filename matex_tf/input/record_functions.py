@@ -20,7 +20,6 @@ from matex_tf.input import pipelines, record_maps
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.lazy import tf
 from matex_tf.rewrite import graph_ops
-from matex_tf.runtime import real_files
 
 KINDS = {"TFRecordDataset": "tfrecord", "TextLineDataset": "text", "FixedLengthRecordDatasetV2": "fixed"}
 """The formats of `ops.record_files`, by the ops that read them."""
@@ -56,17 +55,13 @@ def read_kinds(function: Any) -> set[str]:
     return {KINDS[node.op] for node in graph_ops.iterate_nodes(function.graph) if node.op in KINDS}
 
 
-def list_changing_ops(function: Any) -> list[str]:
-    """The types of the ops in a function of a pipeline whose results may vary, except for datasets."""
-    return _list_changing(graph_ops.iterate_nodes(function.graph))
-
-
 def reads_state(function: Any) -> bool:
     """Whether a function of a pipeline reads state that the script can change: variables, tables, whole files."""
     return any(node.op in pipelines.READS for node in graph_ops.iterate_nodes(function.graph))
 
 
-def _list_changing(nodes: Iterable[Any]) -> list[str]:
+def list_changing_ops(nodes: Iterable[Any]) -> list[str]:
+    """The types of the ops, by their definitions, whose results may vary, except for datasets."""
     from tensorflow.core.framework import types_pb2
     from tensorflow.python.framework import op_def_registry
 
@@ -74,8 +69,8 @@ def _list_changing(nodes: Iterable[Any]) -> list[str]:
         op = op_def_registry.get(node.op)
         if op is None or not op.is_stateful or node.op in _CONSTANT:
             return False
-        finds_files = node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)  # an op of matex_tf
-        return not finds_files and not any(output.type == types_pb2.DT_VARIANT for output in op.output_arg)
+        makes_dataset = any(output.type == types_pb2.DT_VARIANT for output in op.output_arg)
+        return not makes_dataset and not pipelines.finds_files(node)
 
     return sorted({node.op for node in nodes if is_changing(node)})
 
@@ -235,7 +230,7 @@ class Rewriter:
             if name in self._library and name not in called:
                 called[name] = self._library[name]
                 pending += [callee for inner in called[name].node_def for callee in graph_ops.list_functions(inner)]
-        if changing := _list_changing(inner for callee in called.values() for inner in callee.node_def):
+        if changing := list_changing_ops(inner for callee in called.values() for inner in callee.node_def):
             raise CannotBeIndexed(f"records are worked on where their files are read, by {', '.join(changing)}")
         return record_maps.read_map(node, function, body.find_captured)
 

@@ -17,6 +17,7 @@ from matex_tf.input import pipelines, record_functions, record_index, tickets
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.lazy import tf
 from matex_tf.ops import record_files
+from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import objects
 from matex_tf.sharding import slice_bounds
 from matex_tf.world import placement, world
@@ -224,5 +225,5 @@ def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
 
 def _check_function(function: Any) -> None:
     """Raises CannotBeIndexed if the file names that a function makes of an element may vary."""
-    if changing := record_functions.list_changing_ops(function):
+    if changing := record_functions.list_changing_ops(graph_ops.iterate_nodes(function.graph)):
         raise CannotBeIndexed(f"its names of files are made by {', '.join(changing)}")

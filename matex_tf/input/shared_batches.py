@@ -45,7 +45,6 @@ class Source:
         self.is_compared = False
         steps = slice_bounds.list_pipeline(dataset)
         self._elements_come_again = not any(map(pipelines.has_outside_state, steps))
-        self._ahead_of_script = iteration.count_ahead_at_least(dataset)
         self._options = dataset.options().merge(_make_options(steps))
         self._ticket_size = len(tickets.flatten_specs(found.tickets.element_spec))
         self._deal = self._make_deal(None)
@@ -82,7 +81,7 @@ class Source:
             return first, count, total, has_rows, digest, *self.take(ticket, first, count, total), *ticket
 
         slices = tickets.map_dataset(self.batches.tickets, work, **self._choose_map_options())
-        count = _BATCHES_AHEAD if self._elements_come_again else self._ahead_of_script
+        count = _BATCHES_AHEAD if self._elements_come_again else iteration.count_ahead(self.dataset)
         return (slices.prefetch(count) if count else slices).with_options(self._options)
 
     def _choose_map_options(self) -> dict[str, Any]:
@@ -143,19 +142,19 @@ class Source:
 
     @functools.cached_property
     def _whole_function(self) -> Any:
-        """`_take_whole` as a ConcreteFunction."""
+        """A ConcreteFunction of a number, unused, and the handle of an iterator of slices: its next batch, whole."""
+
+        def take_whole(number: Any, handle: Any) -> list[Any]:
+            element = tickets.take_next(handle, self.specs)
+            whole = tf.py_function(self._make_whole, element, [dtype for dtype, _ in self.batch_specs])
+            whole = whole if isinstance(whole, list) else [whole]
+            for tensor, (_, shape) in zip(whole, self.batch_specs):
+                tensor.set_shape(shape)
+            return whole
+
         with tf.init_scope():
             specs = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource)
-            return tf.function(self._take_whole, autograph=False).get_concrete_function(*specs)
-
-    def _take_whole(self, number: Any, handle: Any) -> list[Any]:
-        """In a graph: the next whole batch of the iterator of slices with this handle."""
-        element = tickets.take_next(handle, self.specs)
-        whole = tf.py_function(self._make_whole, element, [dtype for dtype, _ in self.batch_specs])
-        whole = whole if isinstance(whole, list) else [whole]
-        for tensor, (_, shape) in zip(whole, self.batch_specs):
-            tensor.set_shape(shape)
-        return whole
+            return tf.function(take_whole, autograph=False).get_concrete_function(*specs)
 
     def _make_whole(self, *element: Any) -> list[Any]:
         """A whole batch from an element of the iterator, in eager code: a function of few ops is fast to create."""

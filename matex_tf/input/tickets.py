@@ -49,19 +49,6 @@ def map_dataset(dataset: Any, function: Callable[..., Any], **options: Any) -> A
     return dataset.map(tf.autograph.experimental.do_not_convert(function), **options)
 
 
-ORDER: dict[str, Callable[[Any, Any], Any]] = {
-    "RepeatDataset": lambda step, tickets: _repeat(step, tickets),
-    "TakeDataset": lambda step, tickets: tickets.take(step._count),
-    "SkipDataset": lambda step, tickets: tickets.skip(step._count),
-    "ShardDataset": lambda step, tickets: tickets.shard(step._num_shards, step._index),
-    "ShuffleDataset": lambda step, tickets: _shuffle(step, tickets),
-    "PrefetchDataset": lambda step, tickets: tickets,
-    "OptionsDataset": lambda step, tickets: tickets,
-    "AssertCardinalityDataset": lambda step, tickets: _assert_cardinality(step, tickets),
-}
-"""For each step that only orders elements: the same step over tickets."""
-
-
 def note_generator(shuffled: Any, generator: Any) -> None:
     """Record the seed generator of a `shuffle`, from TensorFlow, at the dataset's variant tensor `shuffled`."""
     tags.set_tag(shuffled, _GENERATOR, generator)
@@ -93,8 +80,19 @@ def _repeat(step: Any, tickets: Any) -> Any:
     return (tickets if is_merged else tickets.with_options(tf.data.Options())).repeat(step._count)
 
 
-def _assert_cardinality(step: Any, tickets: Any) -> Any:
-    return tickets.apply(tf.data.experimental.assert_cardinality(step._expected_cardinality))
+ORDER: dict[str, Callable[[Any, Any], Any]] = {
+    "RepeatDataset": _repeat,
+    "TakeDataset": lambda step, tickets: tickets.take(step._count),
+    "SkipDataset": lambda step, tickets: tickets.skip(step._count),
+    "ShardDataset": lambda step, tickets: tickets.shard(step._num_shards, step._index),
+    "ShuffleDataset": _shuffle,
+    "PrefetchDataset": lambda step, tickets: tickets,
+    "OptionsDataset": lambda step, tickets: tickets,
+    "AssertCardinalityDataset": lambda step, tickets: tickets.apply(
+        tf.data.experimental.assert_cardinality(step._expected_cardinality)
+    ),
+}
+"""For each step that only orders elements: the same step over tickets."""
 
 
 def zip_tickets(datasets: Sequence[Any]) -> tuple[Any, Callable[[Tensors], list[Tensors]]]:
@@ -137,11 +135,6 @@ def is_in_memory(dataset: Any) -> bool:
     """Whether a `cache` keeps elements in memory, and not in a file."""
     filename = dataset._filename
     return hasattr(filename, "numpy") and filename.numpy() == b""
-
-
-def name_digest(digest: Any) -> Any:
-    """A digest of 8 bytes as an int64 number."""
-    return tf.bitcast(digest, tf.int64)
 
 
 def reads_changing(dataset: Any) -> bool:
