@@ -55,11 +55,6 @@ def read_kinds(function: Any) -> set[str]:
     return {KINDS[node.op] for node in graph_ops.iterate_nodes(function.graph) if node.op in KINDS}
 
 
-def reads_state(function: Any) -> bool:
-    """Whether a function of a pipeline reads state that the script can change: variables, tables, whole files."""
-    return any(node.op in pipelines.READS for node in graph_ops.iterate_nodes(function.graph))
-
-
 def list_changing_ops(nodes: Iterable[Any]) -> list[str]:
     """The types of the ops, by their definitions, whose results may vary, except for datasets."""
     from tensorflow.core.framework import types_pb2

@@ -97,7 +97,8 @@ def _make_tickets(dataset: Any) -> Records | str:
     read = _make_reader(maps, step.element_spec) if maps else record_files.read_records
     steps = slice_bounds.list_pipeline(step)
     wrapped = [getattr(each, name, None) for each in steps for name in _FUNCTIONS]
-    names_may_vary = any(record_functions.reads_state(each.function) for each in wrapped if each)
+    nodes = (node for each in wrapped if each for node in graph_ops.iterate_nodes(each.function.graph))
+    names_may_vary = any(node.op in pipelines.READS for node in nodes)  # of variables, tables, whole files
     return Records(_make_dataset(step, function, cpus), read, () if names_may_vary else tuple(names), kind)
 
 

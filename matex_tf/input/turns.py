@@ -359,10 +359,10 @@ class Pass:
 
     def _compare(self, everyone: Sequence[_Report]) -> None:
         """Print a note if ranks have made different items of the same number."""
-        other = next((rank for rank, report in enumerate(everyone) if report.digest != everyone[0].digest), 0)
-        if other and not any(report.failure for report in everyone):
+        different_rank = next((rank for rank, report in enumerate(everyone) if report.digest != everyone[0].digest), 0)
+        if different_rank and not any(report.failure for report in everyone):
             notes.print_note(
-                f"ranks 0 and {other} made different items of the same number of {self.source.name}, at whose items "
+                f"ranks 0 and {different_rank} made different items of the same number of {self.source.name}, at whose items "
                 "ranks take turns: they depend on what else was made. The results are not exactly those of the script "
                 "alone"
             )

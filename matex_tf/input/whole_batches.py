@@ -126,7 +126,7 @@ def _make_gather_function(batch: Batch) -> Any:
         # The digests are equal if the largest one and the smallest one, - max(-digest), are.
         (largest,) = exchanger.exchange([Request("max", tf.stack([digest, -digest]))], batch_slice.of_all())
         is_same = tf.debugging.Assert(tf.equal(largest[0], -largest[1]), [_OTHERS], summarize=1)
-        with tf.control_dependencies([is_same] if is_same is not None else []):
+        with tf.control_dependencies([is_same]):
             requests = [Request("gather", tf.identity(one)) for one, is_row in zip(own, are_rows) if is_row]
         gathered = iter(exchanger.exchange(requests, batch_slice))
         tensors = [next(gathered) if is_row else one for one, is_row in zip(own, are_rows)]
