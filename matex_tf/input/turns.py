@@ -263,7 +263,7 @@ class Pass:
             source.choose()
         if not source.is_shared:
             self._prepare_items()
-            tensors, self._position = self._pull(), self._position + 1
+            tensors, self._position = self._take_own(), self._position + 1
             return batches.WholeBatch(tensors, source.are_rows)
         position = self._position
         item = membership.attempt_collectives(NEXT, self._take_turn, lambda: self._move_to(position))
@@ -287,6 +287,7 @@ class Pass:
             )
 
     def _move_to(self, position: int) -> None:
+        """Continue with the item at `position`, also backwards."""
         self._position, self.source.taken_count = position, self._taken_before + position
 
     def _find_maker(self, position: int) -> int:
@@ -294,9 +295,10 @@ class Pass:
         return (self._taken_before + position) % world.get_world().trainers
 
     def _is_compared(self, position: int) -> bool:
-        """Whether all ranks make an item, and compare it."""
+        """Whether all ranks make an item, and compare it. See `_FIRST_COMPARED`."""
         number = self._taken_before + position + 1
-        return position == 0 or (number >= _FIRST_COMPARED and number & (number - 1) == 0)
+        is_power_of_two = number & (number - 1) == 0
+        return position == 0 or (number >= _FIRST_COMPARED and is_power_of_two)
 
     def _prepare_items(self) -> None:
         """Start making this rank's remaining items ahead; again after ranks were lost, and if turns end."""
@@ -316,8 +318,8 @@ class Pass:
             self._adapter = self.source.make_adapter(numbers, is_ahead=True)
             self._stop = weakref.finalize(self, items_ahead.stop_adapter, self._adapter)
 
-    def _pull(self) -> list[Any]:
-        """The flat tensors of this rank's next item."""
+    def _take_own(self) -> list[Any]:
+        """The flat tensors of the next item that this rank makes."""
         if self._iterator is None:
             self._iterator, tensors = self.source.start(self._adapter)
             return tensors
@@ -328,10 +330,10 @@ class Pass:
         self._prepare_items()
         me, position = world.get_world(), self._position
         maker, number, is_compared = self._find_maker(position), self.order[position], self._is_compared(position)
-        tensors, failure, shapes, digest = None, None, None, None
+        tensors = shapes = digest = failure = None
         if me.rank == maker or (is_compared and me.rank < me.trainers):
             try:
-                tensors = self._pull()
+                tensors = self._take_own()
                 shapes = [tuple(tensor.shape) for tensor in tensors]
                 digest = batches.digest_tensors(tensors) if is_compared else None
             except tf.errors.OpError as error:
@@ -359,7 +361,8 @@ class Pass:
 
     def _compare(self, everyone: Sequence[_Report]) -> None:
         """Print a note if ranks have made different items of the same number."""
-        different_rank = next((rank for rank, report in enumerate(everyone) if report.digest != everyone[0].digest), 0)
+        digests = [report.digest for report in everyone]
+        different_rank = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), 0)
         if different_rank and not any(report.failure for report in everyone):
             notes.print_note(
                 f"ranks 0 and {different_rank} made different items of the same number of {self.source.name}, at whose items "
