@@ -59,9 +59,5 @@ def read_map(node: Any, function: Any, find: Callable[[str], Any]) -> Map:
 
 def is_same(first: Sequence[Map], second: Sequence[Map]) -> bool:
     """Whether two chains of maps are equal."""
-    return len(first) == len(second) and all(
-        a.function == b.function
-        and len(a.captured) == len(b.captured)
-        and all(value is other for value, other in zip(a.captured, b.captured))
-        for a, b in zip(first, second)
-    )
+    keys = [[(each.function, *map(id, each.captured)) for each in maps] for maps in (first, second)]
+    return keys[0] == keys[1]

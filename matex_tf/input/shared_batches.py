@@ -232,11 +232,7 @@ class SharedBatches:
         self.source, self.iterator = source, iterator
 
     def take(self) -> Batch:
-        """The next batch.
-
-        Raises:
-            tf.errors.OutOfRangeError: at the end.
-        """
+        """The next batch. Raises tf.errors.OutOfRangeError at the end."""
         return Batch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source.specs))
 
 
