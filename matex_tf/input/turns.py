@@ -365,9 +365,9 @@ class Pass:
         different_rank = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), 0)
         if different_rank and not any(report.failure for report in everyone):
             notes.print_note(
-                f"ranks 0 and {different_rank} made different items of the same number of {self.source.name}, at "
-                "whose items ranks take turns: they depend on what else was made. The results are not exactly those of the script "
-                "alone"
+                f"ranks 0 and {different_rank} made different items of the same number of {self.source.name}, at whose "
+                "items ranks take turns: they depend on what else was made. The results are not exactly those of the "
+                "script alone"
             )
 
 
