@@ -129,7 +129,7 @@ def _run_front(inner: Elements, split: Split, dataset: Any) -> Any:
         before = ticket if inner.is_work else [inputs[index] for index in split.back_takes]
         return *before, *split.build_front(inputs)
 
-    options = {}
+    options: dict[str, Any] = {}
     if not PYTHON.isdisjoint(split.ordered) and getattr(dataset, "_num_parallel_calls", None) is not None:
         deterministic = {"true": True, "false": False}.get(dataset._deterministic)
         options = {"num_parallel_calls": dataset._num_parallel_calls, "deterministic": deterministic}
