@@ -338,13 +338,17 @@ def _map_batches(dataset: Any) -> Batches:
         batch = inner.take(ticket[:ticket_size], batch_slice)
         return row_map.build([*(batch[index] for index in split.back_takes), *ticket[ticket_size:]], batch_slice)
 
+    def digest(ticket: Tensors) -> Any:
+        front_results, digest_before = ticket[ticket_size:], inner.digest(ticket[:ticket_size])
+        return digest_tensors([digest_before, *front_results]) if front_results else digest_before
+
     # A component that the map passes on stays padded.
     passed = {at: split.back_takes[index] for at, index in enumerate(split.passed) if index in range(input_count)}
     return inner._replace(
         tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run_front),
         count_rows=lambda ticket: inner.count_rows(ticket[:ticket_size]),
         take=take,
-        digest=lambda ticket: digest_tensors([inner.digest(ticket[:ticket_size]), *ticket[ticket_size:]]),
+        digest=digest,
         are_rows=row_map.are_rows,
         spec=dataset._map_func.output_structure,
         is_work=True,

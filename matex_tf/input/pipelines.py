@@ -40,7 +40,8 @@ def has_outside_state(step: Any) -> bool:
 
 def may_vary(step: Any) -> bool:
     """Whether a step may give different elements in another iteration, for equal inputs."""
-    return is_reshuffled(step) or not all(map(_makes_dataset, list_stateful(step)))
+    is_random = is_reshuffled(step) or name_kind(step) == "RandomDataset"
+    return is_random or not all(map(_makes_dataset, list_stateful(step)))
 
 
 def is_reshuffled(step: Any) -> bool:

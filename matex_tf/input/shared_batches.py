@@ -82,7 +82,10 @@ class Source:
 
         slices = tickets.map_dataset(self.batches.tickets, work, **self._choose_map_options())
         count = _BATCHES_AHEAD if self._elements_come_again else iteration.count_ahead(self.dataset)
-        return (slices.prefetch(count) if count else slices).with_options(self._options)
+        slices = slices.prefetch(count) if count else slices
+        if not any(map(pipelines.may_vary, slice_bounds.list_pipeline(self.dataset))):
+            slices = slices.take(0).concatenate(slices)  # starts late, see `_make_whole_batches`
+        return slices.with_options(self._options)
 
     def _choose_map_options(self) -> dict[str, Any]:
         """How maps of the tickets run: in parallel only if elements that are read too early come again."""
@@ -123,22 +126,34 @@ class Source:
             return dataset
 
     def _make_whole_batches(self, shared: SharedBatches) -> Any:
-        """The dataset of whole batches, from the remaining elements of an iterator of slices."""
+        """The dataset of whole batches, from the remaining elements of an iterator of slices.
+
+        Few of its iterators are used, and Keras makes two for each epoch. An iterator costs milliseconds, because
+        TensorFlow prepares the functions of the maps for it. But an iterator of `empty.concatenate(dataset)` prepares
+        the functions of `dataset` only when its first element is taken.
+        """
         from tensorflow.python.data.ops import dataset_ops
 
-        function = self._whole_function
-        handle = shared.iterator._iterator_resource
+        function, (dtypes, shapes) = self._whole_function, zip(*self.batch_specs)
+        specs = {"output_types": dtypes, "output_shapes": shapes}
         variant = tf.raw_ops.MapDataset(
-            input_dataset=tf.data.Dataset.range(np.iinfo(np.int64).max)._variant_tensor,
-            other_arguments=[handle, *function.captured_inputs],
+            input_dataset=self._numbers._variant_tensor,
+            other_arguments=[shared.iterator._iterator_resource, *function.captured_inputs],
             f=function,
-            output_types=[dtype for dtype, _ in self.batch_specs],
-            output_shapes=[shape for _, shape in self.batch_specs],
             preserve_cardinality=False,
+            **specs,
         )
+        empty = tf.raw_ops.TakeDataset(input_dataset=variant, count=tf.constant(0, tf.int64), **specs)
+        variant = tf.raw_ops.ConcatenateDataset(input_dataset=empty, another_dataset=variant, **specs)
+        return dataset_ops._VariantDataset(variant, self.spec)
+
+    @functools.cached_property
+    def _numbers(self) -> Any:
+        """An endless dataset, with the options of the datasets of whole batches."""
         options = tf.data.Options()  # reading ahead would take batches from steps
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
-        return dataset_ops._VariantDataset(variant, self.spec).with_options(options)
+        with tf.init_scope():
+            return tf.data.Dataset.range(np.iinfo(np.int64).max).with_options(options)
 
     @functools.cached_property
     def _whole_function(self) -> Any:

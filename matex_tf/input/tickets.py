@@ -148,5 +148,8 @@ def digest_tensors(tensors: Tensors) -> Any:
     with_values = [tensor for tensor in tensors if tensor.dtype not in (tf.variant, tf.resource)]
     if not with_values:
         return tf.zeros([8], tf.uint8)
+    # Few ops: TensorFlow prepares them again for each iterator.
     digests = [tf.raw_ops.Fingerprint(data=tf.reshape(one, [1, -1]), method="farmhash64") for one in with_values]
-    return tf.raw_ops.Fingerprint(data=tf.concat(digests, 1), method="farmhash64")[0]
+    if len(digests) > 1:
+        digests = [tf.raw_ops.Fingerprint(data=tf.concat(digests, 1), method="farmhash64")]
+    return tf.reshape(digests[0], [8])
