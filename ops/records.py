@@ -139,7 +139,7 @@ def get_last_measurement() -> tuple[float, float, bool] | None:
     measurement.
     """
     start_seconds, seconds_per_byte, disturbed = ctypes.c_double(), ctypes.c_double(), ctypes.c_int()
-    results = map(ctypes.byref, (start_seconds, seconds_per_byte, disturbed))
-    if not get_library().c.matex_last_link(*results):
+    results = start_seconds, seconds_per_byte, disturbed
+    if not get_library().c.matex_last_link(*(ctypes.byref(result) for result in results)):
         return None
     return start_seconds.value, seconds_per_byte.value, bool(disturbed.value)
