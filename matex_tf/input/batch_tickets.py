@@ -192,7 +192,10 @@ def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
     def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
         tickets_of_slice = _slice_rows(ticket, batch_slice)
         results = dict(zip(computed, work_on(tickets_of_slice))) if computed else {}
-        return [results[at] if at in results else tickets_of_slice[index] for at, index in enumerate(inner.passed)]
+        return [
+            results[at] if index is None or at in results else tickets_of_slice[index]
+            for at, index in enumerate(inner.passed)
+        ]
 
     are_rows, spec = [True for _ in specs], dataset.element_spec
     return Batches(
@@ -343,7 +346,8 @@ def _map_batches(dataset: Any) -> Batches:
         return digest_tensors([digest_before, *front_results]) if front_results else digest_before
 
     # A component that the map passes on stays padded.
-    passed = {at: split.back_takes[index] for at, index in enumerate(split.passed) if index in range(input_count)}
+    are_inputs = [(at, index) for at, index in enumerate(split.passed) if index is not None and index < input_count]
+    passed = {at: split.back_takes[index] for at, index in are_inputs}
     return inner._replace(
         tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run_front),
         count_rows=lambda ticket: inner.count_rows(ticket[:ticket_size]),
