@@ -25,13 +25,13 @@ _MESSAGE_BYTES = 4096  # the maximum length of a message
 
 @dataclass(frozen=True)
 class Found:
-    """The index of a file, or of a part of it: where its records are.
+    """The index of a file, or of some of its bytes: where records are. Offsets and lengths are in bytes.
 
-    offsets: int64. TFRecord: the position of each record's header. Text: the end of each line.
-    lengths: int64. TFRecord: the bytes of each record's data. Text: empty.
-    content: text: the position of the last byte that belongs to a line; -1: none.
-    code, problem, place: TensorFlow's error code, the message without the file's name, and the position from which
-        records cannot be read. With code 0 the message is a warning, or "" if there is no problem.
+    offsets: int64. TFRecord: the offset of each record's header. Text: the end of each line.
+    lengths: int64. TFRecord: the length of each record's data. Text: empty.
+    content: text: the offset of the last byte that belongs to a line; -1: none.
+    code, problem, place: TensorFlow's error code, the message without the file's name, and the byte offset from which
+        on records cannot be read. With code 0 the message is a warning, or "" if there is no problem.
     """
 
     offsets: np.ndarray
@@ -86,8 +86,8 @@ def put_records(
     """Register the index of the file `name` with the ops; returns the file's number in tickets.
 
     Args:
-        offsets, lengths: int64. TFRecord: the header's position, the data's bytes. Text: the line without its end.
-        problem: code, message and position of a problem after these records; see `Found`.
+        offsets, lengths: int64. TFRecord: of the header, and of the data. Text: of the line without its end.
+        problem: code, message and byte offset of a problem after these records; see `Found`.
     """
     offsets, lengths = (np.ascontiguousarray(one, np.int64) for one in (offsets, lengths))
     code, text, place = problem

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -16,52 +16,22 @@ from . import interface
 from .library import get_library
 
 TOTALS, EVENTS, GRADIENTS = 1, 2, 3
-"""What is recorded: totals; totals and events; or also events of single gradients."""
+"""The detail of a recording: totals; totals and events; or also events of single gradients."""
 
 ACTIVITIES = (
-    "update",
-    "collective",
-    "message",
-    "meet",
-    "bucket",
-    "copy in",
-    "transfer",
-    "copy out",
-    "own gradients",
-    "choice",
-    "gap",
-    "between steps",
-    "exposed",
-    "announcement",
-    "entry",
-    "ready",
-    "rows",
-    "pull",
-    "allgather",
-    "broadcast",
-)
+    "update", "collective", "message", "meet", "bucket", "copy in", "transfer", "copy out", "own gradients", "choice",
+    "gap", "between steps", "exposed", "announcement", "entry", "ready", "rows", "pull", "allgather", "broadcast",
+)  # fmt: skip
 """The names of the engine's activities; the position is the activity's number in events."""
 
 LANES = ("script", "communication", "new weights")
 
 EVENT = np.dtype(
-    [
-        ("start", np.int64),
-        ("duration", np.int64),
-        ("bytes", np.int64),
-        ("label", np.int32),
-        ("activity", np.int16),
-        ("lane", np.int16),
-    ]
+    [("start", "i8"), ("duration", "i8"), ("bytes", "i8"), ("label", "i4"), ("activity", "i2"), ("lane", "i2")]
 )
+"""The fields of an event: times in nanoseconds, the indices of its label, of its activity and of its lane."""
 
-_NUMBERS = (
-    "updates bytes transfers transfer copy exposed exposed_wait steps compute meet collectives "
-    "pulled pull"  # the fields of the engine's struct Totals
-).split()
-
-
-_recording = 0
+_recording = 0  # see `set_recording`
 
 
 @dataclass
@@ -91,11 +61,15 @@ class Totals:
     pull: int = 0
 
 
-def set_recording(how: int, capacity: int = 0) -> None:
-    """Record nothing (0), totals (1), or also events (2, 3), of which the engine keeps the last `capacity`."""
+_FIELDS = [field.name for field in fields(Totals)][1:]
+"""The fields of the engine's struct Totals, in its order."""
+
+
+def set_recording(detail: int, capacity: int = 0) -> None:
+    """Record nothing (0), `TOTALS`, or also `EVENTS` or `GRADIENTS`, of which the engine keeps the last `capacity`."""
     global _recording
-    _recording = how
-    get_library().c.matex_record(how, capacity)
+    _recording = detail
+    get_library().c.matex_record(detail, capacity)
 
 
 def is_on() -> bool:
@@ -114,70 +88,58 @@ def mark_between_steps() -> None:
         get_library().c.matex_between_steps()
 
 
-def read_events() -> tuple[np.ndarray, int]:
-    """The events so far (dtype `EVENT`), ordered by their ends, and the number of older events that were dropped."""
-    return read_engine_events(get_library().c)
+def read_events(engine: ctypes.CDLL | None = None) -> tuple[np.ndarray, int]:
+    """The events so far (dtype `EVENT`), ordered by their ends, and the number of older events that were dropped.
 
-
-def read_engine_events(c: ctypes.CDLL) -> tuple[np.ndarray, int]:
-    """`read_events` of the engine `c`."""
-    dropped = ctypes.c_int64()
-    size = 1 << 10
+    engine: the compiled engine; default: of this process.
+    """
+    c, dropped, capacity = engine or get_library().c, ctypes.c_int64(), 1 << 10
     while True:
-        found = np.zeros(size, EVENT)
-        count = c.matex_events(found.ctypes.data, size, ctypes.byref(dropped))
-        if count < size:
-            return found[:count], dropped.value
-        size *= 4
+        events = np.zeros(capacity, EVENT)
+        count = c.matex_events(events.ctypes.data, capacity, ctypes.byref(dropped))
+        if count < capacity:
+            return events[:count], dropped.value
+        capacity *= 4
 
 
-def read_event_labels() -> list[str]:
-    """The texts of events, indexed by the field `label`."""
-    return read_engine_labels(get_library().c)
-
-
-def read_engine_labels(c: ctypes.CDLL) -> list[str]:
-    """`read_event_labels` of the engine `c`."""
-    size = 1 << 16
+def read_event_labels(engine: ctypes.CDLL | None = None) -> list[str]:
+    """The texts of events, indexed by the field `label`. engine: see `read_events`."""
+    c, capacity = engine or get_library().c, 1 << 16
     while True:
-        text = ctypes.create_string_buffer(size)
-        length = c.matex_labels(text, size)
-        if length <= size:
+        text = ctypes.create_string_buffer(capacity)
+        length = c.matex_labels(text, capacity)
+        if length <= capacity:
             return text.raw[:length].decode(errors="replace").split("\0")[:-1]
-        size = 2 * length
+        capacity = 2 * length
 
 
-def read_totals() -> list[Totals]:
-    """The totals of each place."""
-    return read_engine_totals(get_library().c)
-
-
-def read_engine_totals(c: ctypes.CDLL) -> list[Totals]:
-    """`read_totals` of the engine `c`."""
-    found: list[Totals] = []
-    numbers, name = (ctypes.c_int64 * len(_NUMBERS))(), ctypes.create_string_buffer(512)
-    while c.matex_totals(len(found), numbers, name, len(name)):
-        found.append(Totals(name.value.decode(errors="replace"), *numbers))
-    return found
+def read_totals(engine: ctypes.CDLL | None = None) -> list[Totals]:
+    """The totals of each place. engine: see `read_events`."""
+    c, totals = engine or get_library().c, list[Totals]()
+    numbers, place = (ctypes.c_int64 * len(_FIELDS))(), ctypes.create_string_buffer(512)
+    while c.matex_totals(len(totals), numbers, place, len(place)):
+        totals.append(Totals(place.value.decode(errors="replace"), *numbers))
+    return totals
 
 
 def measure_transfer(overlapped: bool) -> tuple[float, float]:
     """Measure the cost of a transfer: seconds to start, and seconds per byte. Collective, before any update.
 
-    `overlapped`: measure sums of the overlapped reduction, else of the inline reduction.
+    overlapped: measure sums of the overlapped reduction, else of the inline reduction.
     """
     c = get_library().c
-    start_up, byte = ctypes.c_double(), ctypes.c_double()
-    if c.matex_link(overlapped, ctypes.byref(start_up), ctypes.byref(byte)):
+    start_seconds, seconds_per_byte = ctypes.c_double(), ctypes.c_double()
+    if c.matex_link(overlapped, ctypes.byref(start_seconds), ctypes.byref(seconds_per_byte)):
         raise errors.RankError(interface.get_last_error(c))
-    return start_up.value, byte.value
+    return start_seconds.value, seconds_per_byte.value
 
 
 def get_last_measurement() -> tuple[float, float, bool] | None:
     """The last measurement: `measure_transfer`'s two numbers, and whether other work disturbed it. None without a
     measurement.
     """
-    start_up, byte, disturbed = ctypes.c_double(), ctypes.c_double(), ctypes.c_int()
-    if not get_library().c.matex_last_link(ctypes.byref(start_up), ctypes.byref(byte), ctypes.byref(disturbed)):
+    start_seconds, seconds_per_byte, disturbed = ctypes.c_double(), ctypes.c_double(), ctypes.c_int()
+    results = start_seconds, seconds_per_byte, disturbed
+    if not get_library().c.matex_last_link(*(ctypes.byref(result) for result in results)):
         return None
-    return start_up.value, byte.value, bool(disturbed.value)
+    return start_seconds.value, seconds_per_byte.value, bool(disturbed.value)

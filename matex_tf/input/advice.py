@@ -14,7 +14,7 @@ from matex_tf.sharding import slice_bounds
 from matex_tf.world import world
 
 _MAPS, _BATCHES = ("Map", "ParallelMap"), ("Batch", "ParallelBatch", "PaddedBatch")
-_SPREADS, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRecord", "TextLine", "FixedLengthRecord")
+_INTERLEAVES, _READERS = ("FlatMap", "Interleave", "ParallelInterleave"), ("TFRecord", "TextLine", "FixedLengthRecord")
 _UNINDEXED = ("Csv", "Load", "Sql")
 """Steps that read files whose records are not indexed."""
 
@@ -66,19 +66,20 @@ def explain_kept(dataset: Any, kept: Sequence[str]) -> str:
         kept: the types of the ops that keep work in front (see `tickets.Elements`).
     """
     has_batches = any(name_step(one) in _BATCHES for one in slice_bounds.list_pipeline(dataset))
-    parts = [*kept, *([] if has_batches or not _has_work(dataset) else [NO_BATCHES])]
-    told = []
-    for step in _list_steps(dataset, False):
-        name, _, why = step.partition(": ")
-        told.append(f"{name} with all before it ({why + '; ' if why else ''}instead: {find_advice(step, OF_STEPS)})")
-    told += [f"{one} (instead: {find_advice(one, OF_OPS)})" for one in sorted(set(parts))]
-    return ", ".join(told)
+    ops = {*kept} if has_batches or not _has_work(dataset) else {*kept, NO_BATCHES}
+    causes = []
+    for step in _list_steps(dataset, are_rows=False):
+        name, _, reason = step.partition(": ")
+        reason = f"{reason}; " if reason else ""
+        causes.append(f"{name} with all before it ({reason}instead: {find_advice(step, OF_STEPS)})")
+    causes += [f"{op} (instead: {find_advice(op, OF_OPS)})" for op in sorted(ops)]
+    return ", ".join(causes)
 
 
 def name_composites(spec: Any) -> list[str]:
     """The kinds of components of an element, of this spec, that ranks do not slice: all but dense tensors."""
-    components = tf.nest.flatten(spec, expand_composites=False)
-    types = {type(one).__name__ for one in components if not isinstance(one, tf.TensorSpec)}
+    specs = tf.nest.flatten(spec, expand_composites=False)
+    types = {type(each).__name__ for each in specs if not isinstance(each, tf.TensorSpec)}
     return sorted({_COMPOSITE.get(name, "elements that are no tensors") for name in types})
 
 
@@ -93,9 +94,9 @@ def name_step(dataset: Any) -> str:
 
 
 def _list_steps(dataset: Any, are_rows: bool) -> Iterator[str]:
-    """The uppermost steps that need the result of the work on their elements, as `tickets` finds them.
+    """The uppermost steps at or below `dataset` that keep all work before them on every rank, by their kinds.
 
-    are_rows: they give rows, of which batches are made.
+    are_rows: the elements of `dataset` are rows, of which a later step makes batches.
     """
     kind = name_step(dataset)
     is_in_memory = kind == "Cache" and tickets.is_in_memory(dataset)
@@ -108,25 +109,27 @@ def _list_steps(dataset: Any, are_rows: bool) -> Iterator[str]:
             yield from _list_steps(one, are_rows)
     elif kind == "FlatMap" and "GeneratorDataset" in _list_types(dataset):
         yield "a generator"
-    elif (why := records.why_not(dataset)) not in ("", records.NO_RECORDS):
-        yield f"{kind}: {why}"
+    elif (reason := records.why_not(dataset)) not in ("", records.NO_RECORDS):
+        yield f"{kind}: {reason}"
     elif kind == "Cache":
         yield "a cache in a file"
-    elif not (are_rows and kind in (*_SPREADS, *_READERS) and not why) and _has_work(dataset):
+    elif are_rows and kind in (*_INTERLEAVES, *_READERS) and not reason:
+        return  # its records are tickets
+    elif _has_work(dataset):
         yield kind
 
 
 def _has_work(dataset: Any) -> bool:
     """Whether a step of a pipeline reads or maps, except for the map that TensorFlow adds before `unbatch`."""
     steps = slice_bounds.list_pipeline(dataset)
-    of_unbatch = [one._input_dataset for one in steps if name_step(one) == "Restructured"]
-    return any(_is_work(one) and one not in of_unbatch for one in steps)
+    added = [step._input_dataset for step in steps if name_step(step) == "Restructured"]
+    return any(_is_work(step) and step not in added for step in steps)
 
 
 def _is_work(step: Any) -> bool:
     kind = name_step(step)
-    if kind in _SPREADS:
-        return any(re.search("Map|TFRecord|TextLine|FixedLength|ReadFile", one) for one in _list_types(step))
+    if kind in _INTERLEAVES:
+        return any(re.search("Map|TFRecord|TextLine|FixedLength|ReadFile", type_) for type_ in _list_types(step))
     return kind in (*_MAPS, *_READERS, *_UNINDEXED)
 
 

@@ -1,4 +1,7 @@
-"""Maps of whole batches that treat rows independently, as the placements of their ops show."""
+"""Maps of whole batches that treat rows independently, as the placements of their ops show.
+
+Example: `lambda x, y: (x / 255, y)` can be computed for a slice; `lambda x: x - tf.reduce_mean(x)` needs the batch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from matex_tf.rewrite.sharing import Request, Slice
 
 
 class _NoExchanger:
-    """Stands in for the ranks in a copy without collectives."""
+    """Takes the place of an `Exchanger` in copies of programs without collectives."""
 
     rank = 0
 
@@ -45,8 +48,8 @@ class RowMap(NamedTuple):
         """The flat outputs for the inputs of this slice of the batch, in the current graph."""
         graph = tf.compat.v1.get_default_graph()
         copy = Copy(batch_slice, _NoExchanger())
-        gives = [BATCH if has_rows else WHOLE for has_rows in self.are_rows]
-        return keep_apart(copy.build(self.program, [*inputs, *map(graph.capture, self.captured)], gives))
+        placements = [BATCH if has_rows else WHOLE for has_rows in self.are_rows]
+        return keep_apart(copy.build(self.program, [*inputs, *map(graph.capture, self.captured)], placements))
 
 
 def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:

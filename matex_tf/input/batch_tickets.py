@@ -1,4 +1,8 @@
-"""The batches of a pipeline: one ticket for each batch, from which a rank makes its slice."""
+"""The batches of a pipeline: one ticket for each batch, from which a rank makes its slice.
+
+A ticket of a batch holds the tickets of its rows: a tensor with a row for each, or a dataset if their shapes differ. To
+make a slice, a rank takes the tickets of its rows, works on them (`elements`), and batches the results.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,6 @@ from matex_tf.input.tickets import (
     is_in_memory,
     join,
     map_dataset,
-    name_digest,
     open_rows,
     pack,
     reads_changing,
@@ -39,11 +42,12 @@ class Batches(NamedTuple):
     """The elements of a dataset whose elements are batches.
 
     tickets: a dataset with one ticket for each batch.
-    count_rows: computes the row counts of the batch's components from the flat tensors of a ticket; int64 scalars.
-    take: computes the flat tensors of a slice's rows from the flat tensors of a ticket and the slice.
-    digest: computes a hash of the batch from the flat tensors of a ticket: 8 bytes, uint8.
-    are_rows: which of the flat tensors of an element have rows.
-    spec: of an element.
+    count_rows, take, digest: these compute in a graph, from the flat tensors of a ticket:
+        count_rows: the row counts of the batch's components; int64 scalars.
+        take: the flat tensors of the batch with the rows of a slice.
+        digest: a hash of the batch: 8 bytes, uint8.
+    are_rows: which of the flat tensors of a batch have rows.
+    spec: of a batch.
     is_work: there is work behind the tickets.
     pads: the padding values of the tensors that are padded to the longest row, by their indices.
     kept, files, caches: see `Elements`.
@@ -84,19 +88,23 @@ def _find_batches(dataset: Any) -> Batches:
 
 
 def _make_batch_leaf(dataset: Any, *kept: str) -> Batches:
+    """The batches as their own tickets: every rank computes them whole."""
     are_rows = sources.find_components([shape for _, shape in flatten_specs(dataset.element_spec)])
 
-    def count(ticket: Tensors) -> Tensors:
-        return [tf.shape(one, tf.int64)[0] for one, is_rows in zip(ticket, are_rows) if is_rows]
+    def list_rows(batch: Tensors) -> Tensors:
+        return [tensor for tensor, is_rows in zip(batch, are_rows) if is_rows]
 
-    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
-        rows = iter(_slice_rows([one for one, is_rows in zip(ticket, are_rows) if is_rows], batch_slice))
-        return [next(rows) if is_rows else one for one, is_rows in zip(ticket, are_rows)]
+    def count(batch: Tensors) -> Tensors:
+        return [tf.shape(tensor, tf.int64)[0] for tensor in list_rows(batch)]
 
-    def digest(ticket: Tensors) -> Any:
-        return digest_tensors([one for one, is_rows in zip(ticket, are_rows) if is_rows])
+    def take(batch: Tensors, batch_slice: Slice) -> Tensors:
+        rows = iter(_slice_rows(list_rows(batch), batch_slice))
+        return [next(rows) if is_rows else tensor for tensor, is_rows in zip(batch, are_rows)]
 
-    return Batches(dataset, count, take, digest, are_rows, dataset.element_spec, False, kept)
+    def digest(batch: Tensors) -> Any:
+        return digest_tensors(list_rows(batch))
+
+    return Batches(dataset, count, take, digest, are_rows, dataset.element_spec, is_work=False, kept=kept)
 
 
 def _cache_batches(dataset: Any) -> Batches:
@@ -109,11 +117,12 @@ def _cache_batches(dataset: Any) -> Batches:
         return _make_batch_leaf(dataset, *inner.kept)
     if reads_changing(dataset):
         return _make_batch_leaf(dataset, *inner.kept, CACHED_VARIABLES)
-    memory = memories.Memory(specs)
+    memory = memories.Memory(specs)  # by the number of the batch, with which its ticket is cached
 
     def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
-        of = [batch_slice.first, batch_slice.count, name_digest(inner.digest(ticket[1:]))]
-        return memory.recall(ticket[0], of, lambda: inner.take(ticket[1:], batch_slice))
+        number, *ticket = ticket
+        rows = [batch_slice.first, batch_slice.count, tf.bitcast(inner.digest(ticket), tf.int64)]
+        return memory.recall(number, rows, lambda: inner.take(ticket, batch_slice))
 
     return inner._replace(
         tickets=inner.tickets.enumerate().cache(),
@@ -124,22 +133,22 @@ def _cache_batches(dataset: Any) -> Batches:
 
 
 def _zip_batches(dataset: Any) -> Batches:
-    parts = [find_batches(one) for one in tf.nest.flatten(dataset._datasets)]
-    tickets, split = zip_tickets([one.tickets for one in parts])
-    starts = itertools.accumulate((len(one.are_rows) for one in parts), initial=0)
+    zipped = [find_batches(each) for each in tf.nest.flatten(dataset._datasets)]
+    tickets, split = zip_tickets([each.tickets for each in zipped])
+    starts = itertools.accumulate((len(each.are_rows) for each in zipped), initial=0)
 
     def count(ticket: Tensors) -> Tensors:
-        return join(one.count_rows(own) for one, own in zip(parts, split(ticket)))
+        return join(each.count_rows(own) for each, own in zip(zipped, split(ticket)))
 
     def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
-        return join(one.take(own, batch_slice) for one, own in zip(parts, split(ticket)))
+        return join(each.take(own, batch_slice) for each, own in zip(zipped, split(ticket)))
 
     def digest(ticket: Tensors) -> Any:
-        return digest_tensors([one.digest(own) for one, own in zip(parts, split(ticket))])
+        return digest_tensors([each.digest(own) for each, own in zip(zipped, split(ticket))])
 
-    are_rows, is_work = join(one.are_rows for one in parts), any(one.is_work for one in parts)
-    pads = {start + at: value for one, start in zip(parts, starts) for at, value in one.pads.items()}
-    kept, files, caches = (tuple(join(getattr(one, name) for one in parts)) for name in ("kept", "files", "caches"))
+    are_rows, is_work = join(each.are_rows for each in zipped), any(each.is_work for each in zipped)
+    pads = {start + index: value for each, start in zip(zipped, starts) for index, value in each.pads.items()}
+    kept, files, caches = (tuple(join(getattr(each, name) for each in zipped)) for name in ("kept", "files", "caches"))
     return Batches(tickets, count, take, digest, are_rows, dataset.element_spec, is_work, kept, pads, files, caches)
 
 
@@ -151,17 +160,20 @@ def _batch(dataset: Any) -> Batches:
 
 
 def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
-    """Batches of tickets of one shape: tensors with the rows of a batch. The work is a function of each row."""
+    """Batches of tickets of one shape: tensors with a row for each ticket. The work is a function of each row."""
     tickets = inner.tickets.batch(dataset._batch_size, drop_remainder=dataset._drop_remainder)
     specs, ticket_specs = flatten_specs(inner.spec), flatten_specs(inner.tickets.element_spec)
-    computed = [at for at, number in enumerate(inner.passed) if number is None]
-    computed = computed or list(range(len(specs) if inner.is_work else 0))  # checks only
+    computed = [at for at, index in enumerate(inner.passed) if index is None]
+    if inner.is_work and not computed:  # the work only checks
+        computed = list(range(len(specs)))
 
     @functools.cache
     def trace_work() -> Any:
-        given = [tf.TensorSpec(shape, dtype) for dtype, shape in ticket_specs]
         with tf.init_scope():
-            return call_as_maps_do(lambda ticket: [inner.work(ticket)[at] for at in computed], given)
+            return _call_as_maps_do(
+                lambda ticket: [inner.work(ticket)[at] for at in computed],
+                [tf.TensorSpec(shape, dtype) for dtype, shape in ticket_specs],
+            )
 
     def work_on(rows: Tensors) -> Tensors:
         types, shapes = zip(*(specs[at] for at in computed))
@@ -173,35 +185,40 @@ def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
                 output_types=types,
                 output_shapes=shapes,
                 f=function,
-                max_intra_op_parallelism=count_workers(),
+                max_intra_op_parallelism=_count_workers(),
             )
         )
 
     def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
-        rows = _slice_rows(ticket, batch_slice)
-        made = dict(zip(computed, work_on(rows))) if computed else {}
-        return [made[at] if number is None or at in made else rows[number] for at, number in enumerate(inner.passed)]
+        tickets_of_slice = _slice_rows(ticket, batch_slice)
+        results = dict(zip(computed, work_on(tickets_of_slice))) if computed else {}
+        return [
+            results[at] if index is None or at in results else tickets_of_slice[index]
+            for at, index in enumerate(inner.passed)
+        ]
 
-    are_rows = [True for _ in specs]
-    made = Batches(
-        tickets, _count_rows, take, digest_tensors, are_rows, dataset.element_spec, inner.is_work, inner.kept
-    )
-    return made._replace(files=inner.files, caches=inner.caches)
+    are_rows, spec = [True for _ in specs], dataset.element_spec
+    return Batches(
+        tickets, _count_rows, take, digest_tensors, are_rows, spec, inner.is_work, inner.kept, {}, inner.files,
+        inner.caches,
+    )  # fmt: skip
 
 
-def call_as_maps_do(build: Callable[[Tensors], Tensors], given: Sequence[Any]) -> Any:
-    """A ConcreteFunction of tensors like `given` that calls what `build` makes, optimized as functions of `map` are.
+def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) -> Any:
+    """A ConcreteFunction of tensors with these specs that computes `build`, with the same bits as in `map`.
 
     TensorFlow folds constants in a function that an op calls, as `map` does, but not in one that is inlined or that
     `MapDefun` takes. If `map` calls a function, TensorFlow does not fold constants either, such as reciprocals of
-    divisors.
+    divisors. So the result calls a function, with the same settings.
     """
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.constant_folding = rewriter_config_pb2.RewriterConfig.OFF
-    kept = {"_noinline": True}
-    work = tf.function(lambda *tensors: build(list(tensors)), given, autograph=False, experimental_attributes=kept)
+    attributes = {"_noinline": True}
+    work = tf.function(
+        lambda *tensors: build(list(tensors)), specs, autograph=False, experimental_attributes=attributes
+    )
     function = work.get_concrete_function()
 
     def call(*tensors: Any) -> Tensors:
@@ -209,20 +226,20 @@ def call_as_maps_do(build: Callable[[Tensors], Tensors], given: Sequence[Any]) -
         return list(
             tf.raw_ops.StatefulPartitionedCall(
                 args=[*tensors, *map(graph.capture, function.captured_inputs)],
-                Tout=[one.dtype for one in function.outputs],
+                Tout=[output.dtype for output in function.outputs],
                 f=function,
                 config_proto=config.SerializeToString(),
             )
         )
 
-    return tf.function(call, given, autograph=False).get_concrete_function()
+    return tf.function(call, specs, autograph=False).get_concrete_function()
 
 
 def _slice_rows(tensors: Tensors, batch_slice: Slice) -> Tensors:
     """The rows of a slice of these tensors."""
     first = tf.reshape(batch_slice.first, [1])
     last = first + batch_slice.count
-    return [tf.strided_slice(one, first, last) for one in tensors]
+    return [tf.strided_slice(tensor, first, last) for tensor in tensors]
 
 
 def _count_rows(tensors: Tensors) -> Tensors:
@@ -230,10 +247,9 @@ def _count_rows(tensors: Tensors) -> Tensors:
 
 
 def _batch_windows(dataset: Any, inner: Elements, is_padded: bool) -> Batches:
-    """Batches of tickets of any kind: each is a dataset of the rows of a batch."""
+    """Batches of tickets of any shapes: the ticket of a batch is a dataset of the tickets of its rows."""
     tickets = inner.tickets.window(dataset._batch_size, drop_remainder=dataset._drop_remainder)
-    spec = dataset.element_spec
-    put_rows = _put_padded(dataset) if is_padded else lambda rows, count: rows.batch(count)
+    batch_rows = _make_padded_batch(dataset) if is_padded else lambda rows, count: rows.batch(count)
 
     def open_window(ticket: Tensors) -> Any:
         return tf.data.Dataset.zip(pack(tickets.element_spec, ticket))
@@ -244,89 +260,102 @@ def _batch_windows(dataset: Any, inner: Elements, is_padded: bool) -> Batches:
     def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
         rows = open_window(ticket).skip(batch_slice.first).take(batch_slice.count)
 
-        def work(*one: Any) -> Any:
-            return pack(inner.spec, inner.work(flatten_element(inner.tickets.element_spec, one)))
+        def work(*row: Any) -> Any:
+            return pack(inner.spec, inner.work(flatten_element(inner.tickets.element_spec, row)))
 
-        rows = map_dataset(rows, work, num_parallel_calls=count_workers()) if inner.is_work else rows
-        batch = put_rows(rows, batch_slice.count)
+        rows = map_dataset(rows, work, num_parallel_calls=_count_workers()) if inner.is_work else rows
+        batch = batch_rows(rows, batch_slice.count)
         return flatten(batch.element_spec, batch.get_single_element())
 
     def digest(ticket: Tensors) -> Any:
-        def digest_row(*one: Any) -> Any:
-            return digest_tensors(flatten_element(inner.tickets.element_spec, one))
+        def digest_row(*row: Any) -> Any:
+            return digest_tensors(flatten_element(inner.tickets.element_spec, row))
 
         rows = open_window(ticket)
         if not all(shape.is_fully_defined() for _, shape in flatten_specs(rows.element_spec)):
-            rows = map_dataset(rows, digest_row)  # they are no batch by themselves
+            rows = map_dataset(rows, digest_row)  # rows of different shapes cannot be batched
         batch = rows.batch(count(ticket)[0])
         return digest_tensors(flatten(batch.element_spec, batch.get_single_element()))
 
+    spec, pads = dataset.element_spec, _find_pads(dataset) if is_padded else {}
     are_rows = [bool(shape.rank) for _, shape in flatten_specs(spec)]
-    pads = _find_pads(dataset) if is_padded else {}
-    made = Batches(tickets, count, take, digest, are_rows, spec, inner.is_work, inner.kept, pads)
-    return made._replace(files=inner.files, caches=inner.caches)
+    return Batches(
+        tickets, count, take, digest, are_rows, spec, inner.is_work, inner.kept, pads, inner.files, inner.caches
+    )
 
 
-def _put_padded(dataset: Any) -> Callable[[Any, Any], Any]:
+def _make_padded_batch(dataset: Any) -> Callable[[Any, Any], Any]:
+    """A function that makes one padded batch of a dataset of rows and their count, as the step `dataset` pads."""
     from tensorflow.python.data.ops import dataset_ops
 
     shapes, values = tf.nest.flatten(dataset._padded_shapes), tf.nest.flatten(dataset._padding_values)
 
-    def put_rows(rows: Any, count: Any) -> Any:
+    def batch_rows(rows: Any, count: Any) -> Any:
         variant = tf.raw_ops.PaddedBatchDatasetV2(
             input_dataset=rows._variant_tensor,
             batch_size=count,
-            padded_shapes=[tf.cast(one, tf.int64) for one in shapes],
+            padded_shapes=[tf.cast(shape, tf.int64) for shape in shapes],
             padding_values=values,
             drop_remainder=False,
             output_shapes=[[None, *shape[1:]] for _, shape in flatten_specs(dataset.element_spec)],
         )
-        spec = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), dataset.element_spec)
+        spec = tf.nest.map_structure(
+            lambda component: tf.TensorSpec([None, *component.shape[1:]], component.dtype), dataset.element_spec
+        )
         return dataset_ops._VariantDataset(variant, spec)
 
-    return put_rows
+    return batch_rows
 
 
 def _find_pads(dataset: Any) -> dict[int, Any]:
+    """See `Batches.pads`."""
     values = tf.nest.flatten(dataset._padding_values)
     shapes = [shape for _, shape in flatten_specs(dataset.element_spec)]
-    return {at: value for at, (shape, value) in enumerate(zip(shapes, values)) if None in shape.as_list()[1:]}
+    return {index: value for index, (shape, value) in enumerate(zip(shapes, values)) if None in shape.as_list()[1:]}
 
 
-def count_workers() -> int:
+def _count_workers() -> int:
     """The number of elements of a batch that are worked on concurrently: the number of the rank's cores."""
     return max(1, len(os.sched_getaffinity(0)))
 
 
 def _map_batches(dataset: Any) -> Batches:
+    """A map of batches. If it treats rows independently, a rank computes it for its slice, after the other work."""
     inner, split = find_batches(dataset._input_dataset), Split(dataset._map_func.function)
-    spec, kept = dataset._map_func.output_structure, (*inner.kept, *split.ordered)
-    if split.front_takes or not inner.pads.keys().isdisjoint(split.computes_with):
+    kept = (*inner.kept, *split.ordered)
+    needs_batch_in_order = bool(split.front_takes)
+    if needs_batch_in_order or not inner.pads.keys().isdisjoint(split.computes_with):
         return _make_batch_leaf(dataset, *kept, "a map of padded batches" if inner.pads else "a map of batches")
-    held = [None if at is None or at >= len(split.held) else split.held[at] for at in split.passed]
-    drawn = split.travelling - len(split.held)
-    are_rows = [inner.are_rows[number] for number in split.held] + [False] * drawn
-    found = batch_maps.find_row_map(split.trace_back(), are_rows)
-    if isinstance(found, str):
-        return _make_batch_leaf(dataset, *kept, found)
-    size = len(flatten_specs(inner.tickets.element_spec))
+    input_count, front_count = len(split.back_takes), split.back_input_count - len(split.back_takes)
+    are_rows = [inner.are_rows[index] for index in split.back_takes] + [False] * front_count
+    row_map = batch_maps.find_row_map(split.trace_back(), are_rows)
+    if isinstance(row_map, str):  # the obstacle
+        return _make_batch_leaf(dataset, *kept, row_map)
+    ticket_size = len(flatten_specs(inner.tickets.element_spec))
 
-    def run(*element: Any) -> Any:
+    def run_front(*element: Any) -> Any:
         ticket = flatten_element(inner.tickets.element_spec, element)
         return *ticket, *split.build_front([None] * len(inner.are_rows))
 
     def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
-        element = inner.take(ticket[:size], batch_slice)
-        return found.build([*(element[number] for number in split.held), *ticket[size:]], batch_slice)
+        batch = inner.take(ticket[:ticket_size], batch_slice)
+        return row_map.build([*(batch[index] for index in split.back_takes), *ticket[ticket_size:]], batch_slice)
 
+    def digest(ticket: Tensors) -> Any:
+        front_results, digest_before = ticket[ticket_size:], inner.digest(ticket[:ticket_size])
+        return digest_tensors([digest_before, *front_results]) if front_results else digest_before
+
+    # A component that the map passes on stays padded.
+    are_inputs = [(at, index) for at, index in enumerate(split.passed) if index is not None and index < input_count]
+    passed = {at: split.back_takes[index] for at, index in are_inputs}
     return inner._replace(
-        tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run),
-        count_rows=lambda ticket: inner.count_rows(ticket[:size]),
+        tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run_front),
+        count_rows=lambda ticket: inner.count_rows(ticket[:ticket_size]),
         take=take,
-        digest=lambda ticket: digest_tensors([inner.digest(ticket[:size]), *ticket[size:]]),
-        are_rows=found.are_rows,
-        spec=spec,
+        digest=digest,
+        are_rows=row_map.are_rows,
+        spec=dataset._map_func.output_structure,
         is_work=True,
         kept=kept,
-        pads={at: inner.pads[number] for at, number in enumerate(held) if number in inner.pads},
+        pads={at: inner.pads[index] for at, index in passed.items() if index in inner.pads},
     )

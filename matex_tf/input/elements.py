@@ -1,6 +1,7 @@
-"""The elements of a pipeline before batching: tickets, which every rank takes, and the work on them.
+"""The elements of a pipeline before batching, split into tickets and work.
 
-The rank whose slice has the element does the work.
+Every rank takes all tickets; the work on an element is done by the rank whose slice has it. Of
+`from_tensor_slices(paths).shuffle(100).map(load)`, the tickets are the shuffled paths, and the work is `load`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from matex_tf.input.tickets import (
     is_in_memory,
     join,
     map_dataset,
-    name_digest,
     reads_changing,
     zip_tickets,
 )
@@ -33,8 +33,8 @@ from matex_tf.lazy import tf
 class Elements(NamedTuple):
     """The elements of a dataset before batching.
 
-    tickets: a dataset.
-    work: computes the flat tensors of the element from those of a ticket.
+    tickets: the dataset of their tickets.
+    work: computes the flat tensors of the element from those of a ticket, in a graph.
     passed: for each flat tensor of the element, the index of the ticket's tensor that it equals; None if it is
         computed.
     spec: of an element.
@@ -79,64 +79,61 @@ def _read_records(dataset: Any, found: records.Records) -> Elements:
         return flatten(dataset.element_spec, found.read(ticket[0]))
 
     passed: list[int | None] = [None for _ in flatten_specs(dataset.element_spec)]
-    return Elements(found.tickets, work, passed, dataset.element_spec, True, files=(dataset,))
+    return Elements(found.tickets, work, passed, dataset.element_spec, is_work=True, files=(dataset,))
 
 
 def _make_leaf(dataset: Any, *kept: str) -> Elements:
-    count = len(flatten_specs(dataset.element_spec))
-    return Elements(dataset, lambda ticket: ticket, list(range(count)), dataset.element_spec, False, kept)
-
-
-def _put_in_front(inner: Elements, split: Split, dataset: Any) -> Any:
-    """The tickets after the ops in front have run. Their results follow the tickets of `inner` if its work is deferred,
-    and otherwise the tensors of the element that the rest of the function needs.
-    """
-    waits = inner.is_work
-
-    def run(*element: Any) -> Any:
-        ticket = flatten_element(inner.tickets.element_spec, element)
-        given = [None if number is None else ticket[number] for number in inner.passed]
-        before = ticket if waits else [given[number] for number in split.held]
-        return *before, *split.build_front(given)
-
-    calls_python = not PYTHON.isdisjoint(split.ordered)
-    parallel = getattr(dataset, "_num_parallel_calls", None) if calls_python else None
-    deterministic = {"true": True, "false": False}.get(getattr(dataset, "_deterministic", ""))
-    options = {} if parallel is None else {"num_parallel_calls": parallel, "deterministic": deterministic}
-    return map_dataset(inner.tickets, run, **options)
+    """The elements as their own tickets: every rank computes them."""
+    passed: list[int | None] = list(range(len(flatten_specs(dataset.element_spec))))
+    return Elements(dataset, lambda ticket: ticket, passed, dataset.element_spec, is_work=False, kept=kept)
 
 
 def _map_elements(dataset: Any) -> Elements:
+    """A map: what must run in order runs on the tickets, before batching; the rest is work."""
     split, inner = Split(dataset._map_func.function), find_elements(dataset._input_dataset)
-    spec, kept = dataset._map_func.output_structure, (*inner.kept, *split.ordered)
-    if split.front is None:
-        is_work = inner.is_work or split.is_work
-
-        def work(ticket: Tensors) -> Tensors:
-            element = inner.work(ticket)
-            return split.build_back([element[number] for number in split.held])
-
-        passed = [None if at is None else inner.passed[split.held[at]] for at in split.passed]
-        return inner._replace(work=work, passed=passed, spec=spec, is_work=is_work, kept=kept)
-    if any(inner.passed[number] is None for number in split.front_takes):
+    kept = (*inner.kept, *split.ordered)
+    if any(inner.passed[index] is None for index in split.front_takes):  # the front needs results of the work
         inner = _make_leaf(dataset._input_dataset, *inner.kept)
-    waits, size = inner.is_work, len(flatten_specs(inner.tickets.element_spec))
-    is_work, held = waits or split.is_work, len(split.held)
+    ticket_size, input_count = len(flatten_specs(inner.tickets.element_spec)), len(split.back_takes)
+    # A new ticket is the ticket of `inner` and the front's results; without work before, just what the back takes.
+    extends_ticket = inner.is_work or split.front is None
 
-    def work_behind(ticket: Tensors) -> Tensors:
-        if not waits:
+    def work(ticket: Tensors) -> Tensors:
+        if not extends_ticket:
             return split.build_back(ticket)
-        element = inner.work(ticket[:size])
-        return split.build_back([*(element[number] for number in split.held), *ticket[size:]])
+        element = inner.work(ticket[:ticket_size])
+        return split.build_back([*(element[index] for index in split.back_takes), *ticket[ticket_size:]])
 
-    def find_passed(at: int | None) -> int | None:
-        if at is None or not waits:
-            return at
-        return inner.passed[split.held[at]] if at < held else at - held + size
+    def find_passed(index: int | None) -> int | None:
+        if index is None or not extends_ticket:
+            return index
+        is_input = index < input_count
+        return inner.passed[split.back_takes[index]] if is_input else index - input_count + ticket_size
 
-    passed = [*map(find_passed, split.passed)]
-    made = inner._replace(tickets=_put_in_front(inner, split, dataset), work=work_behind, passed=passed)
-    return made._replace(spec=spec, is_work=is_work, kept=kept)
+    return inner._replace(
+        tickets=inner.tickets if split.front is None else _run_front(inner, split, dataset),
+        work=work,
+        passed=list(map(find_passed, split.passed)),
+        spec=dataset._map_func.output_structure,
+        is_work=inner.is_work or split.is_work,
+        kept=kept,
+    )
+
+
+def _run_front(inner: Elements, split: Split, dataset: Any) -> Any:
+    """The tickets of a map whose function has a front; see `_map_elements`."""
+
+    def run(*element: Any) -> Any:
+        ticket = flatten_element(inner.tickets.element_spec, element)
+        inputs = [None if index is None else ticket[index] for index in inner.passed]
+        before = ticket if inner.is_work else [inputs[index] for index in split.back_takes]
+        return *before, *split.build_front(inputs)
+
+    options: dict[str, Any] = {}
+    if not PYTHON.isdisjoint(split.ordered) and getattr(dataset, "_num_parallel_calls", None) is not None:
+        deterministic = {"true": True, "false": False}.get(dataset._deterministic)
+        options = {"num_parallel_calls": dataset._num_parallel_calls, "deterministic": deterministic}
+    return map_dataset(inner.tickets, run, **options)
 
 
 def _cache_elements(dataset: Any) -> Elements:
@@ -144,6 +141,7 @@ def _cache_elements(dataset: Any) -> Elements:
     inner = inner._replace(caches=(*inner.caches, dataset))
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
+    # The tickets are cached with their numbers, by which this rank remembers the work.
     specs = flatten_specs(inner.spec)
     if not memories.can_keep(specs) or not memories.can_keep(flatten_specs(inner.tickets.element_spec)):
         return _make_leaf(dataset, *inner.kept)
@@ -152,20 +150,22 @@ def _cache_elements(dataset: Any) -> Elements:
     memory = memories.Memory(specs)
 
     def work(ticket: Tensors) -> Tensors:
-        return memory.recall(ticket[0], [name_digest(digest_tensors(ticket[1:]))], lambda: inner.work(ticket[1:]))
+        number, *ticket = ticket
+        return memory.recall(number, [tf.bitcast(digest_tensors(ticket), tf.int64)], lambda: inner.work(ticket))
 
-    passed = [None if at is None else at + 1 for at in inner.passed]
+    passed = [None if index is None else index + 1 for index in inner.passed]
     return inner._replace(tickets=inner.tickets.enumerate().cache(), work=work, passed=passed)
 
 
 def _zip_elements(dataset: Any) -> Elements:
-    parts = [find_elements(one) for one in tf.nest.flatten(dataset._datasets)]
-    tickets, split = zip_tickets([one.tickets for one in parts])
-    numbers = split(list(range(len(flatten_specs(tickets.element_spec)))))
+    zipped = [find_elements(each) for each in tf.nest.flatten(dataset._datasets)]
+    tickets, split = zip_tickets([each.tickets for each in zipped])
+    indices = split(list(range(len(flatten_specs(tickets.element_spec)))))
 
     def work(ticket: Tensors) -> Tensors:
-        return join(one.work(own) for one, own in zip(parts, split(ticket)))
+        return join(each.work(own) for each, own in zip(zipped, split(ticket)))
 
-    passed = [None if at is None else own[at] for one, own in zip(parts, numbers) for at in one.passed]
-    kept = (tuple(join(getattr(one, name) for one in parts)) for name in ("kept", "files", "caches"))
-    return Elements(tickets, work, passed, dataset.element_spec, any(one.is_work for one in parts), *kept)
+    passed = [None if index is None else own[index] for each, own in zip(zipped, indices) for index in each.passed]
+    kept, files, caches = (tuple(join(getattr(each, name) for each in zipped)) for name in ("kept", "files", "caches"))
+    is_work = any(each.is_work for each in zipped)
+    return Elements(tickets, work, passed, dataset.element_spec, is_work, kept, files, caches)

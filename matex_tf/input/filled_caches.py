@@ -1,7 +1,8 @@
-"""Fills a `cache()` of random elements once, if a script iterates it in a way that ranks share and in one they do not.
+"""Fills a `cache()` of random elements only once, whether or not ranks share its iterations.
 
-Shared iterations cache tickets; others cache elements. Two fillings with random elements would differ, and the script
-alone has one. So the first iteration fills the cache. After elements, sharing is refused (`claim_for_tickets`); after
+Iterations that ranks share cache tickets; other iterations cache elements. If a script iterates a cache in both ways,
+two fillings with random elements would differ, and the script alone has one. So the first iteration fills the cache.
+If it filled the cache with elements, later iterations are not shared (`claim_for_tickets`). If it filled the cache with
 tickets, an iteration that is not shared computes its elements from them (`use_filled_caches`).
 """
 
@@ -29,11 +30,11 @@ _FILLED_TWICE = (
 def _list_random_caches(dataset: Any) -> list[Any]:
     """The in-memory caches of a pipeline whose elements would differ if they were filled again."""
     caches = [step for step in list_pipeline(dataset) if pipelines.name_kind(step) == "CacheDataset"]
-    return [cache for cache in caches if tickets.is_in_memory(cache) and _varies(cache)]
-
-
-def _varies(cache: Any) -> bool:
-    return any(map(pipelines.may_vary, list_pipeline(cache._input_dataset)))
+    return [
+        cache
+        for cache in caches
+        if tickets.is_in_memory(cache) and any(map(pipelines.may_vary, list_pipeline(cache._input_dataset)))
+    ]
 
 
 def _note(caches: Iterable[Any], contents: str) -> None:
@@ -42,7 +43,7 @@ def _note(caches: Iterable[Any], contents: str) -> None:
         tags.get_or_make_tag(cache, _FILLED, lambda: contents)
 
 
-def _has(cache: Any, contents: str) -> bool:
+def _contains(cache: Any, contents: str) -> bool:
     return bool(tags.get_tag(cache, _FILLED) == contents)
 
 
@@ -50,7 +51,7 @@ def claim_for_tickets(dataset: Any, caches: Iterable[Any]) -> bool:
     """Record that the `caches` of a dataset are filled with tickets. Returns False if one of them has elements."""
     with_tickets = set(map(id, caches))
     random_caches = _list_random_caches(dataset)
-    if any(id(cache) in with_tickets and _has(cache, _AS_ELEMENTS) for cache in random_caches):
+    if any(id(cache) in with_tickets and _contains(cache, _AS_ELEMENTS) for cache in random_caches):
         return False
     _note((cache for cache in random_caches if id(cache) in with_tickets), _AS_TICKETS)
     _note_elements([cache for cache in random_caches if id(cache) not in with_tickets])
@@ -59,7 +60,7 @@ def claim_for_tickets(dataset: Any, caches: Iterable[Any]) -> bool:
 
 def _note_elements(caches: list[Any]) -> None:
     """Record that caches are filled with elements, and tell the user if one has tickets already."""
-    if any(_has(cache, _AS_TICKETS) for cache in caches):
+    if any(_contains(cache, _AS_TICKETS) for cache in caches):
         notes.print_note(_FILLED_TWICE)
     _note(caches, _AS_ELEMENTS)
 
@@ -67,7 +68,7 @@ def _note_elements(caches: list[Any]) -> None:
 def use_filled_caches(dataset: Any) -> Any:
     """The dataset to iterate if ranks share nothing of it. Its elements come from the tickets of filled caches."""
     random_caches = _list_random_caches(dataset)
-    if not any(_has(cache, _AS_TICKETS) for cache in random_caches):
+    if not any(_contains(cache, _AS_TICKETS) for cache in random_caches):
         _note(random_caches, _AS_ELEMENTS)
         return dataset
     with tf.init_scope():

@@ -8,39 +8,40 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Container, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from matex_tf.input import pipelines
 from matex_tf.lazy import tf
 from matex_tf.rewrite import graph_ops
-from matex_tf.runtime import real_files
 from matex_tf.sharding.slice_bounds import list_pipeline
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 
 
-class Part:
-    """Ops of a function's graph that are created again in another graph.
+class Subgraph(NamedTuple):
+    """Ops of a function's graph that can be created again in another graph.
 
     ops: the ops, in an order in which they can run.
-    takes, gives: the inputs and the results, as tensors of the function's graph.
-    awaits: the ops that must run before any result is used.
+    inputs, outputs: tensors of the function's graph.
+    awaited: the ops that must run before any output is used.
     """
 
-    def __init__(self, ops: Sequence[Any], takes: Sequence[Any], gives: Sequence[Any], awaits: Sequence[Any] = ()):
-        self.ops, self.takes, self.gives, self.awaits = list(ops), list(takes), list(gives), list(awaits)
+    ops: Sequence[Any]
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    awaited: Sequence[Any] = ()
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
-        """The results for these inputs, in the current graph."""
+        """The outputs for these inputs, in the current graph."""
         graph = tf.compat.v1.get_default_graph()
-        tensors = {id(old): new for old, new in zip(self.takes, inputs, strict=True)}
+        tensors = {id(old): new for old, new in zip(self.inputs, inputs, strict=True)}
         created = dict[int, Any]()
         for op in self.ops:
             arguments = [tf.convert_to_tensor(tensors[id(old)]) for old in op.inputs]
             arguments = [graph.capture(each) if each.graph is not graph else each for each in arguments]
-            before = [created[id(control)] for control in op.control_inputs if id(control) in created]
+            controls = [created[id(control)] for control in op.control_inputs if id(control) in created]
             device = tf.device(op.device) if op.device else contextlib.nullcontext()
-            with device, tf.control_dependencies(before):
+            with device, tf.control_dependencies(controls):
                 attributes = dict(op.node_def.attr.items())
                 dtypes = [tensor.dtype for tensor in op.outputs]
                 new_op = graph._create_op_internal(op.type, arguments, dtypes, name=op.name, attrs=attributes)
@@ -48,22 +49,26 @@ class Part:
             for old, new in zip(op.outputs, new_op.outputs):
                 new.set_shape(old.shape)
                 tensors[id(old)] = new
-        results = [tensors[id(old)] for old in self.gives]
-        if not self.awaits:
-            return results
-        with tf.control_dependencies([created[id(op)] for op in self.awaits]):
-            return [tf.identity(tensor) for tensor in results]
+        outputs = [tensors[id(old)] for old in self.outputs]
+        if not self.awaited:
+            return outputs
+        with tf.control_dependencies([created[id(op)] for op in self.awaited]):
+            return [tf.identity(tensor) for tensor in outputs]
 
 
 class Split:
     """The function of a pipeline, a ConcreteFunction of flat tensors, in two parts.
 
+    Example: of `lambda path: decode(read(path)) + tf.random.normal([])`, the draw is the front. The back takes the path
+    and the drawn number.
+
     inputs: the inputs of the function's graph that are no captured tensors.
     captured: further inputs of both parts: tensors outside of all pipeline graphs.
     front: computes, from an element, the tensors that the back needs; None if nothing must run in order.
     front_takes: the indices of the inputs that the front needs.
-    back: computes the results from the inputs `held`, the front's results, and the captured tensors.
-    held: the indices of the inputs that the back needs.
+    back: computes the results from the inputs `back_takes`, the front's results, and the captured tensors.
+    back_takes: the indices of the inputs that the back needs.
+    is_work: the back computes or checks anything.
     ordered: the types of the ops because of which there is a front.
     writes, reads: the ids of the captured tensors that ops of the front may change, and that ops of the back use.
     """
@@ -87,8 +92,8 @@ class Split:
         # The tensors that the back takes: inputs of the function, and results of the front.
         needed = {id(tensor): tensor for op in back for tensor in op.inputs} | {id(each): each for each in outputs}
         taken = needed.keys() - _list_outputs(back) - inner_ids
-        self.held = [index for index, tensor in enumerate(self.inputs) if id(tensor) in taken]
-        crossing = [tensor for key, tensor in needed.items() if key in taken and key not in input_ids]
+        self.back_takes = [index for index, tensor in enumerate(self.inputs) if id(tensor) in taken]
+        front_results = [tensor for key, tensor in needed.items() if key in taken and key not in input_ids]
 
         order = {id(op): index for index, op in enumerate(graph.get_operations())}
 
@@ -96,14 +101,16 @@ class Split:
             return sorted(ops, key=lambda op: order[id(op)])
 
         self.ordered = sorted({op.type for op in ordered})
-        self.front = Part(arrange(front), [*self.inputs, *inner], crossing) if ordered else None
+        self.front = Subgraph(arrange(front), [*self.inputs, *inner], front_results) if ordered else None
         front_inputs = {id(tensor) for op in front for tensor in op.inputs}
         self.front_takes = [index for index, tensor in enumerate(self.inputs) if id(tensor) in front_inputs]
         computed = _find_needed(roots, available_ids, front_ids, and_awaited=True)
-        done = front_ids | set(map(id, computed))  # with the results
-        awaits = [op for op in awaited if id(op) not in done]
-        held = [self.inputs[index] for index in self.held]
-        self.back = Part(arrange(back), [*held, *crossing, *inner], outputs, awaits)
+        run_anyway = front_ids | set(map(id, computed))
+        awaited = [op for op in awaited if id(op) not in run_anyway]
+        back_inputs = [*(self.inputs[index] for index in self.back_takes), *front_results]
+        self.back_input_count = len(back_inputs)  # without captured tensors
+        self.back = Subgraph(arrange(back), [*back_inputs, *inner], outputs, awaited)
+        self.is_work = bool(back)
         outer = {id(tensor): id(captured) for tensor, captured in zip(inner, self.captured)}
         changing = (op for op in ordered if op.type not in pipelines.READS)
         self.writes = {outer[id(tensor)] for op in changing for tensor in op.inputs if id(tensor) in outer}
@@ -113,39 +120,29 @@ class Split:
         """The results of the front, from the flat tensors of an element, of which only `front_takes` are used."""
         return self.front.build([*element, *self.captured]) if self.front else []
 
-    def build_back(self, travelling: Sequence[Any]) -> list[Any]:
-        """The results of the function, from the inputs `held` and the results of the front."""
-        return keep_apart(self.back.build([*travelling, *self.captured]))
+    def build_back(self, inputs: Sequence[Any]) -> list[Any]:
+        """The results of the function, from the inputs `back_takes` and the results of the front."""
+        return keep_apart(self.back.build([*inputs, *self.captured]))
 
     def trace_back(self) -> Any:
-        """The back as a ConcreteFunction of the travelling tensors."""
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.back.takes[: self.travelling]]
+        """The back as a ConcreteFunction of the tensors that `build_back` takes."""
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.back.inputs[: self.back_input_count]]
         function = tf.function(
             lambda *tensors: self.back.build([*tensors, *self.captured]), autograph=False, input_signature=specs
         )
         return function.get_concrete_function()
 
     @property
-    def travelling(self) -> int:
-        """The number of inputs of the back, without captured tensors."""
-        return len(self.back.takes) - len(self.captured)
-
-    @property
     def computes_with(self) -> list[int]:
         """The indices of the inputs that ops of the back use, and do not merely pass on."""
         used = {id(tensor) for op in self.back.ops for tensor in op.inputs}
-        return [index for index in self.held if id(self.inputs[index]) in used]
-
-    @property
-    def is_work(self) -> bool:
-        """Whether the back computes or checks anything."""
-        return bool(self.back.ops)
+        return [index for index in self.back_takes if id(self.inputs[index]) in used]
 
     @property
     def passed(self) -> list[int | None]:
-        """For each output, the index of the travelling tensor that it equals; None if it is computed."""
-        ids = list(map(id, self.back.takes[: self.travelling]))
-        return [ids.index(id(tensor)) if id(tensor) in ids else None for tensor in self.back.gives]
+        """For each result, the index of the input of `build_back` that it equals; None if it is computed."""
+        ids = list(map(id, self.back.inputs[: self.back_input_count]))
+        return [ids.index(id(tensor)) if id(tensor) in ids else None for tensor in self.back.outputs]
 
 
 def _list_awaited(graph: Any, front: Iterable[Any]) -> list[Any]:
@@ -252,8 +249,7 @@ def _must_run(node: Any) -> bool:
     """Whether an op must run for each element in the script's order, by its definition."""
     from tensorflow.python.framework import op_def_registry
 
-    finds_files = node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)  # an op of matex_tf, not on rank 0
-    if finds_files or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
+    if pipelines.finds_files(node) or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
         return False
     definition = op_def_registry.get(node.op)
     return definition is None or definition.is_stateful

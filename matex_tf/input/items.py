@@ -56,7 +56,7 @@ def compare_items(source: Any, name: str) -> Found:
         RankError: another rank cannot make an item. If this rank cannot, it raises its own error.
     """
     me = world.get_world()
-    items, draws, attribute, seconds, failure = {}, False, "", 0.0, None
+    items, draws, attribute, seconds, failure = {}, False, "", 0.0, None  # attribute: one that changes; "": none
     try:
         first_state = before = State(source)
         for number in FIRST if me.rank == 0 else reversed(FIRST):
@@ -81,15 +81,15 @@ def compare_items(source: Any, name: str) -> Found:
     for rank, text in enumerate(all_texts):
         if text:
             raise errors.RankError(f"rank {rank} ({me.hosts[rank]}) cannot make {what}: {text}")
-    other = next((rank for rank, digests in enumerate(all_digests) if digests != all_digests[0]), 0)
+    different_rank = next((rank for rank, digests in enumerate(all_digests) if digests != all_digests[0]), 0)
     changed = next(filter(None, all_attributes), "")
     why = ""
     if any(all_draws):
         why = "the making of an item draws random numbers"
     elif changed:
         why = f"the making of an item changes its attribute {changed!r}"
-    elif other:
-        why = f"ranks 0 and {other} made different items of the same number"
+    elif different_rank:
+        why = f"ranks 0 and {different_rank} made different items of the same number"
     return Found([items[number] for number in FIRST], why, min(all_seconds))
 
 

@@ -21,7 +21,7 @@ def read_alike(dataset: Any) -> Any:
     """
     if not any(map(pipelines.has_outside_state, slice_bounds.list_pipeline(dataset))):
         return dataset
-    last, _ = pipelines.skip_kinds(dataset, ("OptionsDataset",))
+    last = pipelines.skip_options(dataset)
     ahead = count_ahead(dataset)
     if pipelines.name_kind(last) == "PrefetchDataset":
         dataset = last._input_dataset.with_options(dataset.options())
@@ -30,18 +30,12 @@ def read_alike(dataset: Any) -> Any:
 
 def count_ahead(dataset: Any) -> int:
     """The number of elements that the script alone reads ahead at the end of a pipeline; 1 if TensorFlow chooses."""
-    last, _ = pipelines.skip_kinds(dataset, ("OptionsDataset",))
+    last = pipelines.skip_options(dataset)
     if pipelines.name_kind(last) == "PrefetchDataset":
         ahead = int(last._buffer_size)
     else:
         ahead = tf.data.AUTOTUNE if _is_prefetch_added(last, dataset.options()) else 0
     return 1 if ahead == tf.data.AUTOTUNE else ahead
-
-
-def count_ahead_at_least(dataset: Any) -> int:
-    """Like `count_ahead`, but at least 1 if lost elements come again: the next one is made meanwhile."""
-    is_lost = any(map(pipelines.has_outside_state, slice_bounds.list_pipeline(dataset)))
-    return count_ahead(dataset) if is_lost else max(1, count_ahead(dataset))
 
 
 def _is_prefetch_added(last: Any, options: Any) -> bool:

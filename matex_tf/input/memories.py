@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from matex_tf.lazy import tf
+
 
 def can_keep(specs: Sequence[tuple[Any, Any]]) -> bool:
     """Whether tensors of these types and shapes can be kept; datasets, ragged and sparse tensors cannot."""
@@ -12,11 +14,9 @@ def can_keep(specs: Sequence[tuple[Any, Any]]) -> bool:
 
 
 class Memory:
-    """Tensors by the number of their ticket. specs: the types and shapes of the tensors."""
+    """Tensors by the number of their ticket, in a table of TensorFlow. specs: the types and shapes of the tensors."""
 
     def __init__(self, specs: Sequence[tuple[Any, Any]]):
-        import tensorflow as tf
-
         self._specs = list(specs)
         with tf.init_scope():
             self._table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.string, [""] * (1 + len(self._specs)))
@@ -24,10 +24,9 @@ class Memory:
     def recall(self, number: Any, rows: Sequence[Any], work: Callable[[], list[Any]]) -> list[Any]:
         """In a graph: the tensors of the ticket `number`. If the memory has none, or other rows, `work` makes them.
 
-        rows: scalars that select rows of the ticket's batch.
+        rows: scalars that identify rows of the ticket's batch, with a digest of the ticket: after a pass that ended
+            early, its number may belong to another ticket.
         """
-        import tensorflow as tf
-
         rows_text = tf.strings.join(["rows", *map(tf.strings.as_string, rows)], ":")
         entry = self._table.lookup(number)  # the text of the rows, then the serialized tensors
 

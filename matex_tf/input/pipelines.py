@@ -29,23 +29,19 @@ def has_outside_state(step: Any) -> bool:
     """Whether a step of a pipeline changes what other iterations of it see.
 
     A `shuffle` has another order in each iteration, and for each `repeat`. The iteration that fills a `cache`
-    determines its elements.
+    determines its elements. A function may call Python or assign variables; but datasets that it makes, and random ops
+    with a seed of their own, belong to an iteration.
     """
     keeps_order = name_kind(step) in ("RepeatDataset", "CacheDataset")
-    return (keeps_order and any(map(is_reshuffled, list_pipeline(step)))) or changes_outside(step)
-
-
-def changes_outside(step: Any) -> bool:
-    """Whether the function of a step calls Python or assigns variables.
-
-    Datasets that the function makes, and random ops with a seed of their own, belong to an iteration.
-    """
+    if keeps_order and any(map(is_reshuffled, list_pipeline(step))):
+        return True
     return not all(_makes_dataset(op) or _draws(op) for op in list_stateful(step))
 
 
 def may_vary(step: Any) -> bool:
     """Whether a step may give different elements in another iteration, for equal inputs."""
-    return is_reshuffled(step) or not all(map(_makes_dataset, list_stateful(step)))
+    is_random = is_reshuffled(step) or name_kind(step) == "RandomDataset"
+    return is_random or not all(map(_makes_dataset, list_stateful(step)))
 
 
 def is_reshuffled(step: Any) -> bool:
@@ -63,13 +59,11 @@ def _draws(op: Any) -> bool:
     return any(attribute.name == "seed2" for attribute in op.attr)
 
 
-def skip_kinds(dataset: Any, kinds: tuple[str, ...]) -> tuple[Any, list[Any]]:
-    """The first dataset under `dataset` that is of none of `kinds`, and the datasets above it, the uppermost first."""
-    above = []
-    while name_kind(dataset) in kinds:
-        above.append(dataset)
+def skip_options(dataset: Any) -> Any:
+    """The last step of a pipeline that is not `with_options`."""
+    while name_kind(dataset) == "OptionsDataset":
         dataset = dataset._input_dataset
-    return dataset, above
+    return dataset
 
 
 def list_stateful(step: Any) -> list[Any]:
@@ -77,6 +71,11 @@ def list_stateful(step: Any) -> list[Any]:
     from tensorflow.python.framework import op_def_registry
 
     nodes = [node for wrapped in step._functions() for node in graph_ops.iterate_nodes(wrapped.function.graph)]
-    nodes = [node for node in nodes if not node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)]
-    definitions = [op_def_registry.get(node.op) for node in nodes if node.op not in HARMLESS | CALLS]
+    types = [node.op for node in nodes if node.op not in HARMLESS | CALLS and not finds_files(node)]
+    definitions = map(op_def_registry.get, types)
     return [definition for definition in definitions if definition is not None and definition.is_stateful]
+
+
+def finds_files(node: Any) -> bool:
+    """Whether an op is of matex_tf, which puts it into functions that read files, except on rank 0 (`real_files`)."""
+    return bool(node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES))

@@ -1,5 +1,8 @@
 """Rewrites functions of pipelines that read files of records: they give tickets of records, or names of files.
 
+Example: `lambda name: TFRecordDataset(name).take(10).map(parse)`, the function of an `interleave`, becomes a function
+that gives the tickets of the first 10 records of the file, and a `Map` for `parse`.
+
 The ops that read files are in the function, or in a function that it calls through datasets. A `Rewriter` replaces each
 by an op that gives tickets or names. Ops that only order elements stay, and maps of records are taken out, to be
 applied to the records later (`record_maps`). A function that does anything else to records cannot be rewritten.
@@ -7,14 +10,16 @@ applied to the records later (`record_maps`). A function that does anything else
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import numpy as np
 
 from matex_tf.input import pipelines, record_maps
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.lazy import tf
 from matex_tf.rewrite import graph_ops
-from matex_tf.runtime import real_files
 
 KINDS = {"TFRecordDataset": "tfrecord", "TextLineDataset": "text", "FixedLengthRecordDatasetV2": "fixed"}
 """The formats of `ops.record_files`, by the ops that read them."""
@@ -35,15 +40,12 @@ _ORDERS = frozenset(
     "ShuffleAndRepeatDataset ShuffleAndRepeatDatasetV2 PrefetchDataset OptionsDataset Identity".split()
 )
 """Ops on one dataset that give the elements of that dataset."""
-_JOINS = frozenset(("ConcatenateDataset",))
-
-
 _CONSTANT = frozenset(
     "Assert ReadVariableOp VarHandleOp ReadFile LookupTableFind LookupTableFindV2 StatefulPartitionedCall StatefulIf "
     "If While DummySeedGenerator AnonymousSeedGenerator AnonymousRandomSeedGenerator DummyMemoryCache "
     "AnonymousMemoryCache".split()
 )
-"""Ops that TensorFlow calls stateful, but that give the same file names each time; or their functions do."""
+"""Ops that TensorFlow calls stateful, but that give the same file names each time, or call functions that do."""
 
 
 def read_kinds(function: Any) -> set[str]:
@@ -53,29 +55,19 @@ def read_kinds(function: Any) -> set[str]:
     return {KINDS[node.op] for node in graph_ops.iterate_nodes(function.graph) if node.op in KINDS}
 
 
-def list_changing_ops(function: Any) -> list[str]:
-    """The types of the ops in a function of a pipeline whose results may vary, except for datasets."""
-    return _list_changing(graph_ops.iterate_nodes(function.graph))
-
-
-def reads_state(function: Any) -> bool:
-    """Whether a function of a pipeline reads state that the script can change: variables, tables, whole files."""
-    return any(node.op in pipelines.READS for node in graph_ops.iterate_nodes(function.graph))
-
-
-def _list_changing(nodes: Iterable[Any]) -> list[str]:
+def list_changing_ops(nodes: Iterable[Any]) -> list[str]:
+    """The types of the ops, by their definitions, whose results may vary, except for datasets."""
     from tensorflow.core.framework import types_pb2
     from tensorflow.python.framework import op_def_registry
 
-    types = set[str]()
-    for node in nodes:
+    def is_changing(node: Any) -> bool:
         op = op_def_registry.get(node.op)
-        is_place = node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES)
-        if op is None or not op.is_stateful or node.op in _CONSTANT or is_place:
-            continue
-        if not any(output.type == types_pb2.DT_VARIANT for output in op.output_arg):
-            types.add(node.op)
-    return sorted(types)
+        if op is None or not op.is_stateful or node.op in _CONSTANT:
+            return False
+        makes_dataset = any(output.type == types_pb2.DT_VARIANT for output in op.output_arg)
+        return not makes_dataset and not pipelines.finds_files(node)
+
+    return sorted({node.op for node in nodes if is_changing(node)})
 
 
 class _Body:
@@ -121,8 +113,6 @@ class _Body:
 
     def add_number(self, name: str, value: int) -> str:
         """Add an int64 constant; returns its tensor."""
-        import numpy as np
-
         node = self.new_nodes.add()
         node.name = name
         _become(node, "Const", [], dtype=_INT64, value=np.array(value, np.int64))
@@ -136,8 +126,9 @@ def _read_constant(node: Any) -> Any:
 
 
 class Rewriter:
-    """Rewrites a function, and the functions that it calls, under other names.
+    """Rewrites a function of a pipeline, and the functions that it calls, under other names.
 
+    function: a ConcreteFunction that returns a dataset.
     gives_names: the datasets give names of files, each once; otherwise tickets.
     cpus: see `choose_cycle_length`.
     """
@@ -152,6 +143,9 @@ class Rewriter:
     def make(self) -> tuple[Callable[..., Any], tuple[Map, ...]]:
         """A function that builds the variant tensor of a dataset from the flat tensors of an element; and the maps of
         the records.
+
+        Raises:
+            CannotBeIndexed: the function works on records in another way.
         """
         from tensorflow.python.eager import context
 
@@ -164,9 +158,9 @@ class Rewriter:
         maps = self._replace(body, output.op.name)
         used = {_find_producer(name) for node in definition.node for name in _list_data(node)}
         input_nodes = set(map(_find_producer, input_names))
-        kept = [node for node in definition.node if node.name not in input_nodes]
+        other_nodes = [node for node in definition.node if node.name not in input_nodes]
         del definition.node[:]
-        definition.node.extend(kept)
+        definition.node.extend(other_nodes)
 
         runtime = context.context()
         for function in definition.library.function:
@@ -206,8 +200,8 @@ class Rewriter:
             elif sources and node.op in record_maps.KINDS:
                 maps = (*maps, self._read_map(node, body))
                 self._pass_on(node, body)
-            elif sources and node.op in _ORDERS | _JOINS:
-                source_count = 2 if node.op in _JOINS else 1
+            elif sources and (node.op in _ORDERS or node.op == "ConcatenateDataset"):
+                source_count = 1 if node.op in _ORDERS else 2
                 if len(sources) != source_count or not record_maps.is_same(sources[0], sources[-1]):
                     raise CannotBeIndexed(f"records are put together with other elements ({node.op})")
                 if self._gives_names and node.op in _ORDERS - {"Identity"}:
@@ -231,14 +225,12 @@ class Rewriter:
             if name in self._library and name not in called:
                 called[name] = self._library[name]
                 pending += [callee for inner in called[name].node_def for callee in graph_ops.list_functions(inner)]
-        if changing := _list_changing(inner for callee in called.values() for inner in callee.node_def):
+        if changing := list_changing_ops(inner for callee in called.values() for inner in callee.node_def):
             raise CannotBeIndexed(f"records are worked on where their files are read, by {', '.join(changing)}")
         return record_maps.read_map(node, function, body.find_captured)
 
     def _put_source(self, node: Any, body: _Body) -> None:
         """Add tickets or names as a tensor, and replace `node` by a dataset of its rows."""
-        import numpy as np
-
         data, controls = _list_data(node), [name for name in node.input if name.startswith("^")]
         kind, sizes, rows, name = KINDS[node.op], body.new_nodes.add(), body.new_nodes.add(), node.name
         sizes.name, rows.name = f"{name}/matex_sizes", f"{name}/matex_rows"
@@ -331,19 +323,8 @@ def _find_producer(name: str) -> str:
 
 def _sort(nodes: dict[str, Any]) -> Iterator[Any]:
     """The nodes in topological order."""
-    seen: set[str] = set()
-    pending = list(reversed(nodes))
-    while pending:
-        name = pending.pop()
-        if name in seen or name not in nodes:
-            continue
-        inputs = map(_find_producer, _list_data(nodes[name]))
-        before = [producer for producer in inputs if producer in nodes and producer not in seen]
-        if before:
-            pending += [name, *before]
-            continue
-        seen.add(name)
-        yield nodes[name]
+    producers = {name: [*map(_find_producer, _list_data(node))] for name, node in nodes.items()}
+    return (nodes[name] for name in graphlib.TopologicalSorter(producers).static_order() if name in nodes)
 
 
 def _check_compression(node: Any, body: _Body) -> None:
@@ -356,8 +337,6 @@ def _check_compression(node: Any, body: _Body) -> None:
 
 def _become(node: Any, op: str, inputs: list[str], **attributes: Any) -> None:
     """Replace the op of `node`, which keeps its name. attributes: bytes, an array, or an integer, such as a dtype."""
-    import numpy as np
-
     name, device = node.name, node.device
     node.Clear()
     node.name, node.op, node.device = name, op, device
@@ -378,7 +357,7 @@ def choose_cycle_length(chosen: int, calls: int | None, cpus: int) -> int:
 
     Args:
         chosen: the script's value, `AUTOTUNE` if there is none.
-        calls: the number of files that are read concurrently, possibly `AUTOTUNE`; None: not given, or 0.
+        calls: the script's number of files that are read concurrently, possibly `AUTOTUNE`; None or 0: one at a time.
     """
     if chosen != AUTOTUNE:
         return chosen

@@ -30,7 +30,7 @@ from matex_tf.world import world
 _NOT_FOUND, _UNAVAILABLE = 5, 14  # TensorFlow's codes of errors
 _VERSION = 1  # of kept files
 _SETTLED_SECONDS = 2.0
-"""A file that was changed before this time has settled: the clocks of some file systems count seconds."""
+"""A later change certainly changes the modification time of a file that is older: some file systems count seconds."""
 _MAX_UNUSED_SECONDS = 90 * 24 * 3600.0
 """Kept files that no run has used for this time are removed."""
 _THREADS = 4
@@ -59,7 +59,7 @@ class Places(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Bytes `first` to `last` of the file with a number."""
+    """Bytes `first` up to `last` of a file. number: the index of the file in a list of files."""
 
     number: int
     first: int
@@ -176,8 +176,8 @@ def _find_places(
         everyone = itertools.chain(*objects.allgather(mine, "the index of records"))
         in_order = sorted(everyone, key=lambda part_and_records: part_and_records[0])
         for number in missing:
-            pieces = [records for part, records in in_order if part.number == number]
-            index[number] = _join_pieces(pieces, kind, states[number].size)
+            found = [records for part, records in in_order if part.number == number]
+            index[number] = _join_pieces(found, kind, states[number].size)
             if folder is not None and index[number].problem == NO_PROBLEM and _is_settled(states[number]):
                 _keep(folder, states[number], kind, index[number])
     return {number: index.get(number, empty) for number in needed}

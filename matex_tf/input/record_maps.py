@@ -1,9 +1,14 @@
-"""Maps of records in the functions that read them: applied to a record after its ticket is read."""
+"""Maps of records in the functions that read files: `record_functions` takes them out, `records` applies them later.
+
+Example: of `names.interleave(lambda name: TFRecordDataset(name).map(parse))`, the map of `parse`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+from matex_tf.lazy import tf
 
 KINDS = frozenset(("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"))
 """The ops of maps."""
@@ -30,8 +35,6 @@ class Map(NamedTuple):
 
     def build(self, element: Sequence[Any]) -> list[Any]:
         """The flat outputs of the map for the flat tensors of an element."""
-        import tensorflow as tf
-
         call = tf.raw_ops.StatefulPartitionedCall if self.is_stateful else tf.raw_ops.PartitionedCall
         arguments = [*element, *map(tf.convert_to_tensor, self.captured)]
         outputs = call(args=arguments, Tout=list(map(tf.as_dtype, self.types)), f=self.function)
@@ -56,9 +59,5 @@ def read_map(node: Any, function: Any, find: Callable[[str], Any]) -> Map:
 
 def is_same(first: Sequence[Map], second: Sequence[Map]) -> bool:
     """Whether two chains of maps are equal."""
-    return len(first) == len(second) and all(
-        a.function == b.function
-        and len(a.captured) == len(b.captured)
-        and all(value is other for value, other in zip(a.captured, b.captured))
-        for a, b in zip(first, second)
-    )
+    keys = [[(each.function, *map(id, each.captured)) for each in maps] for maps in (first, second)]
+    return keys[0] == keys[1]

@@ -1,8 +1,9 @@
 """Datasets of records as tickets: file number, offset and length of each record, without its data.
 
-These are `TFRecordDataset`, `TextLineDataset`, `FixedLengthRecordDataset`, and `interleave` and `flat_map` over
-functions that make them from file names. TensorFlow's own ops order the tickets as they order records: in the function,
-the op that reads a file is replaced by one that lists its tickets.
+These datasets are `TFRecordDataset`, `TextLineDataset`, `FixedLengthRecordDataset`, and `interleave` and `flat_map`
+with functions that make them from file names. First all ranks list the names of the files and index them
+(`record_index`). Then in the function, an op that lists a file's tickets replaces the op that reads the file
+(`record_functions`). So TensorFlow's own ops order the tickets as they order records.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import tags
-from matex_tf.input import pipelines, record_functions, record_index
+from matex_tf.input import pipelines, record_functions, record_index, tickets
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.lazy import tf
 from matex_tf.ops import record_files
+from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import objects
 from matex_tf.sharding import slice_bounds
 from matex_tf.world import placement, world
@@ -28,8 +30,10 @@ _ORDERS = (
 )  # fmt: skip
 """Steps over file names: without them the dataset has the same names, or more."""
 _SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
-_NAMES_AT_ONCE = 1 << 16
+_NAMES_PER_BATCH = 1 << 16
+"""The number of file names that are listed at a time."""
 _FUNCTIONS = ("_map_func", "_predicate")
+"""The attributes of steps that hold their functions."""
 _WHY, _RECORDS = "why its records are not indexed", "its records"
 NO_RECORDS = "it reads no files of records"
 """The reason, for a step that reads no records."""
@@ -79,7 +83,7 @@ def _make_tickets(dataset: Any) -> Records | str:
     if len(kinds) != 1:
         return "it reads files of several formats" if kinds else NO_RECORDS
     [kind] = kinds
-    cpus, maps, names, reason = _count_cpus(), tuple[Map, ...](), list[bytes](), ""
+    cpus, maps, names, reason = _count_script_cpus(), tuple[Map, ...](), list[bytes](), ""
     try:
         function, maps = record_functions.Rewriter(step._map_func.function, False, cpus).make()
         names = _list_names(step, cpus)
@@ -93,8 +97,9 @@ def _make_tickets(dataset: Any) -> Records | str:
     read = _make_reader(maps, step.element_spec) if maps else record_files.read_records
     steps = slice_bounds.list_pipeline(step)
     wrapped = [getattr(each, name, None) for each in steps for name in _FUNCTIONS]
-    may_vary = any(record_functions.reads_state(each.function) for each in wrapped if each)
-    return Records(_make_dataset(step, function, cpus), read, () if may_vary else tuple(names), kind)
+    nodes = (node for each in wrapped if each for node in graph_ops.iterate_nodes(each.function.graph))
+    names_may_vary = any(node.op in pipelines.READS for node in nodes)  # of variables, tables, whole files
+    return Records(_make_dataset(step, function, cpus), read, () if names_may_vary else tuple(names), kind)
 
 
 def _renew(known: Records) -> Records | str:
@@ -106,12 +111,10 @@ def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
     """A function that reads the record of a ticket and applies the maps; spec: of the result."""
 
     def read(ticket: Any) -> Any:
-        from tensorflow.python.data.util import structure
-
         element = [record_files.read_records(ticket)]
         for record_map in maps:
             element = record_map.build(element)
-        return structure.from_compatible_tensor_list(spec, element)
+        return tickets.pack(spec, element)
 
     return read
 
@@ -132,24 +135,24 @@ def _find_step(dataset: Any) -> Any:
     raise CannotBeIndexed(NO_RECORDS)
 
 
-def _count_cpus() -> int:
-    """The number of CPUs of the script alone: all CPUs of rank 0's host that the launcher leaves to the job."""
+def _count_script_cpus() -> int:
+    """The number of CPUs of the script alone: all of rank 0's host that the launcher leaves to the job. Collective.
+
+    By this number TensorFlow chooses how many files it reads in turn, and thus the order of records.
+    """
     if not world.is_active():
         return len(os.sched_getaffinity(0))
     launcher = placement.find_launcher()
-    mine = len(placement.find_node_cpus(launcher[0] if launcher else None))
-    return objects.broadcast(mine, "how many CPUs a dataset of records has alone")
+    cpus = placement.find_node_cpus(launcher[0] if launcher else None)
+    return objects.broadcast(len(cpus), "how many CPUs a dataset of records has alone")
 
 
 def _build(function: Callable[..., Any], spec: Any, source: Any) -> Callable[..., Any]:
     """A function for `flat_map` over `source`, whose dataset has elements of `spec`."""
     from tensorflow.python.data.ops import dataset_ops
-    from tensorflow.python.data.util import structure
 
     def make(*element: Any) -> Any:
-        source_spec = source.element_spec
-        tensors = structure.to_tensor_list(source_spec, element if type(source_spec) is tuple else element[0])
-        return dataset_ops._VariantDataset(function(*tensors), spec)
+        return dataset_ops._VariantDataset(function(*tickets.flatten_element(source.element_spec, element)), spec)
 
     return tf.autograph.experimental.do_not_convert(make)
 
@@ -168,12 +171,13 @@ def _make_dataset(step: Any, function: Callable[..., Any], cpus: int) -> Any:
             source, make, step._cycle_length, step._block_length, False, step._buffer_output_elements,
             step._prefetch_input_elements,
         )  # fmt: skip
-    calls = getattr(step, "_num_parallel_calls", None)
-    known = None if calls is None else int(calls)
-    chosen = int(step._cycle_length)
-    cycle = record_functions.choose_cycle_length(chosen, known, cpus)
-    calls = calls if calls is None or chosen == cycle else record_functions.AUTOTUNE  # at most the cycle length
-    return source.interleave(make, cycle, step._block_length, calls, None if calls is None else True)
+    calls, of_script = getattr(step, "_num_parallel_calls", None), int(step._cycle_length)
+    cycle = record_functions.choose_cycle_length(of_script, None if calls is None else int(calls), cpus)
+    if calls is None:
+        return source.interleave(make, cycle, step._block_length)
+    if cycle != of_script:
+        calls = record_functions.AUTOTUNE  # must not exceed the cycle length
+    return source.interleave(make, cycle, step._block_length, num_parallel_calls=calls, deterministic=True)
 
 
 def _list_names(step: Any, cpus: int) -> list[bytes]:
@@ -185,7 +189,7 @@ def _list_names(step: Any, cpus: int) -> list[bytes]:
     _check_function(function)
     make, _ = record_functions.Rewriter(function, True, cpus).make()
     source = _find_source(step._input_dataset)
-    names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source)).batch(_NAMES_AT_ONCE)
+    names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source)).batch(_NAMES_PER_BATCH)
     # `reduce` needs no iterator: the hook of iterators would run collectives.
     all_names = names.reduce(tf.zeros([0], tf.string), lambda first, second: tf.concat([first, second], 0))
     return list(dict.fromkeys(all_names.numpy().tolist()))
@@ -209,20 +213,18 @@ def _find_source(dataset: Any) -> Any:
 
 def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
     """The function of a step, for another step of its kind."""
-    from tensorflow.python.data.util import structure
-
-    function, spec, result_spec = wrapped.function, step._input_dataset.element_spec, wrapped.output_structure
+    function, spec = wrapped.function, step._input_dataset.element_spec
     _check_function(function)
 
     def call(*element: Any) -> Any:
-        results = function(*structure.to_tensor_list(spec, element if type(spec) is tuple else element[0]))
-        results = list(results) if isinstance(results, (list, tuple)) else [results]
-        return structure.from_compatible_tensor_list(result_spec, results)
+        results = function(*tickets.flatten_element(spec, element))
+        results = results if isinstance(results, (list, tuple)) else [results]
+        return tickets.pack(wrapped.output_structure, results)
 
     return tf.autograph.experimental.do_not_convert(call)
 
 
 def _check_function(function: Any) -> None:
     """Raises CannotBeIndexed if the file names that a function makes of an element may vary."""
-    if changing := record_functions.list_changing_ops(function):
+    if changing := record_functions.list_changing_ops(graph_ops.iterate_nodes(function.graph)):
         raise CannotBeIndexed(f"its names of files are made by {', '.join(changing)}")

@@ -19,7 +19,7 @@ NEXT, _ROWS = "the next item of a PyDataset", "the rows of an item of a PyDatase
 
 
 class SentItem:
-    """An item that one rank has made. See `batches.Batch`.
+    """An item that one rank has made; the others receive their rows when they need them. See `batches.Batch`.
 
     source: the `turns.Source`.
     number: the number of the item.
@@ -36,28 +36,33 @@ class SentItem:
         self.total, self.is_even = max(counts, default=0), len(counts) < 2
 
     def take_slice(self, ratios: Any = None) -> list[Any]:
-        rows = membership.attempt_collectives(_ROWS, lambda: self._exchange(functools.partial(self._cut, ratios)))
+        find_rows = functools.partial(self._find_rows, ratios)
+        rows = membership.attempt_collectives(_ROWS, lambda: self._exchange(find_rows))
         return [*rows, *batches.make_numbers(batches.find_bounds(self.total, ratios), self.total)]
 
     def take_whole(self) -> list[Any]:
         return membership.attempt_collectives(_ROWS, lambda: self._exchange(lambda rank: None))
 
     def digest(self) -> tuple[int, int]:
-        """No digest: all ranks have rows of one item, which need no comparison."""
+        """The item's number, not a hash: all ranks have rows of one item, which need no comparison."""
         return self.total, self.number
 
-    def _cut(self, ratios: Any, rank: int) -> slice:
-        """The rows of a rank."""
+    def _find_rows(self, ratios: Any, rank: int) -> slice:
+        """The rows of the item that a rank trains. ratios: see `batches.find_bounds`."""
         me = world.get_world()
         start, stop, _ = slice_bounds.find_slice_bounds(self.total, rank, me.trainers if ratios is None else ratios)
         return slice(int(start), int(stop))
 
-    def _exchange(self, cut: Callable[[int], slice | None]) -> list[Any]:
-        """The tensors with the rows that `cut` selects for each rank's number. Collective."""
+    def _exchange(self, find_rows: Callable[[int], slice | None]) -> list[Any]:
+        """The tensors with this rank's rows. Collective.
+
+        find_rows: the rows of the rank with a number; None: all.
+        """
         self._replace_lost_maker()
         with objects.start_exchange(_ROWS, f"sending from {self._maker}"):
             began = time.perf_counter()
-            tensors = self._send(cut) if self._tensors is not None else self._receive(cut(world.get_world().rank))
+            has_item = self._tensors is not None
+            tensors = self._send(find_rows) if has_item else self._receive(find_rows(world.get_world().rank))
             if self.source.is_open:
                 self.source.exchange_seconds.append(time.perf_counter() - began)
         return tensors
@@ -72,7 +77,7 @@ class SentItem:
         if not any(have_item) and me.rank == 0:
             self._tensors = self.source.make_item(self.number)
 
-    def _send(self, cut: Callable[[int], slice | None]) -> list[Any]:
+    def _send(self, find_rows: Callable[[int], slice | None]) -> list[Any]:
         """Send the rows of the other ranks; returns the tensors with the rows of this rank."""
         from mpi4py import MPI
 
@@ -82,28 +87,30 @@ class SentItem:
         for rank in range(me.size):
             if rank != me.rank:
                 for array, is_rows in zip(arrays, self.source.are_rows):
-                    part = _take_rows(array, is_rows, cut(rank))
-                    is_text = part.dtype.hasobject
-                    messages.append(comm.isend(part, rank) if is_text else comm.Isend(_view_bytes(part), rank))
+                    sent = _select_rows(array, is_rows, find_rows(rank))
+                    is_text = sent.dtype.hasobject
+                    messages.append(comm.isend(sent, rank) if is_text else comm.Isend(_view_bytes(sent), rank))
         MPI.Request.waitall(messages)
-        return [_take_rows(each, is_rows, cut(me.rank)) for each, is_rows in zip(self._tensors, self.source.are_rows)]
+        own_rows = find_rows(me.rank)
+        return [_select_rows(each, is_rows, own_rows) for each, is_rows in zip(self._tensors, self.source.are_rows)]
 
     def _receive(self, rows: slice | None) -> list[Any]:
         """The tensors with these rows of this rank, or with all rows."""
         comm, tensors = world.get_communicator("control"), []
         for (dtype, _), shape, is_rows in zip(self.source.specs, self._shapes, self.source.are_rows):
             if dtype == tf.string:
-                part = comm.recv(source=self._maker)
+                received = comm.recv(source=self._maker)
             else:
-                shape = (rows.stop - rows.start, *shape[1:]) if is_rows and rows else shape
-                part = np.empty(shape, dtype.as_numpy_dtype)
-                comm.Recv(_view_bytes(part), self._maker)
-            tensors.append(tf.constant(part, dtype))
+                if is_rows and rows is not None:
+                    shape = (rows.stop - rows.start, *shape[1:])
+                received = np.empty(shape, dtype.as_numpy_dtype)
+                comm.Recv(_view_bytes(received), self._maker)
+            tensors.append(tf.constant(received, dtype))
         return tensors
 
 
-def _take_rows(value: Any, is_rows: bool, rows: slice | None) -> Any:
-    return value[rows] if is_rows and rows else value
+def _select_rows(value: Any, is_rows: bool, rows: slice | None) -> Any:
+    return value[rows] if is_rows and rows is not None else value
 
 
 def _view_bytes(array: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Tickets: the elements of a pipeline's source, which stand for the pipeline's elements until a rank works on them.
 
-A *ticket* is an element of the source, or the result of the last op that must run in order. Ops that only order
-elements (`shuffle`, `repeat`, `take`, ...) order tickets as well, with the script's seeds.
+A ticket is an element of the source, or the result of the last op that must run in order. `ORDER` has the steps that
+only order elements (`shuffle`, `repeat`, `take`, ...): they order tickets as well, with the script's seeds. The other
+functions convert between elements, their flat tensors and specs.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ Tensors = list[Any]
 
 _GENERATOR = "seeds of iterations"
 CACHED_VARIABLES = "a map that reads variables, and whose results are cached"
+"""An obstacle, in the words of `--explain`."""
 MAPS = ("MapDataset", "ParallelMapDataset")
 
 
 def flatten(spec: Any, element: Any) -> Tensors:
+    """The flat tensors of an element with this spec."""
     from tensorflow.python.data.util import structure
 
     return list(structure.to_tensor_list(spec, element))
 
 
 def pack(spec: Any, tensors: Sequence[Any]) -> Any:
+    """The element with this spec of flat tensors."""
     from tensorflow.python.data.util import structure
 
     return structure.from_compatible_tensor_list(spec, list(tensors))
 
 
 def flatten_element(spec: Any, element: tuple[Any, ...]) -> Tensors:
-    """The flat tensors of an element as the arguments of a map function."""
+    """The flat tensors of an element that a map function got as its arguments."""
     is_tuple = type(spec) is tuple
     return flatten(spec, element if is_tuple else element[0])
 
@@ -45,21 +49,8 @@ def map_dataset(dataset: Any, function: Callable[..., Any], **options: Any) -> A
     return dataset.map(tf.autograph.experimental.do_not_convert(function), **options)
 
 
-ORDER: dict[str, Callable[[Any, Any], Any]] = {
-    "RepeatDataset": lambda step, tickets: _repeat(step, tickets),
-    "TakeDataset": lambda step, tickets: tickets.take(step._count),
-    "SkipDataset": lambda step, tickets: tickets.skip(step._count),
-    "ShardDataset": lambda step, tickets: tickets.shard(step._num_shards, step._index),
-    "ShuffleDataset": lambda step, tickets: _shuffle(step, tickets),
-    "PrefetchDataset": lambda step, tickets: tickets,
-    "OptionsDataset": lambda step, tickets: tickets,
-    "AssertCardinalityDataset": lambda step, tickets: _assert_cardinality(step, tickets),
-}
-"""For each step that only orders elements: the same step over tickets."""
-
-
 def note_generator(shuffled: Any, generator: Any) -> None:
-    """Record the seed generator of a dataset, by its variant tensor `shuffled`: a handle and its deleter."""
+    """Record the seed generator of a `shuffle`, from TensorFlow, at the dataset's variant tensor `shuffled`."""
     tags.set_tag(shuffled, _GENERATOR, generator)
 
 
@@ -89,19 +80,30 @@ def _repeat(step: Any, tickets: Any) -> Any:
     return (tickets if is_merged else tickets.with_options(tf.data.Options())).repeat(step._count)
 
 
-def _assert_cardinality(step: Any, tickets: Any) -> Any:
-    return tickets.apply(tf.data.experimental.assert_cardinality(step._expected_cardinality))
+ORDER: dict[str, Callable[[Any, Any], Any]] = {
+    "RepeatDataset": _repeat,
+    "TakeDataset": lambda step, tickets: tickets.take(step._count),
+    "SkipDataset": lambda step, tickets: tickets.skip(step._count),
+    "ShardDataset": lambda step, tickets: tickets.shard(step._num_shards, step._index),
+    "ShuffleDataset": _shuffle,
+    "PrefetchDataset": lambda step, tickets: tickets,
+    "OptionsDataset": lambda step, tickets: tickets,
+    "AssertCardinalityDataset": lambda step, tickets: tickets.apply(
+        tf.data.experimental.assert_cardinality(step._expected_cardinality)
+    ),
+}
+"""For each step that only orders elements: the same step over tickets."""
 
 
-def zip_tickets(parts: Sequence[Any]) -> tuple[Any, Callable[[Tensors], list[Tensors]]]:
-    """The dataset of the tickets of all parts, with a function from the flat tensors of its ticket to theirs."""
-    sizes = [len(flatten_specs(one.element_spec)) for one in parts]
+def zip_tickets(datasets: Sequence[Any]) -> tuple[Any, Callable[[Tensors], list[Tensors]]]:
+    """The zipped dataset of datasets of tickets, with a function from the flat tensors of its ticket to theirs."""
+    sizes = [len(flatten_specs(dataset.element_spec)) for dataset in datasets]
     ends = list(itertools.accumulate(sizes))
 
     def split(ticket: Tensors) -> list[Tensors]:
         return [ticket[end - size : end] for size, end in zip(sizes, ends)]
 
-    return tf.data.Dataset.zip(tuple(parts)), split
+    return tf.data.Dataset.zip(tuple(datasets)), split
 
 
 def join(lists: Iterable[Iterable[Any]]) -> list[Any]:
@@ -109,6 +111,7 @@ def join(lists: Iterable[Iterable[Any]]) -> list[Any]:
 
 
 def flatten_specs(spec: Any) -> list[Any]:
+    """The dtypes and shapes of the flat tensors of an element with this spec."""
     from tensorflow.python.data.util import structure
 
     return list(zip(structure.get_flat_tensor_types(spec), structure.get_flat_tensor_shapes(spec)))
@@ -134,25 +137,19 @@ def is_in_memory(dataset: Any) -> bool:
     return hasattr(filename, "numpy") and filename.numpy() == b""
 
 
-def name_digest(digest: Any) -> Any:
-    """8 bytes as a number. A pass that ends early is dropped: in the next one the number may belong
-    to another ticket.
-    """
-    return tf.bitcast(digest, tf.int64)
-
-
 def reads_changing(dataset: Any) -> bool:
     """Whether the work on elements of a `cache` reads variables or tables that may change before the work is done."""
-    return any(functions.reads_changing(one.function) for step in list_pipeline(dataset) for one in step._functions())
+    wrapped = join(step._functions() for step in list_pipeline(dataset))
+    return any(functions.reads_changing(each.function) for each in wrapped)
 
 
 def digest_tensors(tensors: Tensors) -> Any:
-    """8 bytes that identify these tensors."""
-    found = [
-        tf.raw_ops.Fingerprint(data=tf.reshape(one, [1, -1]), method="farmhash64")
-        for one in tensors
-        if one.dtype not in (tf.variant, tf.resource)
-    ]
-    return (
-        tf.raw_ops.Fingerprint(data=tf.concat(found, 1), method="farmhash64")[0] if found else tf.zeros([8], tf.uint8)
-    )
+    """In a graph: a hash of these tensors, 8 bytes, uint8."""
+    with_values = [tensor for tensor in tensors if tensor.dtype not in (tf.variant, tf.resource)]
+    if not with_values:
+        return tf.zeros([8], tf.uint8)
+    # Few ops: TensorFlow prepares them again for each iterator.
+    digests = [tf.raw_ops.Fingerprint(data=tf.reshape(one, [1, -1]), method="farmhash64") for one in with_values]
+    if len(digests) > 1:
+        digests = [tf.raw_ops.Fingerprint(data=tf.concat(digests, 1), method="farmhash64")]
+    return tf.reshape(digests[0], [8])

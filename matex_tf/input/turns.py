@@ -1,9 +1,12 @@
 """Batches of a `PyDataset`: each item is made by one rank, in turn, which sends the other ranks their rows.
 
-Item k of such an object is a function of k (`items.py`). The rank whose turn it is makes the item ahead of the step, in
-the threads or processes that the object asks for; the other ranks do not. Some items are made by all ranks and
-compared. A `Source` is the dataset of an object, and a `Pass` one pass over its items. After some items the ranks
-measure whether turns are faster than the making of all items on every rank.
+Example with 2 ranks: rank 0 makes items 0, 2, 4, ... and sends rank 1 the second half of the rows of each; rank 1 makes
+items 1, 3, 5, ... A rank makes its items ahead of the step, in the threads or processes that the object asks for.
+
+This is correct only if item k is a function of k. So `items` checks the first items, and all ranks make and compare
+some later ones. After a few items the ranks choose the faster way: turns, or all items on every rank.
+
+`take_turns` is the entry. A `Source` is the dataset of an object, and a `Pass` one pass over its items.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ each pass.
 
 
 def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = "") -> Any:
-    """The dataset of a `PyDataset`'s items for Keras. Collective.
+    """The dataset of a `PyDataset`'s items for Keras; ranks take turns at them if they can. Collective.
 
     Args:
         adapter: Keras' `PyDatasetAdapter`.
@@ -88,6 +91,7 @@ def _explain(name: str, text: str) -> None:
 
 
 def explain_generator() -> None:
+    """Print the line of `--explain` on a generator that Keras trains on."""
     _explain("a generator", "every rank makes all, as they have no numbers. Ranks take turns at those of a PyDataset")
 
 
@@ -95,7 +99,7 @@ class Source:
     """A dataset of items that ranks make in turn.
 
     name: the name of the object's class.
-    seconds: the time to make an item.
+    making_seconds: the time to make an item.
     spec, specs: the element spec of the dataset, and the dtypes and shapes of an item's flat tensors.
     are_rows: which of these tensors have rows.
     is_shared: ranks take turns; otherwise each makes all items.
@@ -108,8 +112,8 @@ class Source:
     _next_pass: the pass whose items an iterator of whole items gives.
     """
 
-    def __init__(self, adapter: Any, name: str, seconds: float):
-        self._adapter, self.name, self.seconds = adapter, name, seconds
+    def __init__(self, adapter: Any, name: str, making_seconds: float):
+        self._adapter, self.name, self.making_seconds = adapter, name, making_seconds
         self.is_shared = self.is_open = True
         self.is_unused = False
         self.taken_count = 0
@@ -179,10 +183,10 @@ class Source:
 
     def choose(self) -> None:
         """Choose the faster way: turns, or all items on every rank. Collective."""
-        mine = min(self.exchange_seconds, default=0.0), self.seconds
-        everyone = objects.allgather(mine, "choosing how items are made")
-        saved_seconds = min(making for _, making in everyone) * (1 - 1 / world.get_world().trainers)
-        self.is_open, self.is_shared = False, max(sending for sending, _ in everyone) < saved_seconds
+        mine = min(self.exchange_seconds, default=0.0), self.making_seconds
+        sending, making = zip(*objects.allgather(mine, "choosing how items are made"))
+        saved_seconds = min(making) * (1 - 1 / world.get_world().trainers)  # a rank still makes 1 / N of the items
+        self.is_open, self.is_shared = False, max(sending) < saved_seconds
         if not self.is_shared:
             _explain(self.name, "every rank makes all from now on: that is faster than to send rows")
 
@@ -192,8 +196,11 @@ def find_source(dataset: Any) -> Source | None:
 
 
 class _Report(NamedTuple):
-    """A rank's report of an item that it takes: the position in the pass, and the number of the item. If the rank has
-    made the item: the shapes of its tensors, a digest if it is compared, and the code and text of an error.
+    """A rank's report of the item that it takes next.
+
+    position: in the pass. number: of the item.
+    shapes: of its tensors, if this rank has made it. digest: of these tensors, if the item is compared.
+    failure: the code and the text of the error, if the item could not be made.
     """
 
     position: int
@@ -256,7 +263,7 @@ class Pass:
             source.choose()
         if not source.is_shared:
             self._prepare_items()
-            tensors, self._position = self._pull(), self._position + 1
+            tensors, self._position = self._take_own(), self._position + 1
             return batches.WholeBatch(tensors, source.are_rows)
         position = self._position
         item = membership.attempt_collectives(NEXT, self._take_turn, lambda: self._move_to(position))
@@ -280,6 +287,7 @@ class Pass:
             )
 
     def _move_to(self, position: int) -> None:
+        """Continue with the item at `position`, also backwards."""
         self._position, self.source.taken_count = position, self._taken_before + position
 
     def _find_maker(self, position: int) -> int:
@@ -287,9 +295,10 @@ class Pass:
         return (self._taken_before + position) % world.get_world().trainers
 
     def _is_compared(self, position: int) -> bool:
-        """Whether all ranks make an item, and compare it."""
+        """Whether all ranks make an item, and compare it. See `_FIRST_COMPARED`."""
         number = self._taken_before + position + 1
-        return position == 0 or (number >= _FIRST_COMPARED and number & (number - 1) == 0)
+        is_power_of_two = number & (number - 1) == 0
+        return position == 0 or (number >= _FIRST_COMPARED and is_power_of_two)
 
     def _prepare_items(self) -> None:
         """Start making this rank's remaining items ahead; again after ranks were lost, and if turns end."""
@@ -309,8 +318,8 @@ class Pass:
             self._adapter = self.source.make_adapter(numbers, is_ahead=True)
             self._stop = weakref.finalize(self, items_ahead.stop_adapter, self._adapter)
 
-    def _pull(self) -> list[Any]:
-        """The flat tensors of this rank's next item."""
+    def _take_own(self) -> list[Any]:
+        """The flat tensors of the next item that this rank makes."""
         if self._iterator is None:
             self._iterator, tensors = self.source.start(self._adapter)
             return tensors
@@ -321,10 +330,10 @@ class Pass:
         self._prepare_items()
         me, position = world.get_world(), self._position
         maker, number, is_compared = self._find_maker(position), self.order[position], self._is_compared(position)
-        tensors, failure, shapes, digest = None, None, None, None
+        tensors = shapes = digest = failure = None
         if me.rank == maker or (is_compared and me.rank < me.trainers):
             try:
-                tensors = self._pull()
+                tensors = self._take_own()
                 shapes = [tuple(tensor.shape) for tensor in tensors]
                 digest = batches.digest_tensors(tensors) if is_compared else None
             except tf.errors.OpError as error:
@@ -352,12 +361,13 @@ class Pass:
 
     def _compare(self, everyone: Sequence[_Report]) -> None:
         """Print a note if ranks have made different items of the same number."""
-        other = next((rank for rank, report in enumerate(everyone) if report.digest != everyone[0].digest), 0)
-        if other and not any(report.failure for report in everyone):
+        digests = [report.digest for report in everyone]
+        different_rank = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), 0)
+        if different_rank and not any(report.failure for report in everyone):
             notes.print_note(
-                f"ranks 0 and {other} made different items of the same number of {self.source.name}, at whose items "
-                "ranks take turns: they depend on what else was made. The results are not exactly those of the script "
-                "alone"
+                f"ranks 0 and {different_rank} made different items of the same number of {self.source.name}, at whose "
+                "items ranks take turns: they depend on what else was made. The results are not exactly those of the "
+                "script alone"
             )
 
 
@@ -367,11 +377,7 @@ def _send_to_all(value: Any, root: int) -> Any:
 
 
 def take_element(shared: Pass) -> Any:
-    """The next item, whole, for eager code. Collective if ranks take turns.
-
-    Raises:
-        tf.errors.OutOfRangeError: at the end.
-    """
+    """The next item, whole, for eager code. Collective if ranks take turns. At the end: tf.errors.OutOfRangeError."""
     try:
         batch = shared.take()
     except tf.errors.OutOfRangeError:

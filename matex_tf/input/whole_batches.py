@@ -1,7 +1,8 @@
-"""Whole batches for eager code: made in slices and gathered, if that is faster.
+"""Whole batches for eager code, for instance a training loop of the script: made in slices and gathered, if faster.
 
-Each rank makes the first batch of a dataset whole, and all ranks compare it. The second one is made in slices and
-gathered. The next two are made in the same ways and timed, and the ranks agree on the faster way.
+The ranks make the first four batches of a dataset in both ways in turn, time them, and agree on the faster way. Each
+rank makes batches 1 and 3 whole; batches 2 and 4 are made in slices and gathered. The times of batches 1 and 2 do not
+count, because functions run for the first time. All ranks compare batch 1.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from matex_tf.steps import agreement, failures
 from matex_tf.steps.exchanger import RankExchanger
 from matex_tf.world import world
 
-_TIMED = 4
-"""Batches until the choice; in the first two, functions run for the first time."""
-_PLACE, _WAY = "the next batch of a dataset", "way of whole batches"
+_BATCHES_UNTIL_CHOICE = 4
+_PLACE, _CHOICE = "the next batch of a dataset", "choice of whole or gathered batches"
 
 
 def take_whole(shared: SharedBatches) -> Any:
@@ -34,92 +34,107 @@ def take_whole(shared: SharedBatches) -> Any:
     source = shared.source
     if not agreement.is_watched():
         return tickets.pack(source.spec, shared.take().take_whole())
-    way = tags.get_or_make_tag(source, _WAY, Way)
-    way.taken += 1
+    choice = tags.get_or_make_tag(source, _CHOICE, Choice)
+    choice.batch_count += 1
     with failures.fail_together(_PLACE):
         try:
             batch = shared.take()
         except tf.errors.OutOfRangeError as error:
             end = error
         else:
-            return tickets.pack(source.spec, _take(batch, way))
+            return tickets.pack(source.spec, _take(batch, choice))
     raise end
 
 
-def _take(batch: Batch, way: Way) -> list[Any]:
-    if way.is_open and batch.is_even:
-        return _choose(batch, way)
-    if way.is_shared and batch.is_even:
-        return _put_together(batch)
+def _take(batch: Batch, choice: Choice) -> list[Any]:
+    if choice.is_open and batch.is_even:
+        return _take_timed(batch, choice)
+    if choice.is_gathered and batch.is_even:
+        return _gather_rows(batch)
     batch.source.work_whole()
     return batch.take_whole()
 
 
-class Way:
-    """The way in which batches of a dataset reach eager code.
+class Choice:
+    """How whole batches of a dataset are made.
 
-    is_open: the choice is still to be made.
-    is_shared: ranks gather slices.
-    taken: how often a batch was taken. A batch that fails on one rank counts on all, so that ranks keep in step.
-    seconds: of the last batch that a rank made whole, and of the last one that ranks gathered.
+    is_open: the ranks have not chosen yet.
+    is_gathered: ranks make slices and gather them; otherwise each rank makes whole batches.
+    batch_count: how often a batch was taken. A batch that fails on one rank counts on all, so that ranks keep in step.
+    whole_seconds, gathered_seconds: the times of the last batches that were made in each way.
     """
 
     def __init__(self) -> None:
-        self.is_open, self.is_shared, self.taken = True, True, 0
-        self.seconds = [math.inf, math.inf]
+        self.is_open, self.is_gathered, self.batch_count = True, True, 0
+        self.whole_seconds = self.gathered_seconds = math.inf
 
 
-def _choose(batch: Batch, way: Way) -> list[Any]:
+def _take_timed(batch: Batch, choice: Choice) -> list[Any]:
+    """One of the first batches; choose after the last of them. Collective."""
     batch.source.prepare()
-    _find_join(batch)
-    is_gathered = way.taken % 2 == 0
-    if is_gathered:
+    _get_gather_function(batch)
+    if choice.batch_count % 2:
+        began = time.perf_counter()
+        tensors = batch.take_whole()
+        choice.whole_seconds = time.perf_counter() - began
+    else:
         # Ranks begin together. After an error of one rank, ranks continue from a sum, but not from a barrier.
         ops.allreduce(tf.zeros([]), "sum", _PLACE)
-    began = time.perf_counter()
-    found = _put_together(batch) if is_gathered else batch.take_whole()
-    way.seconds[is_gathered] = time.perf_counter() - began
-    if way.taken == 1 and not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
-        way.is_open = way.is_shared = False
-    if is_gathered and way.taken >= _TIMED:
-        everyone = ops.allgather(tf.constant([way.seconds], tf.float64), _PLACE).numpy()
-        alone, gathered = everyone[:, 0].min(), everyone[:, 1].max()
-        way.is_open, way.is_shared = False, bool(gathered < alone * (1 - 1 / world.get_world().trainers))
-        chosen = "ranks make slices and gather them" if way.is_shared else "every rank makes all rows"
-        times = f"a batch takes a rank {alone * 1e3:.3g} ms to make, and ranks {gathered * 1e3:.3g} ms to gather"
-        advice.explain(batch.source.dataset, f"for batches in eager code {chosen}: {times}")
-    return found
+        began = time.perf_counter()
+        tensors = _gather_rows(batch)
+        choice.gathered_seconds = time.perf_counter() - began
+        if choice.batch_count >= _BATCHES_UNTIL_CHOICE:
+            _choose(batch, choice)
+    if choice.batch_count == 1 and not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
+        choice.is_open = choice.is_gathered = False
+    return tensors
 
 
-def _put_together(batch: Batch) -> list[Any]:
-    """The rows of all ranks. Collective."""
+def _choose(batch: Batch, choice: Choice) -> None:
+    """Choose the faster way by the measured times. Collective.
+
+    Gathering must save a batch's time on N ranks: alone * (1 - 1 / N), since a rank still makes 1 / N of the rows.
+    """
+    mine = tf.constant([[choice.whole_seconds, choice.gathered_seconds]], tf.float64)
+    whole, gathered = ops.allgather(mine, _PLACE).numpy().T
+    alone, together = whole.min(), gathered.max()
+    choice.is_open, choice.is_gathered = False, bool(together < alone * (1 - 1 / world.get_world().trainers))
+    chosen = "ranks make slices and gather them" if choice.is_gathered else "every rank makes all rows"
+    times = f"a batch takes a rank {alone * 1e3:.3g} ms to make, and ranks {together * 1e3:.3g} ms to gather"
+    advice.explain(batch.source.dataset, f"for batches in eager code {chosen}: {times}")
+
+
+def _gather_rows(batch: Batch) -> list[Any]:
+    """The flat tensors with the rows of all ranks. Collective."""
     *own, first, count, total, contributes = batch.take_slice()
     digest = tf.constant(batch.ticket_digest, tf.int64)
-    return list(_find_join(batch)(own, first, count, total, digest, contributes))
+    return list(_get_gather_function(batch)(own, first, count, total, digest, contributes))
 
 
-def _find_join(batch: Batch) -> Any:
-    return tags.get_or_make_tag(batch.source, f"put together by {world.get_world().size}", lambda: _make_join(batch))
+def _get_gather_function(batch: Batch) -> Any:
+    tag = f"gathered by {world.get_world().size}"
+    return tags.get_or_make_tag(batch.source, tag, lambda: _make_gather_function(batch))
 
 
-def _make_join(batch: Batch) -> Any:
+def _make_gather_function(batch: Batch) -> Any:
+    """A ConcreteFunction that gathers the rows of all ranks, after a comparison of the digests of their tickets."""
     source = batch.source
-    flags, exchanger = source.batches.are_rows, RankExchanger(_PLACE)
+    are_rows, exchanger = source.batches.are_rows, RankExchanger(_PLACE)
 
-    def join(own: Any, first: Any, count: Any, total: Any, digest: Any, contributes: Any) -> list[Any]:
+    def gather(own: Any, first: Any, count: Any, total: Any, digest: Any, contributes: Any) -> list[Any]:
         batch_slice = Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
-        ends = tf.stack([digest, -digest])
-        (found,) = exchanger.exchange([Request("max", ends)], batch_slice.of_all())
-        is_same = tf.debugging.Assert(tf.equal(found[0], -found[1]), [_OTHERS], summarize=1)
-        with tf.control_dependencies([is_same] if is_same is not None else []):
-            rows = [Request("gather", tf.identity(one)) for one, is_rows in zip(own, flags) if is_rows]
-        whole = iter(exchanger.exchange(rows, batch_slice))
-        made = [next(whole) if is_rows else one for one, is_rows in zip(own, flags)]
-        return [tf.ensure_shape(one, shape) for one, (_, shape) in zip(made, source.batch_specs)]
+        # The digests are equal if the largest one and the smallest one, - max(-digest), are.
+        (largest,) = exchanger.exchange([Request("max", tf.stack([digest, -digest]))], batch_slice.of_all())
+        is_same = tf.debugging.Assert(tf.equal(largest[0], -largest[1]), [_OTHERS], summarize=1)
+        with tf.control_dependencies([is_same]):
+            requests = [Request("gather", tf.identity(one)) for one, is_row in zip(own, are_rows) if is_row]
+        gathered = iter(exchanger.exchange(requests, batch_slice))
+        tensors = [next(gathered) if is_row else one for one, is_row in zip(own, are_rows)]
+        return [tf.ensure_shape(tensor, shape) for tensor, (_, shape) in zip(tensors, source.batch_specs)]
 
-    specs = [tf.TensorSpec(shape, dtype) for dtype, shape in tickets.open_rows(source.batch_specs, flags)]
+    specs = [tf.TensorSpec(shape, dtype) for dtype, shape in tickets.open_rows(source.batch_specs, are_rows)]
     numbers = [tf.TensorSpec([], tf.int64)] * 4
-    function = tf.function(join, autograph=False, input_signature=[specs, *numbers, tf.TensorSpec([], tf.bool)])
+    function = tf.function(gather, autograph=False, input_signature=[specs, *numbers, tf.TensorSpec([], tf.bool)])
     return function.get_concrete_function()
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matex_tf.sharding.slice_bounds import list_pipeline
+
 _MOST, _SECONDS = 8, 3.0
 """Limits of the number of batches and of the seconds."""
 _LOOK, _IDLE, _LOOKS = 0.01, 0.1, 2
@@ -46,11 +48,28 @@ def measure_input(data: Data) -> InputCost | None:
     A pipeline with prefetching is full whenever this process is idle. From one idle moment to the next, with one batch
     taken between them, it processes exactly one batch, unless the pass ends soon. Then the next pass is measured. If it
     ends as soon, it is measured from its very beginning: a whole pass processes exactly its batches.
+
+    A shuffle that holds a whole pass processes all rows before the first batch, and none later. Then the cost of the
+    first batch of the next pass is divided among the batches of the pass.
     """
     cost, is_over = _measure_batches(data, False)
     if is_over and data.dataset is not None:
         cost, _ = _measure_batches(data, True)
+    elif cost is not None and (count := _count_batches_of_held_pass(data.dataset)):
+        began = _count_used()
+        data.start_over()
+        data.take()
+        _await_idle()
+        seconds, read_bytes = (used - before for used, before in zip(_count_used(), began))
+        cost = InputCost(cost.seconds + seconds / count, cost.bytes + read_bytes / count)
     return cost
+
+
+def _count_batches_of_held_pass(dataset: Any) -> int:
+    """The number of batches of a pass if a shuffle of the pipeline holds all of its rows; otherwise, or unknown, 0."""
+    shuffles = [step for step in list_pipeline(dataset) if type(step).__name__ == "_ShuffleDataset"]
+    holds_pass = any(0 <= step._input_dataset.cardinality() <= step._buffer_size for step in shuffles)
+    return max(0, int(dataset.cardinality())) if holds_pass else 0
 
 
 def _measure_batches(data: Data, starts_over: bool) -> tuple[InputCost | None, bool]:

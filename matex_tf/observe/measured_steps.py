@@ -80,6 +80,7 @@ class Measured:
         """The data of the last training step."""
         self._has_enough = threading.Event()
         """Enough updates are recorded: the training thread should measure the input."""
+        self._is_measuring_input = threading.Event()
         self.input: InputCost | None = None
         self._lock = threading.Lock()
         self._is_stored = False
@@ -88,6 +89,7 @@ class Measured:
         """A step has changed weights. After enough steps the input is measured, and the process ends."""
         self._step_ends.append(records.read_clock())
         if self._data is not None and self._has_enough.is_set():
+            self._is_measuring_input.set()
             self.input = measure_input(self._data)
             self.store_steps()
             os._exit(0)
@@ -125,7 +127,8 @@ class Measured:
                     break
             if has_enough and self.phantom.ranks and self._data is not None:
                 self._has_enough.set()
-                time.sleep(INPUT_SECONDS)  # the training thread measures the input and ends the process
+                if self._is_measuring_input.wait(INPUT_SECONDS):
+                    time.sleep(LIMIT)  # the training thread ends the process
         self.store_steps()
         os._exit(0)
 

@@ -173,14 +173,20 @@ def python_writes_the_file_that_a_map_reads():
 
 
 @case
-def an_iterator_is_saved():
-    iterator = iter(NUMBERS.map(double).cache().shuffle(9, seed=1).batch(4).repeat(2))
-    checkpoint = tf.train.Checkpoint(iterator=iterator)
-    seen = [[next(iterator).numpy()] for _ in range(3)]
-    path = checkpoint.save("checkpoint")
-    seen += [[next(iterator).numpy()] for _ in range(5)]
-    checkpoint.restore(path)
-    return seen + see(iterator)
+def iterators_are_saved():
+    seen = []
+    for rows in (NUMBERS.map(double).cache().shuffle(9, seed=1), NUMBERS.map(double)):
+        iterator = iter(rows.batch(4).repeat(2))
+        checkpoint = tf.train.Checkpoint(iterator=iterator)
+        seen += [[next(iterator).numpy()] for _ in range(3)]
+        path = checkpoint.save("checkpoint")
+        seen += [[next(iterator).numpy()] for _ in range(5)]
+        checkpoint.restore(path)
+        seen += see(iterator)
+        unused = iter(rows.batch(4).repeat(2))
+        tf.train.Checkpoint(iterator=unused).restore(path)
+        seen += see(unused)
+    return seen
 
 
 @case

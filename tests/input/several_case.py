@@ -1,6 +1,6 @@
-"""Steps that take several batches; stores what they give and how many rows this rank has decoded for each.
+"""Steps that take several batches; stores their results and the number of rows that this rank has decoded for each.
 
-Arguments: the folder for what is stored; "forced" if the ranks' shares are others in each step.
+Arguments: the folder of the results; "forced" if the slice ratios of the ranks differ in each step, else "equal".
 """
 
 import itertools
@@ -165,7 +165,7 @@ def give_in_part():
 
 CASES = {
     "fit": fit,
-    "a dataset": lambda data=make(): [loop(data) for _ in range(3)],  # noqa: B008 - shuffled anew each time
+    "a dataset": lambda data=make(): [loop(data) for _ in range(3)],  # noqa: B008 - shuffled in another order each time
     "a dataset referred to": lambda: [loop_of_referred() for _ in range(2)],
     "an iterator": lambda: [loop(iter(make()))],
     "three steps": lambda iterator=iter(make()): [thrice(iterator), thrice(iterator)],  # noqa: B008 - goes on

@@ -15,7 +15,7 @@ def is_good(x):
     return tf.reduce_all(tf.not_equal(x, BAD))
 
 
-def assert_beside(x):
+def assert_as_control(x):
     """The copy of the input waits for a check that no output needs."""
     with tf.control_dependencies([tf.debugging.Assert(is_good(x), [x])]):
         return tf.identity(x)
@@ -31,7 +31,7 @@ def assert_in_branch(x):
     return x
 
 
-def check_numerics_beside(x):
+def check_numerics_as_control(x):
     with tf.control_dependencies([tf.debugging.check_numerics(tf.where(x == BAD, np.float32(np.nan), x), "")]):
         return tf.identity(x)
 
@@ -40,7 +40,7 @@ def check_numerics_before_work(x):
     return tf.debugging.check_numerics(tf.where(x == BAD, np.float32(np.nan), x), "") * 2
 
 
-CHECKS = [assert_beside, assert_alone, assert_in_branch, check_numerics_beside, check_numerics_before_work]
+CHECKS = [assert_as_control, assert_alone, assert_in_branch, check_numerics_as_control, check_numerics_before_work]
 
 
 def work(x):
@@ -53,7 +53,7 @@ PLACES = {
     "before a cache": lambda rows, check: rows.map(check).cache().map(work).batch(6),
     "before work on batches": lambda rows, check: rows.map(check).batch(6).map(work),
     "of batches": lambda rows, check: rows.map(work).batch(6).map(lambda x: check((x - 1) / 3)),
-    "beside the work": lambda rows, check: tf.data.Dataset.zip((rows.map(check), rows.map(work))).batch(6),
+    "next to the work": lambda rows, check: tf.data.Dataset.zip((rows.map(check), rows.map(work))).batch(6),
     "before random numbers": lambda rows, check: (
         rows.map(check).map(lambda x: x + tf.random.uniform([], seed=1)).batch(6)
     ),

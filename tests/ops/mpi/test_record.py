@@ -45,15 +45,15 @@ def assert_nested(spans):
 def test_nothing_is_recorded_while_off(engine):
     update(engine)
     engine.c.matex_between_steps()
-    assert len(records.read_engine_events(engine.c)[0]) == 0 and records.read_engine_totals(engine.c) == []
+    assert len(records.read_events(engine.c)[0]) == 0 and records.read_totals(engine.c) == []
 
 
 def test_totals_are_kept_without_events(engine):
     engine.c.matex_record(records.TOTALS, 1000)
     for _ in range(FIRST + 2):
         update(engine)
-    assert len(records.read_engine_events(engine.c)[0]) == 0
-    assert [one.updates for one in records.read_engine_totals(engine.c)] == [2]
+    assert len(records.read_events(engine.c)[0]) == 0
+    assert [one.updates for one in records.read_totals(engine.c)] == [2]
 
 
 def test_events_of_updates(make_engine):
@@ -63,8 +63,8 @@ def test_events_of_updates(make_engine):
     for _ in range(count):
         update(engine)
         engine.meet(2, 7, "another collective")
-    events, dropped = records.read_engine_events(engine.c)
-    labels = records.read_engine_labels(engine.c)
+    events, dropped = records.read_events(engine.c)
+    labels = records.read_event_labels(engine.c)
     assert dropped == 0
     assert_nested(zip(events["start"], events["start"] + events["duration"]))
     named = {name: [labels[label] for label in only(events, name)["label"]] for name in ("update", "bucket")}
@@ -80,7 +80,7 @@ def test_events_of_updates(make_engine):
     since = (updates["start"] + updates["duration"])[FIRST - 1]
     until = (updates["start"] + updates["duration"])[-1]
     events = events[(events["start"] >= since) & (events["start"] + events["duration"] <= until)]
-    (totals,) = records.read_engine_totals(engine.c)
+    (totals,) = records.read_totals(engine.c)
     assert totals.place == "a test: kernel and 2 more"
     assert (totals.updates, totals.steps, totals.transfers) == (4, 4, 16)
     assert totals.bytes == 4 * 4 * 70_035 == only(events, "transfer")["bytes"].sum()
@@ -116,11 +116,11 @@ def test_what_lies_between_steps_is_in_no_step(engine):
         if turn % 3 == 0:
             engine.c.matex_between_steps()
         update(engine)
-    (totals,) = records.read_engine_totals(engine.c)
+    (totals,) = records.read_totals(engine.c)
     assert (totals.updates, totals.steps) == (6, 4)
-    events, _ = records.read_engine_events(engine.c)
+    events, _ = records.read_events(engine.c)
     times = np.stack([events["start"], events["start"] + events["duration"]])
-    drawn = [one[1] for one in timeline.list_slices(events, records.read_engine_labels(engine.c), times)]
+    drawn = [one[1] for one in timeline.list_slices(events, records.read_event_labels(engine.c), times)]
     assert (drawn.count("compute"), drawn.count("between steps")) == (6, 2)
 
 
@@ -129,20 +129,20 @@ def test_places_are_told_apart(engine):
     for _ in range(FIRST + 2):
         update(engine, "one")
         update(engine, "other")
-    assert [one.place for one in records.read_engine_totals(engine.c)] == [
+    assert [one.place for one in records.read_totals(engine.c)] == [
         "one: kernel and 2 more",
         "other: kernel and 2 more",
     ]
-    assert [one.steps for one in records.read_engine_totals(engine.c)] == [2, 2]
+    assert [one.steps for one in records.read_totals(engine.c)] == [2, 2]
 
 
 def test_the_last_events_are_kept(engine):
     engine.c.matex_record(records.EVENTS, 10)
     for turn in range(30):
         assert engine.meet(6, turn, f"message {turn}") == ""
-    events, dropped = records.read_engine_events(engine.c)
+    events, dropped = records.read_events(engine.c)
     assert len(events) == 10 and dropped == (89 if SIZE > 1 else 59) - 10
-    labels = records.read_engine_labels(engine.c)
+    labels = records.read_event_labels(engine.c)
     shown = [labels[label] for label in only(events, "message")["label"]]
     assert shown == [f"message {turn}" for turn in range(30)][-len(shown) :]
     assert np.all(np.diff(events["start"] + events["duration"]) >= 0)
@@ -153,8 +153,8 @@ def test_a_meeting_that_fails_is_recorded(make_engine):
     engine.c.matex_record(records.EVENTS, 100)
     if SIZE > 1:
         assert "at different places" in engine.meet(6, RANK, f"message of rank {RANK}")
-        (event,) = only(records.read_engine_events(engine.c)[0], "message")
-        assert records.read_engine_labels(engine.c)[event["label"]] == f"message of rank {RANK}"
+        (event,) = only(records.read_events(engine.c)[0], "message")
+        assert records.read_event_labels(engine.c)[event["label"]] == f"message of rank {RANK}"
 
 
 def test_the_probe_of_the_link(engine):
