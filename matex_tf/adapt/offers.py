@@ -1,8 +1,11 @@
 """Two JSON files in the private folder of a run, by which `matex run --adapt=ranks` and its ranks agree on a restart.
 
-`matex run` writes an `Offer`: how many ranks the run could have now, and how long a restart takes. Ranks that accept
-(`leaving`) save the state of the run, write a `Change`, and exit. `matex run` then starts the ranks of that change,
-which continue from the saved state.
+1. `matex run` writes the file "offer": how many ranks the run could have now, and how long a restart takes.
+2. Ranks that accept (`leaving`) save the state of the run, write the file "change", and exit.
+3. `matex run` starts the ranks of that change, which continue from the saved state.
+
+Example: 2 ranks train, and a third host has become free. The offer says 3 ranks and 6 s; the ranks expect to save 90 s,
+and ask for the change to 3 ranks. If their steps then take longer than before, they ask to undo the change.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ _OFFER, _CHANGE = "offer", "change"
 
 @dataclass(frozen=True)
 class Offer:
-    """A possible restart of the run."""
+    """A restart that `matex run` could make now."""
 
     ranks: int
+    """The number of ranks that the run could have; its present number if no other is possible."""
     restart_seconds: float
     """Expected duration: from saving the state to the first step after the restart."""
     reason_to_leave: str = ""
@@ -45,6 +49,7 @@ class Change:
     """The restart that the ranks ask for."""
 
     ranks: int
+    """The number of ranks after the restart."""
     what: str
     """The new ranks or strategy, for messages, such as "3 ranks in place of 2"."""
     why: str
@@ -56,10 +61,11 @@ class Change:
     saved_at: str = ""
     """The place in the script at which the state was saved, for messages, such as "epoch 2"."""
     saving_seconds: float = 0.0
+    """The time that saving the state took, a part of the duration of the restart."""
     is_forced: bool = False
     """Whether the ranks had to leave (`Offer.reason_to_leave`)."""
     step_seconds_before: float = 0.0
-    """Duration of a step before the change."""
+    """Duration of a step before the change; 0 if it was not measured."""
     undoes: bool = False
     """Whether the change undoes the last one."""
 
@@ -102,7 +108,7 @@ def read_change(folder: str | os.PathLike[str]) -> Change | None:
 
 
 def _read_file(folder: str | os.PathLike[str], name: str) -> dict[str, Any] | None:
-    """The fields in a file; None if it does not exist, or if NFS shows a part of it while it is replaced."""
+    """The fields in a file; None if it does not exist, or is incomplete: NFS may show a part while it is replaced."""
     try:
         return dict(json.loads(Path(folder, name).read_text()))
     except (OSError, ValueError):
