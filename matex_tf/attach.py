@@ -81,8 +81,10 @@ def attach_runtime() -> None:
     rank_records.begin_record()
     executor.start_adapting()  # before other listeners, whose work at the end of a step is then not measured
     shared_memory.note_files()
-    run_state.open_run()
-    run_state.keep_entropy(seeding.agree_on_seeds(run_state.read_entropy()))
+    run = run_state.open_run()
+    entropy = seeding.agree_on_seeds(None if run is None else run.entropy)
+    if run is not None:
+        run.keep_entropy(entropy)
     timeline.start_timeline()
     profile.start_profile()
     sampler.start_sampler()
@@ -92,7 +94,7 @@ def attach_runtime() -> None:
     microbatches.start_parts()
     patches.install()
     step_trials.start_trials()
-    if run_state.is_kept():
+    if run is not None:
         fit_hooks.install()  # after the hooks that prepare the data of `fit`: it needs the arguments of the script
     _train_apart()
     _record_first_steps()

@@ -24,19 +24,7 @@ WINDOW = 10.0
 SILENT = 10
 """A rank without a sample for this number of sample intervals counts as silent."""
 _OTHER_LINES = 7  # lines of the display other than ranks
-_OPTIONAL_COLUMNS = (
-    "GPU mem",
-    "sent/s",
-    "recv/s",
-    "memory",
-    "GPU",
-    "sums",
-    "CPU",
-    "read/s",
-    "input",
-    "host",
-    "compute",
-)
+_OPTIONAL_COLUMNS = tuple("GPU mem,sent/s,recv/s,memory,GPU,sums,CPU,read/s,input,host,compute".split(","))
 """Optional columns. A narrow terminal omits the first ones first."""
 _MAX_WIDTH = 1000
 _MACHINE_FIGURES = 5
