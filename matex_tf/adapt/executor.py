@@ -25,6 +25,7 @@ from matex_tf.adapt import changes, leaving
 from matex_tf.adapt.control import Control
 from matex_tf.adapt.offers import Offer
 from matex_tf.monitor import sampler
+from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import slice_bounds
 from matex_tf.steps import events, slices
@@ -127,8 +128,7 @@ def _find_step_obstacle(plan: StepPlan) -> str:
 
 def _is_compiled(plan: StepPlan) -> bool:
     """Whether XLA compiles the step's work on its batch, separately for each number of rows."""
-    definition = plan.traced.graph.as_graph_def()
-    nodes = [*definition.node, *(node for one in definition.library.function for node in one.node_def)]
+    nodes = iterate_nodes(plan.traced.graph)
     return any("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b for node in nodes)
 
 

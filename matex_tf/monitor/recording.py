@@ -165,7 +165,7 @@ def count_points(ranks: int) -> int:
 
 
 class Series:
-    """The samples of one rank: `series["cpu"]` is an array of shape [samples], with NaN for lines without this member."""
+    """The samples of one rank: `series["cpu"]` is an array, with NaN for samples without "cpu"."""
 
     def __init__(self, samples: Sequence[dict[str, Any]]):
         self.samples = samples

@@ -95,13 +95,9 @@ def _compute_columns(one: records.Totals) -> tuple[float, ...]:
     """The columns of one update on one rank."""
     compute, other = (value / one.steps / 1e6 for value in (one.compute, one.collectives))
     exposed = one.exposed / one.updates / 1e6
-    waiting = _compute_waiting(one)
+    waiting = (one.meet / one.steps + one.exposed_wait / one.updates) / 1e6
     hidden = max(one.transfer + one.copy - one.exposed, 0) / one.updates / 1e6
     return compute + waiting + exposed + other, compute, waiting, exposed, other, hidden
-
-
-def _compute_waiting(one: records.Totals) -> float:
-    return (one.meet / one.steps + one.exposed_wait / one.updates) / 1e6
 
 
 def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | None) -> str:

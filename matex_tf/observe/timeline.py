@@ -208,9 +208,7 @@ def list_bars(events: np.ndarray, labels: Sequence[str], times: np.ndarray) -> I
     yield from _list_gaps(gaps, "between steps", exposed)
 
 
-def _list_gaps(
-    gaps: Sequence[tuple[int, int]], name: str, exposed: list[tuple[int, int]]
-) -> Iterator[Bar]:
+def _list_gaps(gaps: Sequence[tuple[int, int]], name: str, exposed: list[tuple[int, int]]) -> Iterator[Bar]:
     """Bars for the gaps between collectives on the script's lane, divided where the script waits for sums.
 
     Args:

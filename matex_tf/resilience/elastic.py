@@ -140,12 +140,10 @@ def _is_done_by_all(is_done: bool, may_forget: bool) -> tuple[bool, bool]:
         return world.agree_on_success(is_done, may_forget)
     # The watchdog stopped when this rank revoked the communicators, so the wait has a limit of its own.
     me, what = world.get_world(), "knows of a lost rank, and waits for the other ranks' agreement to continue"
-    with time_limit.limit_wait(me.rank, me.size, what, end=_end_job):
+    with time_limit.limit_wait(
+        me.rank, me.size, what, end=lambda: shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)
+    ):
         return world.agree_on_success(is_done, may_forget)
-
-
-def _end_job() -> None:
-    shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)
 
 
 def _shrink_world(what: str, error: Exception | None) -> None:

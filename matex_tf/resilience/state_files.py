@@ -171,7 +171,3 @@ class Folder:
 
 def name_file(kind: str, number: int) -> str:
     return f"{kind}-{number:06d}"
-
-
-def digest_content(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
