@@ -15,9 +15,7 @@ _USAGE = "usage: python -m matex_tf script.py [arguments]\n       python -m mate
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script or module that `arguments` name, as `python` itself would. `import matex_tf` has attached the
-    runtime.
-    """
+    """Run the script or module that `arguments` name, as `python` would. `import matex_tf` has attached the runtime."""
     if not arguments or arguments[0] in ("-h", "--help") or arguments == ["-m"]:
         print(_USAGE, file=sys.stdout if arguments and arguments[0] != "-m" else sys.stderr)
         raise SystemExit(0 if arguments and arguments[0] != "-m" else 2)

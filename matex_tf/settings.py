@@ -179,21 +179,17 @@ def _parse_phantom(text: str) -> Phantom | None:
     raise ValueError("RANKS:STEPS:COPY:COPIES:FOLDER, as `matex plan` sets it")
 
 
-def _parse_seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ValueError("a number of seconds, 0 or more")
-    return value
+def _make_seconds_parser(least: float) -> Callable[[str], float]:
+    def parse_seconds(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not least <= value < float("inf"):
+            raise ValueError(f"a number of seconds, {least:g} or more")
+        return value
 
-
-def _parse_interval(text: str) -> float:
-    value = _parse_seconds(text)
-    if value < 0.01:
-        raise ValueError("a number of seconds, 0.01 or more")
-    return value
+    return parse_seconds
 
 
 @dataclass(frozen=True)
@@ -318,7 +314,7 @@ TABLE = (
     Setting("elastic", _parse_boolean, False, "0, 1",
         "1: after a lost rank the others continue from the last step that all had completed. `matex run --elastic` "
         "sets it and starts an MPI that reports losses. Updates are not overlapped then."),
-    Setting("save_seconds", _parse_seconds, 60, "seconds",
+    Setting("save_seconds", _make_seconds_parser(0), 60, "seconds",
         "With MATEX_STATE: the interval at which the state of `fit` is kept. 0: only at the end of each `fit`, and "
         "on SIGTERM or SIGUSR1."),
     Setting("cache_dir", str, "", "folder",
@@ -380,7 +376,7 @@ INTERNAL = (
     Setting("files_bytes", _parse_count, 0, "bytes",
         "The most that a rank other than 0 may keep of what it writes; more ends the job with exit code 74. 0: half of "
         "what is free on that disk, divided by the ranks of the host."),
-    Setting("record_seconds", _parse_interval, 1.0, "seconds",
+    Setting("record_seconds", _make_seconds_parser(0.01), 1.0, "seconds",
         "How often MATEX_RECORD writes; half as often each time that a file has got 20,000 lines more."),
     Setting("traceback", _make_choice_parser("script", "full"), "script", "script, full",
         "script: the traceback of an error that ends the run shows the frames of the script and of its libraries. "

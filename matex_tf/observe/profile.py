@@ -54,9 +54,10 @@ def format_table(
         link: measured seconds to start a transfer, and for each byte; None: not measured.
         disturbed: whether other work disturbed that measurement.
     """
-    places = list(dict.fromkeys(one.place for totals in ranks for one in totals))
-    by_place = {place: [one for totals in ranks for one in totals if one.place == place] for place in places}
-    shown = {
+    by_place: dict[str, list[records.Totals]] = {}
+    for update in (update for totals in ranks for update in totals):
+        by_place.setdefault(update.place, []).append(update)
+    shown = {  # updates with steps on all ranks
         place: totals
         for place, totals in by_place.items()
         if len(totals) == len(ranks) and all(one.updates and one.steps for one in totals)
@@ -65,11 +66,9 @@ def format_table(
         return "matex_tf: no profile: too few training steps (the first ones of each update do not count)\n"
     width = max(len("update"), *map(len, shown))
     names = "".join(f"{name:>9}" for name in _COLUMNS) + "      MiB     GB/s" + ("  of link" if link else "")
+    count = f"{len(ranks)} ranks on {len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
     lines = [
-        (
-            f"matex_tf: profile of {len(ranks)} ranks on {len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}; "
-            "milliseconds a step, means over steps and ranks"
-        ),
+        f"matex_tf: profile of {count}; milliseconds a step, means over steps and ranks",
         f"{'update':{width}}{'steps':>8}{names}",
     ]
     for place, totals in shown.items():
@@ -81,13 +80,10 @@ def format_table(
         )
     lines += _describe_pulls(ranks)
     lines += _describe_imbalance(ranks, set(shown), hosts)
-    if link is None:
-        return "\n".join(lines) + "\n"
-    start_up, byte = link
-    doubt = " (disturbed by other work: unreliable)" if disturbed else ""
-    lines.append(
-        f"link, as measured at the start: {start_up * 1e6:.1f} us a transfer and {_format_rate(1, byte)} GB/s{doubt}"
-    )
+    if link is not None:
+        speed = f"{link[0] * 1e6:.1f} us a transfer and {_format_rate(1, link[1])} GB/s"
+        doubt = " (disturbed by other work: unreliable)" if disturbed else ""
+        lines.append(f"link, as measured at the start: {speed}{doubt}")
     return "\n".join(lines) + "\n"
 
 

@@ -27,9 +27,7 @@ def attempt_steps() -> None:
 
 
 def _meet_ranks(step: plan.StepPlan) -> None:
-    """A last collective of each call: if a rank failed after all other collectives, all ranks raise its error here,
-    instead of agreeing on success.
-    """
+    """A last collective of each call, in which all ranks raise the error of a rank that failed after the others."""
     import tensorflow as tf
 
     ops.allreduce(tf.zeros([]), "sum", f"the end of {step.place}")
@@ -60,9 +58,7 @@ def _is_iterator(source: Any) -> bool:
 
 
 def _list_iterators(iterator: Any) -> list[Any]:
-    """The iterators from which a step with this argument takes elements: the argument, and the iterator over this
-    rank's rows if its batches are shared.
-    """
+    """`iterator`, and the iterator over this rank's rows if its batches are shared: a step may take from both."""
     shared = batches.find_shared_batches(iterator)
     return [iterator, *([shared.iterator] if hasattr(shared, "iterator") else [])]
 

@@ -180,9 +180,7 @@ class Fit:
     # Saving
 
     def note_trained(self, plan: Any) -> None:
-        """Called after a step has trained, with the `plan` of its function. Steps whose result is discarded do not
-        count.
-        """
+        """Called after a step of `plan` has trained. Steps whose result is discarded do not count."""
         if self.is_over or self.is_before_saved_step:
             return
         if not self.run.has_trained:

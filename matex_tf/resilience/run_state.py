@@ -157,9 +157,7 @@ class Run:
         random_state.restore_states(content.begin["random"])
 
     def _read_folder(self) -> _FolderContent | None:
-        """The state in the folder that this rank sees, whose content becomes `saved`; None if it has none of this
-        script.
-        """
+        """The state in the folder that this rank sees, also as `saved`; None if there is none of this script."""
         if self.folder is None or os.path.exists(self.folder.locate_file(state_files.ENDED)):
             return None
         if (begin := self.folder.read_file(state_files.BEGIN)) is None:
@@ -172,9 +170,7 @@ class Run:
         return _FolderContent(number, fit, self.folder.list_numbers("end"), begin)
 
     def keep_entropy(self, entropy: int) -> None:
-        """Save the beginning of a run that does not resume: script, random states, and the `entropy` on which all ranks
-        have agreed.
-        """
+        """Save the beginning of a run that does not resume. All ranks have agreed on `entropy`."""
         if self.writer is None or self.source == 0:
             return
         arrays: list[np.ndarray] = []
@@ -218,9 +214,7 @@ class Run:
     # Saving
 
     def may_save(self, fit: int) -> bool:
-        """Whether a state of this call would be the newest. It would not if the call runs again because its file is
-        damaged.
-        """
+        """Whether a state of this call would be the newest. It would not if the call is repeated for a damaged file."""
         return fit >= max([self.saved_fit, *(ended + 1 for ended in self.ended_fits)])
 
     def write_state(self, kind: str, number: int, content: Any) -> None:

@@ -30,9 +30,7 @@ def is_plain(value: Any) -> bool:
 
 
 def pack_value(value: Any, arrays: list[np.ndarray] | None) -> Any:
-    """A JSON-compatible form of `value`. Copies of its arrays are appended to `arrays`, unless that is None. Raises
-    NotPlain.
-    """
+    """A JSON-compatible form of `value`. Copies of its arrays are appended to `arrays`, if given. Raises NotPlain."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list):

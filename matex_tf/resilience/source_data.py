@@ -36,9 +36,7 @@ def has_length(source: Any) -> bool:
 
 
 def has_position(source: Any, calls_python: bool) -> bool:
-    """Whether the position of the data depends on the number of batches taken, and not only on the number of epochs
-    begun.
-    """
+    """Whether the position of the data depends on the batches taken, and not only on the epochs begun."""
     if calls_python or not has_length(source):
         return True
     if hasattr(source, "enumerate_epochs"):

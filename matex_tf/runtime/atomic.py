@@ -68,9 +68,7 @@ def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
 
 
 def _make_folder_beside(target: str, make_folder: bool) -> tuple[str, int] | None:
-    """A locked temporary folder on the file system of `target`, and its lock; None if `target` must be written in
-    place.
-    """
+    """A locked temporary folder on the file system of `target`, and its lock; None: write `target` in place."""
     parent, name = os.path.split(target)
     if not name or not _may_be_replaced(target):
         return None

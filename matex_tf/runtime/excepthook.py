@@ -100,8 +100,9 @@ _plain_exit_at_once: Callable[..., NoReturn] = os._exit
 
 
 def _exit_at_once(code: int) -> None:
-    """Replaces `os._exit`. With exit code 0 the rank ends with all others, as at the end of the script. Otherwise, or
-    in another thread, or within a step, it ends all ranks. Forked children just exit.
+    """Replaces `os._exit`. With code 0 the rank ends with all others, as at the end of the script.
+
+    With another code, in another thread, or within a step, it aborts all ranks. A forked child just exits.
     """
     if not world.is_active():
         _plain_exit_at_once(code)
@@ -161,9 +162,7 @@ def _format_script_line(error: BaseException) -> str:
 
 
 def _drop_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """`trace` without the frames of this library and of `runpy`, which starts scripts; unchanged if that would remove
-    all frames or none.
-    """
+    """`trace` without the frames of this library and of `runpy`; unchanged if they are all frames or none."""
     entries: list[TracebackType] = []
     entry = trace
     while entry is not None:

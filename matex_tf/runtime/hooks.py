@@ -97,9 +97,7 @@ class Hook:
     later: bool = False
     """The module may be imported later than the library, or never. Otherwise its absence is reported."""
     early: bool = False
-    """The function is replaced as soon as its module is imported, before the rest of the library imports it from there.
-    Otherwise it is replaced when the import of the library is complete.
-    """
+    """The function is replaced once its module is imported, before the import of the library is complete."""
     when: Callable[[], bool] | None = None
     """Whether this rank needs the hook; called when the function is to be replaced. None: always."""
     put: Put = put_function
@@ -157,9 +155,7 @@ class Hook:
         self.placed_in = module
 
     def _make_checked(self, original: Any) -> Any:
-        """The replacement; the original itself if it is a replacement already, or if it has other parameters and the
-        hook is optional.
-        """
+        """The replacement. The original itself if it is one already, or if it does not fit an optional hook."""
         if any(original is replacement for replacement in self.replacements):
             return original
         replacement = self.make(original)

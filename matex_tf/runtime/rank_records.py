@@ -151,9 +151,7 @@ def note_separate() -> None:
 
 
 def note_writing() -> None:
-    """Record that this process may write files of the script until it has ended by itself: Python flushes files at its
-    end.
-    """
+    """Record that this process may write files of the script until its end, at which Python flushes files."""
     global _writing
     if not note():
         return

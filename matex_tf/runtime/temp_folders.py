@@ -1,6 +1,4 @@
-"""Locked temporary files and folders. A process holds a lock while it lives, so that the files and folders of killed
-processes can be found and removed.
-"""
+"""Locked temporary files and folders. A killed process holds no lock, so others find its files and remove them."""
 
 from __future__ import annotations
 
@@ -84,9 +82,7 @@ def remove_noted(folder: str | os.PathLike[str]) -> None:
 def _try_lock(
     path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW, waits: bool = False
 ) -> tuple[int, bool, OSError | None]:
-    """Open and lock `path`. Returns the descriptor, whether no other process holds the lock, and the error of a file
-    system without locks.
-    """
+    """Open and lock `path`. Returns the descriptor, whether the lock is free, and the error if there are no locks."""
     handle = os.open(path, flags, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

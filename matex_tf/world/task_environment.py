@@ -116,9 +116,7 @@ def note_launchers(environment: Mapping[str, str]) -> None:
 
 
 def get_launchers() -> frozenset[int]:
-    """The process ids of the mpirun daemon that started this rank, and of processes in between, such as a shell. Empty
-    without `matex run`.
-    """
+    """The process ids of this rank's mpirun daemon, and of a shell in between. Empty without `matex run`."""
     return _launchers
 
 

@@ -69,6 +69,7 @@ class World:
         return f"rank {self.rank} ({self.host})"
 
 
+_COMMUNICATORS = ("sequence", "gradients", "overlapped", "control", "readers", "watch")
 _world: World | None = None
 script_knows_ranks = False
 """Whether the script asked for its rank or read MPI.COMM_WORLD, and so may behave differently on different ranks."""
@@ -123,9 +124,7 @@ def keeps_state() -> bool:
 
 
 def get_communicator(name: str) -> Any:
-    """matex_tf's own duplicate of the world's communicator, for one purpose: "sequence", "gradients", "overlapped",
-    "control", "readers" or "watch".
-    """
+    """The library's duplicate of the world's communicator for one purpose; see `_COMMUNICATORS`."""
     return get_world().communicators[name]
 
 
@@ -241,7 +240,7 @@ def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
         is_several=True,
     )
     node.Free()
-    for name in ("sequence", "gradients", "overlapped", "control", "readers", "watch"):
+    for name in _COMMUNICATORS:
         world.communicators[name] = communicator.Dup()
     return world
 
@@ -294,9 +293,7 @@ def list_lost() -> list[int]:
 
 
 def shrink_world() -> list[int]:
-    """Shrink the world to the survivors. Returns their previous numbers, indexed by their new ones. Collective among
-    the survivors.
-    """
+    """Shrink the world to the survivors. Returns their previous numbers, by their new ones. Collective among them."""
     from mpi4py import MPI
 
     me = get_world()

@@ -38,9 +38,7 @@ class Band:
 
 
 def decimate_series(t: np.ndarray, values: np.ndarray, buckets: int, end: float) -> tuple[np.ndarray, np.ndarray]:
-    """Reduce a series to the minimum and maximum of each of `buckets` intervals between 0 and
-    `end`, in order of time.
-    """
+    """Reduce a series to the minimum and maximum in each of `buckets` intervals from 0 to `end`, ordered by time."""
     is_finite = np.isfinite(values)
     t, values = t[is_finite], values[is_finite]
     if len(t) <= 2 * buckets:
