@@ -206,7 +206,7 @@ class Trial:
             notes.print_note(f"MATEX_STRATEGY=auto: {name}: {reason}")
 
     def _are_alike(self, plan: Any, other: Way) -> bool:
-        """Make the copies for both ways, and use the `other`. Returns whether neither has overlapped ops, as under XLA."""
+        """Make the copies for both ways, and use the `other`. Whether neither has overlapped ops, as under XLA."""
         copies = []
         for way in (self._best, other):
             self._use(plan, way)

@@ -15,7 +15,7 @@ HALVED = 20_000
 
 
 class Log:
-    """Raises OSError if the file cannot be opened, or if it exists and not `append`: another process may write it."""
+    """A file of JSON lines. Without `append` it must not exist, as another process may write it. Raises OSError."""
 
     def __init__(self, path: str | os.PathLike[str], append: bool = False):
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if append else os.O_EXCL)

@@ -82,7 +82,9 @@ def remove_noted(folder: str | os.PathLike[str]) -> None:
 def _try_lock(
     path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW, waits: bool = False
 ) -> tuple[int, bool, OSError | None]:
-    """Open and lock `path`. Returns the descriptor, whether the lock is free, and the error if there are no locks."""
+    """Open and lock `path`. Returns the descriptor, whether no other process holds the lock, and the error if the file
+    system has no locks.
+    """
     handle = os.open(path, flags, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
