@@ -196,12 +196,9 @@ def _make_seconds_parser(least: float) -> Callable[[str], float]:
 class Compression:
     """The value of `MATEX_COMPRESSION`."""
 
-    kind: str
-    """none, bf16, fp16 or topk."""
-    share: float = 1.0
-    """With topk, the fraction of the numbers that are sent."""
-    between_hosts: bool = False
-    """Whether only messages between hosts are compressed."""
+    kind: str  # none, bf16, fp16 or topk
+    share: float = 1.0  # with topk, the fraction of the numbers that are sent
+    between_hosts: bool = False  # whether only messages between hosts are compressed
 
     def __str__(self) -> str:
         kind = f"topk:{self.share:g}" if self.kind == "topk" else self.kind
@@ -236,15 +233,12 @@ def _parse_compression(text: str) -> Compression:
 class Setting:
     """One row of the table."""
 
-    name: str
-    """The attribute of `Settings`; in capitals and after `PREFIX`, the environment variable."""
+    name: str  # the attribute of `Settings`; in capitals and after `PREFIX`, the environment variable
     parse: Callable[[str], Any]
     """Makes the value from the variable's text. The text of its ValueError is the expected value, for a message."""
     default: Any
-    values: str
-    """The possible values, for the reference page."""
-    meaning: str
-    """A paragraph for the reference page."""
+    values: str  # the possible values, for the reference page
+    meaning: str  # a paragraph for the reference page
 
     @property
     def variable(self) -> str:

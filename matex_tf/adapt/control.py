@@ -42,12 +42,9 @@ class Control:
 
     size: int
     units: int = 0
-    ratios: tuple[int, ...] = ()
-    """The current ratios; empty: equal ones."""
-    _windows: list[list[float]] = field(default_factory=list)
-    """The seconds of each rank in each of the last windows."""
-    _age: int = 0
-    """Windows since the last change."""
+    ratios: tuple[int, ...] = ()  # the current ratios; empty: equal ones
+    _windows: list[list[float]] = field(default_factory=list)  # the seconds of each rank in each of the last windows
+    _age: int = 0  # windows since the last change
     _confirming: int = CONFIRMING_WINDOWS
     _last_growth: list[float] = field(default_factory=list)
     """The rows by which the slice of each rank grew in the last change."""

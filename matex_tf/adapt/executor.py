@@ -46,8 +46,7 @@ _UNMEASURED = "only steps that are a tf.function are measured, such as those of 
 class StepTime(NamedTuple):
     """The time of a step on this rank, in seconds."""
 
-    own: float
-    """Without the time blocked in collectives."""
+    own: float  # without the time blocked in collectives
     whole: float
 
 
@@ -60,12 +59,9 @@ class Window:
 
     own_seconds: float
     step_seconds: float
-    offer: Offer | None = None
-    """The offer of `matex run`, on the first rank of each host; None on the others."""
-    steps_left: int = 0
-    """The number of steps to go in this call of `fit`."""
-    piece_bytes: tuple[int, int] = (0, 0)
-    """See `leaving.count_bytes`."""
+    offer: Offer | None = None  # the offer of `matex run`, on the first rank of each host; None on the others
+    steps_left: int = 0  # the number of steps to go in this call of `fit`
+    piece_bytes: tuple[int, int] = (0, 0)  # see `leaving.count_bytes`
 
 
 Ratios = tuple[int, ...]

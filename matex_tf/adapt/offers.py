@@ -28,14 +28,10 @@ _OFFER, _CHANGE = "offer", "change"
 class Offer:
     """A restart that `matex run` could make now."""
 
-    ranks: int
-    """The number of ranks that the run could have; its present number if no other is possible."""
-    restart_seconds: float
-    """Expected duration: from saving the state to the first step after the restart."""
-    reason_to_leave: str = ""
-    """Why ranks must leave their hosts even if that gains nothing; empty if they may stay."""
-    may_choose: bool = False
-    """Whether the ranks may choose another strategy."""
+    ranks: int  # the number of ranks that the run could have; its present number if no other is possible
+    restart_seconds: float  # expected duration: from saving the state to the first step after the restart
+    reason_to_leave: str = ""  # why ranks must leave their hosts even if that gains nothing; empty if they may stay
+    may_choose: bool = False  # whether the ranks may choose another strategy
     step_seconds_before: float = 0.0
     """Duration of a step before the last change, if the ranks may undo that change; otherwise 0."""
     undo_text: str = ""
@@ -48,26 +44,18 @@ class Offer:
 class Change:
     """The restart that the ranks ask for."""
 
-    ranks: int
-    """The number of ranks after the restart."""
+    ranks: int  # the number of ranks after the restart
     what: str
     """The new ranks or strategy, for messages, such as "3 ranks in place of 2"."""
-    why: str
-    """The reason for the change, for messages."""
-    strategy: str | None = None
-    """The new strategy; None: the strategy stays."""
-    dropped_host: str = ""
-    """The host that loses a rank; empty if none does."""
+    why: str  # the reason for the change, for messages
+    strategy: str | None = None  # the new strategy; None: the strategy stays
+    dropped_host: str = ""  # the host that loses a rank; empty if none does
     saved_at: str = ""
     """The place in the script at which the state was saved, for messages, such as "epoch 2"."""
-    saving_seconds: float = 0.0
-    """The time that saving the state took, a part of the duration of the restart."""
-    is_forced: bool = False
-    """Whether the ranks had to leave (`Offer.reason_to_leave`)."""
-    step_seconds_before: float = 0.0
-    """Duration of a step before the change; 0 if it was not measured."""
-    undoes: bool = False
-    """Whether the change undoes the last one."""
+    saving_seconds: float = 0.0  # the time that saving the state took, a part of the duration of the restart
+    is_forced: bool = False  # whether the ranks had to leave (`Offer.reason_to_leave`)
+    step_seconds_before: float = 0.0  # duration of a step before the change; 0 if it was not measured
+    undoes: bool = False  # whether the change undoes the last one
 
 
 def describe_ranks(ranks: int, ranks_before: int) -> str:

@@ -193,13 +193,12 @@ class Trial:
             if not in_pieces:
                 one.make_whole()
                 one.is_refused = True
-        times = {
-            "sharded" if way.in_pieces else "allreduce": 1e3 * seconds for way, seconds in self._seconds.items()
-        }  # milliseconds
+        names = {way: "sharded" if way.in_pieces else "allreduce" for way in self._seconds}
+        milliseconds = {names[way]: 1e3 * seconds for way, seconds in self._seconds.items()}
         name, other = ("sharded", "allreduce") if in_pieces else ("allreduce", "sharded")
         reason = self._reason or "the whole variables of the optimizer do not fit in every rank's memory"
-        if other in times:
-            reason = f"a step takes {times[name]:.1f} ms, and with {other} {times[other]:.1f} ms"
+        if other in milliseconds:
+            reason = f"a step takes {milliseconds[name]:.1f} ms, and with {other} {milliseconds[other]:.1f} ms"
         global _is_reported
         if not _is_reported or settings.get_settings().explain:
             _is_reported = True

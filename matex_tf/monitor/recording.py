@@ -41,10 +41,8 @@ class Start:
     """One start of a run."""
 
     number: int
-    about: dict[str, Any]
-    """The contents of start.json: command, hosts, versions and settings."""
-    files: dict[int, Path]
-    """The file of each rank's samples."""
+    about: dict[str, Any]  # the contents of start.json: command, hosts, versions and settings
+    files: dict[int, Path]  # the file of each rank's samples
     events: list[dict[str, Any]] = field(default_factory=list)
     profile: str = ""
 

@@ -39,14 +39,10 @@ def find_current() -> Fit | None:
 class _Vote(NamedTuple):
     """What a rank sends to the others when they agree whether to save. The last three count on rank 0 only."""
 
-    request: str | None
-    """Why the run is to end; None if it is not."""
-    is_due: bool
-    """Whether a state is to be saved."""
-    stops: bool
-    """Whether training stops (`model.stop_training`)."""
-    steps_until_check: int
-    """The number of steps until the next vote."""
+    request: str | None  # why the run is to end; None if it is not
+    is_due: bool  # whether a state is to be saved
+    stops: bool  # whether training stops (`model.stop_training`)
+    steps_until_check: int  # the number of steps until the next vote
 
 
 class Fit:

@@ -81,10 +81,8 @@ class Hook:
     module: str
     name: str
     """The name within the module: "Model.fit"."""
-    make: Make
-    """Returns the replacement of the original."""
-    if_missing: str
-    """The consequence if the hook is missing, for messages."""
+    make: Make  # returns the replacement of the original
+    if_missing: str  # the consequence if the hook is missing, for messages
     replacements: list[Any] = field(default_factory=list, repr=False)
     """The replacements made so far by all hooks of one declaration, as two of their modules may be the same module."""
     takes: str = ""
@@ -92,18 +90,15 @@ class Hook:
     since: str = ""
     until: str = ""
     """The hook applies to versions of the library from `since` on and before `until`; "": without this limit."""
-    optional: bool = False
-    """The run is correct without the hook."""
+    optional: bool = False  # the run is correct without the hook
     later: bool = False
     """The module may be imported later than the library, or never. Otherwise its absence is reported."""
     early: bool = False
     """The function is replaced once its module is imported, before the import of the library is complete."""
     when: Callable[[], bool] | None = None
     """Whether this rank needs the hook; called when the function is to be replaced. None: always."""
-    put: Put = put_function
-    """The function that performs the replacement."""
-    placed_in: Any = field(default=None, repr=False)
-    """The module in which the function was replaced."""
+    put: Put = put_function  # the function that performs the replacement
+    placed_in: Any = field(default=None, repr=False)  # the module in which the function was replaced
 
     @property
     def library(self) -> str:

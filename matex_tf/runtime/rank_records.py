@@ -52,28 +52,19 @@ class Record:
     local_size: int = 1
     host: str = ""
     process: int = 0
-    namespace: str = ""
-    """See `read_namespace`."""
-    mpi: str = ""
-    """The vendor of the MPI, by mpi4py's name."""
-    state: str = ""
-    """One of the states above; empty before the ranks have begun."""
-    codes: tuple[int, ...] = ()
-    """At the end of the script, the exit codes of all ranks other than 0."""
-    asks_again: bool = False
-    """Whether the run was asked to end, has saved its state, and is to be started again later."""
-    aborts: int = 0
-    """The exit code with which the rank ends all ranks; 0 if it does not."""
+    namespace: str = ""  # see `read_namespace`
+    mpi: str = ""  # the vendor of the MPI, by mpi4py's name
+    state: str = ""  # one of the states above; empty before the ranks have begun
+    codes: tuple[int, ...] = ()  # at the end of the script, the exit codes of all ranks other than 0
+    asks_again: bool = False  # whether the run was asked to end, has saved its state, and is to be started again later
+    aborts: int = 0  # the exit code with which the rank ends all ranks; 0 if it does not
     text: str = ""
     """The message of the error for which the rank ends all ranks: rank, host, the script's line, traceback."""
-    number: int = 0
-    """The number of collectives that the rank had completed at its error."""
-    follows: bool = False
-    """Whether the error is the consequence of another rank's error."""
+    number: int = 0  # the number of collectives that the rank had completed at its error
+    follows: bool = False  # whether the error is the consequence of another rank's error
     is_loss: bool = False
     """Whether the host or another rank failed, and not the script: the script may succeed at its next start."""
-    time: float = 0.0
-    """Seconds since the epoch at the abort, by the clock of the host."""
+    time: float = 0.0  # seconds since the epoch at the abort, by the clock of the host
     folders: tuple[str, ...] = ()
     """The private folders of the process. It removes them at its end; `matex run` removes those of a killed rank."""
     shared: tuple[tuple[str, int, int], ...] = ()

@@ -70,5 +70,5 @@ def set_retry(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | No
 
 
 def attempt_collectives(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
-    """Call `work`, which consists of collectives; returns its result. MATEX_ELASTIC: it is repeated after a loss."""
+    """Call `work`, which consists of collectives; returns its result. An elastic run repeats it after a loss."""
     return work() if _retry is None else _retry(what, work, undo)

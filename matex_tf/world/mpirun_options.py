@@ -1,4 +1,4 @@
-"""Parses mpirun's command line: its options and their arguments. Do they choose cores, hosts or the transport?"""
+"""Parses mpirun's options: the arguments of each, and whether they choose cores, hosts or the transport."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ class Launcher(NamedTuple):
 
     process: int
     name: str
-    words: list[str]
-    """The command line."""
+    words: list[str]  # the command line
 
 
 # ---- pure functions, which do not read the machine

@@ -25,25 +25,18 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
-    """The number of this rank among the `local_size` ranks of its node."""
+    local_rank: int = 0  # the number of this rank among the `local_size` ranks of its node
     local_size: int = 1
     host: str = field(default_factory=socket.gethostname)
-    hosts: list[str] = field(default_factory=list)
-    """The host of each rank."""
-    nodes: list[int] = field(default_factory=list)
-    """The node of each rank (`node`)."""
+    hosts: list[str] = field(default_factory=list)  # the host of each rank
+    nodes: list[int] = field(default_factory=list)  # the node of each rank (`node`)
     communicators: dict[str, Any] = field(default_factory=dict)
-    servers: int = 0
-    """The number of ranks that only serve: they own pieces of variables, and compute no rows."""
-    life: Any = None
-    """With MATEX_ELASTIC, the communicator on which ranks agree about the survivors."""
-    is_several: bool = False
-    """Whether the run began with several ranks, even if all others were lost."""
+    servers: int = 0  # the number of ranks that only serve: they own pieces of variables, and compute no rows
+    life: Any = None  # with MATEX_ELASTIC, the communicator on which ranks agree about the survivors
+    is_several: bool = False  # whether the run began with several ranks, even if all others were lost
     is_phantom: bool = False
     """Whether the other ranks do not exist, as when `matex plan` measures the computation of a rank."""
-    has_lost: bool = False
-    """Whether ranks were lost and the survivors have continued."""
+    has_lost: bool = False  # whether ranks were lost and the survivors have continued
     process: int = field(default_factory=os.getpid)
 
     @property

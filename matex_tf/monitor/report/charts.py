@@ -19,10 +19,8 @@ class Line:
     """A line of a chart. A run with several starts has one piece for each start."""
 
     name: str
-    colour: int | None
-    """None: the colour of text."""
-    pieces: list[tuple[np.ndarray, np.ndarray]]
-    """Times in seconds, and values; NaN is not drawn."""
+    colour: int | None  # None: the colour of text
+    pieces: list[tuple[np.ndarray, np.ndarray]]  # times in seconds, and values; NaN is not drawn
     kind: str = ""
     """"faint"; or "most", "least" or "median" for the lines of a band."""
 

@@ -33,8 +33,7 @@ class _Recorded:
     """A run with the data that the page shows."""
 
     run: Run
-    index: int
-    """The index of the run on the page."""
+    index: int  # the index of the run on the page
     name: str
     """The prefix of the names of its lines; "" if it is the only run."""
     starts: list[tuple[Start, dict[int, Series]]]

@@ -29,10 +29,8 @@ class Quantity:
     title: str
     unit: str
     values: Values
-    of_hosts: bool = False
-    """Ranks of a host share the values: one line for each host."""
-    of_rank_0: bool = False
-    """The values of rank 0 are those of all ranks: one line."""
+    of_hosts: bool = False  # ranks of a host share the values: one line for each host
+    of_rank_0: bool = False  # the values of rank 0 are those of all ranks: one line
 
 
 def _make_rate(name: str, scale: float = 1.0) -> Values:
