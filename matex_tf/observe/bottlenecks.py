@@ -1,6 +1,6 @@
 """Measures the fraction of training time that ranks spend on sums and on the input, and prints a note if it is large.
 
-`monitor.listeners` registers these functions for events of training. `get_waited_seconds` also serves the records.
+`monitor.listeners` registers these functions for events of training. `monitor.sampler` records `read_waited_seconds`.
 """
 
 from __future__ import annotations

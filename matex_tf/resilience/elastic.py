@@ -99,7 +99,7 @@ def _attempt_once(work: Callable[[], Any]) -> _Attempt:
     """
     global _in_attempt
     result, error = None, None
-    is_output_repeatable = not script_frames.find_thread_at_work()
+    is_output_repeatable = not script_frames.find_thread_at_work()  # at the beginning of the attempt
     lengths = terminal.measure_text()
     _in_attempt = True
     try:

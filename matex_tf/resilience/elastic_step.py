@@ -36,9 +36,10 @@ def _meet_ranks(step: plan.StepPlan) -> None:
 def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequence[Any]) -> Any:
     """Call `compute` in an attempt; `arguments` are the iterators and datasets of the call (`plan.execute_by`)."""
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
-    iterators = []
+    iterators: list[Any] = []
     if undo.takes:
-        iterators = [each for one in filter(_is_iterator, arguments) for each in _list_iterators(one)]
+        for argument in filter(_is_iterator, arguments):
+            iterators += _list_iterators(argument)
     replays = list(map(replay.find_replay, iterators))
     for one in replays:
         one.keep()
@@ -78,10 +79,11 @@ class Undo:
         self._place, self._why_not = step.place, _find_obstacle(step, inner_ops)
         self._changed = whole_code.list_changed(step.traced)
         self._variables: list[Any] = []
-        self._values: list[Any] = []
-        self._read: Any = list  # returns the values of `_variables`
+        self._values: list[Any] = []  # of `_variables`, before the call
+        self._read: Any = list  # returns the present values of `_variables`
 
     def save(self) -> None:
+        """Save the values. Called before each call of the step."""
         import tensorflow as tf
 
         variables = pieces.list_kept(self._changed)

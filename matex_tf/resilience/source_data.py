@@ -39,7 +39,7 @@ def has_position(source: Any, calls_python: bool) -> bool:
     """Whether the position of the data depends on the batches taken, and not only on the epochs begun."""
     if calls_python or not has_length(source):
         return True
-    if hasattr(source, "enumerate_epochs"):
+    if hasattr(source, "enumerate_epochs"):  # Keras 2
         return not source._adapter.should_recreate_iterator()
     return source.steps_per_epoch is not None
 

@@ -71,7 +71,9 @@ def put_function(owner: Any, name: str, make: Make) -> None:
             setattr(replacement, field_name, getattr(original, field_name))
     elif callable(original) and callable(replacement):
         replacement = functools.wraps(original)(replacement)
-    setattr(owner, name, replacement if attribute is original else type(attribute)(replacement))
+    if attribute is not original:  # a property or static method again
+        replacement = type(attribute)(replacement)
+    setattr(owner, name, replacement)
 
 
 @dataclass(eq=False)
