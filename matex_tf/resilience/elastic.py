@@ -140,9 +140,7 @@ def _is_done_by_all(is_done: bool, may_forget: bool) -> tuple[bool, bool]:
         return world.agree_on_success(is_done, may_forget)
     # The watchdog stopped when this rank revoked the communicators, so the wait has a limit of its own.
     me, what = world.get_world(), "knows of a lost rank, and waits for the other ranks' agreement to continue"
-    with time_limit.limit_wait(
-        me.rank, me.size, what, end=lambda: shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)
-    ):
+    with time_limit.limit_wait(me.rank, me.size, what, end=lambda: shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)):
         return world.agree_on_success(is_done, may_forget)
 
 

@@ -86,11 +86,12 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
 
 def _read_run(run: Run, index: int, name: str, prediction: str) -> _Recorded:
     """Read the samples of the starts that have any; of the last start if none has."""
-    starts = []
+    with_samples: list[tuple[Start, dict[int, Series]]] = []
     for start in run.starts:
-        starts.append((start, {rank: series for rank, series in read_all(start).items() if len(series)}))
-    with_samples = [(start, ranks) for start, ranks in starts if ranks]
-    return _Recorded(run, index, name, with_samples or starts[-1:], prediction)
+        ranks = {rank: series for rank, series in read_all(start).items() if len(series)}
+        if ranks:
+            with_samples.append((start, ranks))
+    return _Recorded(run, index, name, with_samples or [(run.starts[-1], {})], prediction)
 
 
 def _make_clocks(recorded: _Recorded) -> dict[str, Any]:
