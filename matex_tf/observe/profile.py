@@ -8,6 +8,7 @@ collectives; and hidden, transfers during computation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from matex_tf import ops, settings
 from matex_tf.ops import overlap, records
@@ -17,7 +18,16 @@ from matex_tf.world import terminal, world
 _MAX_LISTED_RANKS = 8  # the slowest ones
 _BALANCED = 0.01  # ranks are balanced if others wait a smaller fraction of a step for the slowest
 
-_COLUMNS = ("step", "compute", "waiting", "exposed", "other", "hidden")
+
+class _Columns(NamedTuple):
+    """The columns of the table, as in the docstring of this file: milliseconds a step."""
+
+    step: float
+    compute: float
+    waiting: float
+    exposed: float
+    other: float
+    hidden: float
 
 
 def start_profile() -> None:
@@ -65,7 +75,7 @@ def format_table(
     if not shown:
         return "matex_tf: no profile: too few training steps (the first ones of each update do not count)\n"
     width = max(len("update"), *map(len, shown))
-    names = "".join(f"{name:>9}" for name in _COLUMNS) + "      MiB     GB/s" + ("  of link" if link else "")
+    names = "".join(f"{name:>9}" for name in _Columns._fields) + "      MiB     GB/s" + ("  of link" if link else "")
     count = f"{len(ranks)} ranks on {len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
     lines = [
         f"matex_tf: profile of {count}; milliseconds a step, means over steps and ranks",
@@ -87,13 +97,13 @@ def format_table(
     return "\n".join(lines) + "\n"
 
 
-def _compute_columns(one: records.Totals) -> tuple[float, ...]:
-    """The columns of one update on one rank."""
-    compute, other = (value / one.steps / 1e6 for value in (one.compute, one.collectives))
-    exposed = one.exposed / one.updates / 1e6
-    waiting = (one.meet / one.steps + one.exposed_wait / one.updates) / 1e6
-    hidden = max(one.transfer + one.copy - one.exposed, 0) / one.updates / 1e6
-    return compute + waiting + exposed + other, compute, waiting, exposed, other, hidden
+def _compute_columns(totals: records.Totals) -> _Columns:
+    """The columns of one update on one rank, from nanoseconds over all its steps."""
+    compute, other = (nanoseconds / totals.steps / 1e6 for nanoseconds in (totals.compute, totals.collectives))
+    exposed = totals.exposed / totals.updates / 1e6
+    waiting = (totals.meet / totals.steps + totals.exposed_wait / totals.updates) / 1e6
+    hidden = max(totals.transfer + totals.copy - totals.exposed, 0) / totals.updates / 1e6
+    return _Columns(compute + waiting + exposed + other, compute, waiting, exposed, other, hidden)
 
 
 def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | None) -> str:
@@ -124,23 +134,23 @@ def _format_rate(sent: float, seconds: float) -> str:
 
 def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[str], hosts: Sequence[str]) -> list[str]:
     """Lines about the slowest rank: the rank that waits least is the one for which the others wait."""
-    rows = []  # (waiting, compute, step, rank), in milliseconds
-    for rank, totals in enumerate(ranks):
-        shown = [one for one in totals if one.place in places]
-        step, compute, waiting, *_ = (sum(column) for column in zip(*map(_compute_columns, shown)))
-        rows.append((waiting, compute, step, rank))
-    rows.sort()
-    if len(rows) == 1:
+    if len(ranks) == 1:
         return []
-    waiting, _, step, slowest = rows[0]
-    differences = [row[0] - waiting for row in rows[1:]]
-    delay = sum(differences) / len(differences)
+    sums = []  # over the updates of each rank
+    for totals in ranks:
+        columns = [_compute_columns(update) for update in totals if update.place in places]
+        sums.append(_Columns(*map(sum, zip(*columns))))
+    by_waiting = sorted(range(len(sums)), key=lambda rank: (sums[rank].waiting, sums[rank].compute))
+    slowest, *others = by_waiting
+    step = sums[slowest].step
+    delay = sum(sums[rank].waiting - sums[slowest].waiting for rank in others) / len(others)
     if delay < _BALANCED * step:
         return ["the ranks are balanced: none delays the others by more than 1% of a step"]
     text = f"the others wait {delay:.2f} ms more in each step than it does, {delay / step:.0%} of the step"
     lines = [f"rank {slowest} ({hosts[slowest]}) is waited for: {text}"]
-    for waits, computes, _, rank in rows[:_MAX_LISTED_RANKS]:
-        lines.append(f"  rank {rank} ({hosts[rank]}): compute {computes:.2f} ms, waiting {waits:.2f} ms")
-    if len(rows) > _MAX_LISTED_RANKS:
-        lines.append(f"  and {len(rows) - _MAX_LISTED_RANKS} more, which wait longer")
+    for rank in by_waiting[:_MAX_LISTED_RANKS]:
+        times = f"compute {sums[rank].compute:.2f} ms, waiting {sums[rank].waiting:.2f} ms"
+        lines.append(f"  rank {rank} ({hosts[rank]}): {times}")
+    if len(by_waiting) > _MAX_LISTED_RANKS:
+        lines.append(f"  and {len(by_waiting) - _MAX_LISTED_RANKS} more, which wait longer")
     return lines
