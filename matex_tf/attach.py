@@ -188,7 +188,8 @@ def _set_start_variables(has_other_ranks: bool) -> None:
     chosen = settings.get_settings()
     if has_other_ranks and chosen.large_pages and not chosen.disable:
         needed = needed | start_variables.LARGE_PAGES
-    if sys.argv[:1] == ["-m"] and needed.keys() - os.environ.keys():
+    is_module_run = sys.argv[:1] == ["-m"]  # while `python -m matex_tf` imports this package
+    if is_module_run and needed.keys() - os.environ.keys():
         os.environ.update({**needed, **os.environ})
         os.execv(sys.executable, sys.orig_argv)
 

@@ -23,10 +23,8 @@ class Log:
         self._lock = threading.Lock()
         self._end = os.fstat(self._file).st_size
         self.lines = 0
-        self.lost = 0
-        """The number of lines that could not be written."""
-        self.error: OSError | None = None
-        """The first error."""
+        self.lost = 0  # the number of lines that could not be written
+        self.error: OSError | None = None  # the first error
 
     def write_line(self, line: dict[str, Any]) -> bool:
         """Append `line` as JSON. Returns whether it was written."""

@@ -20,8 +20,7 @@ class Epoch:
     number: int  # from 1
     of: int | None  # the number of epochs of the call of `fit`
     logs: dict[str, float]
-    call: int | None = None
-    """The number of the call of `fit`, if the state of the run is saved."""
+    call: int | None = None  # the number of the call of `fit`, if the state of the run is saved
 
 
 def list_epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:

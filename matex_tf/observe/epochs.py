@@ -33,8 +33,7 @@ class Source:
         self.pass_batches = 0  # batches in this pass so far
         self._earlier_batches = self._last_pass_batches = 0  # in all earlier passes, and in the last one
         self._first_update = self._last_update = ops.count_completed(_GRADIENTS)
-        self.trained = (0, 0)
-        """The number of batches at the last update, and the number of updates by then."""
+        self.trained = (0, 0)  # the number of batches at the last update, and the number of updates by then
 
     def end_batches(self, count: int) -> None:
         """`count` batches of this pass have been processed."""
