@@ -79,7 +79,8 @@ class Fit:
         self._mark_change: Callable[[str, float], None] | None = None  # see `ask_change`
         self._change_text = ""
         self._epoch: int | None = None  # the running epoch; None before the first
-        self._steps_of_epoch = self._steps_since_start = self._steps_of_longest_epoch = 0
+        self._epoch_steps = self._steps_since_start = 0  # steps of this epoch so far; in all epochs since the start
+        self._longest_epoch_steps = 0  # steps of the longest epoch that has ended
         self._logs: Any = None  # of the last step
         self._has_checked_random = False  # the step was searched for random ops whose state cannot be saved
         self._large_arrays: dict[Any, Any] = {}  # of callbacks, when training began
@@ -135,8 +136,8 @@ class Fit:
 
     def begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        self._steps_of_epoch = self.step if self.is_before_saved_step else 0
-        self._steps_until_check, self._last_check = 1, (time.monotonic(), self._steps_of_epoch)
+        self._epoch_steps = self.step if self.is_before_saved_step else 0
+        self._steps_until_check, self._last_check = 1, (time.monotonic(), self._epoch_steps)
 
     def reach_step(self) -> None:
         """Called before the first step after the saved one.
@@ -196,15 +197,15 @@ class Fit:
         """Called after `done` steps of an epoch; `logs` are those of the last step."""
         self.reach_step()  # not called yet if the last step was only replayed for its logs
         self._logs = logs
-        self._steps_since_start += done - self._steps_of_epoch
-        self._steps_of_epoch = done
+        self._steps_since_start += done - self._epoch_steps
+        self._epoch_steps = done
         if self.takes_turns:
             return
         self._steps_until_check -= 1
         if self._steps_until_check > 0 or not self._may_save:
             return
-        steps_of_epoch = self.params.get("steps") or self._steps_of_longest_epoch
-        if steps_of_epoch and done >= steps_of_epoch:
+        epoch_length = self.params.get("steps") or self._longest_epoch_steps
+        if epoch_length and done >= epoch_length:
             return  # `end_epoch` saves after the last step
         assert self._epoch is not None  # an epoch is running
         now, (last_time, last_done) = time.monotonic(), self._last_check
@@ -229,10 +230,10 @@ class Fit:
 
     def count_left(self) -> int:
         """The remaining steps of this call; if unknown, the number of steps since its start."""
-        epochs, steps = self.params.get("epochs"), self.params.get("steps") or self._steps_of_longest_epoch
+        epochs, steps = self.params.get("epochs"), self.params.get("steps") or self._longest_epoch_steps
         if not epochs or not steps or self._epoch is None:
             return self._steps_since_start
-        return max((epochs - self._epoch) * steps - self._steps_of_epoch, 0)
+        return max((epochs - self._epoch) * steps - self._epoch_steps, 0)
 
     def is_due(self) -> bool:
         """Whether this rank wants to save or to end the run, if ranks take turns at batches."""
@@ -246,7 +247,7 @@ class Fit:
 
     def end_epoch(self, epoch: int) -> None:
         """Called after callbacks were told that an epoch has ended."""
-        self._steps_of_longest_epoch = max(self._steps_of_longest_epoch, self._steps_of_epoch)
+        self._longest_epoch_steps = max(self._longest_epoch_steps, self._epoch_steps)
         run, pause = self.run, settings.get_settings().pause
         run.epochs += 1
         if 0 < pause <= run.epochs and self._may_save:
