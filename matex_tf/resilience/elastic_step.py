@@ -38,8 +38,9 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequenc
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
     iterators: list[Any] = []
     if undo.takes:
-        for argument in filter(_is_iterator, arguments):
-            iterators += _list_iterators(argument)
+        for argument in arguments:
+            if hasattr(argument, "_iterator_resource"):  # an iterator, not a dataset
+                iterators += _list_iterators(argument)
     replays = list(map(replay.find_replay, iterators))
     for one in replays:
         one.keep()
@@ -52,10 +53,6 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequenc
             one.go_back()
 
     return elastic.attempt_work(step.place, lambda: compute({id(one.source): one.handle for one in replays}), go_back)
-
-
-def _is_iterator(source: Any) -> bool:
-    return hasattr(source, "_iterator_resource")
 
 
 def _list_iterators(iterator: Any) -> list[Any]:
