@@ -108,7 +108,8 @@ class Trial:
 
     def _is_left_open(self) -> bool:
         """Whether the strategy of any variable of the step is still to be chosen."""
-        return pieces.is_left_open and any(not one.is_refused and not one.is_settled for one in self._variables)
+        is_decided = all(variable.is_refused or variable.is_settled for variable in self._variables)
+        return pieces.is_left_open and not is_decided
 
     def _begin_timing(self) -> None:
         """Forget the calls of the last way."""
@@ -144,7 +145,7 @@ class Trial:
         seconds = self._seconds[self.way] = max(call for call, _ in gathered)
         if seconds < GAIN * self._seconds[self._best]:
             self._best = self.way
-        if not self._is_left_open() and any(not one.is_refused for one in self._variables):
+        if not self._is_left_open() and any(not variable.is_refused for variable in self._variables):
             self._best = self._best._replace(in_pieces=True)  # the trial of another step has chosen pieces
         if len(self._seconds) == 1:
             self._reason = self._find_reason(plan, seconds, [sums for _, sums in gathered])
@@ -181,18 +182,18 @@ class Trial:
 
     def _fit_whole(self) -> bool:
         """Whether the whole variables would fit in the memory of every rank. Collective."""
-        needed = sum(one.shape.num_elements() * one.dtype.size for one in self._variables)
+        needed = sum(variable.shape.num_elements() * variable.dtype.size for variable in self._variables)
         free = memory.measure_free(world.get_world().local_size)
         return min(objects.allgather(free, "memory for an optimizer's variables")) > memory.MARGIN * needed
 
     def _fix_strategy(self) -> None:
         """Fix the strategy of the best way for all variables, and report it. Collective if variables become whole."""
         in_pieces = self._best.in_pieces
-        for one in self._variables:
-            one.is_settled = True
+        for variable in self._variables:
+            variable.is_settled = True
             if not in_pieces:
-                one.make_whole()
-                one.is_refused = True
+                variable.make_whole()
+                variable.is_refused = True
         names = {way: "sharded" if way.in_pieces else "allreduce" for way in self._seconds}
         milliseconds = {names[way]: 1e3 * seconds for way, seconds in self._seconds.items()}
         name, other = ("sharded", "allreduce") if in_pieces else ("allreduce", "sharded")

@@ -96,7 +96,7 @@ class Measured:
     def note_batch_of_loop(self, iterator: Any, is_over: bool) -> None:
         """Eager code has taken a batch."""
         dataset = tags.get_tag(iterator._iterator_resource, _DATASET)
-        self._data = Data(dataset, lambda: next(iterator, None), lambda one: next(one, None))
+        self._data = Data(dataset, lambda: next(iterator, None), lambda other: next(other, None))
 
     def watch_updates(self) -> None:
         """Wait for enough updates, then end the process."""

@@ -70,7 +70,7 @@ def format_table(
     shown = {  # updates with steps on all ranks
         place: totals
         for place, totals in by_place.items()
-        if len(totals) == len(ranks) and all(one.updates and one.steps for one in totals)
+        if len(totals) == len(ranks) and all(update.updates and update.steps for update in totals)
     }
     if not shown:
         return "matex_tf: no profile: too few training steps (the first ones of each update do not count)\n"
@@ -108,18 +108,18 @@ def _compute_columns(totals: records.Totals) -> _Columns:
 
 def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | None) -> str:
     """MiB of an update, GB/s of its sum, and that speed relative to the link's, if the link was measured."""
-    sent, seconds = sum(one.bytes for one in totals), sum(one.transfer for one in totals) / 1e9
-    updates = sum(one.updates for one in totals)
+    sent, seconds = sum(rank.bytes for rank in totals), sum(rank.transfer for rank in totals) / 1e9
+    updates = sum(rank.updates for rank in totals)
     speed = f"{sent / updates / 2**20:9.2f}{_format_rate(sent, seconds):>9}"
     if link is None:
         return speed
-    link_seconds = sum(one.transfers for one in totals) * link[0] + sent * link[1]
+    link_seconds = sum(rank.transfers for rank in totals) * link[0] + sent * link[1]
     return f"{speed}{link_seconds / seconds if seconds else 0.0:9.0%}"
 
 
 def _describe_pulls(ranks: Sequence[Sequence[records.Totals]]) -> list[str]:
     """The time of new weights that arrive during the computation of the next step."""
-    rows = [one for totals in ranks for one in totals if one.pulled]
+    rows = [update for totals in ranks for update in totals if update.pulled]
     if not rows:
         return []
     sent, nanoseconds, updates = (sum(getattr(one, name) for one in rows) for name in ("pulled", "pull", "updates"))

@@ -42,17 +42,20 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequenc
             if hasattr(argument, "_iterator_resource"):  # an iterator, not a dataset
                 iterators += _list_iterators(argument)
     replays = list(map(replay.find_replay, iterators))
-    for one in replays:
-        one.keep()
+    for iterator in replays:
+        iterator.keep()
     step.pieces.prepare()  # after this, variables in pieces are saved as pieces
     undo.save()
 
     def go_back() -> None:
         undo.restore()
-        for one in replays:
-            one.go_back()
+        for iterator in replays:
+            iterator.go_back()
 
-    return elastic.attempt_work(step.place, lambda: compute({id(one.source): one.handle for one in replays}), go_back)
+    def work() -> Any:
+        return compute({id(iterator.source): iterator.handle for iterator in replays})
+
+    return elastic.attempt_work(step.place, work, go_back)
 
 
 def _list_iterators(iterator: Any) -> list[Any]:
@@ -86,7 +89,7 @@ class Undo:
         variables = pieces.list_kept(self._changed)
         if list(map(id, variables)) != list(map(id, self._variables)):
             self._variables = variables
-            read = tf.function(lambda: [one.read_value() for one in variables], autograph=False)
+            read = tf.function(lambda: [variable.read_value() for variable in variables], autograph=False)
             self._read = read.get_concrete_function()
         self._values = self._read()
 
@@ -119,7 +122,7 @@ def _find_obstacle(step: plan.StepPlan, inner_ops: Sequence[Any]) -> str:
         return "iterates over a dataset inside its function, whose batches cannot be replayed"
     inner_handles = {id(outer): id(inner) for outer, inner in graph.captures}
     # Resources that can be restored: the variables that the function refers to, ...
-    restorable = {inner_handles.get(id(one.handle)) for one in graph.variables}
+    restorable = {inner_handles.get(id(variable.handle)) for variable in graph.variables}
     # ... iterators that are arguments, which are replayed (only handles of variables have shape data), ...
     for handle in graph.inputs[: step.argument_count]:
         if not handle_data_util.get_resource_handle_data(handle).is_set:

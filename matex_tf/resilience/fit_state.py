@@ -169,7 +169,7 @@ class Fit:
         self.restore_random()
         if self.lacks_variables:
             notes.print_note("variables that only a training step creates cannot be restored for a skipped call of fit")
-        history = next((one for one in callbacks if isinstance(one, type(history))), history)
+        history = next((callback for callback in callbacks if isinstance(callback, type(history))), history)
         callback_state.restore_states([history], [saved["history"]])
         model.history, model.stop_training = history, saved["stop"]
         return history

@@ -168,20 +168,20 @@ def _drop_own_frames(trace: TracebackType | None) -> TracebackType | None:
     while entry is not None:
         entries.append(entry)
         entry = entry.tb_next
-    shown = [one for one in entries if script_frames.find_package(one.tb_frame) not in ("matex_tf", "runpy")]
+    shown = [entry for entry in entries if script_frames.find_package(entry.tb_frame) not in ("matex_tf", "runpy")]
     if len(shown) in (0, len(entries)):
         return trace
     shortened: TracebackType | None = None
-    for one in reversed(shown):
-        shortened = TracebackType(shortened, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    for shown_entry in reversed(shown):
+        shortened = TracebackType(shortened, shown_entry.tb_frame, shown_entry.tb_lasti, shown_entry.tb_lineno)
     return shortened
 
 
 def _list_shown_errors(error: BaseException) -> list[BaseException]:
     """`error` and the errors that Python shows with it: causes, contexts, and members of a group."""
     shown = [error]
-    for one in shown:  # grows meanwhile
-        related = [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+    for each in shown:  # grows meanwhile
+        related = [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
         shown += [other for other in related if other is not None and all(other is not known for known in shown)]
     return shown
 
@@ -231,7 +231,7 @@ def _read_collectives_text(error: BaseException) -> str:
         is_of_op = any(base.__name__ == "OpError" for base in type(one).__mro__)
         return isinstance(one, errors.MismatchError) or (is_of_op and header in str(one))
 
-    return "\n".join(str(one) for one in _list_shown_errors(error) if is_of_collective(one))
+    return "\n".join(str(shown) for shown in _list_shown_errors(error) if is_of_collective(shown))
 
 
 def _parse_exit_code(message: str) -> int:

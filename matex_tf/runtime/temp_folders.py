@@ -70,8 +70,8 @@ def remove_noted(folder: str | os.PathLike[str]) -> None:
     Waits for processes that were just killed. Folders of surviving processes remain.
     """
     until = time.monotonic() + _MAX_WAIT
-    records = (one for one in rank_records.read_records(folder) if one.host == socket.gethostname())
-    for path in (path for one in records for path in one.folders):
+    records = (record for record in rank_records.read_records(folder) if record.host == socket.gethostname())
+    for path in (path for record in records for path in record.folders):
         while os.path.isdir(path):
             sweep_folders(os.path.basename(path), os.path.dirname(path), min_seconds=0)
             if time.monotonic() > until:
