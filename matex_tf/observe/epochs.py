@@ -14,8 +14,7 @@ from matex_tf.sharding import shard_arrays
 from matex_tf.world import world
 
 _GRADIENTS = 1  # see `ops.count_completed`
-_trained: Source | None = None
-"""The source whose batches trained last."""
+_trained: Source | None = None  # the source whose batches trained last
 _fits: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()  # by model
 _loops: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()  # by iterator
 

@@ -119,10 +119,11 @@ def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | 
 
 def _describe_pulls(ranks: Sequence[Sequence[records.Totals]]) -> list[str]:
     """The time of new weights that arrive during the computation of the next step."""
-    rows = [update for totals in ranks for update in totals if update.pulled]
-    if not rows:
+    pulling = [update for totals in ranks for update in totals if update.pulled]
+    if not pulling:
         return []
-    sent, nanoseconds, updates = (sum(getattr(one, name) for one in rows) for name in ("pulled", "pull", "updates"))
+    sent, nanoseconds = sum(update.pulled for update in pulling), sum(update.pull for update in pulling)
+    updates = sum(update.updates for update in pulling)
     size, speed = sent / updates / 2**20, _format_rate(sent, nanoseconds / 1e9)
     milliseconds = nanoseconds / updates / 1e6
     return [f"new weights: {size:.2f} MiB in {milliseconds:.2f} ms ({speed} GB/s), while the next step computes"]
