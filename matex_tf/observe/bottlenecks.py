@@ -14,10 +14,8 @@ from matex_tf.ops import records
 from matex_tf.runtime import notes
 from matex_tf.world import world
 
-_THRESHOLD = 0.5
-"""A note is printed for a larger fraction, ..."""
-_MIN_STEPS, _MIN_SECONDS = 20, 2.0
-"""... measured over this many steps and seconds."""
+_THRESHOLD = 0.5  # a note is printed for a larger fraction, ...
+_MIN_STEPS, _MIN_SECONDS = 20, 2.0  # ... measured over at least so many steps and seconds
 
 _printed: set[str] = set()
 _waited_seconds = 0.0  # for batches, outside of functions
