@@ -101,7 +101,7 @@ def _find_step(fit: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[i
             if next_batches is None:
                 yield _repeat_last_step(fit, last_skipped)
             else:
-                _replace_next_step(fit.model, lambda function, batches=next_batches: function(batches))
+                _feed_next_step(fit.model, next_batches)
         fit.reach_step()
         yield step
     if fit.is_before_saved_step and last_skipped is not None:
@@ -123,6 +123,10 @@ def _repeat_last_step(fit: Fit, last_skipped: Any) -> Any:
     """The last step of an epoch. Its call trains nothing, and returns the saved logs, which Keras needs."""
     _replace_next_step(fit.model, lambda _: fit.saved["logs"])
     return last_skipped
+
+
+def _feed_next_step(model: Any, batches: Any) -> None:
+    _replace_next_step(model, lambda function: function(batches))
 
 
 def _replace_next_step(model: Any, replacement: Callable[[Any], Any]) -> None:
