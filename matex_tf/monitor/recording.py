@@ -214,8 +214,7 @@ def read_recent(start: Start, seconds: float) -> dict[int, Series]:
     recent = {}
     count = int(seconds / start.seconds) + 2
     for rank, path in start.files.items():
-        samples = read_last(path, count)
-        if samples:
+        if samples := read_last(path, count):
             recent_samples = [sample for sample in samples if sample["t"] >= samples[-1]["t"] - seconds]
             recent[rank] = Series(recent_samples if len(recent_samples) > 1 else samples[-2:])
     return recent
