@@ -31,29 +31,10 @@ from matex_tf.errors import (  # noqa: E402
 from matex_tf.version import __version__  # noqa: E402
 
 __all__ = [
-    "BatchError",
-    "BuildError",
-    "LostRankError",
-    "MatexError",
-    "MismatchError",
-    "RankError",
-    "ReaderError",
-    "SettingError",
-    "SetupError",
-    "UnsupportedError",
-    "__version__",
-    "allgather",
-    "allreduce",
-    "barrier",
-    "broadcast",
-    "is_active",
-    "local_rank",
-    "local_size",
-    "rank",
-    "report",
-    "shard",
-    "size",
-]
+    "BatchError", "BuildError", "LostRankError", "MatexError", "MismatchError", "RankError", "ReaderError",
+    "SettingError", "SetupError", "UnsupportedError", "__version__", "allgather", "allreduce", "barrier", "broadcast",
+    "is_active", "local_rank", "local_size", "rank", "report", "shard", "size",
+]  # fmt: skip
 
 attach.attach_runtime()
 

@@ -15,12 +15,11 @@ _USAGE = "usage: python -m matex_tf script.py [arguments]\n       python -m mate
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script or module that `arguments` name, as `python` itself would. `import matex_tf` has attached the
-    runtime.
-    """
-    if not arguments or arguments[0] in ("-h", "--help") or arguments == ["-m"]:
-        print(_USAGE, file=sys.stdout if arguments and arguments[0] != "-m" else sys.stderr)
-        raise SystemExit(0 if arguments and arguments[0] != "-m" else 2)
+    """Run the script or module that `arguments` name, as `python` would. `import matex_tf` has attached the runtime."""
+    asks_help = arguments[:1] in (["-h"], ["--help"])
+    if asks_help or arguments in ([], ["-m"]):
+        print(_USAGE, file=sys.stdout if asks_help else sys.stderr)
+        raise SystemExit(0 if asks_help else 2)
     if arguments[0] == "-m":
         if not _has_module(arguments[1]):
             raise SystemExit(f"python -m matex_tf: there is no module {arguments[1]!r} for Python run in {os.getcwd()}")

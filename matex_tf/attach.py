@@ -21,9 +21,10 @@ _is_attached = False
 
 
 def attach_runtime() -> None:
-    """Join the world, set cores and threads of this rank, and install the hooks on TensorFlow and Keras.
+    """Join the world, set cores and threads of this rank, and install the hooks on TensorFlow and Keras. Collective.
 
-    Without a launcher, and at a second call, it does nothing of that.
+    Without a launcher, and at a second call, it does nothing of that. An error before the ranks have joined ends the
+    process, with a message of one line.
     """
     global _is_attached
     if _is_attached:
@@ -36,15 +37,7 @@ def attach_runtime() -> None:
         if task is not None and (task.size != 1 or settings.PREFIX + "STATE" in os.environ):
             _set_start_variables(has_other_ranks=task.size != 1)
         if not world.is_active():
-            if task is not None and task.size == 1 and not settings.get_settings().disable:
-                # mpirun binds a single rank to one core; the script alone has all cores.
-                placement.apply_placement(0, 1)
-            if task is not None:
-                rank_records.note_separate()
-                _log_trial(0)
-            else:
-                _explain_start()
-            _record_first_steps()
+            _attach_single(task)
             return
     except (errors.RankError, errors.SettingError) as error:
         _end_for_error(error, task)
@@ -81,8 +74,10 @@ def attach_runtime() -> None:
     rank_records.begin_record()
     executor.start_adapting()  # before other listeners, whose work at the end of a step is then not measured
     shared_memory.note_files()
-    run_state.open_run()
-    run_state.keep_entropy(seeding.agree_on_seeds(run_state.read_entropy()))
+    run = run_state.open_run()
+    entropy = seeding.agree_on_seeds(None if run is None else run.entropy)
+    if run is not None:
+        run.keep_entropy(entropy)
     timeline.start_timeline()
     profile.start_profile()
     sampler.start_sampler()
@@ -92,7 +87,7 @@ def attach_runtime() -> None:
     microbatches.start_parts()
     patches.install()
     step_trials.start_trials()
-    if run_state.is_kept():
+    if run is not None:
         fit_hooks.install()  # after the hooks that prepare the data of `fit`: it needs the arguments of the script
     _train_apart()
     _record_first_steps()
@@ -102,6 +97,18 @@ def attach_runtime() -> None:
         from matex_tf.servers.pieces import update_costs
 
         listeners.listen_for(measured_steps.start_measuring(phantom, update_costs.describe_updates))
+
+
+def _attach_single(task: task_environment.Task | None) -> None:
+    """Attach a process without other ranks."""
+    if task is None:
+        _explain_start()
+    else:
+        if task.size == 1 and not settings.get_settings().disable:
+            placement.apply_placement(0, 1)  # mpirun binds a single rank to one core; the script alone has all cores
+        rank_records.note_separate()
+        _log_trial(0)
+    _record_first_steps()
 
 
 def _end_for_error(error: errors.RankError | errors.SettingError, task: task_environment.Task | None) -> NoReturn:
@@ -181,7 +188,8 @@ def _set_start_variables(has_other_ranks: bool) -> None:
     chosen = settings.get_settings()
     if has_other_ranks and chosen.large_pages and not chosen.disable:
         needed = needed | start_variables.LARGE_PAGES
-    if sys.argv[:1] == ["-m"] and needed.keys() - os.environ.keys():
+    is_module_run = sys.argv[:1] == ["-m"]  # while `python -m matex_tf` imports this package
+    if is_module_run and needed.keys() - os.environ.keys():
         os.environ.update({**needed, **os.environ})
         os.execv(sys.executable, sys.orig_argv)
 

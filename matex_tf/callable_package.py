@@ -1,6 +1,4 @@
-"""Makes a package callable, such as `matex_tf.tune`: a function of that name would be replaced by the package when
-Python imports it.
-"""
+"""Makes a package callable, such as `matex_tf.tune`: the imported package would hide a function of that name."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def _parse_boolean(text: str) -> bool:
+    """A switch; empty: off. As in all parsers here, the text of the ValueError is the expected value, for a message."""
     value = text.strip().lower()
     if value in _ON:
         return True
@@ -37,7 +39,10 @@ def _parse_boolean(text: str) -> bool:
 def _make_choice_parser(*names: str) -> Callable[[str], str]:
     def parse_choice(text: str) -> str:
         value = text.strip().lower()
-        value = "on" if value in _ON else "off" if value in _OFF else value
+        if value in _ON:
+            value = "on"
+        elif value in _OFF:
+            value = "off"
         if value not in names:
             raise ValueError("one of " + ", ".join(names))
         return value
@@ -60,10 +65,11 @@ def parse_strategy(text: str) -> str:
     """One of `STRATEGIES`. Raises ValueError."""
     value = text.strip().lower()
     name, _, number = value.partition(":")
-    number = number.removesuffix(_ONLY) if name == "servers" else number
-    is_whole = number.isascii() and number.isdigit() and int(number) < _MAX_COUNT
-    least = {"servers": 1, "async": 0, "local": 1}.get(name)
-    if value not in _FIXED and not (is_whole and least is not None and int(number) >= least):
+    if name == "servers":
+        number = number.removesuffix(_ONLY)
+    least = {"servers": 1, "async": 0, "local": 1}.get(name, _MAX_COUNT)
+    is_numbered = number.isascii() and number.isdigit() and least <= int(number) < _MAX_COUNT
+    if value not in _FIXED and not is_numbered:
         raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers S and H from 1, and K from 0")
     return value
 
@@ -165,48 +171,34 @@ class Phantom:
 def _parse_phantom(text: str) -> Phantom | None:
     if not text:
         return None
-    phantom = None
-    try:
+    with contextlib.suppress(ValueError):
         ranks, steps, copy, copies, folder = text.split(":", 4)
         phantom = Phantom(int(ranks), int(steps), int(copy), int(copies), folder)
-    except ValueError:
-        pass
-    if phantom is None or phantom.ranks < 0 or not 0 <= phantom.copy < phantom.copies or not phantom.folder:
-        raise ValueError("RANKS:STEPS:COPY:COPIES:FOLDER, as `matex plan` sets it")
-    return phantom
+        if phantom.ranks >= 0 and 0 <= phantom.copy < phantom.copies and phantom.folder:
+            return phantom
+    raise ValueError("RANKS:STEPS:COPY:COPIES:FOLDER, as `matex plan` sets it")
 
 
-def _parse_seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ValueError("a number of seconds, 0 or more")
-    return value
+def _make_seconds_parser(least: float) -> Callable[[str], float]:
+    def parse_seconds(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not least <= value < float("inf"):
+            raise ValueError(f"a number of seconds, {least:g} or more")
+        return value
 
-
-def _parse_interval(text: str) -> float:
-    value = _parse_seconds(text)
-    if value < 0.01:
-        raise ValueError("a number of seconds, 0.01 or more")
-    return value
-
-
-def _keep_text(text: str) -> str:
-    return text
+    return parse_seconds
 
 
 @dataclass(frozen=True)
 class Compression:
     """The value of `MATEX_COMPRESSION`."""
 
-    kind: str
-    """none, bf16, fp16 or topk."""
-    share: float = 1.0
-    """With topk, the fraction of the numbers that are sent."""
-    between_hosts: bool = False
-    """Whether only messages between hosts are compressed."""
+    kind: str  # none, bf16, fp16 or topk
+    share: float = 1.0  # with topk, the fraction of the numbers that are sent
+    between_hosts: bool = False  # whether only messages between hosts are compressed
 
     def __str__(self) -> str:
         kind = f"topk:{self.share:g}" if self.kind == "topk" else self.kind
@@ -239,13 +231,14 @@ def _parse_compression(text: str) -> Compression:
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table. `name`: without the prefix. `values` and `meaning`: texts for the reference page."""
+    """One row of the table."""
 
-    name: str
+    name: str  # the attribute of `Settings`; in capitals and after `PREFIX`, the environment variable
     parse: Callable[[str], Any]
+    """Makes the value from the variable's text. The text of its ValueError is the expected value, for a message."""
     default: Any
-    values: str
-    meaning: str
+    values: str  # the possible values, for the reference page
+    meaning: str  # a paragraph for the reference page
 
     @property
     def variable(self) -> str:
@@ -309,22 +302,22 @@ TABLE = (
     Setting("abort_seconds", _parse_count, 600, "seconds",
         "A rank that waits for others this long ends the run with exit code 70; ten times as long if the others are "
         "saving. 0: never."),
-    Setting("state", _keep_text, "", "folder",
+    Setting("state", str, "", "folder",
         "The folder of the state of the run, from which a restarted script continues. All hosts must share it. "
         "`matex run --restarts` names one by itself. Empty: no state is kept."),
     Setting("elastic", _parse_boolean, False, "0, 1",
         "1: after a lost rank the others continue from the last step that all had completed. `matex run --elastic` "
         "sets it and starts an MPI that reports losses. Updates are not overlapped then."),
-    Setting("save_seconds", _parse_seconds, 60, "seconds",
+    Setting("save_seconds", _make_seconds_parser(0), 60, "seconds",
         "With MATEX_STATE: the interval at which the state of `fit` is kept. 0: only at the end of each `fit`, and "
         "on SIGTERM or SIGUSR1."),
-    Setting("cache_dir", _keep_text, "", "folder",
+    Setting("cache_dir", str, "", "folder",
         "The folder of compiled ops, and of indexes of record files. Empty: the cache folder of the user "
         "(XDG_CACHE_HOME or ~/.cache)."),
-    Setting("ops_dir", _keep_text, "", "folder",
+    Setting("ops_dir", str, "", "folder",
         "The folder searched first for compiled ops, as `matex build --into` makes it for all users. It is never "
         "written. Empty: the folder matex_tf.libs next to the installed package."),
-    Setting("log_dir", _keep_text, "", "folder",
+    Setting("log_dir", str, "", "folder",
         "Each rank writes its output to rank-N.log in this folder; the previous file becomes rank-N.log.1. Empty: "
         "only rank 0 prints; errors of every rank still reach the terminal."),
     Setting("output", _make_choice_parser("first", "all"), "first", "first, all",
@@ -341,13 +334,13 @@ TABLE = (
     Setting("xla", _make_choice_parser("auto", "off"), "auto", "auto, off",
         "auto: on CPUs, XLA compiles functions with jit_compile=True, including the collectives. The kernels are "
         "built once, in half a minute. off: XLA is turned off for functions with collectives."),
-    Setting("timeline", _keep_text, "", "file.json",
+    Setting("timeline", str, "", "file.json",
         "With several ranks: the file for a trace of what each rank computes, waits for, copies and sends. Open it "
         "at https://ui.perfetto.dev or chrome://tracing."),
     Setting("profile", _parse_boolean, False, "0, 1",
         "1: with several ranks, print a table at the end: what training steps spent their time on. `matex run "
         "--profile` sets it."),
-    Setting("record", _keep_text, "", "folder",
+    Setting("record", str, "", "folder",
         "With several ranks: the folder in which each rank records what it uses and waits for. All hosts must share "
         "it. `matex top` and `matex report` read it; `matex run --record` sets it. Empty: no records."),
     Setting("explain", _parse_boolean, False, "0, 1",
@@ -371,13 +364,13 @@ INTERNAL = (
     Setting("stall_seconds", _parse_count, None, "seconds",
         "When ranks have waited for others at one place for so long, one of them says who waits for whom, and where "
         "they are. 0: never. Empty: a tenth of MATEX_ABORT_SECONDS, 60 at most."),
-    Setting("files_dir", _keep_text, "", "folder",
+    Setting("files_dir", str, "", "folder",
         "Where ranks other than 0 keep what they write. Empty: the folder for temporary files (TMPDIR) if it is on a "
         "disk, else /var/tmp or the cache folder; memory (tmpfs) only where there is nothing else."),
     Setting("files_bytes", _parse_count, 0, "bytes",
         "The most that a rank other than 0 may keep of what it writes; more ends the job with exit code 74. 0: half of "
         "what is free on that disk, divided by the ranks of the host."),
-    Setting("record_seconds", _parse_interval, 1.0, "seconds",
+    Setting("record_seconds", _make_seconds_parser(0.01), 1.0, "seconds",
         "How often MATEX_RECORD writes; half as often each time that a file has got 20,000 lines more."),
     Setting("traceback", _make_choice_parser("script", "full"), "script", "script, full",
         "script: the traceback of an error that ends the run shows the frames of the script and of its libraries. "
@@ -386,12 +379,12 @@ INTERNAL = (
         "Set by `matex run --check` for the runs that it compares: where they store their first steps."),
     Setting("plan", _parse_phantom, None, "ranks:steps:copy:copies:folder",
         "Set by `matex plan` for what it measures: the process works as rank 0 of so many ranks, which are not there."),
-    Setting("trial", _keep_text, "", "file",
+    Setting("trial", str, "", "file",
         "Set by `matex tune` for its trials: where rank 0 notes what `fit` logs, and what `matex_tf.report` is given."),
     Setting("pause", _parse_count, 0, "epochs",
         "Set by `matex tune --rungs`: once so many epochs of `fit` have ended since the script was first started, the "
         "run keeps its state (MATEX_STATE) and ends with exit code 75. 0: never."),
-    Setting("proof", _keep_text, "", "folder",
+    Setting("proof", str, "", "folder",
         "Set by `matex run`: where the ranks report that they have ended, without which its exit code is not 0."),
 )
 # fmt: on
@@ -399,7 +392,10 @@ INTERNAL = (
 
 
 class Settings:
-    """The values in force: one attribute for each row of `TABLE`, read from `environment` when made."""
+    """The values in force: one attribute for each row of `TABLE` and `INTERNAL`, read from `environment`.
+
+    Raises SettingError for an unknown variable, a value that cannot be parsed, and values that exclude each other.
+    """
 
     disable: bool
     scaling: str
@@ -463,29 +459,35 @@ class Settings:
             setattr(self, setting.name, value)
         if self.stall_seconds is None:
             self.stall_seconds = min(max(self.abort_seconds // 10, 1), 60) if self.abort_seconds else 60
+        self._check_combinations()
+        if self.elastic:
+            self.overlap = "off"
+
+    def _check_combinations(self) -> None:
+        """Raise SettingError for values that exclude each other."""
         if self.adapt != "off" and is_asynchronous(self.strategy):
             raise errors.SettingError(
                 f"MATEX_ADAPT={self.adapt} and MATEX_STRATEGY=async do not go together: asynchronous ranks train whole "
                 "batches, and a slower one takes fewer of them as it is. Set one of the two."
             )
-        if self.elastic:
-            if self.overlap == "on":
-                raise errors.SettingError(
-                    "MATEX_ELASTIC=1 and MATEX_OVERLAP=on do not go together: what is under way in a thread cannot be "
-                    "undone when a rank is lost."
-                )
-            if self.algorithm == "two_level" or self.compression != NO_COMPRESSION:
-                raise errors.SettingError(
-                    "MATEX_ELASTIC=1 does not go together with MATEX_ALGORITHM=two_level, in which ranks may wait for "
-                    "others than the one that is lost, nor with MATEX_COMPRESSION, of which a lost rank's part would "
-                    "be lost with it."
-                )
-            if count_only_serving(self.strategy):
-                raise errors.SettingError(
-                    f"MATEX_ELASTIC=1 and MATEX_STRATEGY={self.strategy} do not go together: a rank that trains "
-                    "would have to serve in place of a lost one. Set one of the two, or take `matex run --restarts 3`."
-                )
-            self.overlap = "off"
+        if not self.elastic:
+            return
+        if self.overlap == "on":
+            raise errors.SettingError(
+                "MATEX_ELASTIC=1 and MATEX_OVERLAP=on do not go together: what is under way in a thread cannot be "
+                "undone when a rank is lost."
+            )
+        if self.algorithm == "two_level" or self.compression != NO_COMPRESSION:
+            raise errors.SettingError(
+                "MATEX_ELASTIC=1 does not go together with MATEX_ALGORITHM=two_level, in which ranks may wait for "
+                "others than the one that is lost, nor with MATEX_COMPRESSION, of which a lost rank's part would be "
+                "lost with it."
+            )
+        if count_only_serving(self.strategy):
+            raise errors.SettingError(
+                f"MATEX_ELASTIC=1 and MATEX_STRATEGY={self.strategy} do not go together: a rank that trains would "
+                "have to serve in place of a lost one. Set one of the two, or take `matex run --restarts 3`."
+            )
 
 
 _current: Settings | None = None

@@ -28,15 +28,13 @@ class Slow:
     """A rank that others wait for."""
 
     rank: int
-    gain: float
-    """The seconds by which a step is shorter without this rank."""
-    factor: float
-    """Its time for a row over the others' time."""
+    gain: float  # the seconds by which a step is shorter without this rank
+    factor: float  # its time for a row over the median of the others' times
 
 
 @dataclass
 class Streak:
-    """The rank that was slow in the last windows, and the number of consecutive windows."""
+    """The rank that was slow in the last windows (None: no rank), and the number of consecutive windows."""
 
     rank: int | None = None
     windows: int = 0
@@ -79,7 +77,8 @@ def propose_change(
     if offer.ranks > size:
         gain = predict_gain(seconds, offer.ranks - servers)
         proposals.append(Proposal(Change(offer.ranks, describe_ranks(offer.ranks, size), _describe_gain(gain)), gain))
-    if slow is not None and (host := hosts[slow.rank]) not in offer.kept_hosts:
+    host = "" if slow is None else hosts[slow.rank]
+    if slow is not None and host not in offer.kept_hosts:
         why = (
             f"without rank {slow.rank} ({host}), which takes {slow.factor:.1f} times as long for a row as the others "
             f"and has {rows[slow.rank]} of {sum(rows)} rows, {_describe_gain(slow.gain)}"
@@ -94,9 +93,10 @@ def propose_change(
 
 
 def propose_undoing(offer: Offer, size: int, step_seconds: float) -> Proposal | None:
-    """The reversal of the last change, if a step of the `size` ranks has become longer, by more than chance.
+    """The reversal of the last change, if a step has become longer by more than chance; else None.
 
     Args:
+        size: the present number of ranks.
         step_seconds: the time of a step now.
     """
     gain = step_seconds - offer.step_seconds_before
@@ -111,21 +111,26 @@ def _describe_gain(gain: float) -> str:
 
 
 def predict_gain(seconds: Sequence[float], ranks: int) -> float:
-    """The seconds by which a step is shorter if so many ranks train: only the time for rows is divided among more."""
+    """The seconds by which a step is shorter if `ranks` ranks train, each with an equal part of the present rows."""
     return mean(seconds) * (1 - len(seconds) / ranks)
 
 
 def find_slow(rows: Sequence[int], seconds: Sequence[float], smallest: int) -> Slow | None:
-    """The rank that others wait for although it has the smallest possible slice, of `smallest` rows; None if there is
-    none.
+    """The rank that others wait for although it has the smallest possible slice; None if there is none.
 
-    Without this rank the others compute its rows at their own speed.
+    Args:
+        rows, seconds: see `propose_change`.
+        smallest: the rows of the smallest possible slice.
     """
     slowest = max(range(len(rows)), key=lambda rank: seconds[rank])
     others = [rank for rank in range(len(rows)) if rank != slowest]
-    if not others or rows[slowest] > smallest or any(rows[rank] <= 0 for rank in others) or min(seconds) <= 0:
+    if not others or rows[slowest] > smallest:
         return None
+    if min(seconds) <= 0 or any(rows[rank] <= 0 for rank in others):
+        return None  # no speed is known
     row_seconds = [of_slice / max(count, 1) for of_slice, count in zip(seconds, rows)]
     factor = row_seconds[slowest] / median(row_seconds[rank] for rank in others)
-    gain = seconds[slowest] - sum(rows) / sum(1 / row_seconds[rank] for rank in others)
+    # Without this rank the others compute its rows, too, each at its own speed.
+    seconds_without = sum(rows) / sum(1 / row_seconds[rank] for rank in others)
+    gain = seconds[slowest] - seconds_without
     return Slow(slowest, gain, factor) if factor > SLOW_FACTOR and gain > 0 else None

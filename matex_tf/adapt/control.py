@@ -42,12 +42,9 @@ class Control:
 
     size: int
     units: int = 0
-    ratios: tuple[int, ...] = ()
-    """The current ratios; empty: equal ones."""
-    _windows: list[list[float]] = field(default_factory=list)
-    """The seconds of each rank in each of the last windows."""
-    _age: int = 0
-    """Windows since the last change."""
+    ratios: tuple[int, ...] = ()  # the current ratios; empty: equal ones
+    _windows: list[list[float]] = field(default_factory=list)  # the seconds of each rank in each of the last windows
+    _age: int = 0  # windows since the last change
     _confirming: int = CONFIRMING_WINDOWS
     _last_growth: list[float] = field(default_factory=list)
     """The rows by which the slice of each rank grew in the last change."""
@@ -56,7 +53,7 @@ class Control:
         """Add a window. Returns the ratios from now on; None if they stay.
 
         Args:
-            rows: of a batch of all ranks, divided by the current ratios.
+            rows: of the batch of all ranks, which the current ratios have divided.
             seconds: the time that each rank needed for its slice.
         """
         units = self.units or rows
@@ -73,7 +70,7 @@ class Control:
         if not growth:
             return None
         last = self._last_growth or [0.0] * self.size
-        back = -_compute_dot(growth, last)
+        back = -_compute_dot(growth, last)  # positive if the change is opposite to the last one
         is_undoing = self._age <= max(UNDOING_WINDOWS, self._confirming) and back > 0
         if is_undoing and back <= MAX_UNDOING_FACTOR * _compute_dot(last, last):
             growth = [of_rank / 2 for of_rank in growth]  # one of the two changes was wrong
@@ -128,9 +125,10 @@ def _compute_dot(a: Sequence[float], b: Sequence[float]) -> float:
 def divide_within_bounds(
     total: float, speeds: Sequence[float], least: Sequence[float], most: Sequence[float]
 ) -> list[float]:
-    """Parts of `total` in proportion to `speeds`, each within its bounds.
+    """Parts of `total` in proportion to `speeds`, each within its bounds `least` and `most`.
 
-    If all bounds are too narrow for `total`, all parts are at the nearer end of theirs.
+    Example: 12 by the speeds 2 and 1 is 8 and 4; if the first part may be 6 at most, it is 6 and 6. If all bounds are
+    too narrow for `total`, all parts are at the nearer end of theirs.
     """
     # Each part is time * speed within its bounds. The sum of the parts is piecewise linear in the time: its slope grows
     # by `speed` when a rank leaves its minimum, and falls by `speed` when it reaches its maximum. Find the time at
@@ -153,5 +151,5 @@ def divide_within_bounds(
 def _round_to_units(wanted: Sequence[float], units: int) -> tuple[int, ...]:
     """Integer parts of `units` in proportion to the wanted ones, each at least one."""
     above_one = [max(part / sum(wanted) * units - 1, 0.0) for part in wanted]
-    weights = [round(1e6 * part) for part in above_one]
+    weights = [round(1e6 * part) for part in above_one]  # `count_dealt_rows` takes integers
     return tuple(1 + more for more in slice_bounds.count_dealt_rows(units - len(wanted), weights))

@@ -1,13 +1,15 @@
 """Measures how long each rank computes its slice, and changes slice ratios if that makes steps shorter (`--adapt`).
 
-`start_adapting` listens to the events of steps. Each training step has an `Adapting`, which measures windows of steps:
-without the time blocked in collectives, in which ranks wait for others, and without the time between steps. At the end
-of a window ranks exchange their measurements, so all of them decide alike (`control`). A step that does not train uses
-the ratios last agreed on.
+Example: rank 1 computes a row in twice the time of rank 0. From equal slices of 32 rows each, the ratios become 43 to
+21, and both ranks need the same time.
 
-With `--adapt=ranks` the end of a window in `fit` may also end the run: if `matex run` has offered other hosts, or if
-other ranks or another strategy gain enough (`changes`), ranks leave, and `matex run` restarts them (`leaving`,
-`offers`).
+`start_adapting` listens to the events of steps. Each step has an `Adapting`. If the step trains, `Adapting` measures
+windows of steps, such as 10 steps: their time without the time blocked in collectives, in which ranks wait for others.
+At the end of a window ranks exchange their measurements, so all of them choose the same ratios (`control`). A step that
+does not train, such as that of `evaluate`, uses the ratios last agreed on.
+
+With `--adapt=ranks` the end of a window in `fit` may also end the run: `matex run` restarts it with other ranks or
+another strategy. `changes` proposes the change, `leaving` lets ranks leave, `offers` tells `matex run`.
 """
 
 from __future__ import annotations
@@ -16,71 +18,79 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from matex_tf import ops, settings, tags
 from matex_tf.adapt import changes, leaving
 from matex_tf.adapt.control import Control
 from matex_tf.adapt.offers import Offer
 from matex_tf.monitor import sampler
+from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.runtime import notes, objects
 from matex_tf.sharding import slice_bounds
 from matex_tf.steps import events, slices
 from matex_tf.steps.plan import StepPlan
 from matex_tf.world import world
 
-STEPS = 10
-SECONDS = 0.25
-MAX_STEPS = 1000
-"""A window has `STEPS` steps, or more if they take less than `SECONDS`, but no more than `MAX_STEPS`."""
+MIN_STEPS, MIN_SECONDS, MAX_STEPS = 10, 0.25, 1000
+"""A window has `MIN_STEPS` steps, or more if they take less than `MIN_SECONDS`, but no more than `MAX_STEPS`."""
 COMPILED_UNITS = 16
 """The number of units of a batch if XLA compiles each number of rows separately; more for many ranks."""
 MAX_NAMED_RANKS = 4
-"""A message about new ratios names no more ranks."""
+"""The maximum number of ranks that a message about new ratios names."""
 _ADAPTING = "how slice ratios of a step follow the speed of ranks"
-"""The tag under which a plan has its `Adapting`."""
+"""The tag under which a plan has its `Adapting`; None if the slices of the step stay equal."""
 _UNMEASURED = "only steps that are a tf.function are measured, such as those of fit"
+
+
+class StepTime(NamedTuple):
+    """The time of a step on this rank, in seconds."""
+
+    own: float  # without the time blocked in collectives
+    whole: float
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a rank sends to the others at the end of a window. The last three fields are for `--adapt=ranks`."""
+    """The measurements that a rank sends to the others at the end of a window. Times are medians over its steps.
+
+    The last three fields are for `--adapt=ranks`.
+    """
 
     own_seconds: float
-    """Median time of a step without the time blocked in collectives."""
     step_seconds: float
-    """Median time of a step."""
-    offer: Offer | None = None
-    """The offer of `matex run`, from the rank of each host that reads offers."""
-    steps_left: int = 0
-    """The number of steps to go in this call of `fit`."""
-    piece_bytes: tuple[int, int] = (0, 0)
-    """See `leaving.count_bytes`."""
+    offer: Offer | None = None  # the offer of `matex run`, on the first rank of each host; None on the others
+    steps_left: int = 0  # the number of steps to go in this call of `fit`
+    piece_bytes: tuple[int, int] = (0, 0)  # see `leaving.count_bytes`
 
 
 Ratios = tuple[int, ...]
-"""Slice ratios: each training rank has its ratio over their sum of a batch (`slice_bounds.deal_block`)."""
+"""Slice ratios, one integer for each training rank: with (2, 1, 1), rank 0 computes half of each batch."""
 Choose = Callable[[int, Sequence[float]], "Ratios | None"]
-_choose: Choose | None = None
-_steps = 0
+_override: Choose | None = None
+_override_steps = 0
+"""See `override_choice`; 0: the number of steps of a window follows their time."""
 _agreed: Ratios = ()
 """The ratios that the ranks have agreed on last; empty: equal ones."""
 
 
-def override_choice(choose: Choose | None, steps: int = STEPS) -> None:
-    """For tests and benchmarks: begin with equal ratios; after each `steps` steps `choose`, with the arguments of
-    `Control.choose_ratios`, returns the next ones.
+def override_choice(choose: Choose | None, steps: int = MIN_STEPS) -> None:
+    """For tests and benchmarks: begin with equal ratios, and replace `Control.choose_ratios` by `choose`.
+
+    Args:
+        choose: takes the arguments of `Control.choose_ratios`; None: do not replace it.
+        steps: the number of steps of each window; 0: as many as usual.
     """
-    global _choose, _steps, _agreed
-    _choose, _steps, _agreed = choose, steps, ()
+    global _override, _override_steps, _agreed
+    _override, _override_steps, _agreed = choose, steps, ()
 
 
 def start_adapting() -> None:
     """Adapt slice ratios to the speed of the ranks, if the setting asks for it. Call it before any step is planned."""
     if settings.get_settings().adapt == "off" or not world.is_active():
         return
-    if why := _find_obstacle():
-        _report_equal_slices("every step", why)
+    if obstacle := _find_obstacle():
+        _report_equal_slices("every step", obstacle)
         return
     slices.let_ratios_change()
     events.step_begins.add_listener(_begin_step)
@@ -88,8 +98,8 @@ def start_adapting() -> None:
     events.unmeasured.add_listener(lambda place: _report_equal_slices(place, _UNMEASURED))
 
 
-def _report_equal_slices(place: str, why: str) -> None:
-    notes.print_note(f"--adapt: {place} keeps equal slices: {why}")
+def _report_equal_slices(step: str, reason: str) -> None:
+    notes.print_note(f"--adapt: {step} keeps equal slices: {reason}")
 
 
 def _find_obstacle() -> str:
@@ -102,7 +112,7 @@ def _find_obstacle() -> str:
 
 
 def _find_step_obstacle(plan: StepPlan) -> str:
-    """The reason why the slices of a training step stay equal."""
+    """The reason why the slices of a training step stay equal; empty if they may change."""
     from tensorflow.python.framework import config
 
     if any(plan.are_own):
@@ -114,14 +124,13 @@ def _find_step_obstacle(plan: StepPlan) -> str:
 
 def _is_compiled(plan: StepPlan) -> bool:
     """Whether XLA compiles the step's work on its batch, separately for each number of rows."""
-    definition = plan.traced.graph.as_graph_def()
-    nodes = [*definition.node, *(node for one in definition.library.function for node in one.node_def)]
+    nodes = iterate_nodes(plan.traced.graph)
     return any("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b for node in nodes)
 
 
 def _make_adapting(plan: StepPlan) -> Adapting | None:
-    if plan.trained and (why := _find_step_obstacle(plan)):
-        _report_equal_slices(plan.place, why)
+    if plan.trained and (obstacle := _find_step_obstacle(plan)):
+        _report_equal_slices(plan.place, obstacle)
         return None
     assert plan.ratios is not None  # the step was planned after `start_adapting`
     return Adapting(plan.ratios, _is_compiled(plan), bool(plan.trained))
@@ -144,7 +153,7 @@ class Adapting:
 
     Args:
         slice_ratios: the `SliceRatios` of the step.
-        is_compiled: XLA compiles each number of rows separately, so there should be few.
+        is_compiled: XLA compiles each number of rows separately, so there should be few different numbers.
         trains: whether the step is measured; otherwise it uses the ratios last agreed on.
     """
 
@@ -154,15 +163,15 @@ class Adapting:
         units = max(COMPILED_UNITS, 2 * self._trainers) if is_compiled else 0
         self._control = Control(self._trainers, units, _agreed)
         self._assigned: Ratios = ()  # the ratios that `_slice_ratios` has now
-        self._steps: list[tuple[float, float]] = []  # (own seconds, seconds) of each step of this window
-        self._window_steps = _steps or STEPS
-        self._is_warm = _choose is not None
+        self._steps: list[StepTime] = []  # of this window
+        self._window_steps = _override_steps or MIN_STEPS
+        self._is_warm = _override is not None  # the first window, with tracing and memory allocation, is over
         self._start = self._blocked_at_start = 0.0
-        self._slow_streak = changes.Streak()
-        self._fit: Any = None
+        # With `--adapt=ranks`:
+        self._fit: Any = None  # the call of `fit` that ranks may leave
         self._step_seconds: list[float] = []  # of each of the last windows, on its slowest rank
-        self._is_judged = True
-        """False until the change that led to this start of the run has been compared with the time before it."""
+        self._slow_streak = changes.Streak()
+        self._is_judged = True  # False until the change before this start is compared with the time before it
 
     def begin_step(self) -> None:
         """Record the beginning of a step, after new ratios are assigned."""
@@ -178,7 +187,7 @@ class Adapting:
         """Record the end of a step. Collective at the end of a window."""
         seconds = time.perf_counter() - self._start
         blocked = ops.get_blocked_seconds() - self._blocked_at_start
-        self._steps.append((seconds - blocked, seconds))
+        self._steps.append(StepTime(seconds - blocked, seconds))
         if len(self._steps) >= self._window_steps:
             self._end_window(int(self._slice_ratios.rows.numpy()))
             self._slice_ratios.rows.assign(0)
@@ -187,35 +196,39 @@ class Adapting:
     def _end_window(self, rows: int) -> None:
         """Leave the run, or choose new ratios, by the measurements of all ranks. Collective.
 
-        Measurements are gathered, and all other conditions are equal on all ranks. So ranks return at the same line.
+        All ranks decide alike: they have gathered the measurements, and all other conditions are equal on all ranks.
 
         Args:
             rows: of the largest batch in this window, as the last batch of an epoch may be smaller; 0: there was none.
         """
         self._follow_fit()
         windows = objects.allgather(self._measure_window(), "measured times of the ranks' slices")
-        longest = max(one.step_seconds for one in windows)
-        if _steps == 0:
-            self._window_steps = min(max(STEPS, round(SECONDS / longest)), MAX_STEPS)
+        longest = max(window.step_seconds for window in windows)
+        if _override_steps == 0:
+            self._window_steps = min(max(MIN_STEPS, round(MIN_SECONDS / longest)), MAX_STEPS)
         if not self._is_warm:
             self._is_warm = True
-            return  # this first window includes tracing and memory allocation
-        offer = None if self._fit is None else next((one.offer for one in windows if one.offer is not None), None)
+            return
+        offer = next((window.offer for window in windows if window.offer is not None), None)
+        # First, leave hosts that must be left, whatever the times are.
         if offer is not None and leaving.leave_hosts(self._fit, offer):
             return
+        # Second, undo the last change if steps have become longer.
         self._step_seconds = [*self._step_seconds, longest][-changes.JUDGED_WINDOWS :]
         if offer is not None and self._leave_if_slower(offer, windows):
             return
         if not rows:
             return
-        seconds = [one.own_seconds for one in windows[: self._trainers]]
+        # Third, leave for other ranks or another strategy if that gains enough.
+        seconds = [window.own_seconds for window in windows[: self._trainers]]
         slices = slice_bounds.count_dealt_rows(rows, self._control.ratios or (1,) * self._trainers)
         if offer is not None and self._leave_if_better(offer, windows, slices, seconds):
             return
+        # Otherwise, change the slices of the present ranks.
         self._choose_ratios(slices, seconds)
 
     def _follow_fit(self) -> None:
-        """In each call of `fit` that ranks may leave, begin the measurements for `changes` again."""
+        """When another call of `fit` has begun, begin the measurements for `changes` again."""
         fit = leaving.find_fit()
         if fit is not self._fit:
             self._fit, self._step_seconds, self._slow_streak = fit, [], changes.Streak()
@@ -228,9 +241,9 @@ class Adapting:
         return Window(own, whole, leaving.read_offer(), self._fit.count_left(), leaving.count_bytes(self._fit))
 
     def _leave_if_slower(self, offer: Offer, windows: Sequence[Window]) -> bool:
-        """Judge the last change, once. Returns whether the ranks leave to undo it."""
-        is_due = offer.step_seconds_before > 0 and len(self._step_seconds) == changes.JUDGED_WINDOWS
-        if self._is_judged or not is_due:
+        """Judge the last change, once, after `JUDGED_WINDOWS`. Returns whether the ranks leave to undo it."""
+        can_judge = offer.step_seconds_before > 0 and len(self._step_seconds) == changes.JUDGED_WINDOWS
+        if self._is_judged or not can_judge:
             return False
         self._is_judged = True
         seconds = self._compute_recent_seconds()
@@ -240,7 +253,7 @@ class Adapting:
     def _leave_if_better(
         self, offer: Offer, windows: Sequence[Window], slices: Sequence[int], seconds: Sequence[float]
     ) -> bool:
-        """Returns whether the ranks leave for other ranks or another strategy. The last change is judged first.
+        """Returns whether the ranks leave for other ranks or another strategy.
 
         Args:
             slices, seconds: the rows of each training rank, and the time that it needed for them.
@@ -249,20 +262,25 @@ class Adapting:
         smallest = max(rows // (self._control.units or rows), 1)
         slow = self._slow_streak.confirm(changes.find_slow(slices, seconds, smallest))
         if not self._is_judged and offer.step_seconds_before:
-            return False
+            return False  # the last change is judged first
         if len(self._step_seconds) < changes.SLOW_WINDOWS:
             return False  # too few measurements
-        found = leaving.find_change(offer, windows[0].piece_bytes, slices, seconds, slow)
-        return leaving.leave_if_worth(self._fit, offer, found, windows[0].steps_left, self._compute_recent_seconds())
+        change = leaving.find_change(offer, windows[0].piece_bytes, slices, seconds, slow)
+        return leaving.leave_if_worth(self._fit, offer, change, windows[0].steps_left, self._compute_recent_seconds())
 
     def _compute_recent_seconds(self) -> float:
         """The typical time of a step in the last windows."""
         return median(self._step_seconds[-changes.SLOW_WINDOWS :])
 
     def _choose_ratios(self, slices: Sequence[int], seconds: Sequence[float]) -> None:
+        """Choose the ratios from now on, and report a change.
+
+        Args:
+            slices, seconds: see `_leave_if_better`.
+        """
         global _agreed
-        rows = sum(slices)
-        chosen = self._control.choose_ratios(rows, seconds) if _choose is None else _choose(rows, seconds)
+        rows, choose = sum(slices), _override or self._control.choose_ratios
+        chosen = choose(rows, seconds)
         if chosen is None:
             return
         self._control.ratios = _agreed = chosen
@@ -271,15 +289,15 @@ class Adapting:
 
 
 def _report_change(rows: Sequence[int], rows_before: Sequence[int], seconds: Sequence[float]) -> None:
-    """Print one line about a change, and mark it in the records."""
+    """Print one line about the ranks whose slices change most, and mark the change in the records."""
     hosts = world.get_world().hosts
     by_change = sorted(range(len(rows)), key=lambda rank: -abs(rows[rank] - rows_before[rank]))
-    words = [
+    slices = [
         f"rank {rank} ({hosts[rank]}) {rows[rank]} in place of {rows_before[rank]}, "
         f"which took {seconds[rank] * 1e3:.1f} ms"
         for rank in sorted(by_change[:MAX_NAMED_RANKS])
     ]
     more = f", and so on for {len(rows) - MAX_NAMED_RANKS} more ranks" if len(rows) > MAX_NAMED_RANKS else ""
-    text = f"--adapt: of each {sum(rows)} rows compute {', '.join(words)}{more}"
+    text = f"--adapt: of each {sum(rows)} rows compute {', '.join(slices)}{more}"
     notes.print_note(text)
     sampler.note_event(text)

@@ -1,8 +1,11 @@
 """Two JSON files in the private folder of a run, by which `matex run --adapt=ranks` and its ranks agree on a restart.
 
-`matex run` writes an `Offer`: how many ranks the run could have now, and how long a restart takes. Ranks that accept
-(`leaving`) save the state of the run, write a `Change`, and exit. `matex run` then starts the ranks of that change,
-which continue from the saved state.
+1. `matex run` writes the file "offer": how many ranks the run could have now, and how long a restart takes.
+2. Ranks that accept (`leaving`) save the state of the run, write the file "change", and exit.
+3. `matex run` starts the ranks of that change, which continue from the saved state.
+
+Example: 2 ranks train, and a third host has become free. The offer says 3 ranks and 6 s; the ranks expect to save 90 s,
+and ask for the change to 3 ranks. If their steps then take longer than before, they ask to undo the change.
 """
 
 from __future__ import annotations
@@ -23,15 +26,12 @@ _OFFER, _CHANGE = "offer", "change"
 
 @dataclass(frozen=True)
 class Offer:
-    """A possible restart of the run."""
+    """A restart that `matex run` could make now."""
 
-    ranks: int
-    restart_seconds: float
-    """Expected duration: from saving the state to the first step after the restart."""
-    reason_to_leave: str = ""
-    """Why ranks must leave their hosts even if that gains nothing; empty if they may stay."""
-    may_choose: bool = False
-    """Whether the ranks may choose another strategy."""
+    ranks: int  # the number of ranks that the run could have; its present number if no other is possible
+    restart_seconds: float  # expected duration: from saving the state to the first step after the restart
+    reason_to_leave: str = ""  # why ranks must leave their hosts even if that gains nothing; empty if they may stay
+    may_choose: bool = False  # whether the ranks may choose another strategy
     step_seconds_before: float = 0.0
     """Duration of a step before the last change, if the ranks may undo that change; otherwise 0."""
     undo_text: str = ""
@@ -44,24 +44,18 @@ class Offer:
 class Change:
     """The restart that the ranks ask for."""
 
-    ranks: int
+    ranks: int  # the number of ranks after the restart
     what: str
     """The new ranks or strategy, for messages, such as "3 ranks in place of 2"."""
-    why: str
-    """The reason for the change, for messages."""
-    strategy: str | None = None
-    """The new strategy; None: the strategy stays."""
-    dropped_host: str = ""
-    """The host that loses a rank; empty if none does."""
+    why: str  # the reason for the change, for messages
+    strategy: str | None = None  # the new strategy; None: the strategy stays
+    dropped_host: str = ""  # the host that loses a rank; empty if none does
     saved_at: str = ""
     """The place in the script at which the state was saved, for messages, such as "epoch 2"."""
-    saving_seconds: float = 0.0
-    is_forced: bool = False
-    """Whether the ranks had to leave (`Offer.reason_to_leave`)."""
-    step_seconds_before: float = 0.0
-    """Duration of a step before the change."""
-    undoes: bool = False
-    """Whether the change undoes the last one."""
+    saving_seconds: float = 0.0  # the time that saving the state took, a part of the duration of the restart
+    is_forced: bool = False  # whether the ranks had to leave (`Offer.reason_to_leave`)
+    step_seconds_before: float = 0.0  # duration of a step before the change; 0 if it was not measured
+    undoes: bool = False  # whether the change undoes the last one
 
 
 def describe_ranks(ranks: int, ranks_before: int) -> str:
@@ -102,7 +96,7 @@ def read_change(folder: str | os.PathLike[str]) -> Change | None:
 
 
 def _read_file(folder: str | os.PathLike[str], name: str) -> dict[str, Any] | None:
-    """The fields in a file; None if it does not exist, or if NFS shows a part of it while it is replaced."""
+    """The fields in a file; None if it does not exist, or is incomplete: NFS may show a part while it is replaced."""
     try:
         return dict(json.loads(Path(folder, name).read_text()))
     except (OSError, ValueError):

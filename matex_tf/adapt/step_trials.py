@@ -4,10 +4,14 @@ MATEX_OVERLAP=auto chooses between overlapped and immediate updates, MATEX_STRAT
 variables in pieces (`sharded`) and whole ones (`allreduce`). All ways give the same bits. Each training step has a
 `Trial`, which listens to the events of its calls.
 
-The usual way is timed first: on one host immediate updates, on several hosts overlapped ones, with variables in pieces
-if the step has such variables. If sums take at least LEAST_SHARE of a call, copies of the step for other ways are made
-and timed, one after the other: first whole variables, then the other kind of updates. Times are those of the slowest
-rank, so all ranks choose the same way.
+A trial has up to three parts, each of `IGNORED` and then `TIMED` calls with an update:
+
+1. The usual way: on one host immediate updates, on several hosts overlapped ones, with variables in pieces if the step
+   has such variables. If sums take less than `LEAST_SHARE` of a call, the trial ends here.
+2. With variables in pieces: the same with whole variables. The faster way decides the strategy.
+3. The other kind of updates.
+
+Copies of the step are made for parts 2 and 3. Times are those of the slowest rank, so all ranks choose the same way.
 """
 
 from __future__ import annotations
@@ -35,12 +39,11 @@ overlapped way chooses its buckets after the 13th update."""
 LEAST_BYTES = 1 << 20
 """There is no trial of smaller updates."""
 LEAST_SHARE = 0.1
-"""There is no trial if sums that no computation hides take a smaller fraction of a call."""
+"""No other way is tried if sums that no computation hides take a smaller fraction of a call."""
 GAIN = 0.95
 """Another way replaces the best one only if its call takes less than this fraction of the best time."""
 
 _CORES = os.cpu_count() or 1
-
 _is_reported = False  # the choice of the strategy, which is reported for the first step only
 
 TRIAL = "trial of ways"
@@ -84,32 +87,32 @@ def _end_call(plan: Any) -> None:
 
 
 class Trial:
-    """The trial of one step.
-
-    way: the way of the next call. kinds: the kinds of the step's copies, by `is_overlapped`.
-    """
+    """The trial of one step."""
 
     def __init__(self, plan: Any) -> None:
         self._variables = plan.pieces.list_variables()
-        self.way = self._best = Way(bool(self._variables), overlap.is_usual())
+        self.way = Way(bool(self._variables), overlap.is_usual())  # of the next call
+        self._best = self.way  # of the timed ways
         self._seconds: dict[Way, float] = {}  # of a call, by timed way
-        self._why_not = ""  # the reason why no other way is tried
+        self._reason = ""  # why no other way is tried; empty if others are
         self._holdings = {self.way.in_pieces: plan.pieces}  # how the step holds its variables, by `in_pieces`
         other = functools.partial(overlap.trace_as, not self.way.is_overlapped)
-        self.kinds = {
+        self.kinds = {  # of the step's copies, by `is_overlapped`
             self.way.is_overlapped: plan.copy_kind,
             not self.way.is_overlapped: plan.copy_kind._replace(make_within=other),
         }
-        size = None if plan.program is None else report.count_summed_bytes(plan.program)
-        self.is_over = (size or 0) < LEAST_BYTES or not (self._is_left_open() or may_overlap(self.way.in_pieces))
+        update_bytes = 0 if plan.program is None else report.count_summed_bytes(plan.program) or 0
+        has_choice = self._is_left_open() or may_overlap(self.way.in_pieces)
+        self.is_over = update_bytes < LEAST_BYTES or not has_choice
         self._begin_timing()
 
     def _is_left_open(self) -> bool:
-        """Whether the strategy is open for any variable of the step."""
-        return pieces.is_left_open and any(not one.is_refused and not one.is_settled for one in self._variables)
+        """Whether the strategy of any variable of the step is still to be chosen."""
+        is_decided = all(variable.is_refused or variable.is_settled for variable in self._variables)
+        return pieces.is_left_open and not is_decided
 
     def _begin_timing(self) -> None:
-        """Begin to time the current way: forget the calls of the last one."""
+        """Forget the calls of the last way."""
         self._calls = 0
         self._call_seconds, self._sum_seconds = list[float](), list[float]()
 
@@ -136,26 +139,26 @@ class Trial:
             self._judge(plan)
 
     def _judge(self, plan: Any) -> None:
-        """Record the time of the current way, then begin the next one or end the trial. Collective."""
+        """Record the time of the current way, then begin the next part or end the trial. Collective."""
         own = median(self._call_seconds), median(self._sum_seconds)
         gathered = objects.allgather(own, "how long steps take")
         seconds = self._seconds[self.way] = max(call for call, _ in gathered)
         if seconds < GAIN * self._seconds[self._best]:
             self._best = self.way
-        if not self._is_left_open() and any(not one.is_refused for one in self._variables):
+        if not self._is_left_open() and any(not variable.is_refused for variable in self._variables):
             self._best = self._best._replace(in_pieces=True)  # the trial of another step has chosen pieces
         if len(self._seconds) == 1:
-            self._why_not = self._find_reason(plan, seconds, [sums for _, sums in gathered])
-        # First choose between variables in pieces and whole ones, ...
+            self._reason = self._find_reason(plan, seconds, [sums for _, sums in gathered])
+        # Part 2
         whole = self._best._replace(in_pieces=False)
         if self._is_left_open():
-            if not self._why_not and whole not in self._seconds and self._fit_whole():
+            if not self._reason and whole not in self._seconds and self._fit_whole():
                 self._switch_to(plan, whole)
                 return
             self._fix_strategy()
-        # ... then between immediate and overlapped updates.
+        # Part 3
         other = self._best._replace(is_overlapped=not self._best.is_overlapped)
-        is_untried = not self._why_not and other not in self._seconds and may_overlap(self._best.in_pieces)
+        is_untried = not self._reason and other not in self._seconds and may_overlap(self._best.in_pieces)
         if is_untried and not self._are_alike(plan, other):
             self._switch_to(plan, other)
             return
@@ -179,30 +182,31 @@ class Trial:
 
     def _fit_whole(self) -> bool:
         """Whether the whole variables would fit in the memory of every rank. Collective."""
-        needed = sum(one.shape.num_elements() * one.dtype.size for one in self._variables)
+        needed = sum(variable.shape.num_elements() * variable.dtype.size for variable in self._variables)
         free = memory.measure_free(world.get_world().local_size)
         return min(objects.allgather(free, "memory for an optimizer's variables")) > memory.MARGIN * needed
 
     def _fix_strategy(self) -> None:
         """Fix the strategy of the best way for all variables, and report it. Collective if variables become whole."""
         in_pieces = self._best.in_pieces
-        for one in self._variables:
-            one.is_settled = True
+        for variable in self._variables:
+            variable.is_settled = True
             if not in_pieces:
-                one.make_whole()
-                one.is_refused = True
-        times = {("sharded" if way.in_pieces else "allreduce"): 1e3 * one for way, one in self._seconds.items()}
+                variable.make_whole()
+                variable.is_refused = True
+        names = {way: "sharded" if way.in_pieces else "allreduce" for way in self._seconds}
+        milliseconds = {names[way]: 1e3 * seconds for way, seconds in self._seconds.items()}
         name, other = ("sharded", "allreduce") if in_pieces else ("allreduce", "sharded")
-        why = self._why_not or "the whole variables of the optimizer do not fit in every rank's memory"
-        if other in times:
-            why = f"a step takes {times[name]:.1f} ms, and with {other} {times[other]:.1f} ms"
+        reason = self._reason or "the whole variables of the optimizer do not fit in every rank's memory"
+        if other in milliseconds:
+            reason = f"a step takes {milliseconds[name]:.1f} ms, and with {other} {milliseconds[other]:.1f} ms"
         global _is_reported
         if not _is_reported or settings.get_settings().explain:
             _is_reported = True
-            notes.print_note(f"MATEX_STRATEGY=auto: {name}: {why}")
+            notes.print_note(f"MATEX_STRATEGY=auto: {name}: {reason}")
 
     def _are_alike(self, plan: Any, other: Way) -> bool:
-        """Whether neither copy of the step has an overlapped op, as under XLA. The step then runs the `other` way."""
+        """Make the copies for both ways, and use the `other`. Whether neither has overlapped ops, as under XLA."""
         copies = []
         for way in (self._best, other):
             self._use(plan, way)

@@ -15,7 +15,7 @@ HALVED = 20_000
 
 
 class Log:
-    """Raises OSError if the file cannot be opened, or if it exists and not `append`: another process may write it."""
+    """A file of JSON lines. Without `append` it must not exist, as another process may write it. Raises OSError."""
 
     def __init__(self, path: str | os.PathLike[str], append: bool = False):
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if append else os.O_EXCL)
@@ -23,10 +23,8 @@ class Log:
         self._lock = threading.Lock()
         self._end = os.fstat(self._file).st_size
         self.lines = 0
-        self.lost = 0
-        """The number of lines that could not be written."""
-        self.error: OSError | None = None
-        """The first error."""
+        self.lost = 0  # the number of lines that could not be written
+        self.error: OSError | None = None  # the first error
 
     def write_line(self, line: dict[str, Any]) -> bool:
         """Append `line` as JSON. Returns whether it was written."""

@@ -26,8 +26,7 @@ class Machine:
     def __init__(self, root: str = "/"):
         self._memory = _open_file(root, "proc/self/statm")
         self._reading = _open_file(root, "proc/self/io")
-        self._bytes_of_samples = 0
-        """Bytes read by the samples themselves."""
+        self._bytes_of_samples = 0  # bytes read by the samples themselves
         self._cores = _open_file(root, "proc/stat")
         self._network = _open_file(root, "proc/net/dev")
         self._available = _open_file(root, "proc/meminfo")

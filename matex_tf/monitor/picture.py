@@ -1,6 +1,4 @@
-"""The display of `matex top` and `matex run --live`: progress of the run, resources and activity of each rank, and the
-rank that others wait for. It is drawn from the ranks' newest samples.
-"""
+"""The display of `matex top` and `matex run --live`, drawn from the newest samples: progress, and a table of ranks."""
 
 from __future__ import annotations
 
@@ -24,19 +22,7 @@ WINDOW = 10.0
 SILENT = 10
 """A rank without a sample for this number of sample intervals counts as silent."""
 _OTHER_LINES = 7  # lines of the display other than ranks
-_OPTIONAL_COLUMNS = (
-    "GPU mem",
-    "sent/s",
-    "recv/s",
-    "memory",
-    "GPU",
-    "sums",
-    "CPU",
-    "read/s",
-    "input",
-    "host",
-    "compute",
-)
+_OPTIONAL_COLUMNS = tuple("GPU mem,sent/s,recv/s,memory,GPU,sums,CPU,read/s,input,host,compute".split(","))
 """Optional columns. A narrow terminal omits the first ones first."""
 _MAX_WIDTH = 1000
 _MACHINE_FIGURES = 5
@@ -226,9 +212,8 @@ def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list
         silent = [rank for rank, seconds in silence.items() if seconds > limit]
         if silent:
             subject = f"rank {silent[0]}" if len(silent) == 1 else f"{len(silent)} ranks, the first rank {silent[0]},"
-            lines.append(
-                f"nothing from {subject} ({host}) for {progress.format_seconds(max(silence[rank] for rank in silent))}"
-            )
+            longest = progress.format_seconds(max(silence[rank] for rank in silent))
+            lines.append(f"nothing from {subject} ({host}) for {longest}")
     if len(lines) > 4:
         lines = [*lines[:3], f"nor from ranks of {len(lines) - 3} more hosts"]
     written = {rank for rank, path in start.files.items() if Path(path).stat().st_size}
@@ -243,7 +228,6 @@ def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list
 def _describe_other_load(start: Start, recent: Mapping[int, Series]) -> str:
     """A message about the host with the most load from processes other than ranks."""
     hosts = waits.group_by_host(recent, start.hosts)
-    host, cores = max(
-        ((host, waits.count_other_cores(recent, ranks)) for host, ranks in hosts.items()), key=lambda load: load[1]
-    )
+    loads = {host: waits.count_other_cores(recent, ranks) for host, ranks in hosts.items()}
+    host, cores = max(loads.items(), key=lambda load: load[1])
     return f"other processes of {host} keep {cores:.1f} of its cores busy" if cores >= 0.5 else ""

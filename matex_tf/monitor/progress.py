@@ -16,12 +16,11 @@ DAY, HOUR, MINUTE = 86400, 3600, 60
 class Epoch:
     """An epoch of `fit` that has ended."""
 
-    t: float
-    number: int
-    of: int | None
+    t: float  # its end, in seconds since 1970
+    number: int  # from 1
+    of: int | None  # the number of epochs of the call of `fit`
     logs: dict[str, float]
-    call: int | None = None
-    """The number of the call of `fit`, if the state of the run is saved."""
+    call: int | None = None  # the number of the call of `fit`, if the state of the run is saved
 
 
 def list_epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
@@ -53,25 +52,27 @@ def list_kept_epochs(starts: Sequence[Start]) -> list[Epoch]:
 def count_epochs(epochs: Sequence[Epoch]) -> list[int]:
     """The cumulative number of epochs at each one. The epochs of consecutive calls of `fit` are added."""
     counts: list[int] = []
-    previous = 0
+    count = previous = 0
     for epoch in epochs:
-        new_epochs = epoch.number - previous if epoch.number > previous else epoch.number  # a call begins at 1 again
-        counts.append((counts[-1] if counts else 0) + new_epochs)
+        is_of_next_call = epoch.number <= previous  # each call begins at 1
+        count += epoch.number if is_of_next_call else epoch.number - previous
         previous = epoch.number
+        counts.append(count)
     return counts
 
 
 def estimate_seconds_left(epochs: Sequence[Epoch], started_at: float) -> float | None:
     """The estimated seconds to the end of `fit`, from its finished epochs; None if unknown."""
-    if not epochs or not epochs[-1].of:
+    last = epochs[-1] if epochs else None
+    if last is None or not last.of:
         return None
     # Only the epochs of the current call of `fit` count: their numbers rise.
     first_of_call = len(epochs) - 1
     while first_of_call > 0 and epochs[first_of_call - 1].number < epochs[first_of_call].number:
         first_of_call -= 1
-    measured_from = epochs[first_of_call].t if len(epochs) - first_of_call > 1 else started_at
-    epoch_count = max(len(epochs) - first_of_call - 1, 1)
-    return (epochs[-1].of - epochs[-1].number) * (epochs[-1].t - measured_from) / epoch_count
+    timed_epochs = len(epochs) - 1 - first_of_call  # from the end of the first one: it includes tracing
+    epoch_seconds = (last.t - epochs[first_of_call].t) / timed_epochs if timed_epochs else last.t - started_at
+    return (last.of - last.number) * epoch_seconds
 
 
 def compute_mean_rate(series: Series, name: str) -> float:

@@ -1,6 +1,7 @@
 """Reads the records of a run, which `monitor.sampler` writes: each rank's samples as arrays, events, and final states.
 
-Long files are sampled: counters are cumulative, so that any two lines give the mean between them.
+A sample is a JSON line of a rank's file. Of long files only some lines are read (`read_samples`): counters are
+cumulative, so that any two lines give the mean between them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import numpy as np
 
 FORMAT = 1
 START, RANK, EVENTS, PROFILE = "start.json", "rank-{}.jsonl", "events-{}.jsonl", "profile.txt"
-POINTS = 48_000
-"""The number of lines read from a run, over all ranks; half of it from files that are sampled."""
-_MIN_POINTS = 16
-_LINE = 512  # the maximum size of a usual line, in bytes
-_TAIL = 8192
+MAX_SAMPLES = 48_000
+"""The number of samples read from a run, over all ranks; half of it if files are too long to be read completely."""
+_MIN_SAMPLES = 32  # of a rank
+_LINE_BYTES = 512  # the maximum size of a usual line
+_TAIL_BYTES = 8192  # enough for an unusual last line
 _START = re.compile(r"start-(\d+)")
 _RANK = re.compile(re.escape(RANK).replace(r"\{\}", r"(\d+)"))
 
@@ -40,10 +41,8 @@ class Start:
     """One start of a run."""
 
     number: int
-    about: dict[str, Any]
-    """The contents of start.json: command, hosts, versions and settings."""
-    files: dict[int, Path]
-    """The file of each rank's samples."""
+    about: dict[str, Any]  # the contents of start.json: command, hosts, versions and settings
+    files: dict[int, Path]  # the file of each rank's samples
     events: list[dict[str, Any]] = field(default_factory=list)
     profile: str = ""
 
@@ -129,44 +128,42 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
 
 def read_last(path: Path, count: int = 1) -> list[dict[str, Any]]:
     """The last samples of a rank, about `count` of them; at least one if there is one."""
-    tail_bytes = (count + 3) * _LINE // 2
+    tail_bytes = (count + 3) * _LINE_BYTES // 2  # most lines are half as long as the longest usual one
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        return _read_between(file.fileno(), max(size - tail_bytes, 0), tail_bytes) or _read_between(
-            file.fileno(), max(size - _TAIL, 0), _TAIL
-        )
+        return _read_tail(file.fileno(), tail_bytes) or _read_tail(file.fileno(), _TAIL_BYTES)
 
 
-def _read_between(file: int, offset: int, size: int) -> list[dict[str, Any]]:
-    """The complete lines in a section of a file."""
+def _read_tail(file: int, size: int) -> list[dict[str, Any]]:
+    """The complete lines in the last `size` bytes of a file."""
+    offset = max(os.fstat(file).st_size - size, 0)
     text = os.pread(file, size, offset)
     return _parse_lines(text if offset == 0 else text[text.find(b"\n") + 1 :])
 
 
-def read_samples(path: Path, points: int) -> list[dict[str, Any]]:
-    """The samples of a rank: all if there are at most about `points`, else half of that number, evenly spaced."""
+def read_samples(path: Path, max_count: int) -> list[dict[str, Any]]:
+    """The samples of a rank: all if there are at most about `max_count`, else half of that number, evenly spaced."""
     with path.open("rb") as file:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
-        first_samples = _read_between(descriptor, 0, 2 * _LINE)
-        line_bytes = len(json.dumps(first_samples[0], separators=(",", ":"))) if first_samples else _LINE
-        if size <= points * line_bytes or size < 4 * _TAIL:
+        first_samples = _parse_lines(os.pread(descriptor, 2 * _LINE_BYTES, 0))
+        line_bytes = len(json.dumps(first_samples[0], separators=(",", ":"))) if first_samples else _LINE_BYTES
+        if size <= max_count * line_bytes or size < 4 * _TAIL_BYTES:
             return _parse_lines(file.read())
-        count = points // 2
+        count = max_count // 2
         offsets = [size * index // (count - 1) for index in range(1, count - 1)]
-        # The first complete line of each section.
-        sections = [os.pread(descriptor, 2 * _LINE, offset).split(b"\n", 2) for offset in offsets]
+        # From each offset on, the rest of a line, and the first complete line, which is used.
+        sections = [os.pread(descriptor, 2 * _LINE_BYTES, offset).split(b"\n", 2) for offset in offsets]
         lines = [section[1] for section in sections if len(section) > 2]
         return first_samples[:1] + _parse_lines(b"\n".join([*lines, b""])) + read_last(path)[-1:]
 
 
 def count_points(ranks: int) -> int:
     """The number of samples to read for each of `ranks` ranks."""
-    return max(POINTS // max(ranks, 1), 2 * _MIN_POINTS)
+    return max(MAX_SAMPLES // max(ranks, 1), _MIN_SAMPLES)
 
 
 class Series:
-    """The samples of one rank: `series["cpu"]` is an array, with NaN for lines without this member."""
+    """The samples of one rank: `series["cpu"]` is an array, with NaN for samples without "cpu"."""
 
     def __init__(self, samples: Sequence[dict[str, Any]]):
         self.samples = samples
@@ -181,7 +178,7 @@ class Series:
         return self._arrays[name]
 
     def compute_rates(self, name: str) -> np.ndarray:
-        """The growth a second between consecutive samples.
+        """The growth a second between consecutive samples, of shape [samples - 1].
 
         NaN for unusually short intervals, such as the last one, because the system counts in ticks.
         """
@@ -208,8 +205,8 @@ class Series:
 
 def read_all(start: Start) -> dict[int, Series]:
     """The samples of each rank of a start."""
-    points = count_points(len(start.files))
-    return {rank: Series(read_samples(path, points)) for rank, path in start.files.items()}
+    max_count = count_points(len(start.files))
+    return {rank: Series(read_samples(path, max_count)) for rank, path in start.files.items()}
 
 
 def read_recent(start: Start, seconds: float) -> dict[int, Series]:
@@ -217,8 +214,7 @@ def read_recent(start: Start, seconds: float) -> dict[int, Series]:
     recent = {}
     count = int(seconds / start.seconds) + 2
     for rank, path in start.files.items():
-        samples = read_last(path, count)
-        if samples:
+        if samples := read_last(path, count):
             recent_samples = [sample for sample in samples if sample["t"] >= samples[-1]["t"] - seconds]
             recent[rank] = Series(recent_samples if len(recent_samples) > 1 else samples[-2:])
     return recent

@@ -1,6 +1,4 @@
-"""Hooks in a trial of `matex tune`: record the logs of Keras' `fit` and a description of the task. They also work
-without ranks.
-"""
+"""Hooks in a trial of `matex tune`, with or without ranks: record the logs of `fit` and a description of the task."""
 
 from __future__ import annotations
 

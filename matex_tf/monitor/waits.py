@@ -9,25 +9,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from matex_tf.monitor import progress
 from matex_tf.monitor.recording import Series
 
 MIN_IMBALANCE = 0.01
-"""A share of the step: a smaller delay is no imbalance."""
+"""Ranks are balanced if the others wait for the slowest less than this fraction of a step."""
 STALLED = 5.0
 """Seconds of waiting at one place after which a rank counts as stalled."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The times of a rank's training step, in seconds.
+    """The times of a rank's training step, in seconds."""
 
-    input: the part of `compute` that waits for a batch; NaN if it was not recorded.
-    """
-
-    compute: float
-    waiting: float
-    sums: float
-    input: float = math.nan
+    compute: float  # outside of collectives
+    waiting: float  # for other ranks
+    sums: float  # in collectives, without the waiting
+    input: float = math.nan  # the part of `compute` that waits for a batch; NaN if it was not recorded
 
     @property
     def whole(self) -> float:
@@ -53,9 +51,7 @@ def find_stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], flo
 
 
 def find_slowest(steps: Mapping[int, Step]) -> tuple[int, float] | None:
-    """The rank that the others wait for, and their extra waiting in each step, in seconds; None if the ranks are
-    balanced.
-    """
+    """The rank that others wait for, and their mean extra wait in a step, in seconds; None if ranks are balanced."""
     if len(steps) < 2:
         return None
     rank = min(steps, key=lambda other: (steps[other].waiting, -steps[other].compute))
@@ -92,16 +88,9 @@ def group_by_host(ranks: Mapping[int, Series], hosts: Sequence[str]) -> dict[str
 
 def count_other_cores(ranks: Mapping[int, Series], host_ranks: Sequence[int]) -> float:
     """The number of a host's cores that are busy with processes other than its ranks `host_ranks`."""
-    first_rank = ranks[host_ranks[0]]
-    seconds = first_rank.compute_growth("t")
-    if not seconds > 0:
-        return 0.0
-    cores_of_ranks = sum(
-        ranks[rank].compute_growth("cpu") / ranks[rank].compute_growth("t")
-        for rank in host_ranks
-        if ranks[rank].compute_growth("t") > 0
-    )
-    return max(first_rank.compute_growth("busy") / seconds - cores_of_ranks, 0.0)
+    busy_cores = progress.compute_mean_rate(ranks[host_ranks[0]], "busy")
+    cores_of_ranks = sum(progress.compute_mean_rate(ranks[rank], "cpu") for rank in host_ranks)
+    return max(busy_cores - cores_of_ranks, 0.0)
 
 
 def compute_mean_steps(ranks: Mapping[int, Series]) -> dict[int, Step]:

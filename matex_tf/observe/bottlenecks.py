@@ -1,6 +1,6 @@
 """Measures the fraction of training time that ranks spend on sums and on the input, and prints a note if it is large.
 
-`monitor.listeners` registers these functions for events of training. `get_waited_seconds` also serves the records.
+`monitor.listeners` registers these functions for events of training. `monitor.sampler` records `read_waited_seconds`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from matex_tf.ops import records
 from matex_tf.runtime import notes
 from matex_tf.world import world
 
-_THRESHOLD = 0.5
-"""A note is printed for a larger fraction, ..."""
-_MIN_STEPS, _MIN_SECONDS = 20, 2.0
-"""... measured over this many steps and seconds."""
+_THRESHOLD = 0.5  # a note is printed for a larger fraction, ...
+_MIN_STEPS, _MIN_SECONDS = 20, 2.0  # ... measured over at least so many steps and seconds
 
 _printed: set[str] = set()
 _waited_seconds = 0.0  # for batches, outside of functions

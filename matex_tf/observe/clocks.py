@@ -38,10 +38,11 @@ def estimate_offset(rounds: Sequence[tuple[int, int, int]]) -> Offset:
 
 def convert_to_rank_0_time(times: np.ndarray, start: Offset, end: Offset) -> np.ndarray:
     """Convert times of a host to rank 0's clock, in nanoseconds, assuming a linear drift from start to end."""
-    begin, finish = start.at + start.ahead, end.at + end.ahead
+    begin, finish = start.at + start.ahead, end.at + end.ahead  # by the host's clock
     if finish <= begin:
         return times - start.ahead
-    return times - start.ahead - np.rint((times - begin) * ((end.ahead - start.ahead) / (finish - begin))).astype(int)
+    drift = (end.ahead - start.ahead) / (finish - begin)
+    return times - start.ahead - np.rint((times - begin) * drift).astype(int)
 
 
 class Clocks:

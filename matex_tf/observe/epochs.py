@@ -14,12 +14,9 @@ from matex_tf.sharding import shard_arrays
 from matex_tf.world import world
 
 _GRADIENTS = 1  # see `ops.count_completed`
-_trained: Source | None = None
-"""The source whose batches trained last."""
-_fits: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
-"""By model."""
-_loops: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
-"""By iterator."""
+_trained: Source | None = None  # the source whose batches trained last
+_fits: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()  # by model
+_loops: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()  # by iterator
 
 
 class Source:
@@ -32,30 +29,31 @@ class Source:
 
     def __init__(self, name: str, batches: int = 0, scale: int = 1):
         self.name, self.batches, self.scale = name, batches, scale
-        self.given = 0  # batches in this pass so far
-        self._given_before = self._given_in_last_pass = 0  # batches in all earlier passes, and in the last one
+        self.pass_batches = 0  # batches in this pass so far
+        self._earlier_batches = self._last_pass_batches = 0  # in all earlier passes, and in the last one
         self._first_update = self._last_update = ops.count_completed(_GRADIENTS)
-        self.trained = (0, 0)
-        """The number of batches at the last update, and the number of updates by then."""
+        self.trained = (0, 0)  # the number of batches at the last update, and the number of updates by then
 
     def end_batches(self, count: int) -> None:
         """`count` batches of this pass have been processed."""
         global _trained
-        self.given = count
+        self.pass_batches = count
         updates = ops.count_completed(_GRADIENTS)
         if updates > self._last_update:
             _trained, self._last_update = self, updates
-            self.trained = self._given_before + count, updates - self._first_update
+            self.trained = self._earlier_batches + count, updates - self._first_update
 
     def end_pass(self) -> None:
-        self._given_in_last_pass, self._given_before, self.given = self.given, self._given_before + self.given, 0
+        self._last_pass_batches = self.pass_batches
+        self._earlier_batches += self.pass_batches
+        self.pass_batches = 0
 
     def describe_epoch(self) -> dict[str, Any]:
-        """Batches of an epoch, or 0 and the reason why they are unknown; batches given, and their updates."""
-        batches = (self.batches or self._given_in_last_pass) * self.scale
-        given, updates = self.trained
+        """Batches of an epoch, or 0 and the reason why they are unknown; batches that trained, and their updates."""
+        batches = (self.batches or self._last_pass_batches) * self.scale
+        trained_batches, updates = self.trained
         why = "" if batches else f"the number of batches of {self.name} is unknown, and no epoch was completed"
-        return {"batches": batches, "given": given, "updates": updates, "why_not": why}
+        return {"batches": batches, "given": trained_batches, "updates": updates, "why_not": why}
 
 
 def describe_epoch() -> dict[str, Any]:
@@ -77,7 +75,7 @@ def end_step(plan: Any) -> None:
     """A call of a step has ended; within `fit`, a step of Keras with one or several batches."""
     for model, source in _fits.items():
         if plan.trained:
-            source.end_batches(source.given + int(getattr(model, "steps_per_execution", None) or 1))
+            source.end_batches(source.pass_batches + int(getattr(model, "steps_per_execution", None) or 1))
 
 
 def end_epoch(model: Any, epoch: int) -> None:
@@ -100,7 +98,7 @@ def want_batch(iterator: Any) -> None:
     """Called when eager code begins to take a batch: all batches given before have been processed."""
     source = _loops.get(iterator)
     if source is not None:
-        source.end_batches(source.given)
+        source.end_batches(source.pass_batches)
 
 
 def give_batch(iterator: Any, is_over: bool) -> None:
@@ -108,4 +106,4 @@ def give_batch(iterator: Any, is_over: bool) -> None:
     if source is not None and is_over:
         source.end_pass()
     elif source is not None:
-        source.given += 1
+        source.pass_batches += 1

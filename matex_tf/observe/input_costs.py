@@ -10,18 +10,18 @@ from typing import Any
 
 from matex_tf.sharding.slice_bounds import list_pipeline
 
-_MOST, _SECONDS = 8, 3.0
-"""Limits of the number of batches and of the seconds."""
-_LOOK, _IDLE, _LOOKS = 0.01, 0.1, 2
-"""Seconds between two samples of CPU time; the process is idle below this share of a core, in this many samples."""
+_MAX_BATCHES, _MAX_SECONDS = 8, 3.0
+"""Limits of a measurement."""
+_SAMPLE_SECONDS, _IDLE_CORES, _IDLE_SAMPLES = 0.01, 0.1, 2
+"""The process is idle if it uses less than `_IDLE_CORES` in so many consecutive samples of so many seconds."""
 
 
 @dataclass(frozen=True)
 class InputCost:
-    """The cost of a batch for this rank: core seconds, and bytes read by system calls."""
+    """The cost of a batch for this rank."""
 
-    seconds: float
-    bytes: float
+    seconds: float  # core seconds: CPU time of all threads
+    bytes: float  # read by system calls
 
 
 class Data:
@@ -46,21 +46,25 @@ def measure_input(data: Data) -> InputCost | None:
     """The mean cost of batches, including prefetching; None if there are none.
 
     A pipeline with prefetching is full whenever this process is idle. From one idle moment to the next, with one batch
-    taken between them, it processes exactly one batch, unless the pass ends soon. Then the next pass is measured. If it
-    ends as soon, it is measured from its very beginning: a whole pass processes exactly its batches.
+    taken between them, it processes exactly one batch, unless the pass ends soon: near its end there is nothing left to
+    prefetch. Then the next pass is measured. If it ends as soon, it is measured from its very beginning: a whole pass
+    processes exactly its batches.
 
     A shuffle that holds a whole pass processes all rows before the first batch, and none later. Then the cost of the
     first batch of the next pass is divided among the batches of the pass.
     """
-    cost, is_over = _measure_batches(data, False)
+    cost, is_over = _measure_batches(data)
     if is_over and data.dataset is not None:
-        cost, _ = _measure_batches(data, True)
+        used_at_begin = _measure_used()
+        data.start_over()
+        cost, _ = _measure_batches(data, used_at_begin)
     elif cost is not None and (count := _count_batches_of_held_pass(data.dataset)):
-        began = _count_used()
+        before = _measure_used()
         data.start_over()
         data.take()
         _await_idle()
-        seconds, read_bytes = (used - before for used, before in zip(_count_used(), began))
+        used = _measure_used()
+        seconds, read_bytes = used.seconds - before.seconds, used.bytes - before.bytes
         cost = InputCost(cost.seconds + seconds / count, cost.bytes + read_bytes / count)
     return cost
 
@@ -72,35 +76,39 @@ def _count_batches_of_held_pass(dataset: Any) -> int:
     return max(0, int(dataset.cardinality())) if holds_pass else 0
 
 
-def _measure_batches(data: Data, starts_over: bool) -> tuple[InputCost | None, bool]:
-    """The mean cost of the next batches, and whether the pass has ended."""
-    began = _count_used()
-    if starts_over:
-        data.start_over()
+def _measure_batches(data: Data, used_at_begin: InputCost | None = None) -> tuple[InputCost | None, bool]:
+    """The mean cost of the next batches, and whether the pass has ended.
+
+    Args:
+        used_at_begin: the resources used before the pass began; None if it had begun earlier.
+    """
     _await_idle()
-    full, until, count, is_over = _count_used(), time.monotonic() + _SECONDS, 0, False
-    while count < _MOST and time.monotonic() < until and not is_over:
+    used_before, until, count, is_over = _measure_used(), time.monotonic() + _MAX_SECONDS, 0, False
+    while count < _MAX_BATCHES and time.monotonic() < until and not is_over:
         is_over = data.take() is None
         count += not is_over
         _await_idle()
     if not count:
         return None, is_over
-    before = began if starts_over and is_over else full
-    return InputCost(*((used - used_before) / count for used, used_before in zip(_count_used(), before))), is_over
+    if is_over and used_at_begin is not None:
+        used_before = used_at_begin
+    used = _measure_used()
+    return InputCost((used.seconds - used_before.seconds) / count, (used.bytes - used_before.bytes) / count), is_over
 
 
-def _count_used() -> tuple[float, int]:
-    return time.process_time(), count_read_bytes()
+def _measure_used() -> InputCost:
+    """The resources that this process has used since its start."""
+    return InputCost(time.process_time(), count_read_bytes())
 
 
 def _await_idle() -> None:
     """Wait until this process is idle, within a time limit."""
-    until, idle = time.monotonic() + _SECONDS, 0
-    while idle < _LOOKS and time.monotonic() < until:
-        cpu, began = time.process_time(), time.monotonic()
-        time.sleep(_LOOK)
-        is_idle = time.process_time() - cpu < _IDLE * (time.monotonic() - began)
-        idle = idle + 1 if is_idle else 0
+    until, idle_samples = time.monotonic() + _MAX_SECONDS, 0
+    while idle_samples < _IDLE_SAMPLES and time.monotonic() < until:
+        cpu_before, time_before = time.process_time(), time.monotonic()
+        time.sleep(_SAMPLE_SECONDS)
+        is_idle = time.process_time() - cpu_before < _IDLE_CORES * (time.monotonic() - time_before)
+        idle_samples = idle_samples + 1 if is_idle else 0
 
 
 def count_read_bytes() -> int:

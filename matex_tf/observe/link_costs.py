@@ -19,15 +19,14 @@ from matex_tf.ops import cache, records
 from matex_tf.runtime import notes, real_files, shutdown
 from matex_tf.world import world
 
-SHOWN = 5
-"""The number of links that `matex info` prints."""
+SHOWN = 5  # links that `matex info` prints
 PROBED = (1 << 10, 1 << 20)
 """Bytes of the sums that measure a link (ops/src/engine/update/link_probe.cc)."""
 
 
 @dataclass
 class Link:
-    """The measured cost of a transfer between the ranks on some hosts."""
+    """The measured cost of a transfer between the ranks on some hosts; `str` of it is a line of `matex info`."""
 
     hosts: dict[str, int]  # the number of ranks, by host
     start_up: float  # seconds to start a transfer

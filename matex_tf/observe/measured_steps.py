@@ -27,12 +27,10 @@ from matex_tf.ops import records
 from matex_tf.runtime import real_files
 from matex_tf.world import world
 
-LEAST = 8
-"""Updates after which a process may be ended at its time limit."""
-SECONDS, SECONDS_OF_RANKS = 40, 200
+_MIN_UPDATES = 8  # after which a process may be ended at its time limit
+_PHANTOM_SECONDS, _REAL_SECONDS = 40, 200
 """Time limits of a phantom rank, and of real ranks, which first choose how they reduce."""
-INPUT_SECONDS = 10
-"""Limit of the wait for the next step, after which the input is measured."""
+_INPUT_SECONDS = 10  # limit of the wait for the next step, after which the input is measured
 LIMIT = 300
 """Seconds after which a process is ended in any case, including imports and tracing."""
 _MAX_EVENTS = 1 << 18
@@ -68,18 +66,12 @@ class Measured:
 
     def __init__(self, phantom: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]):
         self.phantom, self._describe_updates = phantom, describe_updates
-        self.base_bytes = 0
-        """Resident memory before the first update."""
-        self._start: tuple[float, float] | None = None
-        """Wall-clock time and CPU time at the end of the first update."""
-        self._is_late = False
-        """Whether the process is ended for its time limit."""
-        self._step_ends: list[int] = []
-        """The end of each step that changed weights, including replicated steps."""
-        self._data: Data | None = None
-        """The data of the last training step."""
-        self._has_enough = threading.Event()
-        """Enough updates are recorded: the training thread should measure the input."""
+        self.base_bytes = 0  # resident memory before the first update
+        self._start: tuple[float, float] | None = None  # wall-clock and CPU time at the end of the first update
+        self._is_late = False  # the process is ended for its time limit
+        self._step_ends: list[int] = []  # of the steps that changed weights, including replicated steps
+        self._data: Data | None = None  # of the last training step
+        self._has_enough = threading.Event()  # enough updates: the training thread should measure the input
         self._is_measuring_input = threading.Event()
         self.input: InputCost | None = None
         self._lock = threading.Lock()
@@ -106,11 +98,11 @@ class Measured:
     def note_batch_of_loop(self, iterator: Any, is_over: bool) -> None:
         """Eager code has taken a batch."""
         dataset = tags.get_tag(iterator._iterator_resource, _DATASET)
-        self._data = Data(dataset, lambda: next(iterator, None), lambda one: next(one, None))
+        self._data = Data(dataset, lambda: next(iterator, None), lambda other: next(other, None))
 
     def watch_updates(self) -> None:
         """Wait for enough updates, then end the process."""
-        max_seconds, start = SECONDS if self.phantom.ranks else SECONDS_OF_RANKS, time.monotonic()
+        max_seconds, start = _PHANTOM_SECONDS if self.phantom.ranks else _REAL_SECONDS, time.monotonic()
         with real_files.use_real_files():
             while True:
                 time.sleep(0.02)
@@ -122,12 +114,12 @@ class Measured:
                 is_over_time = self._start is not None and time.monotonic() - self._start[0] > max_seconds
                 self._is_late = time.monotonic() - start > LIMIT
                 is_replicated = not updates and len(self._step_ends) >= self.phantom.steps
-                has_enough = updates >= self.phantom.steps or (is_over_time and updates >= LEAST)
+                has_enough = updates >= self.phantom.steps or (is_over_time and updates >= _MIN_UPDATES)
                 if self._is_late or is_replicated or has_enough:
                     break
             if has_enough and self.phantom.ranks and self._data is not None:
                 self._has_enough.set()
-                if self._is_measuring_input.wait(INPUT_SECONDS):
+                if self._is_measuring_input.wait(_INPUT_SECONDS):
                     time.sleep(LIMIT)  # the training thread ends the process
         self.store_steps()
         os._exit(0)

@@ -8,6 +8,7 @@ collectives; and hidden, transfers during computation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from matex_tf import ops, settings
 from matex_tf.ops import overlap, records
@@ -17,7 +18,16 @@ from matex_tf.world import terminal, world
 _MAX_LISTED_RANKS = 8  # the slowest ones
 _BALANCED = 0.01  # ranks are balanced if others wait a smaller fraction of a step for the slowest
 
-_COLUMNS = ("step", "compute", "waiting", "exposed", "other", "hidden")
+
+class _Columns(NamedTuple):
+    """The columns of the table, as in the docstring of this file: milliseconds a step."""
+
+    step: float
+    compute: float
+    waiting: float
+    exposed: float
+    other: float
+    hidden: float
 
 
 def start_profile() -> None:
@@ -54,22 +64,21 @@ def format_table(
         link: measured seconds to start a transfer, and for each byte; None: not measured.
         disturbed: whether other work disturbed that measurement.
     """
-    places = list(dict.fromkeys(one.place for totals in ranks for one in totals))
-    by_place = {place: [one for totals in ranks for one in totals if one.place == place] for place in places}
-    shown = {
+    by_place: dict[str, list[records.Totals]] = {}
+    for update in (update for totals in ranks for update in totals):
+        by_place.setdefault(update.place, []).append(update)
+    shown = {  # updates with steps on all ranks
         place: totals
         for place, totals in by_place.items()
-        if len(totals) == len(ranks) and all(one.updates and one.steps for one in totals)
+        if len(totals) == len(ranks) and all(update.updates and update.steps for update in totals)
     }
     if not shown:
         return "matex_tf: no profile: too few training steps (the first ones of each update do not count)\n"
     width = max(len("update"), *map(len, shown))
-    names = "".join(f"{name:>9}" for name in _COLUMNS) + "      MiB     GB/s" + ("  of link" if link else "")
+    names = "".join(f"{name:>9}" for name in _Columns._fields) + "      MiB     GB/s" + ("  of link" if link else "")
+    count = f"{len(ranks)} ranks on {len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}"
     lines = [
-        (
-            f"matex_tf: profile of {len(ranks)} ranks on {len(set(hosts))} host{'s' if len(set(hosts)) > 1 else ''}; "
-            "milliseconds a step, means over steps and ranks"
-        ),
+        f"matex_tf: profile of {count}; milliseconds a step, means over steps and ranks",
         f"{'update':{width}}{'steps':>8}{names}",
     ]
     for place, totals in shown.items():
@@ -81,46 +90,40 @@ def format_table(
         )
     lines += _describe_pulls(ranks)
     lines += _describe_imbalance(ranks, set(shown), hosts)
-    if link is None:
-        return "\n".join(lines) + "\n"
-    start_up, byte = link
-    doubt = " (disturbed by other work: unreliable)" if disturbed else ""
-    lines.append(
-        f"link, as measured at the start: {start_up * 1e6:.1f} us a transfer and {_format_rate(1, byte)} GB/s{doubt}"
-    )
+    if link is not None:
+        speed = f"{link[0] * 1e6:.1f} us a transfer and {_format_rate(1, link[1])} GB/s"
+        doubt = " (disturbed by other work: unreliable)" if disturbed else ""
+        lines.append(f"link, as measured at the start: {speed}{doubt}")
     return "\n".join(lines) + "\n"
 
 
-def _compute_columns(one: records.Totals) -> tuple[float, ...]:
-    """The columns of one update on one rank."""
-    compute, other = (value / one.steps / 1e6 for value in (one.compute, one.collectives))
-    exposed = one.exposed / one.updates / 1e6
-    waiting = _compute_waiting(one)
-    hidden = max(one.transfer + one.copy - one.exposed, 0) / one.updates / 1e6
-    return compute + waiting + exposed + other, compute, waiting, exposed, other, hidden
-
-
-def _compute_waiting(one: records.Totals) -> float:
-    return (one.meet / one.steps + one.exposed_wait / one.updates) / 1e6
+def _compute_columns(totals: records.Totals) -> _Columns:
+    """The columns of one update on one rank, from nanoseconds over all its steps."""
+    compute, other = (nanoseconds / totals.steps / 1e6 for nanoseconds in (totals.compute, totals.collectives))
+    exposed = totals.exposed / totals.updates / 1e6
+    waiting = (totals.meet / totals.steps + totals.exposed_wait / totals.updates) / 1e6
+    hidden = max(totals.transfer + totals.copy - totals.exposed, 0) / totals.updates / 1e6
+    return _Columns(compute + waiting + exposed + other, compute, waiting, exposed, other, hidden)
 
 
 def _format_speed(totals: Sequence[records.Totals], link: tuple[float, float] | None) -> str:
     """MiB of an update, GB/s of its sum, and that speed relative to the link's, if the link was measured."""
-    sent, seconds = sum(one.bytes for one in totals), sum(one.transfer for one in totals) / 1e9
-    updates = sum(one.updates for one in totals)
+    sent, seconds = sum(rank.bytes for rank in totals), sum(rank.transfer for rank in totals) / 1e9
+    updates = sum(rank.updates for rank in totals)
     speed = f"{sent / updates / 2**20:9.2f}{_format_rate(sent, seconds):>9}"
     if link is None:
         return speed
-    link_seconds = sum(one.transfers for one in totals) * link[0] + sent * link[1]
+    link_seconds = sum(rank.transfers for rank in totals) * link[0] + sent * link[1]
     return f"{speed}{link_seconds / seconds if seconds else 0.0:9.0%}"
 
 
 def _describe_pulls(ranks: Sequence[Sequence[records.Totals]]) -> list[str]:
     """The time of new weights that arrive during the computation of the next step."""
-    rows = [one for totals in ranks for one in totals if one.pulled]
-    if not rows:
+    pulling = [update for totals in ranks for update in totals if update.pulled]
+    if not pulling:
         return []
-    sent, nanoseconds, updates = (sum(getattr(one, name) for one in rows) for name in ("pulled", "pull", "updates"))
+    sent, nanoseconds = sum(update.pulled for update in pulling), sum(update.pull for update in pulling)
+    updates = sum(update.updates for update in pulling)
     size, speed = sent / updates / 2**20, _format_rate(sent, nanoseconds / 1e9)
     milliseconds = nanoseconds / updates / 1e6
     return [f"new weights: {size:.2f} MiB in {milliseconds:.2f} ms ({speed} GB/s), while the next step computes"]
@@ -132,23 +135,23 @@ def _format_rate(sent: float, seconds: float) -> str:
 
 def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[str], hosts: Sequence[str]) -> list[str]:
     """Lines about the slowest rank: the rank that waits least is the one for which the others wait."""
-    rows = []  # (waiting, compute, step, rank), in milliseconds
-    for rank, totals in enumerate(ranks):
-        shown = [one for one in totals if one.place in places]
-        step, compute, waiting, *_ = (sum(column) for column in zip(*map(_compute_columns, shown)))
-        rows.append((waiting, compute, step, rank))
-    rows.sort()
-    if len(rows) == 1:
+    if len(ranks) == 1:
         return []
-    waiting, _, step, slowest = rows[0]
-    differences = [row[0] - waiting for row in rows[1:]]
-    delay = sum(differences) / len(differences)
+    sums = []  # over the updates of each rank
+    for totals in ranks:
+        columns = [_compute_columns(update) for update in totals if update.place in places]
+        sums.append(_Columns(*map(sum, zip(*columns))))
+    by_waiting = sorted(range(len(sums)), key=lambda rank: (sums[rank].waiting, sums[rank].compute))
+    slowest, *others = by_waiting
+    step = sums[slowest].step
+    delay = sum(sums[rank].waiting - sums[slowest].waiting for rank in others) / len(others)
     if delay < _BALANCED * step:
         return ["the ranks are balanced: none delays the others by more than 1% of a step"]
     text = f"the others wait {delay:.2f} ms more in each step than it does, {delay / step:.0%} of the step"
     lines = [f"rank {slowest} ({hosts[slowest]}) is waited for: {text}"]
-    for waits, computes, _, rank in rows[:_MAX_LISTED_RANKS]:
-        lines.append(f"  rank {rank} ({hosts[rank]}): compute {computes:.2f} ms, waiting {waits:.2f} ms")
-    if len(rows) > _MAX_LISTED_RANKS:
-        lines.append(f"  and {len(rows) - _MAX_LISTED_RANKS} more, which wait longer")
+    for rank in by_waiting[:_MAX_LISTED_RANKS]:
+        times = f"compute {sums[rank].compute:.2f} ms, waiting {sums[rank].waiting:.2f} ms"
+        lines.append(f"  rank {rank} ({hosts[rank]}): {times}")
+    if len(by_waiting) > _MAX_LISTED_RANKS:
+        lines.append(f"  and {len(by_waiting) - _MAX_LISTED_RANKS} more, which wait longer")
     return lines

@@ -1,7 +1,8 @@
 """A timeline of all ranks for Perfetto or chrome://tracing: computation, waits, copies and transfers, with their times.
 
-The engine records events in lanes (threads of a rank). At the end rank 0 gathers the parts of all ranks into one file;
-if an error ends the job, each rank writes its part into a separate file. Times are those of rank 0's clock (`clocks`).
+The engine records events in lanes (threads of a rank). `list_bars` makes the bars of a rank's lanes from them. At the
+end rank 0 gathers the parts of all ranks into one file, in the trace event format; if an error ends the job, each rank
+writes its part into a separate file. Times are those of rank 0's clock (`clocks`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +36,16 @@ _NAMES = {
 _LABELLED = dict.fromkeys(("update", "collective", "allgather", "broadcast", "message"), "")
 _LABELLED |= {"bucket": "bucket: ", "announcement": "announce ", "pull": "pull: "}
 
-_timeline: Timeline | None = None
+
+class Bar(NamedTuple):
+    """A bar of the timeline. Times are nanoseconds since rank 0 began to record."""
+
+    lane: int  # an index of `records.LANES`; 0: the script's
+    name: str
+    category: str
+    begin: int
+    end: int
+    bytes: int = 0
 
 
 def start_timeline() -> None:
@@ -44,7 +54,6 @@ def start_timeline() -> None:
     Raises:
         SetupError: on all ranks, if rank 0 cannot write the file.
     """
-    global _timeline
     path = settings.get_settings().timeline
     if not path:
         return
@@ -52,9 +61,9 @@ def start_timeline() -> None:
     problem = objects.broadcast(_find_problem(path) if world.get_world().rank == 0 else "", "whether it can be written")
     if problem:
         raise errors.SetupError(problem)
-    _timeline = Timeline(path)
-    shutdown.at_end.append(_timeline.finish_timeline)
-    shutdown.before_abort.append(_timeline.write_part)
+    timeline = Timeline(path)
+    shutdown.at_end.append(timeline.finish_timeline)
+    shutdown.before_abort.append(timeline.write_part)
     records.set_recording(records.EVENTS, CAPACITY)
 
 
@@ -85,9 +94,7 @@ class Timeline:
         me, communicator = world.get_world(), world.get_communicator("control")
         ends = self.clocks.measure_offsets()
         events, dropped = records.read_events()
-        own_part = format_part(
-            events, records.read_event_labels(), me.rank, me.host, self._compute_times(events, ends[me.rank])
-        )
+        own_part = self._format_own_part(events, ends)
         dropped_by_rank = communicator.gather(dropped)
         if me.rank > 0:
             communicator.send(own_part, 0)
@@ -116,16 +123,16 @@ class Timeline:
         stem, extension = os.path.splitext(self.path)
         path = f"{stem}.rank-{me.rank}{extension}"
         events, dropped = records.read_events()
-        own_part = format_part(
-            events, records.read_event_labels(), me.rank, me.host, self._compute_times(events, self.offsets[me.rank])
-        )
+        own_part = self._format_own_part(events, self.offsets)
         write_file(path, [own_part], self._make_remarks([dropped], self.offsets))
         terminal.write_text(f"matex_tf: the timeline of rank {me.rank} up to here is in {path}\n")
 
-    def _compute_times(self, events: np.ndarray, end: clocks.Offset) -> np.ndarray:
-        """The begin and end of events, in nanoseconds since rank 0 began to record."""
+    def _format_own_part(self, events: np.ndarray, ends: Sequence[clocks.Offset]) -> str:
+        """The part of this rank. `ends`: the offsets of all ranks' clocks at the end."""
+        me = world.get_world()
         times = np.stack([events["start"], events["start"] + events["duration"]])
-        return clocks.convert_to_rank_0_time(times, self.offsets[world.get_world().rank], end) - self.zero
+        times = clocks.convert_to_rank_0_time(times, self.offsets[me.rank], ends[me.rank]) - self.zero
+        return format_part(events, records.read_event_labels(), me.rank, me.host, times)
 
     def _make_remarks(self, dropped: Sequence[int], ends: Sequence[clocks.Offset]) -> dict[str, Any]:
         hosts = world.get_world().hosts
@@ -161,20 +168,19 @@ def format_part(events: np.ndarray, labels: Sequence[str], rank: int, host: str,
         rows.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": lane, "args": {"name": name}})
     texts = [json.dumps(row) for row in rows]
     prefixes: dict[tuple[str, str, int], str] = {}  # the text of a bar before its times, which many bars share
-    bars = sorted(list_slices(events, labels, times), key=lambda bar: (bar[3], -bar[4]))
-    for lane, name, kind, begin, end, size in bars:
-        key = name, kind, lane
+    for bar in sorted(list_bars(events, labels, times), key=lambda bar: (bar.begin, -bar.end)):
+        key = bar.name, bar.category, bar.lane
         if key not in prefixes:
-            prefixes[key] = json.dumps({"name": name, "cat": kind, "ph": "X", "pid": rank, "tid": lane})[:-1]
-        arguments = f', "args": {{"bytes": {size}}}' if size else ""
-        texts.append(f'{prefixes[key]}, "ts": {begin / 1e3:.3f}, "dur": {(end - begin) / 1e3:.3f}{arguments}}}')
+            fields = {"name": bar.name, "cat": bar.category, "ph": "X", "pid": rank, "tid": bar.lane}
+            prefixes[key] = json.dumps(fields)[:-1]
+        arguments = f', "args": {{"bytes": {bar.bytes}}}' if bar.bytes else ""
+        microseconds = f'"ts": {bar.begin / 1e3:.3f}, "dur": {(bar.end - bar.begin) / 1e3:.3f}'
+        texts.append(f"{prefixes[key]}, {microseconds}{arguments}}}")
     return ",\n".join(texts)
 
 
-def list_slices(
-    events: np.ndarray, labels: Sequence[str], times: np.ndarray
-) -> Iterator[tuple[int, str, str, int, int, int]]:
-    """The bars of the timeline, as (lane, name, category, begin, end, bytes).
+def list_bars(events: np.ndarray, labels: Sequence[str], times: np.ndarray) -> Iterator[Bar]:
+    """The bars of one rank. For the arguments see `format_part`.
 
     Within a training step, from one update to the next, the time between collectives is "compute". If all gradients of
     an overlapped update are computed and their sums are not, the time is "wait for sums".
@@ -182,30 +188,27 @@ def list_slices(
     order = np.argsort(times[0], kind="stable")
     kinds = [records.ACTIVITIES[activity] for activity in events["activity"][order]]
     begins, ends = times[0][order].tolist(), times[1][order].tolist()
-    lanes, numbers, sizes = (events[name][order].tolist() for name in ("lane", "label", "bytes"))
-    exposed = [(begins[i], ends[i]) for i, kind in enumerate(kinds) if kind == "exposed"]
-    gaps: list[tuple[int, int]] = []
+    lanes, label_numbers, sizes = (events[name][order].tolist() for name in ("lane", "label", "bytes"))
+    exposed = [(begin, end) for kind, begin, end in zip(kinds, begins, ends) if kind == "exposed"]
+    gaps: list[tuple[int, int]] = []  # since the last update
     is_step = False
-    for i, kind in enumerate(kinds):
-        begin, end = begins[i], ends[i]
-        label = labels[numbers[i]] if numbers[i] >= 0 else ""
+    for kind, lane, begin, end, number, size in zip(kinds, lanes, begins, ends, label_numbers, sizes):
+        label = labels[number] if number >= 0 else ""
         if kind == "gap":
             gaps.append((begin, end))
         elif kind == "between steps":
             is_step = False
         elif kind in _LABELLED:
-            yield lanes[i], _LABELLED[kind] + label, kind, begin, end, sizes[i]
+            yield Bar(lane, _LABELLED[kind] + label, kind, begin, end, size)
         elif kind in _NAMES:
-            yield lanes[i], *_NAMES[kind], begin, end, sizes[i]
-        if kind in ("update", "announcement") and lanes[i] == 0:
+            yield Bar(lane, *_NAMES[kind], begin, end, size)
+        if kind in ("update", "announcement") and lane == 0:
             yield from _list_gaps(gaps, "compute" if is_step else "between steps", exposed)
             gaps, is_step = [], True
     yield from _list_gaps(gaps, "between steps", exposed)
 
 
-def _list_gaps(
-    gaps: Sequence[tuple[int, int]], name: str, exposed: list[tuple[int, int]]
-) -> Iterator[tuple[int, str, str, int, int, int]]:
+def _list_gaps(gaps: Sequence[tuple[int, int]], name: str, exposed: list[tuple[int, int]]) -> Iterator[Bar]:
     """Bars for the gaps between collectives on the script's lane, divided where the script waits for sums.
 
     Args:
@@ -219,11 +222,11 @@ def _list_gaps(
             wait_begin, wait_end = max(exposed[0][0], begin), min(exposed[0][1], end)
             if wait_end > wait_begin:
                 if wait_begin > begin:
-                    yield 0, name, category, begin, wait_begin, 0
-                yield 0, "wait for sums", "wait", wait_begin, wait_end, 0
+                    yield Bar(0, name, category, begin, wait_begin)
+                yield Bar(0, "wait for sums", "wait", wait_begin, wait_end)
                 begin = wait_end
             if exposed[0][1] > end:
                 break
             exposed.pop(0)
         if end > begin:
-            yield 0, name, category, begin, end, 0
+            yield Bar(0, name, category, begin, end)

@@ -22,19 +22,13 @@ _LIBRARIES = ("keras.", "tf_keras.")
 
 
 def find_large(callbacks: Sequence[Any]) -> dict[tuple[int, str], tuple[int, int]]:
-    """Large arrays in callbacks at the start of training: identity and hash, keyed by callback index and attribute
-    name.
-    """
+    """Identity and hash of each large array, by callback index and attribute name, when training begins."""
     return {
         (index, name): (id(value), ops.hash_content(value))
         for index, callback in enumerate(callbacks)
         for name, value in vars(callback).items()
-        if _is_large(value)
+        if isinstance(value, np.ndarray) and value.nbytes > _LARGE_BYTES and not value.dtype.hasobject
     }
-
-
-def _is_large(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.nbytes > _LARGE_BYTES and not value.dtype.hasobject
 
 
 def copy_states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tuple[str, dict[str, Any]]]:

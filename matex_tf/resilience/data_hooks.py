@@ -1,12 +1,11 @@
 """Hooks on Keras' data source. In a restarted run, `fit` continues with the batch after the last saved step.
 
 Epochs and steps before it are skipped: their batches are taken where the position of the data depends on that, and not
-trained. Keras 3 and Keras 2 have different data sources; the hooks for both use the same functions.
+trained. The data sources of Keras 3 and Keras 2 have hooks of their own, which share `_skip_epoch` and `_find_step`.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -58,8 +57,8 @@ def _skip_epoch(fit: Fit, steps: Iterator[tuple[Any, int]]) -> None:
 
 
 def _skip_step(fit: Fit, iterator: Any, count: int, takes_batches: bool = True) -> None:
-    """Skip a step of `count` batches."""
-    if fit.lacks_variables and not fit.has_created_variables:  # Keras creates variables in its first step
+    """Skip a step of `count` batches. The first one is trained if it must create variables, which are then restored."""
+    if fit.lacks_variables and not fit.has_created_variables:
         fit.has_created_variables = True
         batches = source_data.take_batches(iterator, count)
         fit.model.train_function(source_data.make_iterator(batches, iterator.element_spec))
@@ -85,23 +84,24 @@ def _find_step(fit: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[i
 
     Args:
         steps: all steps of the epoch.
-        describe: returns a step's position, its iterator, and its number of batches.
+        describe: returns a step's number in the epoch, its iterator, and its number of batches.
     """
     fit.seeks_step, last_skipped = False, None
     for step in steps:
-        position, iterator, count = describe(step)
-        if position < fit.step:
+        number, iterator, count = describe(step)
+        if number < fit.step:
             with fit.skip_data():
                 _skip_step(fit, iterator, count)
             last_skipped = step
             continue
-        if fit.is_before_saved_step and last_skipped is not None and not source_data.has_length(fit.source):
+        is_first = fit.is_before_saved_step and last_skipped is not None
+        if is_first and not source_data.has_length(fit.source):
             # Only taking the batches shows whether there is a further step. It is trained with these batches.
             next_batches = _take_next_batches(iterator, count)
             if next_batches is None:
                 yield _repeat_last_step(fit, last_skipped)
             else:
-                _replace_next_step(fit.model, functools.partial(_call_with, next_batches))
+                _feed_next_step(fit.model, next_batches)
         fit.reach_step()
         yield step
     if fit.is_before_saved_step and last_skipped is not None:
@@ -120,19 +120,17 @@ def _take_next_batches(iterator: Any, count: int) -> Any:
 
 
 def _repeat_last_step(fit: Fit, last_skipped: Any) -> Any:
-    """Returns the last step of an epoch for Keras, which trains nothing and returns its saved logs: Keras makes the
-    logs of an epoch from its last step. The saved values are restored after this step.
-    """
+    """The last step of an epoch. Its call trains nothing, and returns the saved logs, which Keras needs."""
     _replace_next_step(fit.model, lambda _: fit.saved["logs"])
     return last_skipped
 
 
-def _call_with(iterator: Any, function: Any) -> Any:
-    return function(iterator)
+def _feed_next_step(model: Any, batches: Any) -> None:
+    _replace_next_step(model, lambda function: function(batches))
 
 
 def _replace_next_step(model: Any, replacement: Callable[[Any], Any]) -> None:
-    """Replace train_function for one call, which returns replacement(train_function)."""
+    """Replace the model's `train_function` for one call, which returns `replacement(train_function)`."""
     function = model.train_function
 
     def call(_: Any) -> Any:
@@ -158,7 +156,7 @@ def _wrap_epoch_steps(original: Any) -> Any:
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, keras2="engine.data_adapter:DataHandler.enumerate_epochs")
 def _wrap_epochs(original: Any) -> Any:
-    """The epochs in Keras 2."""
+    """The epochs in Keras 2, of which the ended ones are skipped."""
 
     def enumerate_epochs(self: Any) -> Iterator[Any]:
         fit = _find_resumed_fit(self)

@@ -1,9 +1,9 @@
 """Elastic runs (`--elastic`): after a rank is lost, the other ranks continue without a restart.
 
 The work of ranks consists of attempts: calls of steps, and collectives outside of steps. `attempt_work` makes an
-attempt; after a loss it shrinks the world to the surviving ranks, undoes the attempt, and repeats it. If a rank is lost
-outside an attempt, for example in the script's own loop, the run ends, and `matex run` restarts it from its saved
-state.
+attempt. After a loss it shrinks the world to the surviving ranks, undoes the attempt, and repeats it. If rank 0 was
+lost, another rank becomes rank 0, and takes over its output and files. If a rank is lost outside an attempt, for
+example in the script's own loop, the run ends, and `matex run` restarts it from its saved state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import gc
 import io
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from matex_tf import errors, ops, settings
 from matex_tf.files import overlay
@@ -46,65 +46,79 @@ def enable_attempts() -> None:
 def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
     """Call `work` until all surviving ranks have completed it; returns its result. Collective.
 
-    The replicas are the backup, as planned in section III-B of the MaTEx-TensorFlow paper: each rank has all variables,
-    and a variable's pieces have copies on another rank. A lost rank therefore takes only its share of the current
-    attempt with it. At the end of an attempt the ranks agree on success, by MPI's user-level failure mitigation; the
-    agreement holds even if a rank is lost during it. Without success they revoke their communicators, so that no rank
-    waits in a collective, and shrink the world. All ranks are thus in the same attempt.
+    1. Each rank calls `work`. If MPI fails in it, the rank revokes the communicators, so that no rank waits in a
+       collective for the lost one.
+    2. The ranks agree whether all have succeeded, by MPI's user-level failure mitigation. The agreement holds even if
+       a rank is lost during it, so all ranks are always in the same attempt.
+    3. Without success, they shrink the world, call `undo`, perhaps several times, and begin again.
 
-    After a loss, `undo` is called, perhaps several times, and then `work` again, in the smaller world. Within another
-    attempt, and in other threads, `work` is called without these steps: the outer attempt handles its errors.
+    The replicas are the backup, as planned in section III-B of the MaTEx-TensorFlow paper: each rank has all variables,
+    and a variable's pieces have copies on another rank. Only the lost rank's share of the attempt is lost with it.
+
+    Within another attempt, and in other threads, `work` is just called: the outer attempt handles its errors.
 
     Args:
         what: a description of the work, for messages.
         work: collectives, and computations that may be repeated after `undo`.
         undo: restores the state before `work`; None if there is nothing to restore.
+
+    Raises:
+        LostRankError: the survivors cannot continue. It ends the run, even if the script would catch it.
     """
     if not is_on() or _in_attempt or threading.current_thread() is not threading.main_thread():
         return work()
     try:
-        if ops.has_mpi_failed(failure := ops.read_failure()):
+        failure = ops.read_failure()
+        if ops.has_mpi_failed(failure):
             raise membership.make_loss_error(f"an operation of the script itself has failed: {failure}")
         while True:
-            is_done, result, error = _attempt_once(work)
-            if is_done:
-                return result
-            _shrink_world(what, error)
+            attempt = _attempt_once(work)
+            if attempt.is_done:
+                return attempt.result
+            _shrink_world(what, attempt.error)
             _undo_attempt(undo)
     except errors.LostRankError as error:
         excepthook.end_for_loss(error)
         raise
 
 
-def _attempt_once(work: Callable[[], Any]) -> tuple[bool, Any, Exception | None]:
-    """Call `work`. Returns whether all ranks have completed it, and its result or error on this rank. Collective.
+class _Attempt(NamedTuple):
+    """A call of `work`, after all ranks have agreed on its success."""
 
-    Ranks other than rank 0 store their output, to print it if they become rank 0. A rank agrees after it has flushed
-    its output. So stored output from before an agreement is not needed: rank 0 has printed it. That holds only if no
-    thread of the script prints meanwhile, as threads are not in step with other ranks.
+    is_done: bool  # on all ranks
+    result: Any  # on this rank
+    error: Exception | None  # on this rank
+
+
+def _attempt_once(work: Callable[[], Any]) -> _Attempt:
+    """Call `work` once, and agree with all ranks whether all have completed it. Collective.
+
+    Ranks other than 0 store their output, to print it if they become rank 0. This function drops the stored output
+    that must not be printed then: after a success rank 0 has printed it, and after a loss the repeated attempt will.
+    If a thread of the script may print, its output is in step with no other rank, and the stored output remains.
     """
     global _in_attempt
-    result, failed = None, None
-    has_no_thread = not script_frames.find_thread_at_work()
-    printed = terminal.measure_text()
+    result, error = None, None
+    is_output_repeatable = not script_frames.find_thread_at_work()  # at the beginning of the attempt
+    lengths = terminal.measure_text()
     _in_attempt = True
     try:
         result = work()
-    except Exception as error:
-        if isinstance(error, errors.LostRankError) or not losses.is_loss_of_another(error):
+    except Exception as raised:
+        if isinstance(raised, errors.LostRankError) or not losses.is_loss_of_another(raised):
             raise
-        failed = error
+        error = raised
         world.revoke_communicators()
     finally:
         _in_attempt = False
-    has_first_no_thread = world.get_world().rank > 0 or not script_frames.find_thread_at_work()
-    terminal.flush_text()
-    is_done, has_first_no_thread = _is_done_by_all(failed is None, has_first_no_thread)
-    if is_done and has_first_no_thread:
+    may_forget = world.get_world().rank > 0 or not script_frames.find_thread_at_work()  # rank 0 decides
+    terminal.flush_text()  # before the agreement: after it, rank 0 has printed the output of this attempt
+    is_done, may_forget = _is_done_by_all(error is None, may_forget)
+    if is_done and may_forget:
         terminal.forget_text()
-    elif not is_done and has_no_thread:
-        terminal.forget_after(printed)  # the repeated attempt prints it again
-    return is_done, result, failed
+    elif not is_done and is_output_repeatable:
+        terminal.forget_after(lengths)
+    return _Attempt(is_done, result, error)
 
 
 def _undo_attempt(undo: Callable[[], None] | None) -> None:
@@ -112,60 +126,64 @@ def _undo_attempt(undo: Callable[[], None] | None) -> None:
     while True:
         if undo is not None:
             undo()
-        is_done, assign_values, error = _attempt_once(piece_copies.restore_lost)
-        if is_done:
+        restoring = _attempt_once(piece_copies.restore_lost)
+        if restoring.is_done:
+            assign_values = restoring.result
             assign_values()
             return
-        _shrink_world("restoring the pieces of lost ranks", error)
+        _shrink_world("restoring the pieces of lost ranks", restoring.error)
 
 
-def _is_done_by_all(is_done: bool, has_first_no_thread: bool) -> tuple[bool, bool]:
-    """Whether both hold on all ranks. All survivors get the same answer. Collective."""
-    me, what = world.get_world(), "knows of a lost rank, and waits for the other ranks' agreement to continue"
+def _is_done_by_all(is_done: bool, may_forget: bool) -> tuple[bool, bool]:
+    """Whether `is_done` on all ranks, and `may_forget` on all. All survivors get the same answer. Collective."""
+    if is_done:
+        return world.agree_on_success(is_done, may_forget)
     # The watchdog stopped when this rank revoked the communicators, so the wait has a limit of its own.
-    with contextlib.nullcontext() if is_done else time_limit.limit_wait(me.rank, me.size, what, end=_end_job):
-        return world.agree_on_success(is_done, has_first_no_thread)
+    me, what = world.get_world(), "knows of a lost rank, and waits for the other ranks' agreement to continue"
+    with time_limit.limit_wait(me.rank, me.size, what, end=lambda: shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)):
+        return world.agree_on_success(is_done, may_forget)
 
 
-def _end_job() -> None:
-    shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)
-
-
-def _shrink_world(what: str, failed: Exception | None) -> None:
+def _shrink_world(what: str, error: Exception | None) -> None:
     """Shrink the world to the surviving ranks, and update all objects that depend on it. Collective among them.
 
     Args:
         what: the work that a loss interrupted, for messages.
-        failed: its error on this rank.
+        error: its error on this rank.
+
+    Raises:
+        RankError: no rank was lost.
+        LostRankError: this rank cannot take over the output or files of rank 0.
     """
-    me = world.get_world()
-    old_rank, hosts = me.rank, me.hosts
+    me = world.get_world()  # `shrink_world` changes its fields
+    old_rank, old_hosts = me.rank, me.hosts
     watchdog.stop_watching()
     survivors = world.shrink_world()
-    if len(survivors) == len(hosts):
-        raise errors.RankError(f"MPI failed in {what}, though no rank was lost: {failed}") from failed
-    ops.restart_engine(lambda numbers: _find_largest(me, numbers))
+    if len(survivors) == len(old_hosts):
+        raise errors.RankError(f"MPI failed in {what}, though no rank was lost: {error}") from error
+    ops.restart_engine(_compute_maxima)
     watchdog.start_watching()
     membership.note_survivors(survivors)
     events.world_changed()
     became_first = old_rank > 0 and me.rank == 0
-    if became_first and (why := _find_obstacle()):
-        raise membership.make_loss_error(f"the first rank was lost, and {why}")
+    if became_first and (obstacle := _find_obstacle()):
+        raise membership.make_loss_error(f"the first rank was lost, and {obstacle}")
     try:
-        for work in after_loss:
-            work(became_first)
-    except OSError as error:
+        for update in after_loss:
+            update(became_first)
+    except OSError as raised:
         raise membership.make_loss_error(
-            f"the files of the first rank, which was lost, cannot be taken over: {error}"
-        ) from error
+            f"the files of the first rank, which was lost, cannot be taken over: {raised}"
+        ) from raised
     if became_first:
         terminal.print_text()
-        if settings.get_settings().output != "all" and (why := _find_thread_at_work()):  # a thread started since
-            raise membership.make_loss_error(f"the first rank was lost, and {why}")
-    gone = {rank: host for rank, host in enumerate(hosts) if rank not in survivors and rank not in reported}
+        # A thread may have started since `_find_obstacle`.
+        if settings.get_settings().output != "all" and (obstacle := _find_thread_at_work()):
+            raise membership.make_loss_error(f"the first rank was lost, and {obstacle}")
+    lost = {rank: host for rank, host in enumerate(old_hosts) if rank not in survivors and rank not in reported}
     reported.clear()
-    if gone and me.rank == 0:
-        report_loss(gone, len(survivors), f"at: {what}")
+    if lost and me.rank == 0:
+        report_loss(lost, len(survivors), f"at: {what}")
 
 
 def _find_obstacle() -> str:
@@ -190,25 +208,29 @@ def _find_thread_at_work() -> str:
 
 def _flush_files() -> None:
     """Flush Python's open files: after all ranks have ended, no other rank could write their content."""
-    for one in gc.get_objects():
-        if issubclass(type(one), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)) and terminal.is_open(one):
+    for value in gc.get_objects():
+        is_buffer = issubclass(type(value), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom))
+        if is_buffer and terminal.is_open(value):
             with contextlib.suppress(OSError, ValueError):  # Python retries at exit
-                one.flush()
+                value.flush()
 
 
-def report_loss(gone: dict[int, str], survivors: int, more: str) -> None:
-    """Report lost ranks with their hosts, and the number of ranks that continue."""
-    if not settings.get_settings().quiet:
-        terminal.write_text(f"matex_tf: {_describe_loss(gone, survivors)}, {more}\n")
+def report_loss(lost_hosts: dict[int, str], survivors: int, where: str) -> None:
+    """Report lost ranks.
+
+    Args:
+        lost_hosts: the host of each lost rank.
+        survivors: the number of ranks that continue.
+        where: the end of the message: the place in the run.
+    """
+    if settings.get_settings().quiet:
+        return
+    names = [f"{rank} ({host})" for rank, host in lost_hosts.items()]
+    lost, them = (f"rank {names[0]} is", "it") if len(names) == 1 else (f"ranks {', '.join(names)} are", "them")
+    go_on = "1 rank goes on" if survivors == 1 else f"{survivors} go on"
+    terminal.write_text(f"matex_tf: {lost} lost; {go_on} without {them}, {where}\n")
 
 
-def _describe_loss(hosts: dict[int, str], survivors: int) -> str:
-    gone = [f"{rank} ({host})" for rank, host in hosts.items()]
-    lost = f"rank {gone[0]} is lost" if len(gone) == 1 else f"ranks {', '.join(gone)} are lost"
-    them = "it" if len(gone) == 1 else "them"
-    return f"{lost}; " + (f"1 rank goes on without {them}" if survivors == 1 else f"{survivors} go on without {them}")
-
-
-def _find_largest(me: world.World, numbers: list[int]) -> list[int]:
-    numbers_of_ranks = me.life.allgather(numbers)
-    return [max(column) for column in zip(*numbers_of_ranks)]
+def _compute_maxima(numbers: list[int]) -> list[int]:
+    """The maximum of each number over the surviving ranks. Collective."""
+    return [max(column) for column in zip(*world.get_world().life.allgather(numbers))]

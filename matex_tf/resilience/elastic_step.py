@@ -27,9 +27,7 @@ def attempt_steps() -> None:
 
 
 def _meet_ranks(step: plan.StepPlan) -> None:
-    """A last collective of each call: if a rank failed after all other collectives, all ranks raise its error here,
-    instead of agreeing on success.
-    """
+    """A last collective of each call, in which all ranks raise the error of a rank that failed after the others."""
     import tensorflow as tf
 
     ops.allreduce(tf.zeros([]), "sum", f"the end of {step.place}")
@@ -38,31 +36,30 @@ def _meet_ranks(step: plan.StepPlan) -> None:
 def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequence[Any]) -> Any:
     """Call `compute` in an attempt; `arguments` are the iterators and datasets of the call (`plan.execute_by`)."""
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
-    iterators = []
+    iterators: list[Any] = []
     if undo.takes:
-        iterators = [each for one in filter(_is_iterator, arguments) for each in _list_iterators(one)]
+        for argument in arguments:
+            if hasattr(argument, "_iterator_resource"):  # an iterator, not a dataset
+                iterators += _list_iterators(argument)
     replays = list(map(replay.find_replay, iterators))
-    for one in replays:
-        one.keep()
+    for iterator in replays:
+        iterator.keep()
     step.pieces.prepare()  # after this, variables in pieces are saved as pieces
     undo.save()
 
     def go_back() -> None:
         undo.restore()
-        for one in replays:
-            one.go_back()
+        for iterator in replays:
+            iterator.go_back()
 
-    return elastic.attempt_work(step.place, lambda: compute({id(one.source): one.handle for one in replays}), go_back)
+    def work() -> Any:
+        return compute({id(iterator.source): iterator.handle for iterator in replays})
 
-
-def _is_iterator(source: Any) -> bool:
-    return hasattr(source, "_iterator_resource")
+    return elastic.attempt_work(step.place, work, go_back)
 
 
 def _list_iterators(iterator: Any) -> list[Any]:
-    """The iterators from which a step with this argument takes elements: the argument, and the iterator over this
-    rank's rows if its batches are shared.
-    """
+    """`iterator`, and the iterator over this rank's rows if its batches are shared: a step may take from both."""
     shared = batches.find_shared_batches(iterator)
     return [iterator, *([shared.iterator] if hasattr(shared, "iterator") else [])]
 
@@ -82,16 +79,17 @@ class Undo:
         self._place, self._why_not = step.place, _find_obstacle(step, inner_ops)
         self._changed = whole_code.list_changed(step.traced)
         self._variables: list[Any] = []
-        self._values: list[Any] = []
-        self._read: Any = list  # returns the values of `_variables`
+        self._values: list[Any] = []  # of `_variables`, before the call
+        self._read: Any = list  # returns the present values of `_variables`
 
     def save(self) -> None:
+        """Save the values. Called before each call of the step."""
         import tensorflow as tf
 
         variables = pieces.list_kept(self._changed)
         if list(map(id, variables)) != list(map(id, self._variables)):
             self._variables = variables
-            read = tf.function(lambda: [one.read_value() for one in variables], autograph=False)
+            read = tf.function(lambda: [variable.read_value() for variable in variables], autograph=False)
             self._read = read.get_concrete_function()
         self._values = self._read()
 
@@ -124,7 +122,7 @@ def _find_obstacle(step: plan.StepPlan, inner_ops: Sequence[Any]) -> str:
         return "iterates over a dataset inside its function, whose batches cannot be replayed"
     inner_handles = {id(outer): id(inner) for outer, inner in graph.captures}
     # Resources that can be restored: the variables that the function refers to, ...
-    restorable = {inner_handles.get(id(one.handle)) for one in graph.variables}
+    restorable = {inner_handles.get(id(variable.handle)) for variable in graph.variables}
     # ... iterators that are arguments, which are replayed (only handles of variables have shape data), ...
     for handle in graph.inputs[: step.argument_count]:
         if not handle_data_util.get_resource_handle_data(handle).is_set:

@@ -107,9 +107,9 @@ def _skip_call(original: Any, current: Fit, arguments: dict[str, Any]) -> Any:
 
 def _flatten_callbacks(callbacks: Any) -> list[Any]:
     if hasattr(callbacks, "callbacks"):
-        return [one for one in callbacks.callbacks if not isinstance(one, events.Watcher)]
+        return [callback for callback in callbacks.callbacks if not isinstance(callback, events.Watcher)]
     if isinstance(callbacks, (list, tuple)):
-        return [one for part in callbacks for one in _flatten_callbacks(part)]
+        return [callback for part in callbacks for callback in _flatten_callbacks(part)]
     return [] if callbacks is None else [callbacks]
 
 

@@ -1,7 +1,11 @@
 """The state of one call of `fit`: when it is saved, and how a restarted run restores it.
 
-`fit_hooks` makes a `Fit` for each call, and tells it of epochs and steps. A restarted run skips calls that had ended
-and epochs that had ended; in the interrupted epoch it skips the data of the steps before the saved one (`data_hooks`).
+`fit_hooks` makes a `Fit` for each call, and calls its methods for epochs and steps. A restarted run skips calls that
+had ended, and epochs that had ended; in the interrupted epoch it skips the data of the steps before the saved one
+(`data_hooks`), then `reach_step` restores the state.
+
+Ranks agree about every half second whether to save, and whether to leave the run: for a request to end
+(`Run.end_request`), or for a change by `--adapt=ranks` (`ask_change`).
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from matex_tf import settings
 from matex_tf.resilience import callback_state, random_state, run_state, serialization, state
@@ -22,7 +26,6 @@ from matex_tf.world import membership, world
 _CHECK_SECONDS = 0.5  # interval at which ranks agree whether to save
 _MAX_STEPS_BETWEEN_CHECKS = 1000
 
-
 is_nested = ThreadFlag()
 """Whether the innermost call of `fit` runs inside another call. Its state is not saved."""
 
@@ -33,41 +36,53 @@ def find_current() -> Fit | None:
     return None if run is None or is_nested else run.within
 
 
+class _Vote(NamedTuple):
+    """What a rank sends to the others when they agree whether to save. The last three count on rank 0 only."""
+
+    request: str | None  # why the run is to end; None if it is not
+    is_due: bool  # whether a state is to be saved
+    stops: bool  # whether training stops (`model.stop_training`)
+    steps_until_check: int  # the number of steps until the next vote
+
+
 class Fit:
-    """A call of `fit`. Its number is the number of calls before it in the run."""
+    """A call of `fit`. Its number is the number of calls before it in the run. The constructor is collective."""
 
     def __init__(self, run: run_state.Run, model: Any):
-        """Find the saved state of this call. Collective."""
         self.run = run
         self.model = model
         self.number = run.fits
         run.fits += 1
-        self.saved = run.load_state(self.number)
+        # What is to be restored
+        self.saved = run.load_state(self.number)  # the content of the saved state; None if there is none
         self.is_over = self.saved is not None and self.saved["ended"]
         self.is_resumed = self.saved is not None and not self.is_over  # from a state inside this call
         self.is_before_saved_step = self.is_resumed  # training has not yet reached the saved step
-        self.epoch: int = 0 if self.saved is None else self.saved["epoch"]
-        self.step: int = 0 if self.saved is None else self.saved["step"]
+        self.epoch: int = 0 if self.saved is None else self.saved["epoch"]  # of the saved state
+        self.step: int = 0 if self.saved is None else self.saved["step"]  # of that epoch
         if self.saved is not None:
             run.epochs = self.saved["epochs"]
         self.lacks_variables = False  # a saved variable does not exist yet
         self.has_created_variables = False  # an extra training step was run to create such variables
+        # The data of the call, and its callbacks
         self.first_epoch = 0  # the script's `initial_epoch`
         self.source: Any = None  # Keras' data source for training
         self.calls_python = False  # the script's Python code makes the batches
         self.drawn: set[str] = set()  # the random generators that this code uses
         self.are_rows_already_sharded = False  # the ranks already hold shards of the rows
-        self.seeks_step = False  # the next step of the source is the first of the interrupted epoch
+        self.seeks_step = False  # the next step of the source is the first step of the interrupted epoch
         self.iterator: Any = None  # Keras 2: the iterator of that epoch
         self.callbacks: Sequence[Any] = ()
         self.params: dict[str, Any] = {}
+        # What is to be saved
         self.takes_turns = False  # ranks take turns at batches, and do not meet between them
         self._mark_change: Callable[[str, float], None] | None = None  # see `ask_change`
         self._change_text = ""
         self._epoch: int | None = None  # the running epoch; None before the first
-        self._steps_of_epoch = self._steps_since_start = self._steps_of_longest_epoch = 0
+        self._epoch_steps = self._steps_since_start = 0  # steps of this epoch so far; in all epochs since the start
+        self._longest_epoch_steps = 0  # steps of the longest epoch that has ended
         self._logs: Any = None  # of the last step
-        self._has_warned = False
+        self._has_checked_random = False  # the step was searched for random ops whose state cannot be saved
         self._large_arrays: dict[Any, Any] = {}  # of callbacks, when training began
         self._steps_until_check = 1  # until ranks agree again whether to save
         self._last_check: tuple[float, int] = (time.monotonic(), 0)  # its time, and the step of the epoch
@@ -121,8 +136,8 @@ class Fit:
 
     def begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        self._steps_of_epoch = self.step if self.is_before_saved_step else 0
-        self._steps_until_check, self._last_check = 1, (time.monotonic(), self._steps_of_epoch)
+        self._epoch_steps = self.step if self.is_before_saved_step else 0
+        self._steps_until_check, self._last_check = 1, (time.monotonic(), self._epoch_steps)
 
     def reach_step(self) -> None:
         """Called before the first step after the saved one.
@@ -154,7 +169,7 @@ class Fit:
         self.restore_random()
         if self.lacks_variables:
             notes.print_note("variables that only a training step creates cannot be restored for a skipped call of fit")
-        history = next((one for one in callbacks if isinstance(one, type(history))), history)
+        history = next((callback for callback in callbacks if isinstance(callback, type(history))), history)
         callback_state.restore_states([history], [saved["history"]])
         model.history, model.stop_training = history, saved["stop"]
         return history
@@ -162,18 +177,16 @@ class Fit:
     # Saving
 
     def note_trained(self, plan: Any) -> None:
-        """Called after a step has trained, with the `plan` of its function. Steps whose result is discarded do not
-        count.
-        """
+        """Called after a step of `plan` has trained. Steps whose result is discarded do not count."""
         if self.is_over or self.is_before_saved_step:
             return
         if not self.run.has_trained:
             self.run.has_trained = True
             if world.get_world().local_rank == 0:
                 rank_records.leave_file(rank_records.TRAINING)
-        if not self.is_resumed or self._has_warned:
+        if not self.is_resumed or self._has_checked_random:
             return
-        self._has_warned = True
+        self._has_checked_random = True
         if plan is not None and random_state.can_draw(plan.traced.graph):
             notes.print_note(
                 "the training step uses TensorFlow's random ops, whose state cannot be saved: from here on, its "
@@ -182,27 +195,28 @@ class Fit:
 
     def end_batch(self, done: int, logs: Any) -> None:
         """Called after `done` steps of an epoch; `logs` are those of the last step."""
-        self.reach_step()  # if the last step was only replayed for its logs
+        self.reach_step()  # not called yet if the last step was only replayed for its logs
         self._logs = logs
-        self._steps_since_start += done - self._steps_of_epoch
-        self._steps_of_epoch = done
+        self._steps_since_start += done - self._epoch_steps
+        self._epoch_steps = done
         if self.takes_turns:
             return
         self._steps_until_check -= 1
         if self._steps_until_check > 0 or not self._may_save:
             return
-        if done >= (self.params.get("steps") or self._steps_of_longest_epoch or float("inf")):
+        epoch_length = self.params.get("steps") or self._longest_epoch_steps
+        if epoch_length and done >= epoch_length:
             return  # `end_epoch` saves after the last step
         assert self._epoch is not None  # an epoch is running
-        now = time.monotonic()
-        step_seconds = (now - self._last_check[0]) / max(1, done - self._last_check[1])
+        now, (last_time, last_done) = time.monotonic(), self._last_check
+        step_seconds = (now - last_time) / max(1, done - last_done)
         check_seconds = min(_CHECK_SECONDS, settings.get_settings().save_seconds / 4 or _CHECK_SECONDS)
         steps = min(max(int(check_seconds / max(step_seconds, 1e-6)), 1), _MAX_STEPS_BETWEEN_CHECKS)
         self._steps_until_check = self._save_if_due(self._epoch, done, steps)
         self._last_check = (now, done)
 
     def ask_change(self, text: str, mark: Callable[[str, float], None]) -> None:
-        """Let all ranks leave for a change of the run at the next step where they meet. Call this on all ranks.
+        """Let all ranks leave for a change of the run at the next vote. Call this on all ranks.
 
         Args:
             text: the change and its reason.
@@ -216,10 +230,10 @@ class Fit:
 
     def count_left(self) -> int:
         """The remaining steps of this call; if unknown, the number of steps since its start."""
-        epochs, steps = self.params.get("epochs"), self.params.get("steps") or self._steps_of_longest_epoch
+        epochs, steps = self.params.get("epochs"), self.params.get("steps") or self._longest_epoch_steps
         if not epochs or not steps or self._epoch is None:
             return self._steps_since_start
-        return max((epochs - self._epoch) * steps - self._steps_of_epoch, 0)
+        return max((epochs - self._epoch) * steps - self._epoch_steps, 0)
 
     def is_due(self) -> bool:
         """Whether this rank wants to save or to end the run, if ranks take turns at batches."""
@@ -233,7 +247,7 @@ class Fit:
 
     def end_epoch(self, epoch: int) -> None:
         """Called after callbacks were told that an epoch has ended."""
-        self._steps_of_longest_epoch = max(self._steps_of_longest_epoch, self._steps_of_epoch)
+        self._longest_epoch_steps = max(self._longest_epoch_steps, self._epoch_steps)
         run, pause = self.run, settings.get_settings().pause
         run.epochs += 1
         if 0 < pause <= run.epochs and self._may_save:
@@ -255,16 +269,15 @@ class Fit:
         Returns:
             `steps_until_check` of rank 0.
         """
-        is_first = world.get_world().rank == 0
         stops = bool(self.model.stop_training)
-        vote = (self.run.end_request, is_first and not stops and self.run.is_due(), stops, steps_until_check)
-        votes = objects.allgather(vote, "whether to save the state of the run")
-        request = next((request for request, *_ in votes if request), None)
-        _, is_due, stops, steps_until_check = votes[0]
+        vote = _Vote(self.run.end_request, not stops and self.run.is_due(), stops, steps_until_check)
+        votes: list[_Vote] = objects.allgather(vote, "whether to save the state of the run")
+        request = next((each.request for each in votes if each.request), None)
+        first_vote = votes[0]
         # If training stops, the call ends soon, and its end is saved.
-        leaves = (request or self._mark_change) and not stops
+        leaves = (request or self._mark_change) and not first_vote.stops
         start = time.monotonic()
-        if leaves or is_due:
+        if leaves or first_vote.is_due:
             self._save_state("state", epoch, step)
         if leaves:
             where = f"epoch {epoch + 1}, step {step}" if step else f"the end of epoch {epoch}"
@@ -274,7 +287,7 @@ class Fit:
                 mark = functools.partial(self._mark_change, where, start)
             self.run.leave_run(request, where, mark, self._change_text)
             self._may_change, self._mark_change = False, None  # leave_run returned: the state could not be saved
-        return steps_until_check
+        return first_vote.steps_until_check
 
     def _save_state(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
         """Save the state before `step` of `epoch` (kind "state"), or after the call (kind "end"). Collective."""

@@ -18,9 +18,7 @@ _STATEFUL = {
 
 
 def copy_states() -> dict[str, Any]:
-    """The states of Python's, NumPy's and TensorFlow's generators. TensorFlow's gives seeds to eager ops; None before
-    import.
-    """
+    """The states of the generators of Python, NumPy, and TensorFlow (seeds of eager ops; None before its import)."""
     context = sys.modules.get("tensorflow.python.eager.context")
     seeds = getattr(context.context(), "_rng", None) if context is not None else None
     seed = context.global_seed() if context is not None else None

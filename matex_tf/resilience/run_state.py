@@ -1,9 +1,11 @@
 """Saves the state of a run, and resumes from it when the run is restarted; the script stays unchanged.
 
-"Restarts" in docs/reliability.md describes the saved state. A restarted script runs from its beginning; the state is
-restored at calls of `fit`, which are numbered (`fit_state`). Rank 0 saves the state, because all ranks have the same;
-it does not depend on the number of ranks. `Run` also ends the run on request: after a signal, at a rung of `matex
-tune`, or for a change by `--adapt=ranks`.
+Calls of `fit` have the numbers 0, 1, and so on. A restarted script runs from its beginning: calls that had ended are
+skipped, and the call with the newest state resumes from it (`fit_state`). Rank 0 saves the state for all ranks, because
+all have the same; it does not depend on the number of ranks. `state_files` describes the folder, "Restarts" in
+docs/reliability.md the state.
+
+`Run` also ends the run on request: after a signal, at a rung of `matex tune`, or for a change by `--adapt=ranks`.
 """
 
 from __future__ import annotations
@@ -27,27 +29,12 @@ from matex_tf.world import exit_codes, file_locks, membership, terminal, world
 _run: Run | None = None
 
 
-def open_run() -> None:
-    """Open the folder that MATEX_STATE names, and find its newest state. Collective."""
+def open_run() -> Run | None:
+    """Open the folder that MATEX_STATE names, and find its newest state. Collective. None if it names no folder."""
     global _run
     if settings.get_settings().state:
         _run = Run(os.path.abspath(os.path.expanduser(settings.get_settings().state)))
-
-
-def is_kept() -> bool:
-    """Whether the state of this run is saved."""
-    return _run is not None
-
-
-def read_entropy() -> int | None:
-    """The initial entropy of a run that resumes, so that its random numbers are the same; else None."""
-    return None if _run is None else _run.entropy
-
-
-def keep_entropy(entropy: int) -> None:
-    """Save the initial entropy, on which all ranks have agreed."""
-    if _run is not None:
-        _run.keep_entropy(entropy)
+    return _run
 
 
 def get_current() -> Run | None:
@@ -60,22 +47,19 @@ class _FolderContent:
     """The saved state that a rank finds in the folder."""
 
     number: int  # of the newest state inside a call of `fit`; -1 if there is none
-    fit: int  # the number of that call
+    fit: int  # the number of that call; -1 if there is none
     ended_fits: list[int]  # the numbers of calls whose end is saved
     begin: dict[str, Any]  # the beginning of the run: script, entropy, random states
 
 
 class Run:
-    """The saved state of this run, on all ranks.
+    """The saved state of this run, on all ranks. Before a call of `fit`, `load_state` returns its saved state."""
 
-    Before a call of `fit`, `load_state` returns its saved state. Calls have the numbers 0, 1, and so on.
-    """
-
-    entropy: int | None
+    entropy: int | None  # of a run that resumes: the entropy of its random numbers, which are the same again
     source: int | None  # the rank that has the state to restore; None if the run does not resume
     saved_fit: int  # the number of the call that the newest state is inside of; -1 if there is none
     ended_fits: set[int]  # the numbers of the calls whose end is saved
-    state_number: int  # of the newest state inside a call
+    state_number: int  # of the newest state inside a call; -1 if there is none
     saved: Any  # the content of that state, on the source rank, until its call has begun
 
     def __init__(self, path: str):
@@ -117,7 +101,7 @@ class Run:
         return folder
 
     def _lock_folder(self, folder: state_files.Folder) -> bool:
-        """Lock the folder; False if another run holds it. A process that was just killed may hold it for a moment."""
+        """Lock the folder; False if another run holds it. Tries for 10 s, as a process that was killed may hold it."""
         consequence = "A second run in the same folder is not detected: give each run its own MATEX_STATE"
 
         def report_lack(error: OSError) -> None:
@@ -150,16 +134,16 @@ class Run:
     def _resume_newest(self) -> None:
         """Find the newest state of all ranks, and restore the random generators to the beginning of the run.
 
-        Hosts need not share the folder. The rank with the newest state is the one that has seen most calls end, then
-        the one with the largest number of a state, then the first.
+        Collective. Hosts need not share the folder: the newest state is the one with most ended calls, then the one
+        with the largest number; of equal ones, that of the first rank.
         """
         me = world.get_world()
         self.saved = None
         own = self._read_folder() if me.local_rank == 0 else None
-        key = None if own is None else (len(own.ended_fits), own.number, -me.rank)
-        keys = objects.allgather(key, "looking for the state of the run")
-        newest = max((one for one in keys if one is not None), default=None)
-        self.source = None if newest is None else -newest[2]
+        own_age = None if own is None else (len(own.ended_fits), own.number)
+        ages = objects.allgather(own_age, "looking for the state of the run")
+        ranks = [rank for rank, age in enumerate(ages) if age is not None]
+        self.source = max(ranks, key=lambda rank: ages[rank], default=None)  # the first of equal ones
         if self.source is None:
             self.entropy, self.ended_fits, self.saved_fit, self.state_number = None, set(), -1, -1
             if self.writer is not None:
@@ -173,7 +157,7 @@ class Run:
         random_state.restore_states(content.begin["random"])
 
     def _read_folder(self) -> _FolderContent | None:
-        """The state in the folder that this rank sees; None if it has none of this script. Sets `saved`."""
+        """The state in the folder that this rank sees, also as `saved`; None if there is none of this script."""
         if self.folder is None or os.path.exists(self.folder.locate_file(state_files.ENDED)):
             return None
         if (begin := self.folder.read_file(state_files.BEGIN)) is None:
@@ -186,7 +170,7 @@ class Run:
         return _FolderContent(number, fit, self.folder.list_numbers("end"), begin)
 
     def keep_entropy(self, entropy: int) -> None:
-        """Save the beginning of a run that does not resume: script, entropy and random states."""
+        """Save the beginning of a run that does not resume. All ranks have agreed on `entropy`."""
         if self.writer is None or self.source == 0:
             return
         arrays: list[np.ndarray] = []
@@ -230,17 +214,16 @@ class Run:
     # Saving
 
     def may_save(self, fit: int) -> bool:
-        """Whether a state of this call would be the newest. It would not if the call runs again because its file is
-        damaged.
-        """
+        """Whether a state of this call would be the newest. It would not if the call is repeated for a damaged file."""
         return fit >= max([self.saved_fit, *(ended + 1 for ended in self.ended_fits)])
 
     def write_state(self, kind: str, number: int, content: Any) -> None:
-        assert self.writer is not None  # called on rank 0 only
+        """On rank 0: queue a state for writing; see `state_files.Folder` for the kinds."""
+        assert self.writer is not None
         self.writer.write(kind, number, content)
 
     def is_due(self) -> bool:
-        """Whether rank 0 should save now."""
+        """Whether this rank is rank 0, and should save now."""
         seconds = settings.get_settings().save_seconds
         is_late = bool(seconds) and time.monotonic() - self.saved_at >= seconds
         return is_late and self.writer is not None and not self.writer.is_busy
@@ -248,7 +231,7 @@ class Run:
     # The end of the run
 
     def _handle_request(self, name: str) -> None:
-        """Called for a signal that asks the process to end."""
+        """Called for a signal `name` that asks the process to end. Within `fit`, ranks leave at their next check."""
         self.end_request = name
         # Outside of `fit`, rank 0 ends the other ranks after its writes are complete. If rank 0 got no signal, the next
         # call of `fit` ends all ranks.
@@ -262,7 +245,7 @@ class Run:
     def _leave_at_once(self) -> None:
         """End the run outside `fit`, where the last saved state is complete."""
         self._finish_writing()
-        next_run = self._explain_restart(is_sure=rank_records.note(asks_again=True))
+        next_run = self._explain_restart(is_code_known=rank_records.note(asks_again=True))
         terminal.write_text(f"matex_tf: {self.end_request}: ended between calls of fit; {next_run}\n")
         shutdown.abort_all_ranks(exit_codes.EXIT_REQUEUE)
 
@@ -271,11 +254,13 @@ class Run:
     ) -> None:
         """End all ranks together, after the state is on disk. Collective.
 
+        Returns only if the run is to be changed and its state could not be saved; a line then reports that.
+
         Args:
             request: why the run is to end; None if it is to be changed.
             where: the saved position, for a message.
-            mark: asks `matex run` to restart the ranks at once with a `change`. The ranks then end only if the state
-                could be saved; otherwise a line reports that there is no change.
+            mark: asks `matex run` to restart the ranks at once with a change; None if the run is to end.
+            change: the change, for a message.
         """
         failed = None
         if self.writer is not None:
@@ -283,26 +268,28 @@ class Run:
                 self.writer.flush()
             failed = self.writer.failed
         failed = objects.broadcast(failed, "whether the state of the run is on the disk")
-        if mark is not None:
-            if failed:
-                notes.print_note(
-                    f"--adapt: {change}: the state could not be saved ({failed}), so no change is made in "
-                    "this call of fit"
-                )
-                return
+        if mark is None:
+            is_known = rank_records.note(asks_again=True)
+            if world.get_world().rank == 0:
+                saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
+                terminal.write_text(f"matex_tf: {request}: {saved}; {self._explain_restart(is_code_known=True)}\n")
+        elif failed:
+            notes.print_note(
+                f"--adapt: {change}: the state could not be saved ({failed}), so no change is made in this call of fit"
+            )
+            return
+        else:
+            is_known = True
             mark()
-        is_known = mark is not None or rank_records.note(asks_again=True)
-        if mark is None and world.get_world().rank == 0:
-            saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
-            terminal.write_text(f"matex_tf: {request}: {saved}; {self._explain_restart(is_sure=True)}\n")
         if any(objects.allgather(is_known, "whether `matex run` knows why the ranks leave")):
             rank_records.note_leaving()
             self.writer = None  # the saved state remains
             sys.exit(0)  # mpirun reports any other exit code at length
         sys.exit(exit_codes.EXIT_REQUEUE)
 
-    def _explain_restart(self, is_sure: bool) -> str:
-        code = f"exit code {exit_codes.EXIT_REQUEUE}; " if is_sure else ""  # another rank may have ended first
+    def _explain_restart(self, is_code_known: bool) -> str:
+        """How the run continues. The exit code is unknown without `matex run` if another rank may end first."""
+        code = f"exit code {exit_codes.EXIT_REQUEUE}; " if is_code_known else ""
         return f"the same command goes on from there ({code}state in {self.path})"
 
     def _end_run(self) -> None:

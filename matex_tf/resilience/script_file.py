@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from matex_tf.resilience import state_files
 from matex_tf.runtime import real_files
 
 
@@ -19,7 +19,7 @@ def digest_script() -> str:
     if path is not None and os.path.isfile(path):
         with real_files.use_real_files(), open(path, "rb") as file:
             content = file.read()
-    return state_files.digest_content("\0".join(words).encode() + b"\0" + content)
+    return hashlib.blake2b("\0".join(words).encode() + b"\0" + content, digest_size=16).hexdigest()
 
 
 def find_script(words: Sequence[str]) -> str | None:

@@ -1,7 +1,8 @@
 """Plain data as JSON and arrays. Reading a saved file never runs code from it.
 
 Plain are None, bool, numbers, strings; lists, tuples, sets and dicts of plain data; NumPy arrays and scalars, eager
-tensors; and functions of NumPy and Keras, by name. `pack_value` copies: later changes of the value do not affect its
+tensors; and functions of NumPy and Keras, by name. `pack_value` makes JSON of them: (1, "a") becomes
+{"tuple": [1, "a"]}, and an array its index in a list of arrays. It copies: later changes of the value do not affect its
 result.
 """
 
@@ -30,9 +31,7 @@ def is_plain(value: Any) -> bool:
 
 
 def pack_value(value: Any, arrays: list[np.ndarray] | None) -> Any:
-    """A JSON-compatible form of `value`. Copies of its arrays are appended to `arrays`, unless that is None. Raises
-    NotPlain.
-    """
+    """A JSON-compatible form of `value`. Copies of its arrays are appended to `arrays`, if given. Raises NotPlain."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list):

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
+from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.sharding import slice_bounds
 from matex_tf.steps import own_data
 
@@ -19,14 +20,9 @@ def is_made_by_python(x: Any) -> bool:
     for step in slice_bounds.list_pipeline(x):
         for part in vars(step).values():
             graph = getattr(getattr(part, "function", None), "graph", None)
-            if graph is not None and _has_python(graph.as_graph_def()):
+            if graph is not None and any(node.op in _CALLS_PYTHON for node in iterate_nodes(graph)):
                 return True
     return False
-
-
-def _has_python(graph: Any) -> bool:
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return any(node.op in _CALLS_PYTHON for node in nodes)
 
 
 def has_length(source: Any) -> bool:
@@ -40,12 +36,10 @@ def has_length(source: Any) -> bool:
 
 
 def has_position(source: Any, calls_python: bool) -> bool:
-    """Whether the position of the data depends on the number of batches taken, and not only on the number of epochs
-    begun.
-    """
+    """Whether the position of the data depends on the batches taken, and not only on the epochs begun."""
     if calls_python or not has_length(source):
         return True
-    if hasattr(source, "enumerate_epochs"):
+    if hasattr(source, "enumerate_epochs"):  # Keras 2
         return not source._adapter.should_recreate_iterator()
     return source.steps_per_epoch is not None
 

@@ -134,7 +134,7 @@ def _list_keras_seed() -> list[Any]:
 def read_values(model: Any, source: Any) -> Values:
     """The values of `group_variables`. Call this on all ranks: reading a variable in pieces is collective."""
     return {
-        group: [(find_name(one), np.asarray(find_tf_variable(one).numpy())) for one in variables]
+        group: [(find_name(variable), np.asarray(find_tf_variable(variable).numpy())) for variable in variables]
         for group, variables in group_variables(model, source).items()
     }
 

@@ -156,9 +156,7 @@ class Folder:
                 self._make_folder()
 
     def close_folder(self, remove: bool) -> None:
-        """Called after a successful end: no run resumes from here. Without `remove`, the folder is only marked as
-        ended.
-        """
+        """Called after a successful end: remove the state, or only mark it as ended, so that no run resumes from it."""
         if not remove:
             with open(os.open(self.locate_file(ENDED), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb"):
                 return
@@ -171,7 +169,3 @@ class Folder:
 
 def name_file(kind: str, number: int) -> str:
     return f"{kind}-{number:06d}"
-
-
-def digest_content(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()

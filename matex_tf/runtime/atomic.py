@@ -54,6 +54,7 @@ def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
     folder, lock = made
     name = os.path.basename(path.rstrip(os.sep))
     name = os.path.basename(target) if name in (os.curdir, os.pardir) else name
+    # The last part of the path stays: writers may choose a format by its ending.
     temporary = os.path.join(folder, name) + (os.sep if path.endswith(os.sep) else "")
     try:
         with _rename_in_logs(temporary, path):
@@ -68,9 +69,7 @@ def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
 
 
 def _make_folder_beside(target: str, make_folder: bool) -> tuple[str, int] | None:
-    """A locked temporary folder on the file system of `target`, and its lock; None if `target` must be written in
-    place.
-    """
+    """A locked temporary folder on the file system of `target`, and its lock; None: write `target` in place."""
     parent, name = os.path.split(target)
     if not name or not _may_be_replaced(target):
         return None

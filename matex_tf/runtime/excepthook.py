@@ -100,8 +100,9 @@ _plain_exit_at_once: Callable[..., NoReturn] = os._exit
 
 
 def _exit_at_once(code: int) -> None:
-    """Replaces `os._exit`. With exit code 0 the rank ends with all others, as at the end of the script. Otherwise, or
-    in another thread, or within a step, it ends all ranks. Forked children just exit.
+    """Replaces `os._exit`. With code 0 the rank ends with all others, as at the end of the script.
+
+    With another code, in another thread, or within a step, it aborts all ranks. A forked child just exits.
     """
     if not world.is_active():
         _plain_exit_at_once(code)
@@ -161,28 +162,26 @@ def _format_script_line(error: BaseException) -> str:
 
 
 def _drop_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """`trace` without the frames of this library and of `runpy`, which starts scripts; unchanged if that would remove
-    all frames or none.
-    """
+    """`trace` without the frames of this library and of `runpy`; unchanged if they are all frames or none."""
     entries: list[TracebackType] = []
     entry = trace
     while entry is not None:
         entries.append(entry)
         entry = entry.tb_next
-    shown = [one for one in entries if script_frames.find_package(one.tb_frame) not in ("matex_tf", "runpy")]
+    shown = [entry for entry in entries if script_frames.find_package(entry.tb_frame) not in ("matex_tf", "runpy")]
     if len(shown) in (0, len(entries)):
         return trace
     shortened: TracebackType | None = None
-    for one in reversed(shown):
-        shortened = TracebackType(shortened, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    for shown_entry in reversed(shown):
+        shortened = TracebackType(shortened, shown_entry.tb_frame, shown_entry.tb_lasti, shown_entry.tb_lineno)
     return shortened
 
 
 def _list_shown_errors(error: BaseException) -> list[BaseException]:
     """`error` and the errors that Python shows with it: causes, contexts, and members of a group."""
     shown = [error]
-    for one in shown:  # grows meanwhile
-        related = [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+    for each in shown:  # grows meanwhile
+        related = [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
         shown += [other for other in related if other is not None and all(other is not known for known in shown)]
     return shown
 
@@ -232,7 +231,7 @@ def _read_collectives_text(error: BaseException) -> str:
         is_of_op = any(base.__name__ == "OpError" for base in type(one).__mro__)
         return isinstance(one, errors.MismatchError) or (is_of_op and header in str(one))
 
-    return "\n".join(str(one) for one in _list_shown_errors(error) if is_of_collective(one))
+    return "\n".join(str(shown) for shown in _list_shown_errors(error) if is_of_collective(shown))
 
 
 def _parse_exit_code(message: str) -> int:

@@ -1,7 +1,12 @@
 """Hooks: functions of other libraries that matex_tf replaces. Each hook is checked when its module is imported.
 
-A file with hooks has a `Table`; `Table.replace` decorates a function `make(original)` that returns the replacement. If
-the original is missing or has other parameters, all ranks raise an error; for an optional hook, a note is printed.
+A file with hooks has a `Table`. `Table.replace` decorates a function `make(original)` that returns the replacement:
+
+    @HOOKS.replace("numpy.random", "default_rng", "ranks draw different numbers without a seed")
+    def _wrap_default_rng(original): ...
+
+`Table.install` waits for the imports. If then the original is missing or has other parameters, all ranks raise an
+error; for an optional hook, a note is printed.
 """
 
 from __future__ import annotations
@@ -27,14 +32,9 @@ NAMES = {"tensorflow": "TensorFlow", "keras": "Keras"}
 """The libraries whose untested newer versions are reported, with their display names."""
 _VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
-APIS = " ".join(
-    ("tensorflow", *(f"tensorflow{inner}.compat.v{version}" for inner in ("._api.v2", "") for version in "12"))
-)
-"""The modules with TensorFlow's public functions. The last two are created when one of them is imported by name."""
-
 
 def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
-    """Call `act(module)` when the module is imported, or now if it already is."""
+    """Call `act(module)` when the module of this name is imported, or now if it already is."""
     import wrapt
 
     was_imported = module in sys.modules
@@ -53,7 +53,10 @@ def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
 
 
 def put_function(owner: Any, name: str, make: Make) -> None:
-    """Replace `owner.name` by `make(original)`, which keeps the original's name, docstring and signature."""
+    """Replace `owner.name` by `make(original)`, which gets the original's name, docstring and signature.
+
+    Does nothing if `make` returns the original.
+    """
     attribute = vars(owner)[name] if isinstance(owner, type) and name in vars(owner) else getattr(owner, name)
     original: Any = attribute
     if isinstance(attribute, property):
@@ -68,7 +71,9 @@ def put_function(owner: Any, name: str, make: Make) -> None:
             setattr(replacement, field_name, getattr(original, field_name))
     elif callable(original) and callable(replacement):
         replacement = functools.wraps(original)(replacement)
-    setattr(owner, name, replacement if attribute is original else type(attribute)(replacement))
+    if attribute is not original:  # a property or static method again
+        replacement = type(attribute)(replacement)
+    setattr(owner, name, replacement)
 
 
 @dataclass(eq=False)
@@ -78,31 +83,28 @@ class Hook:
     module: str
     name: str
     """The name within the module: "Model.fit"."""
-    make: Make
-    if_missing: str
-    """The consequence if the hook is missing, for messages."""
+    make: Make  # returns the replacement of the original
+    if_missing: str  # the consequence if the hook is missing, for messages
     replacements: list[Any] = field(default_factory=list, repr=False)
-    """The replacements made by the hooks of one declaration; two of its modules may be the same module."""
+    """The replacements made so far by all hooks of one declaration, as two of their modules may be the same module."""
     takes: str = ""
-    """Parameters of the original that `make` requires, in addition to those that the replacement names."""
+    """Parameters of the original that `make` requires, in addition to the parameters that the replacement names."""
     since: str = ""
     until: str = ""
-    """The hook applies to versions of the library from `since` on and before `until`."""
-    optional: bool = False
-    """The run is correct without the hook."""
+    """The hook applies to versions of the library from `since` on and before `until`; "": without this limit."""
+    optional: bool = False  # the run is correct without the hook
     later: bool = False
-    """The module may be imported later than the library, or never."""
+    """The module may be imported later than the library, or never. Otherwise its absence is reported."""
     early: bool = False
-    """The function is replaced before the rest of the library imports it from its module."""
+    """The function is replaced once its module is imported, before the import of the library is complete."""
     when: Callable[[], bool] | None = None
-    """Whether this rank needs the hook; called when it is installed."""
-    put: Put = put_function
-    """The function that performs the replacement."""
-    placed_in: Any = field(default=None, repr=False)
-    """The module in which the function was replaced."""
+    """Whether this rank needs the hook; called when the function is to be replaced. None: always."""
+    put: Put = put_function  # the function that performs the replacement
+    placed_in: Any = field(default=None, repr=False)  # the module in which the function was replaced
 
     @property
     def library(self) -> str:
+        """The name of the library, such as "keras"; "python" for a module of Python."""
         top = self.module.partition(".")[0]
         return "python" if top in sys.stdlib_module_names else top
 
@@ -110,8 +112,9 @@ class Hook:
         """Whether the hook applies to `version` of the library; an unknown version counts as the newest."""
         if not version:
             return not self.until
-        found = _parse_version(version)
-        return _parse_version(self.since) <= found and not (self.until and found >= _parse_version(self.until))
+        numbers = _parse_version(version)
+        is_before_end = not self.until or numbers < _parse_version(self.until)
+        return numbers >= _parse_version(self.since) and is_before_end
 
     def describe_versions(self) -> str:
         """The range of versions in brackets, such as "(from 3, before 4)"; "" if there is none."""
@@ -119,13 +122,11 @@ class Hook:
         return f" ({', '.join(limits)})" if limits else ""
 
     def install(self) -> None:
-        """Install the hook when its library is imported, or, for an `early` hook, its module; now if that is already
-        imported.
-        """
-        top = self.module.partition(".")[0]
-        first = self.module if self.early else top
-        call_when_imported(first, lambda _: call_when_imported(self.module, self.put_in_place))
-        call_when_imported(top, lambda _: self.check_module())
+        """Replace the function once its library is imported (see `early`), and check the hook then."""
+        library = self.module.partition(".")[0]
+        awaited = self.module if self.early else library
+        call_when_imported(awaited, lambda _: call_when_imported(self.module, self.put_in_place))
+        call_when_imported(library, lambda _: self.check_module())
 
     def _is_due(self) -> bool:
         return (self.when is None or self.when()) and self.fits(find_version(self.library))
@@ -151,7 +152,7 @@ class Hook:
         self.placed_in = module
 
     def _make_checked(self, original: Any) -> Any:
-        """The replacement; the original itself if it is a replacement already, or has other parameters."""
+        """The replacement. The original itself if it is one already, or if it does not fit an optional hook."""
         if any(original is replacement for replacement in self.replacements):
             return original
         replacement = self.make(original)
@@ -165,7 +166,7 @@ class Hook:
         return replacement
 
     def check_module(self) -> None:
-        """Check the hook after the import of its library. Raises SetupError, like `put_in_place`."""
+        """Check the hook after the import of its library. Raises SetupError, as `put_in_place` does."""
         if self.module in sys.modules:  # the import hook misses a module that a finder of the script has found
             self.put_in_place(sys.modules[self.module])
         elif not self._is_due():
@@ -175,14 +176,15 @@ class Hook:
         elif not self.later:
             notes.print_note(f"{self.library} was imported without {self.module}: {self.if_missing}")
 
-    def _report(self, what: str, cause: Exception | None = None) -> None:
+    def _report(self, defect: str, cause: Exception | None = None) -> None:
+        """Raise SetupError for a `defect` of the library; for an optional hook, print a note."""
         if not self.optional:
-            raise errors.SetupError(self._explain(what)) from cause
-        notes.print_note(self._explain(what))
+            raise errors.SetupError(self._explain(defect)) from cause
+        notes.print_note(self._explain(defect))
 
-    def _explain(self, what: str) -> str:
-        found, newest = find_version(self.library), TRIED.get(self.library)
-        text = f"{self.library} {found or '(of unknown version)'} {what}. Without this hook {self.if_missing}."
+    def _explain(self, defect: str) -> str:
+        version, newest = find_version(self.library), TRIED.get(self.library)
+        text = f"{self.library} {version or '(of unknown version)'} {defect}. Without this hook {self.if_missing}."
         if newest:
             text += f" The newest {self.library} tried is {newest}: `{_find_install_command(self.library)}=={newest}`"
             text += "." if self.optional else ", or set MATEX_DISABLE=1 to run the script without matex_tf."
@@ -230,25 +232,30 @@ def has_name(owner: Any, name: str) -> bool:
 def find_lacking(original: Any, replacement: Any, takes: Sequence[str] = (), is_method: bool = False) -> str:
     """How the parameters of `original` differ from the parameters that its `replacement` requires; "" if they fit.
 
-    The replacement names the first parameters in order, and all of them if it takes no others.
+    The replacement must name the first parameters in order: `f(x, *args, **kwargs)` fits `f(x, y)`. Without `*args` or
+    `**kwargs` it must name all of them.
+
+    Args:
+        takes: further parameters that the original must have.
+        is_method: whether the first parameter is `self`, which is not compared.
     """
     if isinstance(original, type) or isinstance(replacement, type):
         return ""
     try:
         original_parameters, replacement_parameters = (
-            list(inspect.signature(one).parameters.values())[is_method:] for one in (original, replacement)
+            list(inspect.signature(function).parameters.values())[is_method:] for function in (original, replacement)
         )
     except (TypeError, ValueError):
         return ""  # C code, or not a function
-    names = [one.name for one in original_parameters if one.kind not in _VARIADIC]
-    wanted = [one.name for one in replacement_parameters if one.kind not in _VARIADIC]
+    names = [parameter.name for parameter in original_parameters if parameter.kind not in _VARIADIC]
+    required = [parameter.name for parameter in replacement_parameters if parameter.kind not in _VARIADIC]
     is_original_variadic = len(names) < len(original_parameters)
-    is_replacement_variadic = len(wanted) < len(replacement_parameters)
-    compared = names[: len(wanted)] if is_replacement_variadic else names
+    is_replacement_variadic = len(required) < len(replacement_parameters)
+    compared = names[: len(required)] if is_replacement_variadic else names
     if is_original_variadic:  # it accepts further parameters: compare only the parameters that both name
-        compared, wanted, takes = compared[: len(wanted)], wanted[: len(compared)], ()
-    if compared != wanted:
-        return f"with the parameters {compared} in place of {wanted}"
+        compared, required, takes = compared[: len(required)], required[: len(compared)], ()
+    if compared != required:
+        return f"with the parameters {compared} in place of {required}"
     missing = [name for name in takes if name not in names]
     return f"without the parameter {missing[0]}" if missing else ""
 
@@ -290,8 +297,16 @@ def _find_install_command(library: str) -> str:
 
 
 def list_newer(versions: Mapping[str, str]) -> list[str]:
-    """The libraries with their versions in `versions`, such as "Keras 3.16.0", if newer than the newest tested ones."""
-    return [f"{name} {versions[one]}" for one, name in NAMES.items() if is_newer(versions[one], TRIED[one])]
+    """The libraries that are newer than the newest tested ones, such as "Keras 3.16.0".
+
+    Args:
+        versions: by library.
+    """
+    return [
+        f"{name} {versions[library]}"
+        for library, name in NAMES.items()
+        if _parse_version(versions[library]) > _parse_version(TRIED[library])
+    ]
 
 
 def describe_tried(newer: Sequence[str]) -> str:
@@ -315,10 +330,6 @@ def find_version(library: str) -> str:
         return imported
     installed = _find_distribution(library)
     return "" if installed is None else installed.version
-
-
-def is_newer(version: str, than: str) -> bool:
-    return _parse_version(version) > _parse_version(than)
 
 
 def _parse_version(text: str) -> tuple[int, ...]:

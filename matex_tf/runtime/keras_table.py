@@ -14,7 +14,13 @@ class KerasTable(Table):
     def replace_in(
         self, if_missing: str, keras3: str = "", keras2: str = "", since: str = "3", **options: Any
     ) -> Callable[[Make], Make]:
-        """As `Table.replace` of "MODULE:NAMES", in `keras.src`, and in `src` of Keras 2."""
+        """`Table.replace` for both versions of Keras.
+
+        Args:
+            keras3, keras2: the place of the original below `keras.src`, as "MODULE:NAMES"; "" if there is none.
+            since: the first version of Keras 3 with this hook.
+            if_missing, options: see `Table.replace`.
+        """
 
         def declare(make: Make) -> Make:
             for place, packages, versions in (

@@ -26,8 +26,10 @@ from matex_tf import errors
 from matex_tf.runtime import objects, real_files
 from matex_tf.world import task_environment, terminal, world
 
-BEGUN, SEPARATE, LEFT, ENDED = "begun", "separate", "left", "ended"
-"""States: attached to the run; a process without other ranks; ended with all ranks, to be started again; ended well."""
+BEGUN = "begun"  # attached to the run
+SEPARATE = "separate"  # a process without other ranks
+LEFT = "left"  # ended with all ranks, to be started again
+ENDED = "ended"  # the scripts of all ranks have ended
 TRAINING = "training"
 """The name of a file which exists once the ranks have computed a training step since their start."""
 _NAME, _WRITING, _REQUEST = "rank-", ".writing", "request"
@@ -38,7 +40,7 @@ _folder = ""  # the private folder of `matex run`; "" without it
 _job = ""  # a name that the ranks of one run have in common
 _leaves = False  # see `note_leaving`
 _writing: tuple[int, str] | None = None  # see `note_writing`: the process, and the file that exists until its end
-_held: list[int] = []  # descriptors whose locks this process keeps
+_claims: list[int] = []  # open descriptors, whose locks this process keeps until its end
 
 
 @dataclass(frozen=True)
@@ -50,28 +52,19 @@ class Record:
     local_size: int = 1
     host: str = ""
     process: int = 0
-    namespace: str = ""
-    """See `read_namespace`."""
-    mpi: str = ""
-    """The vendor of the MPI, by mpi4py's name."""
-    state: str = ""
-    """One of the states above; empty before the ranks have begun."""
-    codes: tuple[int, ...] = ()
-    """At the end of the script, the exit codes of all ranks other than 0."""
-    asks_again: bool = False
-    """Whether the run was asked to end, has saved its state, and is to be started again later."""
-    aborts: int = 0
-    """The exit code with which the rank ends all ranks; 0 if it does not."""
+    namespace: str = ""  # see `read_namespace`
+    mpi: str = ""  # the vendor of the MPI, by mpi4py's name
+    state: str = ""  # one of the states above; empty before the ranks have begun
+    codes: tuple[int, ...] = ()  # at the end of the script, the exit codes of all ranks other than 0
+    asks_again: bool = False  # whether the run was asked to end, has saved its state, and is to be started again later
+    aborts: int = 0  # the exit code with which the rank ends all ranks; 0 if it does not
     text: str = ""
     """The message of the error for which the rank ends all ranks: rank, host, the script's line, traceback."""
-    number: int = 0
-    """The number of collectives that the rank had completed at its error."""
-    follows: bool = False
-    """Whether the error is the consequence of another rank's error."""
+    number: int = 0  # the number of collectives that the rank had completed at its error
+    follows: bool = False  # whether the error is the consequence of another rank's error
     is_loss: bool = False
     """Whether the host or another rank failed, and not the script: the script may succeed at its next start."""
-    time: float = 0.0
-    """Seconds since the epoch at the abort, by the clock of the host."""
+    time: float = 0.0  # seconds since the epoch at the abort, by the clock of the host
     folders: tuple[str, ...] = ()
     """The private folders of the process. It removes them at its end; `matex run` removes those of a killed rank."""
     shared: tuple[tuple[str, int, int], ...] = ()
@@ -102,7 +95,8 @@ def append(folder: str | os.PathLike[str], **fields: Any) -> None:
 def note(**fields: Any) -> bool:
     """Append `fields` to the record of this process. Returns whether this host sees the folder of the run."""
     with real_files.use_real_files():
-        if sees_folder := bool(_folder) and os.path.isdir(_folder):
+        sees_folder = bool(_folder) and os.path.isdir(_folder)
+        if sees_folder:
             append(_folder, **fields)
     return sees_folder
 
@@ -151,9 +145,7 @@ def note_separate() -> None:
 
 
 def note_writing() -> None:
-    """Record that this process may write files of the script until it has ended by itself: Python flushes files at its
-    end.
-    """
+    """Record that this process may write files of the script until its end, at which Python flushes files."""
     global _writing
     if not note():
         return
@@ -209,9 +201,13 @@ def report_error(
 
 
 def leave_file(name: str, text: str = "", folder: str | os.PathLike[str] = "") -> None:
-    """Write a file atomically, for `matex run` or for ranks. Does nothing if this host does not see the folder."""
+    """Write a file to the folder of the run, atomically, for `matex run` or for ranks.
+
+    Does nothing if there is no such folder, or this host does not see it.
+    """
     with real_files.use_real_files():
-        if not os.path.isdir(folder := folder or _folder or os.devnull):
+        folder = folder or _folder
+        if not folder or not os.path.isdir(folder):
             return
         part = Path(folder, f"{name}.{socket.gethostname()}-{os.getpid()}.part")
         part.write_text(text)
@@ -254,7 +250,7 @@ def _claim_terminal(folder: str | os.PathLike[str], rank: int, waits: bool) -> I
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         claim = os.open(os.path.join(folder, f"{_CLAIM}{os.getuid()}-{_job}"), flags, 0o600)
-        _held.append(claim)
+        _claims.append(claim)
         fcntl.flock(claim, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
         yield False
@@ -263,9 +259,10 @@ def _claim_terminal(folder: str | os.PathLike[str], rank: int, waits: bool) -> I
         yield True  # a duplicate message is better than none
         return
     state = os.fstat(claim)
-    me = f"rank {rank}".encode()
-    is_first = os.pread(claim, 64, 0) in (b"", me) or abs(time.time() - state.st_mtime) > _RECENT_SECONDS
+    name = f"rank {rank}".encode()
+    is_of_earlier_run = abs(time.time() - state.st_mtime) > _RECENT_SECONDS
+    is_first = is_of_earlier_run or os.pread(claim, 64, 0) in (b"", name)
     yield is_first
     if is_first:
         os.ftruncate(claim, 0)
-        os.pwrite(claim, me, 0)
+        os.pwrite(claim, name, 0)

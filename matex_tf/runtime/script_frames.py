@@ -77,7 +77,7 @@ def describe_place(stack: list[traceback.FrameSummary]) -> str:
     """The position of the script: the innermost of its own lines, and the innermost line if that is a library's."""
     if not stack:
         return "its end"
-    of_script = [one for one in stack if not is_library(one.filename)]
+    of_script = [frame for frame in stack if not is_library(frame.filename)]
     if of_script and of_script[-1] is stack[-1]:
         return _format_frame(of_script[-1])
     place = _format_frame(of_script[-1]) if of_script else "no line of its own"
@@ -87,7 +87,7 @@ def describe_place(stack: list[traceback.FrameSummary]) -> str:
 def format_stack(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
     """The innermost frames of `stack`, for messages, without the frames that started the script."""
     first = next((number for number, one in enumerate(stack) if not is_library(one.filename)), 0)
-    return tuple(f"    {_format_frame(one)}" for one in stack[first:][-_MAX_SHOWN:])
+    return tuple(f"    {_format_frame(frame)}" for frame in stack[first:][-_MAX_SHOWN:])
 
 
 def _format_frame(frame: traceback.FrameSummary) -> str:

@@ -59,7 +59,7 @@ def count_spawned() -> int:
 def spawn_from(number: int) -> None:
     """Continue with number `number`, from 0, of the NumPy generators without a seed."""
     _roots[:] = [
-        np.random.SeedSequence(one.entropy, spawn_key=one.spawn_key, n_children_spawned=number) for one in _roots
+        np.random.SeedSequence(root.entropy, spawn_key=root.spawn_key, n_children_spawned=number) for root in _roots
     ]
 
 

@@ -19,11 +19,9 @@ _NAMES = ("sm_segment.", "vader_segment.")
 def note_files() -> None:
     """Record the shared-memory files of this rank. Does nothing without `matex run`."""
     with real_files.use_real_files(), contextlib.suppress(OSError):
-        found = []
-        for path in _list_mapped("self"):
-            state = os.stat(path)
-            found.append([path, state.st_dev, state.st_ino])
-        rank_records.note(namespace=rank_records.read_namespace(), shared=found)
+        states = {path: os.stat(path) for path in _list_mapped("self")}
+        files = [[path, state.st_dev, state.st_ino] for path, state in states.items()]
+        rank_records.note(namespace=rank_records.read_namespace(), shared=files)
 
 
 def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> bool:

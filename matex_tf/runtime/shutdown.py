@@ -231,9 +231,7 @@ def _describe_exit() -> str:
 
 
 def _report_exits(exits: list[tuple[int, str]]) -> None:
-    """Print the ranks' arguments of `sys.exit`, by rank. Python itself prints rank 0's argument, for all ranks that
-    share it.
-    """
+    """Print each different argument of `sys.exit`, on its first rank. Python itself prints rank 0's."""
     rank = world.get_world().rank
     if exit_codes.exit_text and exits.index(exits[rank]) == rank > 0:
         terminal.write_text(f"matex_tf: {_describe_exit()}\n")

@@ -1,6 +1,4 @@
-"""Locked temporary files and folders. A process holds a lock while it lives, so that the files and folders of killed
-processes can be found and removed.
-"""
+"""Locked temporary files and folders. A killed process holds no lock, so others find its files and remove them."""
 
 from __future__ import annotations
 
@@ -72,8 +70,8 @@ def remove_noted(folder: str | os.PathLike[str]) -> None:
     Waits for processes that were just killed. Folders of surviving processes remain.
     """
     until = time.monotonic() + _MAX_WAIT
-    records = (one for one in rank_records.read_records(folder) if one.host == socket.gethostname())
-    for path in (path for one in records for path in one.folders):
+    records = (record for record in rank_records.read_records(folder) if record.host == socket.gethostname())
+    for path in (path for record in records for path in record.folders):
         while os.path.isdir(path):
             sweep_folders(os.path.basename(path), os.path.dirname(path), min_seconds=0)
             if time.monotonic() > until:
@@ -84,8 +82,8 @@ def remove_noted(folder: str | os.PathLike[str]) -> None:
 def _try_lock(
     path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW, waits: bool = False
 ) -> tuple[int, bool, OSError | None]:
-    """Open and lock `path`. Returns the descriptor, whether no other process holds the lock, and the error of a file
-    system without locks.
+    """Open and lock `path`. Returns the descriptor, whether no other process holds the lock, and the error if the file
+    system has no locks.
     """
     handle = os.open(path, flags, 0o600)
     try:

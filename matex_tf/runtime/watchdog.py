@@ -36,15 +36,13 @@ SAVING = 10.0
 """Other ranks wait for a saving rank for this multiple of MATEX_ABORT_SECONDS."""
 
 _busy: list[tuple[str, float]] = []
-"""Activities of this rank, each with the time until which other ranks wait."""
+"""Activities of this rank, each with the time (`time.monotonic`) until which other ranks wait."""
 _watch: _Watch | None = None
 
 
 @contextlib.contextmanager
 def excuse_wait(what: str, factor: float = math.inf) -> Iterator[None]:
-    """Context in which this rank does `what`; other ranks wait for it up to `factor` * MATEX_ABORT_SECONDS, by default
-    without limit.
-    """
+    """Context in which this rank does `what`. Others wait up to `factor` * MATEX_ABORT_SECONDS, by default for ever."""
     abort_seconds = settings.get_settings().abort_seconds
     activity = what, time.monotonic() + factor * abort_seconds if abort_seconds else math.inf
     _busy.append(activity)
@@ -94,8 +92,8 @@ class _Answer:
     waits_at: str  # the collective at which it waits; "" if it does not
     place: str  # the line of the script
     doing: str  # its long activities (`excuse_wait`)
-    is_waited_for: bool  # other ranks wait for these activities
-    updates: int
+    is_waited_for: bool  # the time limit of one of these activities is not over
+    updates: int  # that it has made
     stack: tuple[str, ...]
 
 
@@ -103,8 +101,8 @@ class _Answer:
 class _Stall:
     """What the reporter knows about ranks that wait at one collective. Times are those of `time.monotonic`."""
 
-    number: int
-    what: str
+    number: int  # of the collective
+    what: str  # its description
     starts: dict[int, float] = field(default_factory=dict)  # of the wait, for each rank that reported one
     answers: dict[int, _Answer] = field(default_factory=dict)
     asked_at: float | None = None  # when the reporter asked all ranks; None if no answer is awaited
@@ -186,7 +184,7 @@ class _Watch:
         elif kind == "where":
             self._send_message(rank, "here", self._make_answer())
         elif kind == "here" and self.stalled is not None:
-            self.stalled.answers[rank] = content[0]
+            (self.stalled.answers[rank],) = content
 
     def _make_answer(self) -> _Answer:
         waiting, stack = ops.read_waiting(), self._read_stack()
@@ -244,9 +242,7 @@ class _Watch:
             shutdown.abort_all_ranks(EXIT_STALLED)
 
     def _is_report_due(self, stalled: _Stall, waited: float) -> bool:
-        """Whether to report a wait of so many seconds: after the limit, after twice the last report, and so on, and
-        when the job may be ended.
-        """
+        """Whether to report this wait: after the limit, after twice the last report, and when the job may be ended."""
         if waited < stalled.reported_wait:
             stalled.reported_wait = 0.0  # the ranks continued, and wait again
         due = max(self.stall_seconds, 2 * stalled.reported_wait)
@@ -261,13 +257,13 @@ class _Watch:
 
     def _describe_late(self, stalled: _Stall, waited: float, late: list[int]) -> str:
         hosts = self.me.hosts
-        here = [rank for rank in self.ranks if rank not in late]
-        waiting_ranks = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in here[:_MAX_RANKS])
-        waiting_ranks += f" and {len(here) - _MAX_RANKS} more" if len(here) > _MAX_RANKS else ""
+        waiting = [rank for rank in self.ranks if rank not in late]
+        names = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in waiting[:_MAX_RANKS])
+        names += f" and {len(waiting) - _MAX_RANKS} more" if len(waiting) > _MAX_RANKS else ""
         updates = ops.count_completed(_KIND_GRADIENTS)
         place = f"{stalled.what} (collective number {stalled.number}, after {updates} updates)"
-        have = "have" if len(here) > 1 else "has"
-        lines = [f"matex_tf: for {waited:.0f} s {waiting_ranks} {have} waited at {place} for:"]
+        have = "have" if len(waiting) > 1 else "has"
+        lines = [f"matex_tf: for {waited:.0f} s {names} {have} waited at {place} for:"]
         for rank in late[:_MAX_RANKS]:
             answer = stalled.answers.get(rank)
             if answer is None:
@@ -283,7 +279,7 @@ class _Watch:
         return "\n".join(lines) + "\n"
 
     def _describe_mutual_wait(self, stalled: _Stall, waited: float) -> str:
-        """The message if no rank is late: the ranks wait for one another, or a common transfer takes this long."""
+        """The message if no rank is late: ranks wait for one another, or a transfer of all ranks takes this long."""
         hosts = self.me.hosts
         reasons = "for one another, because their code has diverged, or for a transfer that takes this long"
         after = f"after {ops.count_completed(_KIND_GRADIENTS)} updates"
@@ -305,5 +301,5 @@ class _Watch:
 
 
 def _is_at_prompt(stack: list[traceback.FrameSummary]) -> bool:
-    """Whether this rank waits for a person's input at a prompt."""
+    """Whether this rank waits for a person's input at a prompt: its main thread has no frame, or is in the editor."""
     return hasattr(sys, "ps1") and (not stack or "_pyrepl" in stack[-1].filename)

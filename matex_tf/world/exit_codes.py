@@ -40,7 +40,7 @@ def watch_main_module() -> None:
         return
     code, monitoring = frame.f_code, sys.monitoring
     # The other tool numbers are reserved for debuggers and the like.
-    tool = next((one for one in (3, 4) if monitoring.get_tool(one) is None), None)
+    tool = next((number for number in (3, 4) if monitoring.get_tool(number) is None), None)
     if tool is None:
         return
 

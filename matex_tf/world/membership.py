@@ -64,15 +64,11 @@ def watch_mpi() -> None:
 
 
 def set_retry(attempt: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any]) -> None:
-    """Set the function through which `attempt_collectives` repeats failed work. Its arguments are what, work and undo
-    of `elastic.attempt_work`.
-    """
+    """Set the function that repeats failed work after a loss: `elastic.attempt_work`."""
     global _retry
     _retry = attempt
 
 
 def attempt_collectives(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
-    """Call `work`, which consists of collectives, and return its result. With MATEX_ELASTIC, the survivors repeat it
-    after a loss.
-    """
+    """Call `work`, which consists of collectives; returns its result. An elastic run repeats it after a loss."""
     return work() if _retry is None else _retry(what, work, undo)

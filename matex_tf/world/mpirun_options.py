@@ -1,6 +1,4 @@
-"""Parses mpirun's command line: its options, the numbers of their arguments, and whether they choose cores, hosts or
-the transport.
-"""
+"""Parses mpirun's options: the arguments of each, and whether they choose cores, hosts or the transport."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Sets cores, threads and GPUs of each local rank before TensorFlow starts its thread pools.
 
-mpirun binds each of two ranks to one core on any machine, and TensorFlow sizes its pools by the allowed cores. So the
-cores of a node are distributed over its ranks here: contiguous sets, with the hardware threads of a core together.
+Open MPI's mpirun binds each of two ranks to one core, even on a node with 64 cores, and TensorFlow sizes its pools by
+the allowed cores. So the cores of a node are distributed over its ranks here: contiguous sets, with the hardware
+threads of a core together. For example, of 8 cores rank 0 of 2 gets cores 0 to 3. Threads or a binding that the user
+has chosen stay as they are.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from glob import glob
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from matex_tf import settings
-from matex_tf.world import mpirun_options
+from matex_tf.world import mpirun_options, task_environment
 
 CPU_FOLDER = "/sys/devices/system/cpu"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -32,6 +34,14 @@ ANCESTORS = 8
 Core = tuple[int, ...]
 """The CPUs (hardware threads) of a core, by their numbers."""
 T = TypeVar("T")
+
+
+class Launcher(NamedTuple):
+    """The process that started the ranks of this node."""
+
+    process: int
+    name: str
+    words: list[str]  # the command line
 
 
 # ---- pure functions, which do not read the machine
@@ -70,7 +80,7 @@ def choose_cores(cores: Sequence[T], local_rank: int, local_size: int) -> list[T
 
 
 def choose_part(cores: Sequence[T], part: str) -> list[T]:
-    """Part "2/3" of a node's cores, or of its GPUs; all of them for ""."""
+    """The second third of a node's cores, or of its GPUs, for "2/3"; all of them for ""."""
     number, _, parts = part.partition("/")
     return choose_cores(cores, int(number) - 1, int(parts)) if part else list(cores)
 
@@ -81,7 +91,7 @@ def choose_thread_count(cpus: int, ranks_sharing: int, quota: float | None, loca
     Args:
         cpus: the number of CPUs that the rank may use.
         ranks_sharing: the number of ranks that use those CPUs.
-        quota: the CPU seconds a second that the container's limit leaves to all `local_size` ranks; None: no limit.
+        quota: the number of busy CPUs that the container's limit allows all `local_size` ranks; None: no limit.
     """
     threads = max(1, cpus // ranks_sharing)
     if quota is not None:
@@ -127,12 +137,21 @@ def is_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_siz
 
 
 def choose_gpu(local_rank: int, count: int, visible: str | None) -> str | None:
-    """The CUDA_VISIBLE_DEVICES of one local rank, round robin over `count` GPUs or the list `visible`; or None."""
-    names = [name.strip() for name in visible.split(",")] if visible is not None else [str(n) for n in range(count)]
-    names = [name for name in names if name]
-    if len(names) < 2:
-        return None
-    return names[local_rank % len(names)]
+    """The CUDA_VISIBLE_DEVICES of one local rank: round robin over the GPUs. None if there are fewer than two.
+
+    Args:
+        count: the number of GPUs of the node.
+        visible: the value of CUDA_VISIBLE_DEVICES of the node; None if it is not set.
+    """
+    names = _list_gpus(count, visible)
+    return names[local_rank % len(names)] if len(names) > 1 else None
+
+
+def _list_gpus(count: int, visible: str | None) -> list[str]:
+    """The names of the GPUs; see `choose_gpu`."""
+    if visible is None:
+        return [str(number) for number in range(count)]
+    return [name.strip() for name in visible.split(",") if name.strip()]
 
 
 # ---- functions that read the machine
@@ -145,12 +164,6 @@ def read_file(path: str) -> str:
             return file.read()
     except OSError:
         return ""
-
-
-def read_environment(process: int) -> dict[str, str]:
-    """The environment with which a process was started; empty if the process belongs to another user."""
-    pairs = (entry.partition("=") for entry in read_file(f"/proc/{process}/environ").split("\0") if "=" in entry)
-    return {name: value for name, _, value in pairs}
 
 
 def list_cores(cpus: Iterable[int] | None = None) -> list[Core]:
@@ -169,7 +182,10 @@ def list_cores(cpus: Iterable[int] | None = None) -> list[Core]:
 
 
 def read_cpu_quota() -> float | None:
-    """The CPU seconds a second that the container's limit (cgroup v2 or v1) allows this process; None: no limit."""
+    """The number of busy CPUs that the container's limit allows this process, such as 2.5; None: no limit.
+
+    Reads cgroup v2, whose groups each have a limit (the limit of the innermost group that has one counts), then v1.
+    """
     group = ""
     for line in read_file("/proc/self/cgroup").splitlines():
         if line.startswith("0::"):
@@ -185,19 +201,16 @@ def read_cpu_quota() -> float | None:
     return int(quota) / int(period) if quota and period and int(quota) > 0 else None
 
 
-def find_launcher() -> tuple[int, str, list[str]] | None:
-    """The launcher among this process's ancestors: its process id, name and command line; None if there is none."""
+def find_launcher() -> Launcher | None:
+    """The launcher among this process's ancestors; None if there is none."""
     process = os.getppid()
     for _ in range(ANCESTORS):
         if process <= 1:
             return None
         name = read_file(f"/proc/{process}/comm").strip()
         if name in LAUNCHERS:
-            return process, name, read_file(f"/proc/{process}/cmdline").split("\0")
-        fields = read_file(f"/proc/{process}/stat").rpartition(")")[2].split()
-        if len(fields) < 2:
-            return None
-        process = int(fields[1])
+            return Launcher(process, name, read_file(f"/proc/{process}/cmdline").split("\0"))
+        process = task_environment.read_parent(process)
     return None
 
 
@@ -237,23 +250,19 @@ def bind_all_threads(cpus: Iterable[int]) -> None:
 
 
 def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> str:
-    """Assign this rank its cores and, if they are shared or limited, its number of threads; returns a description."""
+    """Assign this rank its cores and, if they are shared or limited, its number of threads; returns a description.
+
+    Args:
+        mode: the placement mode, "auto" or "spread"; with "spread", a binding by the launcher is replaced.
+        part: see `choose_part`.
+    """
     launcher = find_launcher()
     if launcher is None and local_size < 2 and mode != "spread":
         return "cores left as they are: no launcher started this process"
-    # mpirun does not pass its own variables on, and the library removes the variables of the task after reading them.
-    environment = {**read_environment(launcher[0] if launcher else 0), **read_environment(os.getpid()), **os.environ}
-    reason = find_user_choice(environment, mode)
-    if reason is None and launcher is not None and mode != "spread":
-        reason = find_launcher_binding(launcher[1], launcher[2], environment)
-    if reason is None and mode != "spread":
-        world_size = int(environment.get("OMPI_COMM_WORLD_SIZE", 0))
-        cores_of_node = list_cores(find_node_cpus(None))
-        if is_narrower_than_default(os.sched_getaffinity(0), cores_of_node, world_size):
-            reason = "mpirun bound each rank to a core"
+    reason = _find_reason_to_leave(launcher, mode)
     if reason is not None:
         return f"cores left as they are: {reason}"
-    usable = choose_part(list_cores(find_node_cpus(launcher[0] if launcher else None)), part)
+    usable = choose_part(list_cores(find_node_cpus(launcher.process if launcher else None)), part)
     own_cores = choose_cores(usable, local_rank, local_size)
     cpus = [cpu for core in own_cores for cpu in core]
     bind_all_threads(cpus)
@@ -268,20 +277,33 @@ def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> 
     return text + (f", {threads} threads" if threads is not None and threads != 1 else "")
 
 
+def _find_reason_to_leave(launcher: Launcher | None, mode: str) -> str | None:
+    """Why this rank's cores must stay as they are: a choice of the user; None if there is none."""
+    # mpirun does not pass its own variables on, and the library removes the variables of the task after reading them.
+    launcher_environment = {} if launcher is None else task_environment.read_environment(launcher.process)
+    environment = {**launcher_environment, **task_environment.read_environment(os.getpid()), **os.environ}
+    reason = find_user_choice(environment, mode)
+    if reason is not None or mode == "spread":
+        return reason
+    if launcher is not None and (reason := find_launcher_binding(launcher.name, launcher.words, environment)):
+        return reason
+    world_size = int(environment.get("OMPI_COMM_WORLD_SIZE", 0))
+    if is_narrower_than_default(os.sched_getaffinity(0), list_cores(find_node_cpus(None)), world_size):
+        return "mpirun bound each rank to a core"
+    return None
+
+
 def place_gpu(local_rank: int, local_size: int, part: str = "") -> str:
     """Restrict this rank to its own GPU if the node has several; returns a description, "" if nothing changes."""
-    count = count_gpus()
-    if count == 0 and "CUDA_VISIBLE_DEVICES" not in os.environ:
+    count, visible = count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if count == 0 and visible is None:
         return ""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if part:
-        names = [str(number) for number in range(count)] if visible is None else visible.split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible = ",".join(choose_part(names, part))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible = ",".join(choose_part(_list_gpus(count, visible), part))
     chosen = choose_gpu(local_rank, count, visible)
     if chosen is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = chosen
-    devices = len([name for name in visible.split(",") if name.strip()]) if visible is not None else count
-    if 0 < devices < local_size:
+    if 0 < len(_list_gpus(count, visible)) < local_size:
         # Ranks that share a GPU must not each take all of its memory.
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     return f", GPU {chosen}" if chosen is not None else ""

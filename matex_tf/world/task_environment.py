@@ -116,9 +116,7 @@ def note_launchers(environment: Mapping[str, str]) -> None:
 
 
 def get_launchers() -> frozenset[int]:
-    """The process ids of the mpirun daemon that started this rank, and of processes in between, such as a shell. Empty
-    without `matex run`.
-    """
+    """The process ids of this rank's mpirun daemon, and of a shell in between. Empty without `matex run`."""
     return _launchers
 
 
@@ -127,20 +125,23 @@ def find_launchers(process: int, job: str) -> frozenset[int]:
     processes: set[int] = set()
     while process > 1:
         processes.add(process)
-        if not job or f"{_JOB}={job}" not in _read_environment(process):
+        if not job or read_environment(process).get(_JOB) != job:
             break
-        process = _read_parent(process)
+        process = read_parent(process)
     return frozenset(processes)
 
 
-def _read_environment(process: int) -> list[str]:
+def read_environment(process: int) -> dict[str, str]:
+    """The environment with which a process was started; empty if it has ended or belongs to another user."""
     try:
-        return os.fsdecode(Path(f"/proc/{process}/environ").read_bytes()).split("\0")
-    except OSError:  # the process belongs to another user, or has ended
-        return []
+        text = os.fsdecode(Path(f"/proc/{process}/environ").read_bytes())
+    except OSError:
+        return {}
+    return {name: value for name, equals, value in (entry.partition("=") for entry in text.split("\0")) if equals}
 
 
-def _read_parent(process: int) -> int:
+def read_parent(process: int) -> int:
+    """The process id of the parent of a process; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:

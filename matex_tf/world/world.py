@@ -1,7 +1,9 @@
 """The MPI world of this process: its ranks and their communicators, its start, and its survivors after a loss.
 
-MPI is started only if the environment shows that a launcher made this process one task of several. Ranks exchange
-Python objects through `runtime.objects`, which numbers each exchange in the sequence of collectives.
+`get_world` makes it at the first call, and starts MPI only if the environment shows that a launcher made this process
+one task of several. After a loss in an elastic run, `shrink_world` gives the same object the ranks and communicators of
+the survivors. Ranks exchange Python objects through `runtime.objects`, which numbers each exchange in the sequence of
+collectives.
 """
 
 from __future__ import annotations
@@ -23,25 +25,18 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
-    """The number of this rank among the `local_size` ranks of its node."""
+    local_rank: int = 0  # the number of this rank among the `local_size` ranks of its node
     local_size: int = 1
     host: str = field(default_factory=socket.gethostname)
-    hosts: list[str] = field(default_factory=list)
-    """The host of each rank."""
-    nodes: list[int] = field(default_factory=list)
-    """The node of each rank (`node`)."""
+    hosts: list[str] = field(default_factory=list)  # the host of each rank
+    nodes: list[int] = field(default_factory=list)  # the node of each rank (`node`)
     communicators: dict[str, Any] = field(default_factory=dict)
-    servers: int = 0
-    """The number of ranks that only serve: they own pieces of variables, and compute no rows."""
-    life: Any = None
-    """With MATEX_ELASTIC, the communicator on which ranks agree about the survivors."""
-    is_several: bool = False
-    """Whether the run began with several ranks, even if all others were lost."""
+    servers: int = 0  # the number of ranks that only serve: they own pieces of variables, and compute no rows
+    life: Any = None  # with MATEX_ELASTIC, the communicator on which ranks agree about the survivors
+    is_several: bool = False  # whether the run began with several ranks, even if all others were lost
     is_phantom: bool = False
     """Whether the other ranks do not exist, as when `matex plan` measures the computation of a rank."""
-    has_lost: bool = False
-    """Whether ranks were lost and the survivors have continued."""
+    has_lost: bool = False  # whether ranks were lost and the survivors have continued
     process: int = field(default_factory=os.getpid)
 
     @property
@@ -67,6 +62,7 @@ class World:
         return f"rank {self.rank} ({self.host})"
 
 
+_COMMUNICATORS = ("sequence", "gradients", "overlapped", "control", "readers", "watch")
 _world: World | None = None
 script_knows_ranks = False
 """Whether the script asked for its rank or read MPI.COMM_WORLD, and so may behave differently on different ranks."""
@@ -87,12 +83,12 @@ errors.describe_rank = _describe_rank
 
 
 def note_script_knows_ranks() -> None:
-    """Note that the script asks for its rank."""
+    """Record that the script asks for its rank; at the first call, call the functions `when_script_knows_ranks`."""
     global script_knows_ranks
     if not script_knows_ranks:
         script_knows_ranks = True
-        for act in when_script_knows_ranks:
-            act()
+        for listener in when_script_knows_ranks:
+            listener()
 
 
 def get_world() -> World:
@@ -121,9 +117,7 @@ def keeps_state() -> bool:
 
 
 def get_communicator(name: str) -> Any:
-    """matex_tf's own duplicate of the world's communicator, for one purpose: "sequence", "gradients", "overlapped",
-    "control", "readers" or "watch".
-    """
+    """The library's duplicate of the world's communicator for one purpose; see `_COMMUNICATORS`."""
     return get_world().communicators[name]
 
 
@@ -143,13 +137,16 @@ def _start_world() -> World:
         if phantom and phantom.ranks:
             return phantom_rank.make_phantom_world(World, phantom)
     task = task_environment.find_task(os.environ)
-    if task is None or (task.size == 1 and not keeps_state()) or settings.get_settings().disable:
-        if settings.PREFIX + "MICROBATCH" not in os.environ or settings.get_settings().disable:
-            return World()
-        return phantom_rank.make_single_world(World) if settings.get_settings().microbatch else World()
-    _set_open_mpi_defaults()
-    with time_limit.limit_wait(task.rank, task.size, "has waited for MPI to start and the others to come", UNREACHABLE):
-        return _join_task(task)
+    if task is not None and (task.size != 1 or keeps_state()) and not settings.get_settings().disable:
+        _set_open_mpi_defaults()
+        what = "has waited for MPI to start and the others to come"
+        with time_limit.limit_wait(task.rank, task.size, what, UNREACHABLE):
+            return _join_task(task)
+    if settings.PREFIX + "MICROBATCH" in os.environ:
+        chosen = settings.get_settings()
+        if chosen.microbatch and not chosen.disable:
+            return phantom_rank.make_single_world(World)
+    return World()
 
 
 UNREACHABLE = (
@@ -159,6 +156,11 @@ UNREACHABLE = (
 
 
 def _join_task(task: task_environment.Task) -> World:
+    """Start MPI, and make the world of all tasks. Collective.
+
+    Raises:
+        SetupError: MPI cannot be loaded, sees only this task, or has no threads.
+    """
     global _task
     _task = task
     try:
@@ -202,18 +204,22 @@ def _join_ranks(MPI: Any) -> World:
             "this MPI was started without threads (its level is below MPI_THREAD_SERIALIZED), and TensorFlow computes "
             "in threads. Remove the lines that set `mpi4py.rc.threads` or `thread_level`."
         )
-    world = _make_world(
-        MPI, communicator, _make_life_communicator(communicator) if settings.get_settings().elastic else None
-    )
+    life = _make_life_communicator(communicator) if settings.get_settings().elastic else None
+    world = _make_world(MPI, communicator, life)
     task_environment.keep_children_out()
     return world
 
 
 def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
-    """Make the world of the ranks of `communicator`. Collective."""
+    """Make the world of the ranks of `communicator`. Collective.
+
+    Args:
+        life: see `World.life`.
+    """
     node = communicator.Split_type(MPI.COMM_TYPE_SHARED)
     rank, host, chosen = communicator.Get_rank(), socket.gethostname(), settings.get_settings()
     ranks_per_node, lowest_rank = chosen.ranks_per_node, node.bcast(rank)
+    node_number = rank - rank % ranks_per_node if ranks_per_node else lowest_rank
     world = World(
         rank=rank,
         size=communicator.Get_size(),
@@ -221,18 +227,19 @@ def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
         local_size=node.Get_size(),
         host=host,
         hosts=communicator.allgather(host),
-        nodes=communicator.allgather(rank - rank % ranks_per_node if ranks_per_node else lowest_rank),
+        nodes=communicator.allgather(node_number),
         servers=settings.count_only_serving(chosen.strategy),
         life=life,
         is_several=True,
     )
     node.Free()
-    for name in ("sequence", "gradients", "overlapped", "control", "readers", "watch"):
+    for name in _COMMUNICATORS:
         world.communicators[name] = communicator.Dup()
     return world
 
 
 def _make_life_communicator(communicator: Any) -> Any:
+    """The communicator `World.life`. Collective. Raises SetupError if this MPI cannot report lost ranks."""
     try:
         life = communicator.Dup()
         life.Agree(1)
@@ -279,21 +286,19 @@ def list_lost() -> list[int]:
 
 
 def shrink_world() -> list[int]:
-    """Shrink the world to the survivors. Returns their previous numbers, indexed by their new ones. Collective among
-    the survivors.
-    """
+    """Shrink the world to the survivors. Returns their previous numbers, by their new ones. Collective among them."""
     from mpi4py import MPI
 
     me = get_world()
     survivors = me.life
-    while True:
+    while True:  # until no further rank is lost meanwhile
         survivors = survivors.Shrink()
         survivors.Set_errhandler(MPI.ERRORS_RETURN)
         new_world = None
         try:
             new_world = _make_world(MPI, survivors, survivors)
         except MPI.Exception:
-            survivors.Revoke()  # another rank was lost meanwhile
+            survivors.Revoke()
         try:
             if survivors.Agree(int(new_world is not None)) == 1:
                 break

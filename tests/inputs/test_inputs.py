@@ -52,7 +52,7 @@ NUMBERS = [one.variable for one in (*settings.TABLE, *settings.INTERNAL) if one.
 
 @pytest.mark.parametrize("setting", (*settings.TABLE, *settings.INTERNAL), ids=lambda setting: setting.name)
 def test_every_setting(setting):
-    free = setting.parse is settings._keep_text
+    free = setting.parse is str
     for text in ["?"] if not free else []:
         with pytest.raises(errors.SettingError, match=rf"{setting.variable}='\?': expected "):
             settings.Settings({setting.variable: text})

@@ -24,7 +24,7 @@ def recorded(rows):
 
 def drawn(rows):
     events, times = recorded(rows)
-    return [(lane, name, begin, end) for lane, name, _, begin, end, _ in timeline.list_slices(events, ["w"], times)]
+    return [(lane, name, begin, end) for lane, name, _, begin, end, _ in timeline.list_bars(events, ["w"], times)]
 
 
 def test_gaps_of_a_step_are_compute():

@@ -63,11 +63,11 @@ def test_a_claim_of_an_earlier_run_silences_nobody(tmp_path, capfd, monkeypatch,
     """It is of an earlier one if it is old, or of the same rank."""
     monkeypatch.setattr(rank_records, "_job", "a job")
     rank_records.report_error("it failed", 2, tmp_path)
-    os.close(rank_records._held.pop())  # as at the end of its process
+    os.close(rank_records._claims.pop())  # as at the end of its process
     then = time.time() + seconds
     monkeypatch.setattr(rank_records.time, "time", lambda: then)
     rank_records.report_error("it failed", rank, tmp_path)
-    os.close(rank_records._held.pop())
+    os.close(rank_records._claims.pop())
     assert capfd.readouterr().err.count("failed") == said
 
 

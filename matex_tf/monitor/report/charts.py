@@ -19,10 +19,8 @@ class Line:
     """A line of a chart. A run with several starts has one piece for each start."""
 
     name: str
-    colour: int | None
-    """None: the colour of text."""
-    pieces: list[tuple[np.ndarray, np.ndarray]]
-    """Times in seconds, and values; NaN is not drawn."""
+    colour: int | None  # None: the colour of text
+    pieces: list[tuple[np.ndarray, np.ndarray]]  # times in seconds, and values; NaN is not drawn
     kind: str = ""
     """"faint"; or "most", "least" or "median" for the lines of a band."""
 
@@ -38,9 +36,7 @@ class Band:
 
 
 def decimate_series(t: np.ndarray, values: np.ndarray, buckets: int, end: float) -> tuple[np.ndarray, np.ndarray]:
-    """Reduce a series to the minimum and maximum of each of `buckets` intervals between 0 and
-    `end`, in order of time.
-    """
+    """Reduce a series to the minimum and maximum in each of `buckets` intervals from 0 to `end`, ordered by time."""
     is_finite = np.isfinite(values)
     t, values = t[is_finite], values[is_finite]
     if len(t) <= 2 * buckets:

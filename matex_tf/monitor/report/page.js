@@ -1,41 +1,48 @@
-// The charts of a report, drawn by uPlot from the data in the page. Their axis is by time, step or epoch.
+// Draws the charts of a report by uPlot, from the JSON in the page (template.py): `charts`, `runs`, `axes`, `colours`.
+// The reader may choose the horizontal axis (time, step or epoch), and a rank or trial whose lines are highlighted.
 const page = JSON.parse(document.getElementById("data").textContent)
-const SPANS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]], DASHES = [[], [2, 3], [8, 4], [8, 3, 2, 3]]
-const STEPS = [...Array(12).keys()].flatMap(power => [1, 2, 5].map(one => one * 10 ** (power - 3)))
-const ink = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`)
-const show = (value, digits) => value.toLocaleString("en", {maximumSignificantDigits: digits})
+const TIME_UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]] // seconds, name
+const DASHES = [[], [2, 3], [8, 4], [8, 3, 2, 3]]
+const INTERVALS = [...Array(12).keys()].flatMap(power => [1, 2, 5].map(digit => digit * 10 ** (power - 3))) // of ticks
 const LOOKS = {most: [0.5, 1], least: [0.5, 1], median: [1.5, 1], faint: [1.5, 0.3], "": [1.5, 1]} // width, opacity
-let plots = [], picked = null
+const readColour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`)
+const format = (value, digits) => value.toLocaleString("en", {maximumSignificantDigits: digits})
+let plots = [], picked = null // `picked`: the name of the highlighted line
 
-// Where a time of a run lies on an axis; null where the run does not say.
-function place(run, axis, t) {
+// The position on an axis at time `t` of a run, by interpolation in the run's clock; null outside of the clock.
+function locate(run, axis, t) {
   const clock = page.runs[run]?.clocks[axis]
   if (axis === "time" || !clock) return t
-  const [times, places] = clock
+  const [times, positions] = clock
   if (t < times[0] || t > times.at(-1)) return null
   let low = 0, high = times.length - 1
-  while (high - low > 1) times[(low + high) >> 1] <= t ? low = (low + high) >> 1 : high = (low + high) >> 1
-  const share = times[high] > times[low] ? (t - times[low]) / (times[high] - times[low]) : 1
-  return places[low] + share * (places[high] - places[low])
+  while (high - low > 1) {
+    const middle = (low + high) >> 1
+    if (times[middle] <= t) low = middle
+    else high = middle
+  }
+  const fraction = times[high] > times[low] ? (t - times[low]) / (times[high] - times[low]) : 1
+  return positions[low] + fraction * (positions[high] - positions[low])
 }
 
-// The table of a curve: places and values, with a gap between two starts.
+// The positions and values of a curve. A null before each piece but the first makes a gap between two starts of a run.
 function tabulate(curve, axis) {
-  const rows = curve.t.flatMap((times, piece) => {
-    const found = times.map((t, n) => [place(curve.run, axis, t), curve.values[piece][n]]).filter(row => row[0] !== null)
-    return piece && found.length ? [[found[0][0] - 1e-9, null], ...found] : found
+  const points = curve.t.flatMap((times, piece) => {
+    const known = times.map((t, n) => [locate(curve.run, axis, t), curve.values[piece][n]]).filter(([x]) => x !== null)
+    return piece && known.length ? [[known[0][0] - 1e-9, null], ...known] : known
   })
-  return [rows.map(row => row[0]), rows.map(row => row[1])]
+  return [points.map(([x]) => x), points.map(([, y]) => y)]
 }
 
-function name(axis, end) {
+// The size of the unit of an axis that ends at `end`, and its name.
+function chooseUnit(axis, end) {
   if (axis !== "time") return [1, `${axis}s`]
-  return SPANS.find(([seconds]) => end >= 2 * seconds) ?? SPANS[3]
+  return TIME_UNITS.find(([seconds]) => end >= 2 * seconds) ?? TIME_UNITS[3]
 }
 
-// Vertical lines where something happened, each with its text beside it; texts of neighbours lie below each other.
-function mark(plot, axis) {
-  const marks = page.runs.flatMap((run, at) => run.marks.map(([t, text]) => [place(at, axis, t), text]))
+// Draw vertical lines for the events of the runs, each with its text; texts of neighbours lie below each other.
+function drawMarks(plot, axis) {
+  const marks = page.runs.flatMap((run, index) => run.marks.map(([t, text]) => [locate(index, axis, t), text]))
   const drawn = marks.filter(([x]) => x !== null).map(([x, text], number) => {
     const line = document.createElement("div"), label = line.appendChild(document.createElement("span"))
     line.className = "mark"
@@ -57,8 +64,8 @@ function mark(plot, axis) {
 
 function draw(figure, chart, axis) {
   const data = uPlot.join(chart.curves.map(curve => tabulate(curve, axis)))
-  const [of, unit] = name(axis, data[0].at(-1))
-  const stroke = ink("ink"), grid = {stroke: ink("faint"), width: 1}, ticks = {show: false}
+  const [unitSize, unit] = chooseUnit(axis, data[0].at(-1))
+  const stroke = readColour("ink"), grid = {stroke: readColour("faint"), width: 1}, ticks = {show: false}
   const plot = new uPlot({
     width: figure.clientWidth, height: 240, padding: [8, 28, 0, 0],
     cursor: {sync: {key: axis, scales: ["x", null]}, drag: {x: true, y: false}},
@@ -73,26 +80,29 @@ function draw(figure, chart, axis) {
       }},
     },
     axes: [
-      {stroke, grid, ticks, incrs: axis === "time" ? STEPS.map(one => one * of) : STEPS.filter(one => one >= 1),
-       values: (_, at) => at.map(value => `${show(value / of, 6)} ${unit}`), space: 90},
-      {stroke, grid, ticks, size: 62, values: (_, at) => at.map(value => show(value, 4))},
+      {stroke, grid, ticks, space: 90,
+       incrs: axis === "time" ? INTERVALS.map(size => size * unitSize) : INTERVALS.filter(size => size >= 1),
+       values: (_, ticks) => ticks.map(value => `${format(value / unitSize, 6)} ${unit}`)},
+      {stroke, grid, ticks, size: 62, values: (_, ticks) => ticks.map(value => format(value, 4))},
     ],
     series: [
-      {label: axis, value: (_, value) => value == null ? "" : `${show(value / of, 5)} ${unit}`},
+      {label: axis, value: (_, value) => value == null ? "" : `${format(value / unitSize, 5)} ${unit}`},
       ...chart.curves.map(curve => ({
         label: curve.name, stroke: curve.colour === null ? stroke : page.colours[curve.colour % page.colours.length],
-        dash: DASHES[(2 * curve.run + (curve.colour >= page.colours.length)) % DASHES.length], value: (_, value) => value == null ? "" : show(value, 6),
-        points: {show: curve.t.flat().length < 30},
+        // Dashes tell runs apart, and lines with the same colour.
+        dash: DASHES[(2 * curve.run + (curve.colour >= page.colours.length)) % DASHES.length],
+        value: (_, value) => value == null ? "" : format(value, 6), points: {show: curve.t.flat().length < 30},
       })),
     ],
-    bands: chart.curves.flatMap((curve, at) =>
-      curve.kind === "most" ? [{series: [at + 1, at + 2], fill: ink("soft")}] : []),
+    // "least" comes after "most".
+    bands: chart.curves.flatMap((curve, index) =>
+      curve.kind === "most" ? [{series: [index + 1, index + 2], fill: readColour("soft")}] : []),
   }, data, figure.querySelector(".chart"))
-  mark(plot, axis)
+  drawMarks(plot, axis)
   plots.push(plot)
 }
 
-// `axis` is the one that is asked for; each chart begins with its own.
+// Draw all charts by the chosen axis; null: each by its own. Charts by another quantity, such as trials, keep theirs.
 function drawAll(axis) {
   plots.forEach(plot => plot.destroy())
   plots = []
@@ -102,31 +112,31 @@ function drawAll(axis) {
   })
   for (const key of document.querySelectorAll("button[data-axis]"))
     key.setAttribute("aria-pressed", key.dataset.axis === (axis ?? ""))
-  bringOut(picked)
+  highlight(picked)
 }
 
-// The other lines of its kind are faint.
-function bringOut(of) {
-  picked = of
-  const kind = of?.split(" ").slice(0, -1).join(" ")
-  const isDim = label => of !== null && label !== of && label.startsWith(kind)
-  plots.forEach((plot, at) => {
-    page.charts[at].curves.forEach((curve, n) => {
-      const isPicked = curve.name === of, [width, alpha] = LOOKS[curve.kind]
-      plot.series[n + 1].alpha = isDim(curve.name) ? 0.1 : isPicked ? 1 : alpha
-      plot.series[n + 1].width = isPicked ? 3 : width
+// Highlight the line `label` in all charts, and dim the others of its kind: for "rank 3", all other ranks. null: none.
+function highlight(label) {
+  picked = label
+  const kind = label?.split(" ").slice(0, -1).join(" ")
+  const isDim = other => label !== null && other !== label && other.startsWith(kind)
+  plots.forEach((plot, index) => {
+    page.charts[index].curves.forEach((curve, n) => {
+      const isPicked = curve.name === label, [width, alpha] = LOOKS[curve.kind], series = plot.series[n + 1]
+      series.alpha = isDim(curve.name) ? 0.1 : isPicked ? 1 : alpha
+      series.width = isPicked ? 3 : width
     })
     plot.redraw(false)
   })
-  for (const line of document.querySelectorAll("path[data-of]")) {
+  for (const line of document.querySelectorAll("path[data-of]")) { // of the drawing of trials
     line.classList.toggle("dim", isDim(line.dataset.of))
-    line.classList.toggle("picked", line.dataset.of === of)
+    line.classList.toggle("picked", line.dataset.of === label)
   }
 }
 
 drawAll(null)
 for (const key of document.querySelectorAll("button[data-axis]")) key.onclick = () => drawAll(key.dataset.axis || null)
 for (const key of document.querySelectorAll("button[data-of]"))
-  key.onclick = () => bringOut(picked === key.dataset.of ? null : key.dataset.of)
+  key.onclick = () => highlight(picked === key.dataset.of ? null : key.dataset.of)
 addEventListener("resize", () => plots.forEach(plot =>
   plot.setSize({width: plot.root.parentElement.clientWidth, height: 240})))

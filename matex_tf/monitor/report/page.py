@@ -1,10 +1,14 @@
-"""The report of one or several runs: one self-contained HTML file, for screen and paper."""
+"""The report of one or several runs: one self-contained HTML file, for screen and paper.
+
+`format_page` is the entry. It reads the samples (`_Recorded`), then makes the sections from top to bottom: facts, the
+legend of ranks, charts of metrics and of `quantities`, and for each run the bars, profile, events and table of ranks.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -20,8 +24,8 @@ from matex_tf.monitor.report.template import Figures, Row, assemble_page, format
 
 _MAX_BARS = 16  # displayed ranks of a large run: those that are waited for most
 _MAX_TABLE_RANKS = 2048  # ranks in the table at the end
-_LINES_OF_RANKS = 640
-_CLOCK = 512  # points of a clock
+_MAX_BUCKETS = 640  # in one chart, over all its lines; each bucket has at most two points
+_CLOCK_POINTS = 512
 
 
 @dataclass
@@ -29,19 +33,19 @@ class _Recorded:
     """A run with the data that the page shows."""
 
     run: Run
-    place: int
-    """The index of the run on the page."""
+    index: int  # the index of the run on the page
     name: str
     """The prefix of the names of its lines; "" if it is the only run."""
-    everything: list[tuple[Start, dict[int, Series]]]
+    starts: list[tuple[Start, dict[int, Series]]]
     """Each start with the samples of its ranks; the last start is `start` and `ranks`."""
     prediction: str = ""
+    """The planner's text for the run; "" if there is none."""
 
     def __post_init__(self) -> None:
-        self.start, self.ranks = self.everything[-1]
-        self.zero = float(self.everything[0][0].about["at"])
-        ends = [float(series["t"][-1]) for _, ranks in self.everything for series in ranks.values()]
-        self.end = max(ends, default=self.zero) - self.zero
+        self.start, self.ranks = self.starts[-1]
+        self.zero = float(self.starts[0][0].about["at"])  # the time of the first start, seconds since 1970
+        ends = [float(series["t"][-1]) for _, ranks in self.starts for series in ranks.values()]
+        self.end = max(ends, default=self.zero) - self.zero  # of the last sample, in seconds since `zero`
         self.steps = waits.compute_mean_steps(self.ranks)
         self.epochs = progress.list_kept_epochs(self.run.starts)
 
@@ -50,7 +54,7 @@ class _Recorded:
 
 
 def format_page(*runs: Run, predictions: Sequence[str] = ()) -> str:
-    """The page of `runs`, side by side. `predictions` are the planner's texts for the runs, if there are any."""
+    """The page of `runs`, side by side. `predictions` are the planner's texts for the first of them."""
     names = _name_runs(runs)
     texts = [*predictions, *[""] * (len(runs) - len(predictions))]
     all_recorded = [_read_run(*parts) for parts in zip(runs, range(len(runs)), names, texts)]
@@ -66,7 +70,7 @@ def format_page(*runs: Run, predictions: Sequence[str] = ()) -> str:
         format_axes(axes),
         *_draw_metrics(all_recorded, figures),
         *_draw_quantities(all_recorded, figures),
-        _set_side_by_side(all_recorded, _draw_bars, _format_profile, _format_prediction, _format_events, _format_ranks),
+        _set_side_by_side(all_recorded, _draw_bars, _format_texts, _format_events, _format_ranks),
     ]
     about = [{"clocks": clock, "marks": list(_list_marks(recorded))} for clock, recorded in zip(clocks, all_recorded)]
     return assemble_page(f"{command}, {ranks}", body, figures.charts, about, axes)
@@ -80,27 +84,32 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
     return names if len(set(names)) == len(names) else [run.folder for run in runs]
 
 
-def _read_run(run: Run, place: int, name: str, prediction: str) -> _Recorded:
-    starts = [(start, {rank: one for rank, one in read_all(start).items() if len(one)}) for start in run.starts]
-    with_samples = [(start, ranks) for start, ranks in starts if ranks]
-    return _Recorded(run, place, name, with_samples or starts[-1:], prediction)
+def _read_run(run: Run, index: int, name: str, prediction: str) -> _Recorded:
+    """Read the samples of the starts that have any; of the last start if none has."""
+    with_samples: list[tuple[Start, dict[int, Series]]] = []
+    for start in run.starts:
+        ranks = {rank: series for rank, series in read_all(start).items() if len(series)}
+        if ranks:
+            with_samples.append((start, ranks))
+    return _Recorded(run, index, name, with_samples or [(run.starts[-1], {})], prediction)
 
 
 def _make_clocks(recorded: _Recorded) -> dict[str, Any]:
-    """For each axis except time: times, and the number of steps or epochs so far.
+    """The clocks, by which the page converts times: for each axis except "time", a list of times, and a list of the
+    numbers of steps or epochs by then.
 
-    Steps are those of the first recorded rank, over all starts; steps repeated after a restart count again.
+    Steps are counted on the first recorded rank, over all starts; steps repeated after a restart count again.
     """
     clocks = {}
     times, steps = [np.zeros(1)], [np.zeros(1)]
-    for _, ranks in recorded.everything:
+    for _, ranks in recorded.starts:
         if ranks:
             first = next(iter(ranks.values()))
             times.append(first["t"] - recorded.zero)
             steps.append(steps[-1][-1] + np.nan_to_num(first["st"]))
     t, count = np.concatenate(times), np.concatenate(steps)
     if count[-1] > 0:
-        grid = np.linspace(0, recorded.end, _CLOCK)
+        grid = np.linspace(0, recorded.end, _CLOCK_POINTS)
         clocks["step"] = [round_numbers(grid), round_numbers(np.interp(grid, t, count))]
     if recorded.epochs:
         ended = [0.0, *(epoch.t - recorded.zero for epoch in recorded.epochs)]
@@ -108,13 +117,13 @@ def _make_clocks(recorded: _Recorded) -> dict[str, Any]:
     return clocks
 
 
-def _set_side_by_side(runs: Sequence[_Recorded], *parts: Any) -> str:
-    """The `parts` of each run in a column of its own."""
-    texts = ["".join(part(recorded) for part in parts) for recorded in runs]
+def _set_side_by_side(runs: Sequence[_Recorded], *sections: Callable[[_Recorded], str]) -> str:
+    """The HTML of the `sections` of each run, in a column of its own."""
+    texts = ["".join(section(recorded) for section in sections) for recorded in runs]
     if len(runs) == 1:
         return texts[0]
-    sections = (f"<section><h2>{escape(recorded.name)}</h2>{text}</section>" for recorded, text in zip(runs, texts))
-    return f'<div class="runs">{"".join(sections)}</div>'
+    columns = (f"<section><h2>{escape(recorded.name)}</h2>{text}</section>" for recorded, text in zip(runs, texts))
+    return f'<div class="runs">{"".join(columns)}</div>'
 
 
 def _list_facts(runs: Sequence[_Recorded]) -> dict[str, list[str]]:
@@ -177,22 +186,23 @@ def _draw_metrics(runs: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
                     table.append(quantities.summarize_line(label, lines[-1].pieces))
                 elif points:
                     yield f'<p class="said">{escape(label)} was never a finite number</p>'
-            curves += make_curves(lines, None, recorded.place, recorded.end)
+            curves += make_curves(lines, None, recorded.index, recorded.end)
         yield figures.add_figure(make_chart(name, "at the end of each epoch", curves, "epoch", from_zero=False), table)
 
 
 def _draw_quantities(runs: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
-    count = sum(min(max(len(recorded.ranks), 1), quantities.MAX_LINES) for recorded in runs)
-    buckets = min(max(_LINES_OF_RANKS // count, 40), 160)
+    """A chart of each quantity; "" for those that were not recorded. With more lines, each has fewer points."""
+    line_count = sum(min(max(len(recorded.ranks), 1), quantities.MAX_LINES) for recorded in runs)
+    buckets = min(max(_MAX_BUCKETS // line_count, 40), 160)
     for quantity in quantities.QUANTITIES:
         curves: list[dict[str, Any]] = []
         table: list[Row] = []
         for recorded in runs:
             slowest = waits.find_slowest(recorded.steps)
             chosen = [slowest[0]] if slowest else []
-            drawn = quantities.draw_quantity(quantity, recorded.everything, recorded.zero, recorded.end, chosen)
+            drawn = quantities.draw_quantity(quantity, recorded.starts, recorded.zero, recorded.end, chosen)
             if drawn:
-                run_curves = make_curves(drawn.lines, drawn.band, recorded.place, recorded.end, buckets)
+                run_curves = make_curves(drawn.lines, drawn.band, recorded.index, recorded.end, buckets)
                 curves += [{**curve, "name": recorded.prefix_name(curve["name"])} for curve in run_curves]
                 table += [(recorded.prefix_name(row[0]), *row[1:]) for row in drawn.table]
         yield figures.add_figure(make_chart(quantity.title, quantity.unit, curves, "time"), table)
@@ -208,12 +218,12 @@ def _draw_bars(recorded: _Recorded) -> str:
     rows = []
     for rank in order[:_MAX_BARS]:
         step = steps[rank]
-        parts = "".join(
+        bar = "".join(
             f'<span class="{name}" style="width:{value / longest:.2%}" title="{name} {value * 1e3:.2f} ms"></span>'
             for name, value in (("compute", step.compute), ("waiting", step.waiting), ("sums", step.sums))
         )
         text = f"{step.compute * 1e3:.2f} + {step.waiting * 1e3:.2f} + {step.sums * 1e3:.2f} ms"
-        rows.append(f'<tr><th>rank {rank}<td>{escape(start.hosts[rank])}<td class="bar">{parts}<td>{text}')
+        rows.append(f'<tr><th>rank {rank}<td>{escape(start.hosts[rank])}<td class="bar">{bar}<td>{text}')
     more = (
         f"<p>and {len(order) - _MAX_BARS} more ranks, which wait at least as long</p>" if len(order) > _MAX_BARS else ""
     )
@@ -225,12 +235,9 @@ def _draw_bars(recorded: _Recorded) -> str:
     )
 
 
-def _format_profile(recorded: _Recorded) -> str:
-    return f"<h2>Profile</h2><pre>{escape(recorded.start.profile)}</pre>" if recorded.start.profile else ""
-
-
-def _format_prediction(recorded: _Recorded) -> str:
-    return f"<h2>Predicted and measured</h2><pre>{escape(recorded.prediction)}</pre>" if recorded.prediction else ""
+def _format_texts(recorded: _Recorded) -> str:
+    texts = {"Profile": recorded.start.profile, "Predicted and measured": recorded.prediction}
+    return "".join(f"<h2>{title}</h2><pre>{escape(text)}</pre>" for title, text in texts.items() if text)
 
 
 def _list_events(run: Run) -> list[tuple[float, str]]:
@@ -244,7 +251,7 @@ def _list_events(run: Run) -> list[tuple[float, str]]:
 
 
 def _list_marks(recorded: _Recorded) -> Iterator[tuple[float, str]]:
-    """The marks in charts: events while ranks ran."""
+    """The marks in charts: times in seconds since the first start, and texts of the events while ranks ran."""
     return (
         (round(t - recorded.zero, 3), recorded.prefix_name(text))
         for t, text in _list_events(recorded.run)
@@ -265,7 +272,7 @@ def _format_ranks(recorded: _Recorded) -> str:
         memory = np.nanmax(series["mem"]) if np.isfinite(series["mem"]).any() else np.nan
         values = [progress.compute_mean_rate(series, "cpu"), memory / 2**30, series["read"][-1] / 1e9, series["in"][-1]]
         step = steps.get(rank)
-        values += [1e3 * one for one in (step.compute, step.waiting, step.sums)] if step else [np.nan] * 3
+        values += [1e3 * seconds for seconds in (step.compute, step.waiting, step.sums)] if step else [np.nan] * 3
         cells = "".join(f"<td>{format_number(value) if value == value else '-'}" for value in values)
         rows.append(f"<tr><th>{rank}<td>{escape(start.hosts[rank])}{cells}<td>{escape(series.ended)}")
     head = "<tr><th>rank<th>host<th>CPU, cores<th>most memory, GiB<th>read, GB<th>waiting for the input, s"

@@ -1,4 +1,4 @@
-"""The quantities of the report: a line for each rank, or a band if there are many ranks."""
+"""The quantities of the report, such as CPU and memory: a line for each rank, or a band if there are many ranks."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from matex_tf.monitor.report.charts import Band, Line, compute_band
 
 MAX_LINES = 16
 """For more ranks, a chart shows their range and a few of the ranks."""
-_EXTREMES = 3
-_GRID = 160
+_EXTREMES = 3  # ranks that are shown besides the band of many ranks
+_GRID_POINTS = 160  # of a band
 
 Values = Callable[[Series], "tuple[np.ndarray, np.ndarray]"]
-All = Sequence[tuple[Start, Mapping[int, Series]]]
+"""Returns times (seconds since 1970) and values of a rank."""
+Starts = Sequence[tuple[Start, Mapping[int, Series]]]
+"""The starts of a run, with the samples of their ranks."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A chart: its title, its unit, and the function that computes times and values of a rank. `of_hosts`: ranks of a
-    host share the values.
-    """
+    """A chart with a line for each rank."""
 
     title: str
     unit: str
     values: Values
-    of_hosts: bool = False
-    of_rank_0: bool = False
+    of_hosts: bool = False  # ranks of a host share the values: one line for each host
+    of_rank_0: bool = False  # the values of rank 0 are those of all ranks: one line
 
 
 def _make_rate(name: str, scale: float = 1.0) -> Values:
@@ -82,13 +82,19 @@ class Drawn:
     table: list[tuple[str, float, float, float]]
 
 
-def draw_quantity(quantity: Quantity, everything: All, zero: float, end: float, chosen: Sequence[int]) -> Drawn | None:
-    """The lines of `quantity` since the time `zero`; None if there are no values."""
-    names = _name_lines(quantity, everything)
+def draw_quantity(quantity: Quantity, starts: Starts, zero: float, end: float, chosen: Sequence[int]) -> Drawn | None:
+    """The lines of `quantity`; None if there are no values.
+
+    Args:
+        zero: the time at which the horizontal axis begins.
+        end: the length of that axis, in seconds.
+        chosen: the ranks that are shown besides a band; empty: the extreme ones.
+    """
+    names = _name_lines(quantity, starts)
     pieces_by_name = {}
     for name, line_ranks in names.items():
         pieces = []
-        for (_, ranks), rank in zip(everything, line_ranks):
+        for (_, ranks), rank in zip(starts, line_ranks):
             if rank is not None and rank in ranks and len(ranks[rank]) > 1:
                 t, values = quantity.values(ranks[rank])
                 pieces.append((t - zero, values))
@@ -100,7 +106,7 @@ def draw_quantity(quantity: Quantity, everything: All, zero: float, end: float, 
     if len(pieces_by_name) <= MAX_LINES:
         lines = [Line(name, order.index(name), pieces) for name, pieces in pieces_by_name.items()]
         return Drawn(lines, None, [summarize_line(name, pieces) for name, pieces in pieces_by_name.items()])
-    grid = np.linspace(0, end, _GRID)
+    grid = np.linspace(0, end, _GRID_POINTS)
     rows = np.stack([_interpolate_on_grid(pieces, grid) for pieces in pieces_by_name.values()])
     picked = [f"rank {rank}" for rank in chosen if f"rank {rank}" in pieces_by_name] or _pick_extremes(
         pieces_by_name, rows
@@ -109,10 +115,10 @@ def draw_quantity(quantity: Quantity, everything: All, zero: float, end: float, 
     return Drawn(lines, compute_band(rows, grid), [summarize_line(name, pieces_by_name[name]) for name in picked])
 
 
-def _name_lines(quantity: Quantity, everything: All) -> dict[str, list[int | None]]:
-    """For each line its name, and the rank of each start whose samples it shows."""
+def _name_lines(quantity: Quantity, starts: Starts) -> dict[str, list[int | None]]:
+    """The names of the lines; for each, the rank whose samples it shows in each start, or None."""
     names: dict[str, list[int | None]] = {}
-    for index, (start, ranks) in enumerate(everything):
+    for index, (start, ranks) in enumerate(starts):
         if quantity.of_rank_0:
             ranks_by_name = {"all ranks": 0}
         elif quantity.of_hosts:
@@ -122,11 +128,12 @@ def _name_lines(quantity: Quantity, everything: All) -> dict[str, list[int | Non
         else:
             ranks_by_name = {f"rank {rank}": rank for rank in ranks}
         for name, rank in ranks_by_name.items():
-            names.setdefault(name, [None] * len(everything))[index] = rank
+            names.setdefault(name, [None] * len(starts))[index] = rank
     return names
 
 
 def _interpolate_on_grid(pieces: Sequence[tuple[np.ndarray, np.ndarray]], grid: np.ndarray) -> np.ndarray:
+    """The values of a line at the times `grid`; NaN outside of its pieces."""
     row = np.full(len(grid), np.nan)
     for t, values in pieces:
         is_finite = np.isfinite(values)

@@ -120,7 +120,7 @@ def test_what_lies_between_steps_is_in_no_step(engine):
     assert (totals.updates, totals.steps) == (6, 4)
     events, _ = records.read_events(engine.c)
     times = np.stack([events["start"], events["start"] + events["duration"]])
-    drawn = [one[1] for one in timeline.list_slices(events, records.read_event_labels(engine.c), times)]
+    drawn = [one[1] for one in timeline.list_bars(events, records.read_event_labels(engine.c), times)]
     assert (drawn.count("compute"), drawn.count("between steps")) == (6, 2)
 
 
@@ -206,7 +206,7 @@ def test_overlapped_updates(monkeypatch, parts):
     assert len(only(events[events["lane"] == 0], "announcement")) == parts * count
 
     times = np.stack([events["start"], events["start"] + events["duration"]]) - events["start"].min()
-    drawn = list(timeline.list_slices(events, labels, times))
+    drawn = list(timeline.list_bars(events, labels, times))
     for lane in (0, 1):
         assert_nested([one[3:5] for one in drawn if one[0] == lane])
     text = timeline.format_part(events, labels, RANK, "host", times)
