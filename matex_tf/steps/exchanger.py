@@ -159,7 +159,7 @@ class RankExchanger:
 
     def _gather(self, tensor: Any, contributes: Any) -> Any:
         rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
-        rows.set_shape([None, *tensor.shape[1:]])
+        rows.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))  # also if the rank is unknown
         name = f"{self.place}: {tensor.op.name}"
         if tensor.dtype == tf.string:
             return _gather_strings(rows, name)
