@@ -361,15 +361,15 @@ def sizes_that_python_reads():
     return [found, seen, weights.numpy()]
 
 
-def labels_of_unknown_rank():
-    """They are gathered for an op without a rule for such rows."""
+def hits_in_batches_of_open_size():
+    """The rank of `a == b` is unknown to TensorFlow, because shapes that do not match give False."""
     weights = tf.Variable(random.normal(size=[6, 3]))
 
-    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec(None, tf.int64)])
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)])
     def step(x, labels):
         with tf.GradientTape() as tape:
             logits = x @ weights
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.reshape(labels, [-1]), logits))
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
         weights.assign_sub(tape.gradient(loss, weights))
         return loss, tf.reduce_sum(tf.cast(tf.argmax(logits, 1) == labels, tf.int32))
 
@@ -377,7 +377,7 @@ def labels_of_unknown_rank():
     return [*np.transpose([[float(one) for one in pair] for pair in found]), weights.numpy()]
 
 
-CASES = [labels_of_unknown_rank, jacobians_of_batches, ends_of_unknown_length, sizes_that_python_reads, gradnorm,
+CASES = [hits_in_batches_of_open_size, jacobians_of_batches, ends_of_unknown_length, sizes_that_python_reads, gradnorm,
          figure_of_a_batch,         metrics_by_row_and_column, mean_of_rows, state_that_does_not_begin_with_zeros,
          counts_read_raw, predict_whose_rows_meet, two_updates, two_inputs_and_a_loss_by_hand, saved_module,
          masked_statistics]  # fmt: skip
