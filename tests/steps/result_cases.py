@@ -361,14 +361,17 @@ def sizes_that_python_reads():
     return [found, seen, weights.numpy()]
 
 
-def hits_in_batches_of_open_size():
-    """The rank of `a == b` is unknown to TensorFlow, because shapes that do not match give False."""
-    weights = tf.Variable(random.normal(size=[6, 3]))
+def hits_of_rows_from_a_loop():
+    """The rank of `a == b` is unknown if one size is: TensorFlow gives False for shapes that do not match."""
+    weights = tf.Variable(random.normal(size=[6, 6]) / 6)
 
-    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)])
+    @tf.function
     def step(x, labels):
         with tf.GradientTape() as tape:
-            logits = x @ weights
+            logits = x
+            for _ in tf.range(2):
+                tf.autograph.experimental.set_loop_options(shape_invariants=[(logits, tf.TensorShape([None, 6]))])
+                logits = tf.tanh(x @ weights + logits)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
         weights.assign_sub(tape.gradient(loss, weights))
         return loss, tf.reduce_sum(tf.cast(tf.argmax(logits, 1) == labels, tf.int32))
@@ -377,7 +380,7 @@ def hits_in_batches_of_open_size():
     return [*np.transpose([[float(one) for one in pair] for pair in found]), weights.numpy()]
 
 
-CASES = [hits_in_batches_of_open_size, jacobians_of_batches, ends_of_unknown_length, sizes_that_python_reads, gradnorm,
+CASES = [hits_of_rows_from_a_loop, jacobians_of_batches, ends_of_unknown_length, sizes_that_python_reads, gradnorm,
          figure_of_a_batch,         metrics_by_row_and_column, mean_of_rows, state_that_does_not_begin_with_zeros,
          counts_read_raw, predict_whose_rows_meet, two_updates, two_inputs_and_a_loss_by_hand, saved_module,
          masked_statistics]  # fmt: skip
