@@ -311,6 +311,7 @@ def reads_changing(function: Any) -> bool:
     """
     captured = dict(zip(map(id, function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]),
                         function.captured_inputs))  # fmt: skip
+    # Only tables of the function itself can be tested; others count as tables that can grow.
     tables = [op for op in function.graph.get_operations() if op.type in _TABLES and id(op.inputs[0]) in captured]
     fixed = sum(_is_fixed_table(captured[id(op.inputs[0])], op) for op in tables)
     nodes = list(graph_ops.iterate_nodes(function.graph))

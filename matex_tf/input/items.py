@@ -106,6 +106,7 @@ class State:
 
     _values, _hashes: the attributes of the object, and a hash of each with all objects that it refers to.
     _generators, _states: the random generators, and their states.
+    _spawned: the number of NumPy generators that the process has created without a seed.
     """
 
     def __init__(self, source: Any):

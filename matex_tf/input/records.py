@@ -43,8 +43,9 @@ class Records(NamedTuple):
     """A dataset of records in two parts.
 
     tickets: a dataset of int64 tensors [3], in the order of the script's dataset.
-    read: computes the script's element from a ticket: a scalar string, unless the function that reads the files maps
-        records, too. Without such maps it also takes tickets [..., 3] and returns records of shape [...].
+    read: computes the script's element from a ticket. The element is the record, a scalar string, or the result of maps
+        in the function that reads the files. Without such maps `read` also takes tickets of shape [..., 3], and returns
+        records of shape [...].
     names: the files that the dataset may read; empty if they may vary.
     kind: the format of the files.
     """

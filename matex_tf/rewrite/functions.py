@@ -83,7 +83,7 @@ def read_only_types() -> frozenset[str]:
 def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
     """The graph of the function `name`, which `op` calls with `inputs` (default: the inputs of the op).
 
-    The inputs and outputs of the graph are those of the op, in their order.
+    The graph has the inputs and outputs of the op, in their order.
     """
     from tensorflow.python.eager import context
     from tensorflow.python.framework import function_def_to_graph

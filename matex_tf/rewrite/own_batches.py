@@ -1,4 +1,4 @@
-"""Batches of which each rank holds rows of its own, such as those of an iterator over a rank's part of the data.
+"""Batches of which each rank holds rows of its own, for instance from an iterator over a rank's part of the data.
 
 The script's batch is the concatenation of the ranks' rows. A rank whose data have ended goes on with 0 rows until all
 ranks have ended. The ranks exchange their numbers of rows with each batch.
@@ -37,7 +37,7 @@ class OwnRows(NamedTuple):
 
 
 def has_collective(node: Node) -> bool:
-    """Whether the copy of an op has collectives of its own, in addition to those that its inputs need."""
+    """Whether the copy of an op has collectives of its own, not only for placements of its inputs."""
     return node.decision.communicates
 
 
@@ -86,11 +86,7 @@ OWN = Placement(REPLICATED, feed=OwnFeed())
 
 
 def check_components(components: Sequence[tuple[Any, Any]]) -> None:
-    """Check that each component, a dtype and a shape, is a dense tensor with rows.
-
-    Raises:
-        OwnRowsError: a component is not.
-    """
+    """Raise OwnRowsError if a component, a dtype and a shape, is no dense tensor with rows."""
     for dtype, shape in components:
         if dtype.name in HANDLES or not shape.rank:
             kind = "is sparse, ragged or a dataset" if dtype.name in HANDLES else "has no rows"

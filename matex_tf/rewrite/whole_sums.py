@@ -19,9 +19,9 @@ _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 def find_needed_sums(program: Program) -> dict[Key, Placement]:
     """The placements to which sums are converted where they arise, by the keys of the sums.
 
-    A sum becomes whole if one op needs it whole and another takes it unchanged. A sum becomes pieces if all that
-    depends on it, by elementwise ops, needs a piece, unless an op combines it with rows: such an op cannot take a
-    piece, and would gather the rows.
+    A sum becomes whole if one op needs it whole and another takes it unchanged. A sum becomes pieces if elementwise ops
+    lead from it to an op that needs a piece. But an op that combines the sum with rows cannot take a piece, and would
+    gather the rows. Then the sum becomes whole.
     """
     converted: set[Key] = set()
     unchanged: set[Key] = set()

@@ -65,12 +65,7 @@ def _plan_round(
 def _exchange_round(
     communicator: Any, array: np.ndarray, chosen: np.ndarray, destinations: np.ndarray, received: list[int]
 ) -> None:
-    """Replace the rows `chosen` of an array by rows of all ranks.
-
-    Args:
-        destinations: the rank to which each chosen row goes.
-        received: the number of rows from each rank.
-    """
+    """Replace the rows `chosen` of an array by rows of all ranks. destinations, received: see `_plan_round`."""
     by_destination = chosen[np.argsort(destinations, kind="stable")]
     outgoing = np.ascontiguousarray(np.asarray(array)[by_destination])
     incoming = np.empty((sum(received), *array.shape[1:]), array.dtype)

@@ -33,7 +33,7 @@ TYPES = frozenset(f"{NONLINEAR} {LINEAR} {SUMS} Mul RealDiv Div DivNoNan Cast".s
 def compute_entries(node: Node, first_index: int = 0) -> Decision:
     """Decide on an elementwise op, whose inputs are broadcast against one another.
 
-    The rows are those of the first sharded input. A replicated input that has the rows is sliced. Inputs before
+    The result has the rows of the first sharded input. A replicated input that has the rows is sliced. Inputs before
     `first_index` become whole.
     """
     indexes = range(first_index, len(node.inputs))

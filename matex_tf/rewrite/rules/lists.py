@@ -28,7 +28,7 @@ def _read_item(node: Node) -> Placement | None:
 
 @register_rule("EmptyTensorList TensorListReserve")
 def make(node: Node) -> Decision:
-    """The shape of the items is that of a rank's slice; the number of items is the script's."""
+    """The items have the shape of a rank's slice; the number of items is the script's."""
     sizes, rows = node.inputs[0].constant, node.batch_rows
     count_name = "max_num_elements" if node.type == "EmptyTensorList" else "num_elements"
 
