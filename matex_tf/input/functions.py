@@ -277,7 +277,10 @@ def _find_needed(
 
 
 def keep_apart(tensors: Sequence[Any]) -> list[Any]:
-    """Tensors across which TensorFlow does not merge sums: alone, it optimizes each function separately."""
+    """Copies of tensors, across which TensorFlow does not merge sums.
+
+    Alone, TensorFlow optimizes each function of a pipeline by itself. Here several are one function.
+    """
 
     def keep(tensor: Any) -> Any:
         if not (tensor.dtype.is_floating or tensor.dtype.is_complex):

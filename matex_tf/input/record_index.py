@@ -37,7 +37,7 @@ _THREADS = 4
 """The number of files that a rank reads at a time: each read waits for the disk."""
 
 Problem = tuple[int, str, int]
-"""TensorFlow's code of an error (0: a warning), its text, and the offset in the file from which on it holds."""
+"""TensorFlow's code of an error (0: a warning), its text ("": no problem), and the byte from which on it holds."""
 NO_PROBLEM: Problem = (0, "", 0)
 
 

@@ -226,6 +226,6 @@ def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
 
 
 def _check_function(function: Any) -> None:
-    """Raises CannotBeIndexed if the file names that a function makes of an element may vary."""
+    """Raise CannotBeIndexed if the file names that a function makes of an element may vary."""
     if changing := record_functions.list_changing_ops(graph_ops.iterate_nodes(function.graph)):
         raise CannotBeIndexed(f"its names of files are made by {', '.join(changing)}")

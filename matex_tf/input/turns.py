@@ -358,7 +358,6 @@ class Pass:
         return SentItem(self.source, number, maker, sent, report.shapes, report.failure)
 
     def _describe_failure(self, number: int, error: Any) -> str:
-        """The text of an error of this rank, for all ranks."""
         me = world.get_world()
         text = _OP.sub("", error.message)
         return f"rank {me.rank} ({me.host}) cannot make item {number} of {self.source.name}: {text}"

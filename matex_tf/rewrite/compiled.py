@@ -48,7 +48,7 @@ def place_call(reader: Any, node: Node) -> Decision:
 
 
 def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
-    """Compile `function`. Its captured tensors become arguments, so that XLA knows the values of those that give sizes,
+    """Compile `function`. Its captured tensors become arguments, so that XLA knows the values that give sizes,
     and compiles the function once for each set of sizes.
     """
     return tf.function(function, jit_compile=True, autograph=False)

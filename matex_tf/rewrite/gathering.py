@@ -1,6 +1,6 @@
 """The requests of a collective on a value, and the whole tensor that is made of their results.
 
-A `Body` prepares all exchanges of a wave (`waves`), hands their requests to the exchanger together, and finishes each.
+A `Body` prepares all exchanges of a wave, hands their requests to the exchanger together, and finishes each.
 """
 
 from __future__ import annotations

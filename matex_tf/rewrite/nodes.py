@@ -63,7 +63,7 @@ class Value:
         return self._shape
 
     def set_shape(self, shape: list[int | None]) -> None:
-        """Add fixed sizes to those that the script's graph shows."""
+        """Add fixed sizes that the script's graph does not show."""
         known = self.whole_shape
         if known is None:
             self._shape, self.has_more_shape = shape, True

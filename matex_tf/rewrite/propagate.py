@@ -291,9 +291,7 @@ class Reader:
     def _decide_on_source(self, node: Node, fed: Placement | None, is_batch: bool) -> Decision:
         """Decide on an op that returns a batch.
 
-        Args:
-            fed: the placement of the op's input, if that has a feed.
-            is_batch: the op gives the batch of the program.
+        fed: the placement of the op's input, if that has a feed. is_batch: the op gives the batch of the program.
         """
         decision = fed.feed.place_batch(node, is_batch) if fed else place_batch(node)
         if is_batch:
@@ -344,8 +342,7 @@ def read_program(
 ) -> Program:
     """The program of `graph`, with each partial sum converted once; see `Reader` and `Reader.read`.
 
-    Raises:
-        PiecesRefusedError: ops take variables whole that are given in pieces.
+    Raises PiecesRefusedError if ops take variables whole that are given in pieces.
     """
     reader = Reader(takes_batches, rows, reused)
     with pause_collection():

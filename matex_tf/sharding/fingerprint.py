@@ -34,8 +34,7 @@ def digest_value(value: Any, seed: int = 0) -> int:
 def is_batch_of_all(own: tuple[int, int] | None, what: str) -> bool:
     """Whether all ranks have the same complete batch; prints a note if not. Collective.
 
-    Args:
-        own: (rows, hash) of this rank's batch; None if it has no batch.
+    own: (rows, hash) of this rank's batch; None if it has no batch.
     """
     if len({(rows, content) for _, rows, content in _gather_batches(own, what)}) < 2:
         return True
