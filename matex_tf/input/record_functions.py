@@ -361,9 +361,8 @@ def _become(node: Any, op: str, inputs: list[str], **attributes: Any) -> None:
 def choose_cycle_length(chosen: int, calls: int | None, cpus: int) -> int:
     """The number of files that are read in turn, as TensorFlow chooses it for a process with `cpus`.
 
-    Args:
-        chosen: the script's value, `AUTOTUNE` if there is none.
-        calls: the script's number of files that are read concurrently, possibly `AUTOTUNE`; None or 0: one at a time.
+    chosen: the script's value, `AUTOTUNE` if there is none.
+    calls: the script's number of files that are read concurrently, possibly `AUTOTUNE`; None or 0: one at a time.
     """
     if chosen != AUTOTUNE:
         return chosen

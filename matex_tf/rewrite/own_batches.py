@@ -96,10 +96,9 @@ def check_components(components: Sequence[tuple[Any, Any]]) -> None:
 def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence[Any]) -> tuple[list[Any], OwnRows]:
     """This rank's rows of the next batch; one row that counts nothing if the rank has none.
 
-    Args:
-        kind: the type of the op that returns the batch. It raises the end-of-data error once no rank has a batch.
-        handle: the input of that op: an iterator, or an optional.
-        outputs: tensors or specs of the components.
+    kind: the type of the op that returns the batch. The op raises the end-of-data error once no rank has a batch.
+    handle: the input of that op: an iterator, or an optional.
+    outputs: tensors or specs of the components.
     """
     attributes = {"output_types": [each.dtype for each in outputs], "output_shapes": [each.shape for each in outputs]}
     is_optional = kind == "OptionalGetValue"

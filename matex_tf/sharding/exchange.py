@@ -23,9 +23,8 @@ def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     Every rank puts its rows in a random order and deals them to the ranks that train, one row after the other. That is
     done in rounds, with about 16 MiB of memory in addition to the arrays.
 
-    Args:
-        arrays: arrays that belong together (data, labels): row i of each is sent to the same rank. The shards of the
-            ranks that train are equally long, up to one row.
+    arrays: arrays that belong together (data, labels): row i of each is sent to the same rank. The shards of the
+        ranks that train are equally long, up to one row.
     """
     excepthook.refuse_after_loss("the exchange of each rank's own rows")
     me = world.get_world()

@@ -77,9 +77,8 @@ def _follow_axis(
 ) -> tuple[Placement, list[Placement | None]]:
     """The placement of a slice of a tensor, and the placements that its begin, end and stride need.
 
-    Args:
-        placement: of the sliced tensor, which has `count` axes.
-        length: the length of the axis with the rows, if it is constant.
+    placement: of the sliced tensor, which has `count` axes.
+    length: the length of the axis with the rows, if it is constant.
     """
     masks = _read_masks(node)
     entries = node.read_shape(_BEGIN)[0]
