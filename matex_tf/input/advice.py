@@ -62,8 +62,7 @@ def explain(dataset: Any, text: str) -> None:
 def explain_kept(dataset: Any, kept: Sequence[str]) -> str:
     """Text that names each cause that keeps a pipeline's work on every rank, with its replacement; "" if there is none.
 
-    Args:
-        kept: the types of the ops that keep work in front (see `tickets.Elements`).
+    kept: the types of the ops that keep work in front (see `elements.Elements`).
     """
     has_batches = any(name_step(one) in _BATCHES for one in slice_bounds.list_pipeline(dataset))
     ops = {*kept} if has_batches or not _has_work(dataset) else {*kept, NO_BATCHES}

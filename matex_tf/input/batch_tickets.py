@@ -108,6 +108,7 @@ def _make_batch_leaf(dataset: Any, *kept: str) -> Batches:
 
 
 def _cache_batches(dataset: Any) -> Batches:
+    """A `cache` of batches: the tickets are cached, and a rank keeps its rows in a `Memory`."""
     inner = find_batches(dataset._input_dataset)
     inner = inner._replace(caches=(*inner.caches, dataset))
     if not inner.is_work:
@@ -133,6 +134,7 @@ def _cache_batches(dataset: Any) -> Batches:
 
 
 def _zip_batches(dataset: Any) -> Batches:
+    """A `zip` of batches: its ticket joins their tickets."""
     zipped = [find_batches(each) for each in tf.nest.flatten(dataset._datasets)]
     tickets, split = zip_tickets([each.tickets for each in zipped])
     starts = itertools.accumulate((len(each.are_rows) for each in zipped), initial=0)
@@ -163,6 +165,7 @@ def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
     """Batches of tickets of one shape: tensors with a row for each ticket. The work is a function of each row."""
     tickets = inner.tickets.batch(dataset._batch_size, drop_remainder=dataset._drop_remainder)
     specs, ticket_specs = flatten_specs(inner.spec), flatten_specs(inner.tickets.element_spec)
+    # The tensors that the work computes; the others equal tensors of the ticket.
     computed = [at for at, index in enumerate(inner.passed) if index is None]
     if inner.is_work and not computed:  # the work only checks
         computed = list(range(len(specs)))
@@ -207,9 +210,9 @@ def _batch_tensors(dataset: Any, inner: Elements) -> Batches:
 def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) -> Any:
     """A ConcreteFunction of tensors with these specs that computes `build`, with the same bits as in `map`.
 
-    TensorFlow folds constants in a function that an op calls, as `map` does, but not in one that is inlined or that
-    `MapDefun` takes. If `map` calls a function, TensorFlow does not fold constants either, such as reciprocals of
-    divisors. So the result calls a function, with the same settings.
+    In the function of a `map` TensorFlow merges constants, but does not fold them, for instance into reciprocals of
+    divisors. In a function that is inlined or that `MapDefun` takes it does not merge constants. So the result calls a
+    function with the settings of `map`: not inlined, and without folding.
     """
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
@@ -326,6 +329,7 @@ def _map_batches(dataset: Any) -> Batches:
     needs_batch_in_order = bool(split.front_takes)
     if needs_batch_in_order or not inner.pads.keys().isdisjoint(split.computes_with):
         return _make_batch_leaf(dataset, *kept, "a map of padded batches" if inner.pads else "a map of batches")
+    # The back takes tensors of the batch, then results of the front, which have no rows.
     input_count, front_count = len(split.back_takes), split.back_input_count - len(split.back_takes)
     are_rows = [inner.are_rows[index] for index in split.back_takes] + [False] * front_count
     row_map = batch_maps.find_row_map(split.trace_back(), are_rows)
@@ -335,7 +339,7 @@ def _map_batches(dataset: Any) -> Batches:
 
     def run_front(*element: Any) -> Any:
         ticket = flatten_element(inner.tickets.element_spec, element)
-        return *ticket, *split.build_front([None] * len(inner.are_rows))
+        return *ticket, *split.build_front([None] * len(inner.are_rows))  # the front takes no tensor of the batch
 
     def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
         batch = inner.take(ticket[:ticket_size], batch_slice)

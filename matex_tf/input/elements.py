@@ -34,7 +34,7 @@ class Elements(NamedTuple):
     """The elements of a dataset before batching.
 
     tickets: the dataset of their tickets.
-    work: computes the flat tensors of the element from those of a ticket, in a graph.
+    work: computes, in a graph, the flat tensors of the element from the ticket's flat tensors.
     passed: for each flat tensor of the element, the index of the ticket's tensor that it equals; None if it is
         computed.
     spec: of an element.
@@ -105,6 +105,7 @@ def _map_elements(dataset: Any) -> Elements:
         return split.build_back([*(element[index] for index in split.back_takes), *ticket[ticket_size:]])
 
     def find_passed(index: int | None) -> int | None:
+        """The tensor of the new ticket that equals the input `index` of the back; None if it is computed."""
         if index is None or not extends_ticket:
             return index
         is_input = index < input_count
@@ -153,7 +154,7 @@ def _cache_elements(dataset: Any) -> Elements:
         number, *ticket = ticket
         return memory.recall(number, [tf.bitcast(digest_tensors(ticket), tf.int64)], lambda: inner.work(ticket))
 
-    passed = [None if index is None else index + 1 for index in inner.passed]
+    passed = [None if index is None else index + 1 for index in inner.passed]  # behind the number
     return inner._replace(tickets=inner.tickets.enumerate().cache(), work=work, passed=passed)
 
 

@@ -277,7 +277,10 @@ def _find_needed(
 
 
 def keep_apart(tensors: Sequence[Any]) -> list[Any]:
-    """Tensors across which TensorFlow does not merge sums: alone, it optimizes each function separately."""
+    """Copies of tensors, across which TensorFlow does not merge sums.
+
+    Alone, TensorFlow optimizes each function of a pipeline by itself. Here several are one function.
+    """
 
     def keep(tensor: Any) -> Any:
         if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
@@ -311,6 +314,7 @@ def reads_changing(function: Any) -> bool:
     """
     captured = dict(zip(map(id, function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]),
                         function.captured_inputs))  # fmt: skip
+    # Only tables of the function itself can be tested; others count as tables that can grow.
     tables = [op for op in function.graph.get_operations() if op.type in _TABLES and id(op.inputs[0]) in captured]
     fixed = sum(_is_fixed_table(captured[id(op.inputs[0])], op) for op in tables)
     nodes = list(graph_ops.iterate_nodes(function.graph))

@@ -101,11 +101,12 @@ def _digest(item: Any) -> int:
 
 
 class State:
-    """State that the making of an item may change: the attributes of an object, its random generators and those of its
-    classes' modules, and the global generators of Python, NumPy and TensorFlow.
+    """State that the making of an item may change: the attributes of an object, the random generators of the object and
+    its classes' modules, and the global generators of Python, NumPy and TensorFlow.
 
     _values, _hashes: the attributes of the object, and a hash of each with all objects that it refers to.
     _generators, _states: the random generators, and their states.
+    _spawned: the number of NumPy generators that the process has created without a seed.
     """
 
     def __init__(self, source: Any):
@@ -185,7 +186,7 @@ def _read_state(generator: Any) -> Any:
 
 
 def _list_global(source: Any) -> list[Any]:
-    """The global generators, and those of the modules of the classes of `source`."""
+    """The global generators, and the generators in the modules of `source`'s classes."""
     from tensorflow.python.eager import context
 
     kinds = tuple(kind.type for kind in _list_kinds())

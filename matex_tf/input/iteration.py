@@ -17,7 +17,7 @@ def read_alike(dataset: Any) -> Any:
     """The dataset, read equally far ahead on all ranks, and as far as the script alone reads it.
 
     If the script leaves the number of elements to TensorFlow, it grows from 1; here it stays 1 on all ranks. A pipeline
-    that gives the same elements in each iteration is read ahead freely.
+    whose iterations do not affect one another is read ahead freely.
     """
     if not any(map(pipelines.has_outside_state, slice_bounds.list_pipeline(dataset))):
         return dataset

@@ -1,4 +1,4 @@
-"""Rewrites functions of pipelines that read files of records: they give tickets of records, or names of files.
+"""Rewrites functions of pipelines that read files of records: they give tickets (`records`), or names of files.
 
 Example: `lambda name: TFRecordDataset(name).take(10).map(parse)`, the function of an `interleave`, becomes a function
 that gives the tickets of the first 10 records of the file, and a `Map` for `parse`.
@@ -31,8 +31,11 @@ _CYCLE_INPUTS = {
     "ParallelInterleaveDatasetV4": -5,
     "LegacyParallelInterleaveDatasetV2": -4,
 }
-"""Ops whose functions return datasets, with the index of the input that gives the number of open datasets."""
-AUTOTUNE = -1
+"""Ops whose functions return datasets, with the index of the input that gives the number of open datasets.
+
+The index counts from the last input. None: the op opens one dataset at a time.
+"""
+AUTOTUNE = -1  # TensorFlow chooses the number
 _STRING, _INT32, _INT64 = 7, 3, 9
 """TensorFlow's numbers of dtypes."""
 _ORDERS = frozenset(
@@ -204,7 +207,7 @@ class Rewriter:
                 source_count = 1 if node.op in _ORDERS else 2
                 if len(sources) != source_count or not record_maps.is_same(sources[0], sources[-1]):
                     raise CannotBeIndexed(f"records are put together with other elements ({node.op})")
-                if self._gives_names and node.op in _ORDERS - {"Identity"}:
+                if self._gives_names and node.op in _ORDERS - {"Identity"}:  # a `skip` would leave out the name
                     self._pass_on(node, body)
                 self._set_spec(node)
             elif sources or self._calls_reader(node):
@@ -240,7 +243,7 @@ class Rewriter:
                 rows, "Reshape", [data[0], body.name_tensor(sizes.name, "output"), *controls], T=_STRING, Tshape=_INT32
             )
         else:
-            if kind == "fixed":
+            if kind == "fixed":  # the bytes of the header, of a record and of the footer
                 _become(sizes, "Pack", data[1:4], N=3, T=_INT64, axis=0)
             else:
                 _become(sizes, "Const", [], dtype=_INT64, value=np.empty(0, np.int64))
@@ -261,6 +264,7 @@ class Rewriter:
             return
         data = _list_data(node)
         chosen = body.find_value(data[cycle_input])
+        # The number of files that are read concurrently. None: it is no constant; 0: the op has no such input.
         calls = body.find_value(data[-1]) if node.op.startswith("ParallelInterleaveDatasetV") else 0
         if chosen is not None and chosen < 0:
             cycle = choose_cycle_length(chosen, AUTOTUNE if calls is None else calls, self._cpus)
@@ -274,7 +278,7 @@ class Rewriter:
         self._set_spec(node)
 
     def _set_spec(self, node: Any) -> None:
-        """Set the element spec of the dataset of `node` to that of names, or of tickets."""
+        """Set the element spec of the dataset of `node`: names are strings, tickets three integers (`records`)."""
         if node.op == "Identity":
             return
         types = node.attr["Toutput_types" if node.op == "TensorSliceDataset" else "output_types"].list
@@ -291,6 +295,7 @@ class Rewriter:
         contents = "names" if self._gives_names else "tickets"
         name = f"{function.signature.name}_matex_{contents}_{self._rewritten_count}"
         function.signature.name = node.attr["f"].func.name = name
+        # Behind its dataset the op takes the captured tensors, which are the last arguments of the function.
         outer_names = _list_data(node)[1 : 1 + len(node.attr["Targuments"].list.type)]
         arguments = [argument.name for argument in function.signature.input_arg]
         inner_names = arguments[len(arguments) - len(outer_names) :]
@@ -328,6 +333,7 @@ def _sort(nodes: dict[str, Any]) -> Iterator[Any]:
 
 
 def _check_compression(node: Any, body: _Body) -> None:
+    """Raise CannotBeIndexed if the op's files are, or may be, compressed. Input 5 or 1 of the op names the kind."""
     kind = body.find_value(_list_data(node)[5 if KINDS[node.op] == "fixed" else 1])
     if kind is None:
         raise CannotBeIndexed("whether its files are compressed is told as it runs")
@@ -355,9 +361,8 @@ def _become(node: Any, op: str, inputs: list[str], **attributes: Any) -> None:
 def choose_cycle_length(chosen: int, calls: int | None, cpus: int) -> int:
     """The number of files that are read in turn, as TensorFlow chooses it for a process with `cpus`.
 
-    Args:
-        chosen: the script's value, `AUTOTUNE` if there is none.
-        calls: the script's number of files that are read concurrently, possibly `AUTOTUNE`; None or 0: one at a time.
+    chosen: the script's value, `AUTOTUNE` if there is none.
+    calls: the script's number of files that are read concurrently, possibly `AUTOTUNE`; None or 0: one at a time.
     """
     if chosen != AUTOTUNE:
         return chosen

@@ -30,14 +30,14 @@ from matex_tf.world import world
 _NOT_FOUND, _UNAVAILABLE = 5, 14  # TensorFlow's codes of errors
 _VERSION = 1  # of kept files
 _SETTLED_SECONDS = 2.0
-"""A later change certainly changes the modification time of a file that is older: some file systems count seconds."""
+"""Some file systems count modification times in seconds: a younger file may change and keep its modification time."""
 _MAX_UNUSED_SECONDS = 90 * 24 * 3600.0
 """Kept files that no run has used for this time are removed."""
 _THREADS = 4
 """The number of files that a rank reads at a time: each read waits for the disk."""
 
 Problem = tuple[int, str, int]
-"""TensorFlow's code of an error (0: a warning), its text, and the offset in the file from which on it holds."""
+"""TensorFlow's code of an error (0: a warning), its text ("": no problem), and the byte from which on it holds."""
 NO_PROBLEM: Problem = (0, "", 0)
 
 
@@ -220,11 +220,12 @@ def _find_parts(
 def _join_pieces(pieces: Sequence[record_files.Found], kind: str, size: int) -> Places:
     """The index of a file from the records of its parts, in order."""
     problem = next(((piece.code, piece.problem, piece.place) for piece in pieces if piece.problem), NO_PROBLEM)
-    if kind == "tfrecord":
+    if kind == "tfrecord":  # one rank has read the whole file
         [only] = pieces
         return Places(only.offsets, only.lengths, problem)
     if problem[0]:
         return Places(_NO_NUMBERS, _NO_NUMBERS, (problem[0], problem[1], 0))
+    # A line begins after the end of the line before. The last start is the end of the file, if the last line ends.
     ends = np.concatenate([_NO_NUMBERS, *(piece.offsets for piece in pieces)])
     starts = np.concatenate([np.zeros(1, np.int64), ends + 1])
     if max((piece.content for piece in pieces), default=-1) >= starts[-1]:

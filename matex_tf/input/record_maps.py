@@ -47,8 +47,7 @@ class Map(NamedTuple):
 def read_map(node: Any, function: Any, find: Callable[[str], Any]) -> Map:
     """The map of `node`, whose function has the definition `function`. find: returns the value of a captured tensor.
 
-    Raises:
-        CannotBeIndexed: a captured value depends on the file of the records.
+    Raises CannotBeIndexed if a captured value depends on the file of the records.
     """
     data = [name for name in node.input if not name.startswith("^")]
     captured = data[1 : 1 + len(node.attr["Targuments"].list.type)]

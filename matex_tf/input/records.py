@@ -43,8 +43,9 @@ class Records(NamedTuple):
     """A dataset of records in two parts.
 
     tickets: a dataset of int64 tensors [3], in the order of the script's dataset.
-    read: computes the script's element from a ticket: a scalar string, unless the function that reads the files maps
-        records, too. Without such maps it also takes tickets [..., 3] and returns records of shape [...].
+    read: computes the script's element from a ticket. The element is the record, a scalar string, or the result of maps
+        in the function that reads the files. Without such maps `read` also takes tickets of shape [..., 3], and returns
+        records of shape [...].
     names: the files that the dataset may read; empty if they may vary.
     kind: the format of the files.
     """
@@ -225,6 +226,6 @@ def _call(step: Any, wrapped: Any) -> Callable[..., Any]:
 
 
 def _check_function(function: Any) -> None:
-    """Raises CannotBeIndexed if the file names that a function makes of an element may vary."""
+    """Raise CannotBeIndexed if the file names that a function makes of an element may vary."""
     if changing := record_functions.list_changing_ops(graph_ops.iterate_nodes(function.graph)):
         raise CannotBeIndexed(f"its names of files are made by {', '.join(changing)}")

@@ -27,6 +27,8 @@ class SentItem:
     tensors: the flat tensors of the item on that rank; None on the others.
     shapes: the shapes of these tensors.
     failure: the code and the text of the error, if the item could not be made.
+
+    _ranks: the number of ranks for which `_maker` holds.
     """
 
     def __init__(self, source: Any, number: int, maker: int, tensors: Any, shapes: Any, failure: Any):

@@ -1,7 +1,8 @@
 """Iterators that give steps a rank's slice of each batch, and eager code whole batches.
 
 Beneath such an iterator runs an iterator of a `Source`. It makes the next batches ahead: on 2 ranks, rank 0 works on
-rows 0-15 of a batch of 32, and rank 1 on rows 16-31. Each of its elements, a `Batch`, also carries the batch's ticket.
+rows 0-15 of a batch of 32, and rank 1 on rows 16-31. Each of its elements, a `Batch`, also carries the batch's ticket,
+from which a rank can make any rows (`batch_tickets`).
 
 If other rows are needed than were made (after a rank is lost, after a change of slice ratios, or for the whole batch),
 they are made again from the ticket. So ranks need no common state.
@@ -37,6 +38,11 @@ class Source:
     batches: the tickets of its batches, and the work on them.
     batch_specs: the dtypes and shapes of a whole batch's flat tensors.
     is_compared: the ranks have compared a batch.
+    specs: the dtypes and shapes of the flat tensors of an element of the slices (see `Batch`).
+    are_rows, pads: see `batch_tickets.Batches`.
+
+    _elements_come_again: no iteration changes what others see, so elements that are read too early are not lost.
+    _deal, _deal_variable: see `_make_deal`; running iterators read the variable.
     """
 
     def __init__(self, dataset: Any, found: batch_tickets.Batches):
@@ -57,7 +63,10 @@ class Source:
         self.signature = tuple(shapes), tuple(found.are_rows), tuple(pads)
 
     def _make_deal(self, ratios: Any) -> list[int]:
-        """The argument `dealt` of `deal_rows` for slices. ratios: see `batches.find_bounds`."""
+        """The argument `dealt` of `deal_rows`: 1 for slices, this rank, the ratio of each rank; all equal by default.
+
+        ratios: see `batches.find_bounds`.
+        """
         me = world.get_world()
         return [1, me.rank, *(ratios or [1] * me.trainers + [0] * me.servers)]
 
@@ -70,7 +79,7 @@ class Source:
         return rows
 
     def _make_slices(self) -> Any:
-        """The dataset of this rank's slices. Its elements are those of `Batch`."""
+        """The dataset of this rank's slices, with the elements that `Batch` takes."""
         spec = self.batches.tickets.element_spec
 
         def work(*element: Any) -> Any:
@@ -211,7 +220,7 @@ class Source:
 
     def work_whole(self) -> None:
         """Work on whole batches ahead from now on."""
-        self._work_as([0, *self._make_deal(None)[1:]])
+        self._work_as([0, *self._make_deal(None)[1:]])  # 0: whole batches
 
     def work_on(self, ratios: Any) -> None:
         """Work on this rank's rows ahead from now on. ratios: see `batches.find_bounds`."""

@@ -30,6 +30,7 @@ from matex_tf.steps import batches, failures
 from matex_tf.world import membership, world
 
 _SOURCE = "items by turns"
+# TensorFlow puts this in front of the message of an error in a function.
 _OP = re.compile(r"^\{\{function_node [^}]*\}\} ")
 _MEASURED_ITEMS = 4
 """The number of items that are sent before the ranks choose between sending items and making all of them everywhere."""
@@ -192,13 +193,14 @@ class Source:
 
 
 def find_source(dataset: Any) -> Source | None:
+    """The source of a dataset of items by turns; None for any other dataset."""
     return tags.get_tag(dataset, _SOURCE)
 
 
 class _Report(NamedTuple):
     """A rank's report of the item that it takes next.
 
-    position: in the pass. number: of the item.
+    position: how many items of the pass come before it. number: the index of the item in the object.
     shapes: of its tensors, if this rank has made it. digest: of these tensors, if the item is compared.
     failure: the code and the text of the error, if the item could not be made.
     """
@@ -308,6 +310,7 @@ class Pass:
             return
 
         def is_mine(position: int) -> bool:
+            """Whether this rank makes the item: in its turn, for a comparison, or because ranks take no turns."""
             makes = self._find_maker(position) == me.rank or (me.rank < me.trainers and self._is_compared(position))
             return makes or not self.source.is_shared
 
@@ -372,6 +375,7 @@ class Pass:
 
 
 def _send_to_all(value: Any, root: int) -> Any:
+    """The value of rank `root`, on all ranks. Collective."""
     with objects.start_exchange(NEXT, f"broadcast from {root}"):
         return world.get_communicator("control").bcast(value, root=root)
 

@@ -26,10 +26,9 @@ _PLACE, _CHOICE = "the next batch of a dataset", "choice of whole or gathered ba
 
 
 def take_whole(shared: SharedBatches) -> Any:
-    """The next element of an iterator of whole batches. Collective if ranks make it in slices.
+    """The next element of an iterator of whole batches. At the end: tf.errors.OutOfRangeError.
 
-    Raises:
-        tf.errors.OutOfRangeError: at the end of the data.
+    Collective if ranks make it in slices.
     """
     source = shared.source
     if not agreement.is_watched():
@@ -85,6 +84,7 @@ def _take_timed(batch: Batch, choice: Choice) -> list[Any]:
         choice.gathered_seconds = time.perf_counter() - began
         if choice.batch_count >= _BATCHES_UNTIL_CHOICE:
             _choose(batch, choice)
+    # After different first batches each rank makes its own batches, without a choice.
     if choice.batch_count == 1 and not fingerprint.is_batch_of_all(batch.digest(), "the first batch of a dataset"):
         choice.is_open = choice.is_gathered = False
     return tensors

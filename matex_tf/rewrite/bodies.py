@@ -27,6 +27,7 @@ from matex_tf.rewrite.sharing import Publication, cut_piece
 class Body:
     """The copy of one program in one graph.
 
+    copy: the `emit.Copy` of the step.
     gives: the placements that the outputs are brought to.
     kept: the ops that the copy keeps unchanged.
     publications: the assignments of pieces to variables that are published, by the ids of the pieces.
@@ -106,6 +107,7 @@ class Body:
             return
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         before = self._wait_for(node.controls)
+        # All ranks must run collectives in the same order, so an op with collectives waits for the last one.
         has_collectives = has_collective(node) or any(body.has_collectives for body in node.bodies)
         is_ordered = has_collectives or (bool(node.bodies) and not self.copy.is_ordered)
         before += self.last if is_ordered else []

@@ -38,7 +38,7 @@ def place_call(reader: Any, node: Node) -> Decision:
         inner.exchanger, inner.transform = _Padding(copy), None
 
         def run() -> list[Any]:
-            return inner.build(body, inputs, gives) or [tf.constant(0)]
+            return inner.build(body, inputs, gives) or [tf.constant(0)]  # as in `control.place_branches`
 
         run.__name__ = callee.name
         return list(compile_function(run)())
@@ -48,7 +48,7 @@ def place_call(reader: Any, node: Node) -> Decision:
 
 
 def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
-    """Compile `function`. Its captured tensors become arguments, so that XLA knows the values of those that give sizes,
+    """Compile `function`. Its captured tensors become arguments, so that XLA knows the values that give sizes,
     and compiles the function once for each set of sizes.
     """
     return tf.function(function, jit_compile=True, autograph=False)
@@ -94,6 +94,7 @@ class _Padding:
         return found
 
     def _pad(self, rows: Any) -> Any:
+        """The rows at their place among the rows of all ranks, and 0 elsewhere."""
         batch_slice = self.batch_slice
         length = tf.shape(rows, tf.int64)[0]
         unit = length // batch_slice.count

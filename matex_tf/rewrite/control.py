@@ -58,7 +58,7 @@ def place_branches(reader: Any, node: Node) -> Decision:
     placements, constants = [value.placement for value in values], [value.constant for value in values]
     names, has_condition = list_functions(node.definition), node.type in ("If", "StatelessIf")
     if has_condition:
-        names.reverse()  # of the attributes else_branch and then_branch
+        names.reverse()  # else_branch comes first by name, and last for `tf.cond`
     node.bodies = [
         reader.read(find_callee(node.op, name, list(node.op.inputs)[1:]), placements, (*node.key, index), constants)
         for index, name in enumerate(names)
@@ -69,7 +69,7 @@ def place_branches(reader: Any, node: Node) -> Decision:
 
     def emit(copy: Any, index: Any, *arguments: Any) -> list[Any]:
         def run(body: Any) -> Any:
-            return copy.build(body, arguments, body.gives) or [tf.constant(0)]
+            return copy.build(body, arguments, body.gives) or [tf.constant(0)]  # a tensor for which ops can wait
 
         branches = [functools.partial(run, body) for body in node.bodies]
         outputs = tf.cond(tf.cast(index, tf.bool), *branches) if has_condition else tf.switch_case(index, branches)
@@ -121,6 +121,7 @@ def place_loop(reader: Any, node: Node) -> Decision:
             new = [old if is_fixed else join(old, result) for old, result, is_fixed in zip(carried, results, are_fixed)]
         if new == carried:
             break
+        # A variable that became whole stays whole; otherwise its placement could change back and forth.
         are_fixed = [
             is_fixed or (placement == WHOLE and not old.is_replicated)
             for old, placement, is_fixed in zip(carried, new, are_fixed)

@@ -83,7 +83,7 @@ def read_only_types() -> frozenset[str]:
 def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
     """The graph of the function `name`, which `op` calls with `inputs` (default: the inputs of the op).
 
-    The inputs and outputs of the graph are those of the op, in their order.
+    The graph has the inputs and outputs of the op, in their order.
     """
     from tensorflow.python.eager import context
     from tensorflow.python.framework import function_def_to_graph
@@ -108,8 +108,7 @@ def list_ops(graph: Any, effects: Iterable[Any], has_loops: bool = False) -> lis
     The order of creation is kept where it is such an order. It is not always: a gradient adds residuals to the inputs
     of a loop after the loop was created.
 
-    Args:
-        has_loops: the graph may have loops of tf.compat.v1, whose back edges are left out.
+    has_loops: the graph may have loops of tf.compat.v1, whose back edges are left out.
     """
     input_ids = {id(tensor) for tensor in graph.inputs}
     pending = [*(tensor.op for tensor in graph.outputs if id(tensor) not in input_ids), *effects]

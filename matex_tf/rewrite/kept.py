@@ -1,4 +1,4 @@
-"""Ops that a copy keeps unchanged: their definitions are spliced into the copy's function, and no Python op is created.
+"""Ops that a copy (`emit`) keeps: their definitions are spliced into the copy's function, and no Python op is created.
 
 Creating an op from Python takes 0.1 ms, copying its definition 0.001 ms. While the other ops of the copy are created,
 `FakeParam` ops stand in for the outputs of kept ops, and one call op consumes all inputs of kept ops. `trace_copy`
@@ -134,7 +134,7 @@ class Kept:
                 # `tf.function` orders effects by this attribute: the call writes to no other resources.
                 "_read_only_resource_inputs": Attribute(list=Attribute.ListValue(i=read_only)),
             }
-            kind = CALLS[any(is_stateful(use.node.op) for use in self.uses)]
+            kind = CALLS[any(is_stateful(use.node.op) for use in self.uses)]  # the second one is stateful
             self.call = graph._create_op_internal(kind, inputs, [], attrs=attributes)
         self.waiting[self.call] = list(effects)
         tags.get_or_make_tag(graph, _KEPT, list[Kept]).append(self)
@@ -188,7 +188,7 @@ class _Definition:
             self.spliced.ret[name] = self._find(result)
 
     def _name_nodes(self, kept: Kept, waited: dict[str, list[str]]) -> dict[int, str]:
-        """The names of the kept ops, by the ids of nodes, and of their outputs, by the ids of values; in `spliced`."""
+        """The names in `spliced` of kept ops and their outputs, by the ids of nodes and values. Fills `waited`."""
         names: dict[int, str] = {}
         for node in (use.node for use in kept.uses):
             name = names[id(node)] = self._find_name(node.definition.name)
@@ -203,12 +203,7 @@ class _Definition:
         return names
 
     def _add(self, kept: Kept, names: dict[int, str], tensors: Sequence[str]) -> None:
-        """Add kept ops.
-
-        Args:
-            names: see `_name_nodes`.
-            tensors: the names of the tensors that `kept.tensors` lists.
-        """
+        """Add kept ops. names: see `_name_nodes`. tensors: the names of the tensors that `kept.tensors` lists."""
         start = len(self.spliced.node_def)
         self.spliced.node_def.extend(use.node.definition for use in kept.uses)
         for use, new in zip(kept.uses, self.spliced.node_def[start:]):

@@ -19,6 +19,7 @@ _LABELS = "labels of tensors"
 
 
 def set_label(tensor: Any, label: Any) -> None:
+    """Label a tensor. The table keeps the tensor alive, so that its id stays unique."""
     labels: dict[int, tuple[Any, Any]] = tags.get_or_make_tag(tensor.graph, _LABELS, dict)
     labels[id(tensor)] = tensor, label
 
@@ -54,6 +55,7 @@ def _spread_labels(program: Program) -> None:
     """Give the inputs of branches and loops the labels that they have outside."""
     for node in program.nodes:
         for body in node.bodies:
+            # From the end: the first input of a branch op is its condition.
             for outer, inner in zip(reversed(node.inputs), reversed(body.inputs)):
                 inner.label = inner.label or _find_only(_list_before(outer), set())
 

@@ -12,7 +12,7 @@ from matex_tf.rewrite.placement import REPLICATED, SIZES, WHOLE, Placement, Size
 
 MAX_TRACKED = 64
 """The length of the longest vector whose values are tracked."""
-_UNREAD = object()
+_UNREAD = object()  # the shape of a value before its first use
 _PLAIN = ("b", "i", "f", "s", "func", "shape")
 """Kinds of attributes that are read from the proto directly."""
 USUAL_SIZE = 128
@@ -63,7 +63,7 @@ class Value:
         return self._shape
 
     def set_shape(self, shape: list[int | None]) -> None:
-        """Add fixed sizes to those that the script's graph shows."""
+        """Add fixed sizes that the script's graph does not show."""
         known = self.whole_shape
         if known is None:
             self._shape, self.has_more_shape = shape, True
@@ -232,6 +232,7 @@ class Node:
         return len(self.read_shape(index))
 
     def read_shape(self, index: int) -> list[int | None]:
+        """The shape of an input. Raises NoRuleError if it is unknown, as `read_constant` and `read_sizes` do."""
         shape = self.inputs[index].shape
         if shape is None:
             raise NoRuleError

@@ -1,4 +1,4 @@
-"""Batches of which each rank holds rows of its own, such as those of an iterator over a rank's part of the data.
+"""Batches of which each rank holds rows of its own, for instance from an iterator over a rank's part of the data.
 
 The script's batch is the concatenation of the ranks' rows. A rank whose data have ended goes on with 0 rows until all
 ranks have ended. The ranks exchange their numbers of rows with each batch.
@@ -37,7 +37,7 @@ class OwnRows(NamedTuple):
 
 
 def has_collective(node: Node) -> bool:
-    """Whether the copy of an op has collectives of its own, in addition to those that its inputs need."""
+    """Whether the copy of an op has collectives of its own, not only for placements of its inputs."""
     return node.decision.communicates
 
 
@@ -86,11 +86,7 @@ OWN = Placement(REPLICATED, feed=OwnFeed())
 
 
 def check_components(components: Sequence[tuple[Any, Any]]) -> None:
-    """Check that each component, a dtype and a shape, is a dense tensor with rows.
-
-    Raises:
-        OwnRowsError: a component is not.
-    """
+    """Raise OwnRowsError if a component, a dtype and a shape, is no dense tensor with rows."""
     for dtype, shape in components:
         if dtype.name in HANDLES or not shape.rank:
             kind = "is sparse, ragged or a dataset" if dtype.name in HANDLES else "has no rows"
@@ -100,10 +96,9 @@ def check_components(components: Sequence[tuple[Any, Any]]) -> None:
 def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence[Any]) -> tuple[list[Any], OwnRows]:
     """This rank's rows of the next batch; one row that counts nothing if the rank has none.
 
-    Args:
-        kind: the type of the op that returns the batch. It raises the end-of-data error once no rank has a batch.
-        handle: the input of that op: an iterator, or an optional.
-        outputs: tensors or specs of the components.
+    kind: the type of the op that returns the batch. The op raises the end-of-data error once no rank has a batch.
+    handle: the input of that op: an iterator, or an optional.
+    outputs: tensors or specs of the components.
     """
     attributes = {"output_types": [each.dtype for each in outputs], "output_shapes": [each.shape for each in outputs]}
     is_optional = kind == "OptionalGetValue"

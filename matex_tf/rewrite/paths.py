@@ -1,4 +1,4 @@
-"""How an op of the copy gets a value in the placement that it needs."""
+"""How an op of the copy (`emit`) gets a value in the placement that it needs."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ class PiecesRefusedError(Exception):
 def place(node: Node) -> Decision:
     """The decision on an op that takes pieces, or the handle of a variable in pieces.
 
-    Raises:
-        NoRuleError: the op must take whole tensors.
+    Raises NoRuleError if the op must take whole tensors.
     """
     first = node.get_placement(0)
     if first.is_held:

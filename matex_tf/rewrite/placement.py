@@ -47,7 +47,7 @@ class Rows(NamedTuple):
 
 
 class Size(NamedTuple):
-    """One number of a `sizes` placement.
+    """One number of a `sizes` placement; `Size()` is an unknown number that is the same on all ranks.
 
     rows: the number counts the entries of an axis with these rows; None: the number is replicated.
     value: the number, if it is fixed.

@@ -52,13 +52,13 @@ class _Reading:
 class Reader:
     """Reads graphs into programs. A further reading repeats only what has changed.
 
-    takes_batches: an op inside may give the batch (`sources`). The first such op of a program does, unless the program
-        is given rows of a batch; the others give whole tensors.
+    takes_batches: an op inside may give the batch (`sources`). If no input of a program has rows, the first such op
+        gives its batch; the others give whole tensors.
     rows: the number of rows of the batch in cost estimates; it changes no result.
     reused: for a part of a session's graph, the ops that the copy takes from the script's graph. Ops there need not run
         in the order of their creation. None: the graph is the function of a call in eager code.
     converted: the placements to which partial sums are converted where they arise, by the keys of the sums.
-    refused: ops that take a variable whole which ranks hold in pieces, by the variable's number.
+    refused: for variables that ranks hold in pieces, by their numbers: an op that takes the variable whole.
     loops: the number of loops around the op that is being read.
     batch_rows: the number of rows of the batch of the program that is being read, if it is fixed.
 
@@ -148,8 +148,9 @@ class Reader:
         have_controls_changed, reading.controls = reading.controls != controls, controls
         for record in records:
             if self.reused is None and record.outputs and record.outputs[0] in input_ids:
-                continue
+                continue  # the placeholder of an input
             op_key = (*key, record.name)
+            # If nothing that the op depends on has changed, its nodes of the last reading stay.
             is_same = record.number in reading.nodes and changed.isdisjoint(record.before)
             is_same = is_same and not _has_old_inputs(reading, record.number)
             if is_same and op_key not in self._changed_keys and not (have_controls_changed and record.is_stateful):
@@ -278,7 +279,7 @@ class Reader:
             if node.type in RULES:
                 return RULES[node.type](node)
         except NoRuleError:
-            node.bodies = []
+            node.bodies = []  # which a failed rule has read
         for placement in special:
             if placement.is_held:
                 self.refused.setdefault(placement.variable, node.op)
@@ -290,9 +291,7 @@ class Reader:
     def _decide_on_source(self, node: Node, fed: Placement | None, is_batch: bool) -> Decision:
         """Decide on an op that returns a batch.
 
-        Args:
-            fed: the placement of the op's input, if that has a feed.
-            is_batch: the op gives the batch of the program.
+        fed: the placement of the op's input, if that has a feed. is_batch: the op gives the batch of the program.
         """
         decision = fed.feed.place_batch(node, is_batch) if fed else place_batch(node)
         if is_batch:
@@ -308,7 +307,7 @@ def _has_old_inputs(reading: _Reading, number: int) -> bool:
 
     Such nodes repeat ops that stand before the inputs of the op, which may be unchanged.
     """
-    made = reading.nodes[number][:-1]
+    made = reading.nodes[number][:-1]  # none if the op has one node: its own
     own = {id(value) for node in made for value in node.outputs}
     inputs = (value for node in made for value in node.inputs if id(value) not in own)
     return any(reading.values.get(id(value.tensor)) is not value for value in inputs)
@@ -324,7 +323,7 @@ def _is_split(inputs: Iterable[Value]) -> bool:
 
 
 def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
-    """Bring optionals that leave the program to whole values before they are wrapped."""
+    """Make values whole before an op wraps them in optionals that leave the program."""
     for value in outputs:
         node = value.node
         if node is None or node.type != "OptionalFromValue" or any(value in user.inputs for user in nodes):
@@ -343,8 +342,7 @@ def read_program(
 ) -> Program:
     """The program of `graph`, with each partial sum converted once; see `Reader` and `Reader.read`.
 
-    Raises:
-        PiecesRefusedError: ops take variables whole that are given in pieces.
+    Raises PiecesRefusedError if ops take variables whole that are given in pieces.
     """
     reader = Reader(takes_batches, rows, reused)
     with pause_collection():

@@ -13,8 +13,8 @@ class Request(NamedTuple):
 
     kind: "sum", "max" or "min" over the ranks, whose tensors have one shape; or "gather", the concatenation of the
         ranks' rows. Sums of half precision are computed in float32 and rounded once.
-    cuts: the boundaries of the ranks' pieces. Of a sum each rank receives its piece only, flattened; to a gather
-        each rank sends its piece.
+    cuts: the boundaries of the ranks' pieces; empty: none. Of a sum each rank receives only its piece, flattened; to a
+        gather it sends its piece.
     owned: a rank without rows contributes, too.
     """
 

@@ -1,7 +1,7 @@
 """Tensors that repeat one row, such as the gradient of a mean: each rank repeats it for its own rows only.
 
 Otherwise each rank would make all rows and slice them, and a partial sum would be repeated before its all-reduce, which
-then sends it once for each row. The reader calls `spread_rows` for each op that slices an input.
+then sends it once for each row. `propagate` calls `spread_rows` for each op that slices an input.
 """
 
 from __future__ import annotations

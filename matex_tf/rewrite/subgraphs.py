@@ -1,4 +1,4 @@
-"""Parts of a graph, which the reader reads in place of the graph of a function.
+"""Parts of a graph, which `propagate` reads in place of the graph of a function.
 
 Three parts are used: a step's function without the op that takes the batch, if the batch is taken before the call; a
 call with its residuals, the tensors that its gradient needs, as further outputs; and one run of a session.
@@ -28,7 +28,7 @@ _Item = TypeVar("_Item")
 class Subgraph:
     """The ops of `whole_graph` between `inputs` and `outputs`, and the ops `control_outputs`, which run in any case.
 
-    The attributes have the names of those of a FuncGraph.
+    Its attributes have the names of the attributes of a FuncGraph.
     """
 
     building_function = False
@@ -94,7 +94,7 @@ def list_inputs(op: Any) -> Sequence[Any]:
 
 
 def reach(starts: Iterable[_Item], list_next: Callable[[_Item], Iterable[_Item]]) -> list[_Item]:
-    """The items that are reached from `starts` by steps from an item to those that `list_next` returns, each once."""
+    """The items that are reached from `starts`, each once. `list_next`: the items that an item leads to."""
     found: dict[int, _Item] = {}
     pending = list(starts)
     while pending:

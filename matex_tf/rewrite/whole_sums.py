@@ -19,9 +19,9 @@ _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 def find_needed_sums(program: Program) -> dict[Key, Placement]:
     """The placements to which sums are converted where they arise, by the keys of the sums.
 
-    A sum becomes whole if one op needs it whole and another takes it unchanged. A sum becomes pieces if all that
-    depends on it, by elementwise ops, needs a piece, unless an op combines it with rows: such an op cannot take a
-    piece, and would gather the rows.
+    A sum becomes whole if one op needs it whole and another takes it unchanged. A sum becomes pieces if elementwise ops
+    lead from it to an op that needs a piece. But an op that combines the sum with rows cannot take a piece, and would
+    gather the rows. Then the sum becomes whole.
     """
     converted: set[Key] = set()
     unchanged: set[Key] = set()
@@ -54,11 +54,10 @@ def _find_cuts(
 ) -> None:
     """Go back from pieces to the sums that they are made of.
 
-    Args:
-        wanted: the cuts of the pieces that some op needs, directly or later, by the ids of values.
-        converted: the keys of sums that some op takes converted.
-        found: receives the pieces of the sums, by their keys.
-        met_rows: receives the keys of the values that an op combines with rows, directly or later.
+    wanted: the cuts of the pieces that some op needs, directly or later, by the ids of values.
+    converted: the keys of sums that some op takes converted.
+    found: receives the pieces of the sums, by their keys.
+    met_rows: receives the keys of the values that an op combines with rows, directly or later.
     """
 
     def want(value: Value, cuts: tuple[int, ...]) -> None:
@@ -82,6 +81,6 @@ def _find_cuts(
         if len(node.outputs) == 1 and node.outputs[0].key in met_rows:
             met_rows.update(value.key for value in sources)
         elif len(node.outputs) == 1 and id(node.outputs[0]) in wanted:
-            for value in sources:
+            for value in sources:  # a sum that all ops take unchanged stays as it is
                 if node.type == WHOLE_SUM or not value.placement.is_partial or value.key in converted:
                     want(value, wanted[id(node.outputs[0])])

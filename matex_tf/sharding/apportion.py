@@ -48,10 +48,9 @@ def apportion_step_rows(
 
     Each rank uses its rows in order, each once. It has 0 rows in a step in which its proportion is less than one row.
 
-    Args:
-        counts: the number of rows of each rank's shard.
-        dealt_batch_size: the shards are the ranks' slices of batches of this size, equal to `batch_size`: a step then
-            has the original rows of a batch. None: they are not.
+    counts: the number of rows of each rank's shard.
+    dealt_batch_size: the shards are the ranks' slices of batches of this size, equal to `batch_size`: a step then has
+        the original rows of a batch. None: they are not.
     """
 
     def count_taken(rows: int) -> list[int]:

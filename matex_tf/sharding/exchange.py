@@ -23,9 +23,8 @@ def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     Every rank puts its rows in a random order and deals them to the ranks that train, one row after the other. That is
     done in rounds, with about 16 MiB of memory in addition to the arrays.
 
-    Args:
-        arrays: arrays that belong together (data, labels): row i of each is sent to the same rank. The shards of the
-            ranks that train are equally long, up to one row.
+    arrays: arrays that belong together (data, labels): row i of each is sent to the same rank. The shards of the
+        ranks that train are equally long, up to one row.
     """
     excepthook.refuse_after_loss("the exchange of each rank's own rows")
     me = world.get_world()
@@ -65,12 +64,7 @@ def _plan_round(
 def _exchange_round(
     communicator: Any, array: np.ndarray, chosen: np.ndarray, destinations: np.ndarray, received: list[int]
 ) -> None:
-    """Replace the rows `chosen` of an array by rows of all ranks.
-
-    Args:
-        destinations: the rank to which each chosen row goes.
-        received: the number of rows from each rank.
-    """
+    """Replace the rows `chosen` of an array by rows of all ranks. destinations, received: see `_plan_round`."""
     by_destination = chosen[np.argsort(destinations, kind="stable")]
     outgoing = np.ascontiguousarray(np.asarray(array)[by_destination])
     incoming = np.empty((sum(received), *array.shape[1:]), array.dtype)

@@ -34,8 +34,7 @@ def digest_value(value: Any, seed: int = 0) -> int:
 def is_batch_of_all(own: tuple[int, int] | None, what: str) -> bool:
     """Whether all ranks have the same complete batch; prints a note if not. Collective.
 
-    Args:
-        own: (rows, hash) of this rank's batch; None if it has no batch.
+    own: (rows, hash) of this rank's batch; None if it has no batch.
     """
     if len({(rows, content) for _, rows, content in _gather_batches(own, what)}) < 2:
         return True
@@ -45,10 +44,7 @@ def is_batch_of_all(own: tuple[int, int] | None, what: str) -> bool:
 
 def compare_batch(own: tuple[int, int] | None, what: str) -> None:
     """Compare the complete batches of all ranks. Prints a note if their contents differ, or if the batch has fewer rows
-    than there are ranks. Collective.
-
-    Args:
-        own: (rows, hash) of this rank's batch; None if it has no batch.
+    than there are ranks. own: see `is_batch_of_all`. Collective.
 
     Raises:
         BatchError: on every rank, if the numbers of rows differ.
@@ -75,14 +71,7 @@ def _gather_batches(own: tuple[int, int] | None, what: str) -> list[tuple[int, i
 
 
 def check_rows(counts: Sequence[tuple[int, int]], what: str) -> None:
-    """Check that all ranks have batches of equally many rows.
-
-    Args:
-        counts: (rank, number of rows) pairs.
-
-    Raises:
-        BatchError: the numbers differ.
-    """
+    """Raise BatchError if the ranks' batches differ in their numbers of rows. counts: (rank, number of rows) pairs."""
     hosts = world.get_world().hosts
     for rank, rows in counts:
         first_rank, first_rows = counts[0]
@@ -138,7 +127,7 @@ def _gather_contents(arrays: list[np.ndarray], what: str) -> list[tuple[bool, li
 
 
 def _describe_arrays(is_shard: bool, arrays: list[Any], of_rank_0: list[Any] | None = None) -> str:
-    """Arrays as text. If only the values of an array differ from those of rank 0, the text says so."""
+    """Arrays as text. If an array differs from rank 0's array only in its values, the text says so."""
 
     def describe(array: tuple[Any, ...], first: tuple[Any, ...] | None) -> str:
         text = f"{np.dtype(array[0]).name}{list(array[1])}"

@@ -33,7 +33,7 @@ TYPES = frozenset(f"{NONLINEAR} {LINEAR} {SUMS} Mul RealDiv Div DivNoNan Cast".s
 def compute_entries(node: Node, first_index: int = 0) -> Decision:
     """Decide on an elementwise op, whose inputs are broadcast against one another.
 
-    The rows are those of the first sharded input. A replicated input that has the rows is sliced. Inputs before
+    The result has the rows of the first sharded input. A replicated input that has the rows is sliced. Inputs before
     `first_index` become whole.
     """
     indexes = range(first_index, len(node.inputs))
@@ -65,8 +65,8 @@ def keep(node: Node) -> Decision:
 def cast(node: Node) -> Decision:
     placement = node.get_placement(0)
     source, target = node.inputs[0].dtype, node.op.outputs[0].dtype
-    # Other casts of a sum round or overflow, so the sum must be whole first. In a loop that is a collective in each
-    # turn.
+    # A cast to an integer of no more bits keeps a sum: both wrap around. Other casts round or overflow, so the sum must
+    # be whole first. In a loop that is a collective in each turn, so there casts to wider floats keep the sum, too.
     wraps = source.is_integer and target.is_integer and target.size <= source.size
     widens = node.repeats and source.is_floating and target.is_floating and target.size >= source.size
     keeps_sum = placement.is_partial and (wraps or widens)

@@ -28,7 +28,7 @@ def _read_item(node: Node) -> Placement | None:
 
 @register_rule("EmptyTensorList TensorListReserve")
 def make(node: Node) -> Decision:
-    """The shape of the items is that of a rank's slice; the number of items is the script's."""
+    """The items have the shape of a rank's slice; the number of items is the script's."""
     sizes, rows = node.inputs[0].constant, node.batch_rows
     count_name = "max_num_elements" if node.type == "EmptyTensorList" else "num_elements"
 
@@ -50,6 +50,7 @@ def put(node: Node) -> Decision:
     if any(rows.chosen is not None for rows in all_rows):
         item = WHOLE  # the masks of different turns select different rows
     item = item._replace(numbers=None, is_zero=False)
+    # A whole item of a list of rows is sliced. Others must be brought to the list's placement.
     if old_item is not None and item.is_replicated and node.has_length(item_input, old_item):
         item = old_item
     elif old_item is not None:

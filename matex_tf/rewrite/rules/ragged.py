@@ -19,7 +19,8 @@ def _move_first(indices: Any, distance: Any) -> Any:
 def split_texts(node: Node) -> Decision:
     """Split a rank's texts; the words are numbered by the script's texts.
 
-    The shape that goes with the words is the largest of the ranks' shapes: each rank knows the number of texts.
+    The op also returns a shape: the number of texts, which each rank knows, and the largest number of words of a text.
+    So the script's shape is the maximum of the ranks' shapes.
     """
     rows = node.require_rows().rows
     require(node.count_axes(0) == 1 and rows.is_contiguous)

@@ -17,8 +17,8 @@ _LANES = {"float32": 4, "float64": 2}
 
 @register_rule("StatelessRandomUniformV2 StatelessRandomNormalV2")
 def draw_by_counter(node: Node) -> Decision:
-    """Draws of a counter-based generator: the counter skips the numbers of the ranks before this one. The numbers are
-    those of the script, and no rank draws numbers of another.
+    """Draws of a counter-based generator: the counter skips the numbers of the ranks before this one. So a rank draws
+    the script's numbers for its rows, and no others.
     """
     shape = _read_shape(node)
     found = _find_rows(shape)

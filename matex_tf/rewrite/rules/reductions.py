@@ -1,6 +1,6 @@
 """Rules for reductions. A reduction over the rows gives each rank a partial result: a partial sum, maximum or minimum.
 
-With 2 ranks and 5 rows, `tf.reduce_sum(x, 0)` is the sum of rows 0-2 on rank 0, and that of rows 3-4 on rank 1. A
+With 2 ranks and 5 rows, `tf.reduce_sum(x, 0)` is the sum of rows 0-2 on rank 0, and of rows 3-4 on rank 1. A
 reduction along other axes computes each row by itself, and keeps the rows.
 """
 

@@ -78,6 +78,7 @@ def _move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
 
 
 def _select(node: Node, which: int | slice) -> Sequence[int]:
+    """The indices of the inputs that `which` names."""
     return range(len(node.inputs))[which] if isinstance(which, slice) else [which]
 
 

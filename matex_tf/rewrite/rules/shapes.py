@@ -77,11 +77,13 @@ def _follow_rows(placement: Placement, before: list[int | None], wanted: tuple[S
     rows, row_size, inner = placement.rows, wanted[axis], wanted[axis + 1 :]
     require(all(size.rows is None for size in inner))
     factor = _divide(before[placement.axis + 1 :], [size.value for size in inner])
+    # The wanted length is a number, or -1: the axes after it tell the factor.
     if row_size.rows is None:
         require(row_size.value is not None and Size(None, -1) not in inner)
         return axis, _scale(rows, factor)
     if row_size.rows == rows and factor in (1, None):
         return axis, rows
+    # The wanted length counts other entries: if those axes are unknown, the units tell the factor.
     unit, new_unit = rows.unit, row_size.rows.unit
     require(unit is not None and row_size.rows.chosen is None)
     if factor is None and new_unit is not None and unit and new_unit % unit == 0:

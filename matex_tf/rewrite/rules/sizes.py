@@ -52,9 +52,8 @@ def read_along(node: Node, index: int, entry: int, placement: Placement, length:
     This number may be a constant: with 64 rows, the end 128 of a slice of two concatenated batches. It counts rows if
     it is a multiple of the number of rows.
 
-    Args:
-        placement: the placement of the tensor whose axis has the rows.
-        length: the length of the axis, if it is constant.
+    placement: of the tensor whose axis has the rows.
+    length: of the axis, if it is constant.
     """
     sizes, unit = node.read_sizes(index), placement.rows.unit
     number = sizes[entry].value

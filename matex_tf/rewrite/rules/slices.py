@@ -26,6 +26,7 @@ def slice_with_strides(node: Node) -> Decision:
         return _take_size(node)
     placement = node.require_rows()
     found, needs = _follow_axis(node, placement, node.count_axes(0), node.read_length(0))
+    # `x[:, 0]` of the indices from `tf.where`: the numbers of the rows.
     is_column = placement.numbers is not None and node.count_axes(0) == 2 and _list_entries(node) == (None, 0)
     return node.decide([None, *needs], found._replace(numbers=placement.numbers) if is_column else found)
 
@@ -37,7 +38,7 @@ def _read_masks(node: Node) -> dict[str, int]:
 
 
 def _list_entries(node: Node) -> tuple[int | None, ...]:
-    """For each named axis, what a slice takes of it: the index of one entry; None for all entries; -1 for others.
+    """For each named axis, what a slice takes of it: the index of one entry; None: all entries; -1: other entries.
 
     Empty if the slice has an ellipsis or a new axis.
     """
@@ -76,9 +77,8 @@ def _follow_axis(
 ) -> tuple[Placement, list[Placement | None]]:
     """The placement of a slice of a tensor, and the placements that its begin, end and stride need.
 
-    Args:
-        placement: of the sliced tensor, which has `count` axes.
-        length: the length of the axis with the rows, if it is constant.
+    placement: of the sliced tensor, which has `count` axes.
+    length: the length of the axis with the rows, if it is constant.
     """
     masks = _read_masks(node)
     entries = node.read_shape(_BEGIN)[0]
@@ -87,7 +87,7 @@ def _follow_axis(
     named = entries - (masks["new_axis"] | masks["ellipsis"]).bit_count()
     result_axis = axis = 0  # the next axes of the result and of the sliced tensor
     result: Placement | None = None
-    needs: list[Placement | None] = [
+    needs: list[Placement | None] = [  # of inputs 1 to 3
         None if node.get_placement(number).kind == SIZES else WHOLE for number in (_BEGIN, _END, _STRIDE)
     ]
     for index in range(entries):
