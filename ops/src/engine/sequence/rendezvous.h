@@ -1,6 +1,6 @@
-// The numbered sequence of collectives. Every collective calls `Meet` first: a rendezvous in which ranks compare
-// number, kind and layout. Ranks at different collectives all raise an error that names their places; they never mix
-// data.
+// The numbered sequence of collectives. Every collective calls `Meet` first: a rendezvous in which ranks compare the
+// number, the kind and the key of the collective. Ranks at different collectives all raise an error that names their
+// places; they never mix data.
 #pragma once
 
 #include <cstdint>

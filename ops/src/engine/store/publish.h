@@ -20,7 +20,7 @@ namespace matex {
 struct Shared {
   std::shared_ptr<const Layout> layout;               // the variables, with cuts
   std::shared_ptr<const std::vector<Transfer>> messages;  // the transfers in which they are sent
-  std::vector<void*> wholes;
+  std::vector<void*> wholes;  // the addresses
   std::string name;      // for messages
   int64_t needed = 0;    // when a step needs the variables: those with a smaller number are sent first
   int64_t holding = -1;  // the number of a group of variables whose homes are dropped together; -1: use no homes

@@ -75,13 +75,14 @@ class PiecesKernel : public AsyncOpKernel {
   int64_t Width() const { return DataTypeSize(type_); }
 
   Cuts cuts_;
-  int variables_ = 0;
+  int variables_ = 0;  // their number
   DataType type_ = DT_FLOAT;
 };
 
 class LendKernel : public PiecesKernel {
  public:
   using PiecesKernel::PiecesKernel;
+  // Synchronous, so ComputeAsync is never called; the base class is asynchronous for PublishKernel.
   AsyncOpKernel* AsAsync() override { return nullptr; }
   void ComputeAsync(OpKernelContext*, DoneCallback) override {}
   void Compute(OpKernelContext* context) override {
@@ -217,12 +218,13 @@ class PublishKernel : public PiecesKernel {
     return TfStatus();
   }
 
+  // The address of this rank's piece within `whole`.
   char* At(const Tensor& whole, const Pair& pair) const {
     return static_cast<char*>(DataOf(whole)) + pair.first * Width();
   }
 
   std::string place_;
-  tensorflow::int64 holding_ = -1;
+  tensorflow::int64 holding_ = -1;  // the number of the homes (publish.h); -1: none
   bool later_ = false;
   tensorflow::int64 needed_ = 0;  // the order in which a step needs the variables; smaller is earlier
   std::vector<std::string> names_;
