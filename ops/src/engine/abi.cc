@@ -284,7 +284,7 @@ MATEX_EXPORT int matex_store_make(int64_t bytes, int64_t batches, int64_t parts,
 
 MATEX_EXPORT void matex_store_drop() { matex::SetTheStore(nullptr); }
 
-// Drops the shared memory of a holding's variables (publish.h); it is freed with the last variable there.
+// `DropHomes` (publish.h).
 MATEX_EXPORT void matex_drop_homes(int64_t holding) { matex::DropHomes(holding); }
 
 MATEX_EXPORT void matex_store_deal(int64_t first, int64_t count) {

@@ -36,9 +36,8 @@ class Arrivals {
   // time.
   int Meet(const Words& words = {}, bool* same = nullptr);
 
-  // Progress counters that two ranks exchange without a meeting: the blocks that a rank has written into its bytes
-  // since the start, and the blocks of the other rank that it has read. `Show` publishes this rank's counters; `See`
-  // reads those of another rank.
+  // The counters of a rank: the blocks that it has written into its bytes since the start, and the blocks of the other
+  // rank that it has read.
   struct Blocks {
     int64_t written = 0;
     int64_t read = 0;

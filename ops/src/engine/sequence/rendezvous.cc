@@ -29,7 +29,7 @@ struct Sequence {
   std::atomic<int64_t> rows{0};                       // of all updates
   Clock::time_point begin;                            // of the current collective
   std::array<std::atomic<int64_t>, kKinds> nanoseconds{};  // in collectives of each kind
-  bool prepared = false;                                   // whether `Prepare` was called
+  bool prepared = false;  // whether `Prepare` was called
   std::unique_ptr<Arrivals> arrivals;  // the rendezvous in shared memory; null if ranks are on several hosts
 };
 

@@ -141,7 +141,7 @@ class Recorder {
     if (!is_update) stretch_.collectives += elapsed - current.meet;
     if (current.counts && ends_step) AddStep(current, announces, elapsed);
     if (ends_step) {
-      updated_ = current.counts ? current.label : -1;  // of several updates, new weights go to the last
+      updated_ = current.counts ? current.label : -1;  // new weights count for a step's last update
       stretch_ = Stretch();
       stretch_.is_step = true;
     }

@@ -50,9 +50,9 @@ class Turnstile {
   bool TakeHead(Job* job);
 
   std::mutex mutex_;
-  std::deque<int64_t> turns_;           // the turns that have not run; the first is the head
+  std::deque<int64_t> turns_;  // the turns that have not run; the first is the head
   std::map<int64_t, Waiting> waiting_;  // by ticket
-  int64_t tickets_ = 0;                 // the last ticket
+  int64_t tickets_ = 0;  // the last ticket
 };
 
 Turnstile& TheTurnstile();

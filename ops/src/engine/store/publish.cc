@@ -104,6 +104,7 @@ Error Publish(const Shared& shared, Homes* homes) {
   if (Error error = Meet(call)) return error;
   if (!world.has_peers()) return Finish(call, Error());
   int code = homes != nullptr ? PublishInMemory(shared, world, *homes) : PublishByMessages(shared);
+  // The first publication makes the homes of later ones.
   if (code == MPI_SUCCESS && shared.holding >= 0 && !WasCreationTried(shared)) code = MakeHomes(shared, world);
   return Finish(call, MpiError(code, homes != nullptr ? "MPI_Barrier" : "MPI_Allgatherv", place()));
 }

@@ -53,7 +53,7 @@ class Adder {
   int ChooseForOwned(int64_t bytes, Algorithm* algorithm);
 
   const MPI_Comm communicator_;
-  Algorithm algorithm_;  // kAuto until the choice
+  Algorithm algorithm_;  // kAuto: not chosen yet
   const int node_;
   const bool asleep_;
   bool prepared_ = false;

@@ -295,7 +295,8 @@ class Overlapped {
   int64_t last_added_ = 0, last_done_ = 0;              // tickets
   std::vector<char> buffer_;
   AllLearned learned_;  // the buckets of each layout
-  std::atomic<int64_t> travel_until_{0};  // gradients travel, or may do so soon, until this time
+  // Gradients travel, or may do so soon, until this time (by `Now`). The maximum: a transfer is under way.
+  std::atomic<int64_t> travel_until_{0};
   int64_t last_ready_ = 0;  // the time of the last hand-over in the parts of the current update so far
 };
 

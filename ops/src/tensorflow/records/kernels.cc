@@ -258,5 +258,5 @@ MATEX_EXPORT int64_t matex_records_put(const char* name, int format, int64_t siz
   return matex::TheRecordFiles().Put(std::move(file));
 }
 
-// The bytes that this process has read from record files.
+// `ReadBytes` (files.h).
 MATEX_EXPORT int64_t matex_records_bytes() { return matex::ReadBytes(); }

@@ -146,7 +146,7 @@ class PublishKernel : public PiecesKernel {
       done();
       return values;
     };
-    // `begin` locks the variables, so they are unlocked before it can run.
+    // In the pull thread, `begin` locks the same variables: it waits until they are unlocked here.
     const Error failed = PublishLater(shared, {begin, [pulled](int i, const Error&) { pulled->Came(i); }});
     locks.clear();
     if (failed) OP_REQUIRES_OK_ASYNC(context, StatusOf(failed), done);
@@ -199,8 +199,8 @@ class PublishKernel : public PiecesKernel {
     // Updated in place: the piece's own reference to the whole variable is dropped, so that it does not count below.
     if (from == At(*whole, pair)) piece = Tensor();
     const bool can_stay = whole->RefCountIsOne();
-    Tensor now = *whole;
-    char* home = nullptr;
+    Tensor now = *whole;   // the new value; its memory may stay
+    char* home = nullptr;  // null: the value does not move home
     if (homes != nullptr && whole->TotalBytes() > 0) {
       const bool stays_at_home = can_stay && homes->Has(i, DataOf(*whole));
       if (!stays_at_home) home = homes->Take(i);
