@@ -33,7 +33,7 @@ struct Call {
 // fails.
 Error Meet(const Call& call);
 
-// Ends the collective; called under the same mutex. Counts it, unless further parts of its update follow. If `error`
+// Ends the collective; called under the same mutex. Counts it; of an update in parts, only the last counts. If `error`
 // is set, all later rendezvous return it. Returns `error`.
 Error Finish(const Call& call, Error error);
 

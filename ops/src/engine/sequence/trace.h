@@ -36,7 +36,7 @@ enum class Activity : int16_t {
   kExposed = 12,       // from an overlapped update's last gradient to its last sum
   kAnnouncement = 13,  // the collective that announces an overlapped update
   kPull = 17,          // new weights, sent by the ranks that have updated them
-  kAllgather = 18,     // an all-gather; the bytes are those of this rank
+  kAllgather = 18,     // an all-gather; with the bytes of this rank
   kBroadcast = 19,     // a broadcast
   // Without duration, and only with Recording::kGradients:
   kEntry = 14,  // a gradient of an update, in the order of reduction

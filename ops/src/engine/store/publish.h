@@ -51,7 +51,7 @@ std::shared_ptr<Homes> HomesOf(const Shared& shared);
 void DropHomes(int64_t holding);
 
 // Gives each rank's pieces to all ranks: through shared memory if `homes` is not null, else by messages. Collective;
-// ranks pass equal arguments except for addresses. The first call makes the homes of `shared`.
+// ranks pass equal arguments, but other addresses. The first call makes the homes of `shared`.
 Error Publish(const Shared& shared, Homes* homes);
 
 // The same by messages of the pull thread (pulls.h); returns after the rendezvous. The thread calls `begin`, which

@@ -141,7 +141,7 @@ bool SharedStore::Take() {
     if (control().stopped) break;
     int32_t state = kFree;
     const bool is_mine = StateOf(next).compare_exchange_strong(state, HeldBy(rank_));
-    // Any rank advances `next`, because the holder may be lost before it does so.
+    // Any rank advances `next`, because the holder may be lost before it can.
     const int64_t taken = next;  // a failed compare_exchange changes `next`
     control().next.compare_exchange_strong(next, taken + 1);
     if (is_mine) {

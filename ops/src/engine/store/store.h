@@ -80,8 +80,8 @@ class SharedStore {
   // The number of trained batches of the epoch, by all ranks, with those before the `first` of `Deal`.
   int64_t CountTrained() const;
 
-  // One addition of this rank's step, of `count` numbers or rows. The caller adds those from `first` on and calls
-  // `Tell` with its progress; a lost rank has added those before.
+  // One addition of this rank's step, of `count` numbers or rows. The caller adds them from `first` on and calls
+  // `Tell` with its progress; a lost rank has added the earlier ones.
   class Addition {
    public:
     int64_t first = 0;

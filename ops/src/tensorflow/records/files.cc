@@ -1,4 +1,4 @@
-// The tables of indexed files and of open files, and the read-ahead that replaces that of the operating system.
+// The tables of indexed files and of open files, and the read-ahead, which replaces the operating system's.
 #include "files.h"
 
 #include <errno.h>
