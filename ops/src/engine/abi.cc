@@ -70,7 +70,7 @@ MATEX_EXPORT int matex_start(int sequence, int gradients, int overlapped, int ra
                                      static_cast<matex::Algorithm>(algorithm), chosen}));
 }
 
-// After matex_start as the only rank: this process computes as rank 0 of `size` ranks that do not exist (world.h).
+// `BePhantom` (world.h).
 MATEX_EXPORT void matex_phantom(int size) { matex::BePhantom(size); }
 
 // After ranks were lost: continues with the remaining ranks at collective `number`, with `counts` completed of each
@@ -98,6 +98,7 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* place, int
   return matex::Result(matex::Finish(call, is_end ? matex::BrokenJobs() : matex::Error()));
 }
 
+// The number of completed collectives of a kind; 0 if there is no such kind.
 MATEX_EXPORT int64_t matex_count(int kind) {
   return kind > 0 && kind < matex::kKinds ? matex::CountOf(static_cast<matex::Kind>(kind)) : 0;
 }
@@ -110,8 +111,7 @@ MATEX_EXPORT int matex_cause(const char* text) { return static_cast<int>(matex::
 
 MATEX_EXPORT int64_t matex_rows() { return matex::RowsOfUpdates(); }
 MATEX_EXPORT double matex_blocked_seconds() { return matex::BlockedSeconds(); }
-// The seconds that this process has waited in shared memory for ranks of its host since the first call of this
-// function, and the seconds of a core that it used while waiting.
+// `Arrivals::WaitedSoFar` (arrivals.h).
 MATEX_EXPORT void matex_waited(double* seconds, double* core_seconds) {
   const matex::Arrivals::Waited waited = matex::Arrivals::WaitedSoFar();
   *seconds = waited.seconds;
@@ -255,8 +255,7 @@ MATEX_EXPORT int matex_link(int overlapped, double* start_up, double* byte) {
   return matex::Result(matex::Error());
 }
 
-// Times `probes` sums of `bytes`, one after another. Collective. `seconds[i]`: the longest time of sum i over ranks;
-// `cpu`: the core seconds of this process in all of them.
+// `TimeSums` (link_probe.h). Collective.
 MATEX_EXPORT int matex_time_sums(int overlapped, int64_t bytes, int probes, double* seconds, double* cpu) {
   matex::World& world = matex::TheWorld();
   std::lock_guard<std::mutex> lock(world.mutex);
@@ -285,7 +284,7 @@ MATEX_EXPORT int matex_store_make(int64_t bytes, int64_t batches, int64_t parts,
 
 MATEX_EXPORT void matex_store_drop() { matex::SetTheStore(nullptr); }
 
-// Drops the shared memory of a holding's variables (publish.h); it is freed with the last variable there.
+// `DropHomes` (publish.h).
 MATEX_EXPORT void matex_drop_homes(int64_t holding) { matex::DropHomes(holding); }
 
 MATEX_EXPORT void matex_store_deal(int64_t first, int64_t count) {

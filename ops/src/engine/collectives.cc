@@ -147,6 +147,7 @@ Error Allgather(const Subject& subject, const void* from, const Allocate& alloca
   void* const to = allocate(rows);
   if (Error error = AgreeOnMemory(world, to != nullptr, place())) return Finish(call, error);
   if (world.has_peers()) return Finish(call, GatherRows(world, subject, from, to, rows, place()));
+  // One rank, or a phantom (world.h), which has copies of its rows.
   for (int rank = 0; rank < world.size; ++rank) {
     std::memcpy(static_cast<char*>(to) + rank * subject.bytes(), from, subject.bytes());
   }

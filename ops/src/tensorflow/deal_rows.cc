@@ -1,4 +1,4 @@
-// MatexDealRows: the rows of a batch that this rank computes, by the rule of `sharding/row_shares.py`. Input `counts`:
+// MatexDealRows: the rows of a batch that this rank computes, by the rule of sharding/slice_bounds.py. Input `counts`:
 // the number of rows of each of the batch's tensors. Input `dealt`: whether rows are divided (0 or 1), this rank, and
 // the share of each rank. With counts [5] and dealt [1, 0, 1, 1], rank 0 of two equal ranks computes rows 0-2.
 //

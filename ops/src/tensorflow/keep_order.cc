@@ -1,6 +1,6 @@
-// MatexKeepOrder: takes the handle that orders collectives (MATEX_ORDER in kernel.h) and does nothing. One runs before
-// and one after an op that must not take the handle itself: TensorFlow places an op on the device of a variable that it
-// takes.
+// MatexKeepOrder: takes the handle that orders collectives (MATEX_ORDER in kernel.h) and does nothing. TensorFlow would
+// place an op that takes the handle on the device of its variable, the CPU. So an op for another device does not take
+// the handle: one MatexKeepOrder runs before it and one after it.
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 

@@ -75,7 +75,7 @@ TfStatus CutsOf(OpKernelConstruction* construction, size_t count, Cuts* cuts) {
   }
   for (size_t i = 0; i < numbers.size(); i += cuts_per_entry) {
     const auto first = numbers.begin() + i, end = first + cuts_per_entry;
-    const bool is_divided = end[-1] != 0;
+    const bool is_divided = end[-1] != 0;  // the last cut is the number of elements
     cuts->emplace_back(first, is_divided ? end : first);
   }
   return TfStatus();

@@ -54,6 +54,7 @@ class KeptLayout {
                                  const std::function<std::shared_ptr<const Made>(std::vector<Entry>)>& make);
 
  private:
+  // Whether `made_` fits the shapes of the inputs.
   bool HasShapesOf(tensorflow::OpKernelContext* context) const;
 
   std::vector<std::string> names_;
@@ -77,7 +78,8 @@ TfStatus InferReduced(tensorflow::shape_inference::InferenceContext* context);
 tensorflow::Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, tensorflow::DataType type,
                             const tensorflow::TensorShape& shape, bool others_read = false);
 
-// Never Aborted: v1's MonitoredSession treats it as a lost worker and creates new sessions forever.
+// FailedPrecondition, never Aborted: v1's MonitoredSession treats Aborted as a lost worker and creates new sessions
+// forever.
 TfStatus StatusOf(const Error& error);
 
 // A kernel that runs one collective in the thread that reaches it. In a v1 graph each collective has a turn
@@ -98,7 +100,7 @@ class Collective : public tensorflow::AsyncOpKernel {
   std::string place_;  // the attribute `place`, for messages; "" if the op has none
 
  private:
-  tensorflow::int64 turn_ = -1;
+  tensorflow::int64 turn_ = -1;  // -1: no turn
 };
 
 }  // namespace matex

@@ -81,7 +81,7 @@ Error Run(const Prepared& prepared, const void* const* in, void* const* out) {
   const size_t count = request.entries.size();
   switch (request.kind) {
     case Kind::kGradients: {
-      const double* const weight = static_cast<const double*>(in[count]);
+      const double* const weight = static_cast<const double*>(in[count]);  // after the gradients
       const Batch batch(request.numbers > 1 ? static_cast<int64_t>(weight[1]) : 0);
       return ReduceInline(*prepared.layout, in, out, weight[0], batch, [&request] { return request.place; });
     }

@@ -70,13 +70,13 @@ class XlaCollective : public XlaOpKernel {
   // The name of tensor `index` in messages and layouts; "" if it has none.
   virtual std::string NameOf(int index) const { return ""; }
 
-  // The number of the variable whose gradient tensor `index` is.
+  // The number of the variable whose gradient tensor `index` is; 0: none.
   virtual int64_t VariableOf(int index) const { return 0; }
 
   Request request_;
 
  private:
-  tensorflow::int64 ordered_ = 0;
+  tensorflow::int64 ordered_ = 0;  // the number of handles that order the op: 0 or 1
 };
 
 class XlaReduceGradients : public XlaCollective {

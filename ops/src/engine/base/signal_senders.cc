@@ -11,7 +11,7 @@ namespace matex {
 namespace {
 
 constexpr int kSignals = 65;
-constexpr int kLauncher = 1, kOther = 2;
+constexpr int kLauncher = 1, kOther = 2;  // bits
 
 // A watched signal. The signal handler reads it, so it is never freed, and not changed while its signal can arrive.
 struct Watch {

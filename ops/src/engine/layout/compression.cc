@@ -12,7 +12,8 @@
 namespace matex {
 namespace {
 
-constexpr int kPackBlock = 512;
+constexpr int kPackBlock = 512;  // numbers
+// Bits of a float32: all but the sign; infinity. NaN has a larger magnitude.
 constexpr uint32_t kMagnitude = 0x7FFFFFFFu, kInfinity = 0x7F800000u;
 // The leading bits of a number's magnitude assign it to one of 2^11 classes, ordered by magnitude.
 constexpr int kClassBits = 11, kBelow = 31 - kClassBits;

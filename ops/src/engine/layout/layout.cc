@@ -128,7 +128,6 @@ std::vector<Transfer> Layout::TransfersInOrder() const {
   return TransfersOf(boundaries);
 }
 
-// Appends the transfers of entries [begin, end).
 void Layout::Append(int begin, int end, std::vector<Transfer>* transfers) const {
   AppendOwned(begin, end, transfers);
   AppendShared(begin, end, transfers);

@@ -56,9 +56,9 @@ struct Transfer {
 class Layout {
  public:
   // Entries smaller than `fuse_bytes` are fused, in order, with others of their type. `compression` applies to the
-  // float32 gradients of variables. `compiled`: XLA has compiled the step. All ranks must agree on it, because compiled
+  // float32 gradients of variables. `compiled`: XLA has compiled the step. Ranks must agree on this, because compiled
   // steps round differently from TensorFlow's kernels. `checked`: gradients that are not finite are an error. `cuts` is
-  // ignored for compressed entries and for checked layouts, whose sums go to all ranks. Each transfer of entries with
+  // ignored for compressed entries and for checked layouts: their sums go to all ranks. Each transfer of entries with
   // cuts contains elements of every owner.
   Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, const Compression& compression = {},
          bool compiled = false, bool checked = false, Cuts cuts = {});
@@ -85,6 +85,7 @@ class Layout {
   std::vector<Transfer> TransfersInOrder() const;
 
  private:
+  // Append transfers: of entries [begin, end); of those with cuts; of a group with cuts; of those without cuts.
   void Append(int begin, int end, std::vector<Transfer>* transfers) const;
   void AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const;
   void AppendOwnedGroup(const std::vector<int>& group, std::vector<Transfer>* transfers) const;
@@ -100,7 +101,7 @@ class Layout {
   Compression compression_;
   bool compiled_;
   bool checked_;
-  std::vector<Residual> residuals_;
+  std::vector<Residual> residuals_;  // of each entry
   Cuts cuts_;
   uint64_t key_;
 };

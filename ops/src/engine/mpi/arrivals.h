@@ -21,9 +21,8 @@ class Arrivals {
   // The words of a rank that a meeting compares.
   using Words = std::array<int64_t, 3>;
 
-  // Collective over `communicator`. `made` is null on all ranks if they cannot share memory: on several hosts, in
-  // separate containers, or if memory is short. Each rank also gets `bytes_per_rank` there, whole pages. Returns
-  // an MPI error code.
+  // Collective over `communicator`. `made` is null on all ranks if they cannot share memory (common_memory.h). Each
+  // rank also gets `bytes_per_rank` there, whole pages. Returns an MPI error code.
   static int Make(MPI_Comm communicator, int64_t bytes_per_rank, std::unique_ptr<Arrivals>* made);
   ~Arrivals();
   Arrivals(const Arrivals&) = delete;
@@ -37,9 +36,8 @@ class Arrivals {
   // time.
   int Meet(const Words& words = {}, bool* same = nullptr);
 
-  // Progress counters that two ranks exchange without a meeting: the blocks that a rank has written into its bytes
-  // since the start, and the blocks of the other rank that it has read. `Show` publishes this rank's counters; `See`
-  // reads those of another rank.
+  // The counters of a rank: the blocks that it has written into its bytes since the start, and the blocks of the other
+  // rank that it has read.
   struct Blocks {
     int64_t written = 0;
     int64_t read = 0;
@@ -62,7 +60,7 @@ class Arrivals {
  private:
   struct Line;
 
-  int Progress() const;
+  int Progress() const;  // of MPI
 
   Arrivals(MPI_Comm communicator, char* memory, const CommonLayout& layout, int rank, int size, int processors);
   Line* lines() const;

@@ -19,7 +19,7 @@ namespace {
 // head, by which other ranks recognize the file: the same process and file number may mean another file in a container.
 struct Address {
   int64_t process = 0;
-  int64_t file = -1;
+  int64_t file = -1;  // -1: the first rank could not make the file
   int64_t mark = 0;
 };
 

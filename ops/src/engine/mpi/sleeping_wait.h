@@ -8,18 +8,19 @@
 
 namespace matex {
 
-// Sleeps of growing length: first up to 0.1 ms, for messages that are on their way. In a long wait up to 1 % of the
-// wait so far, but at most `max_length`.
+// Sleeps of growing length: first from 5 us up to 0.1 ms, each half as long again as the last, for messages that are on
+// their way. After 10 ms, a sleep takes 1 % of the wait so far, but at most `max_length`. With `max_length` 0 it stays
+// at 0.1 ms.
 class Pause {
  public:
   using Nanoseconds = std::chrono::nanoseconds;
   explicit Pause(Nanoseconds max_length = Nanoseconds(0)) : max_length_(max_length) {}
-  void Take();
+  void Take();  // sleeps once
 
  private:
   const Nanoseconds max_length_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  Nanoseconds length_{5'000};
+  Nanoseconds length_{5'000};  // of the next sleep
 };
 
 // Returns the request's error code when it has completed; sleeps between polls.

@@ -61,6 +61,7 @@ std::string Difference(const Standing& one, const Standing& other) {
   return "";
 }
 
+// How the rows of the batches differ; empty if they are equal.
 std::string ExplainBatches(const std::vector<Standing>& places) {
   for (const Standing& other : places) {
     const int64_t first = places[0].report.batch.rows, rows = other.report.batch.rows;
@@ -73,6 +74,7 @@ std::string ExplainBatches(const std::vector<Standing>& places) {
   return "";
 }
 
+// How the layouts, or else the batches, differ; empty if they are equal.
 std::string ExplainLayouts(const std::vector<Standing>& places) {
   for (const Standing& other : places) {
     const std::string difference = Difference(places[0], other);

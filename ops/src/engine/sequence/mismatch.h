@@ -22,7 +22,7 @@ enum class Kind : int {
   kFailure = 8,  // a step has raised an error on this rank; other ranks may still be within the step
 };
 
-constexpr int kKinds = 9;
+constexpr int kKinds = 9;  // kinds are 1 to kKinds - 1
 
 // The batch that a reduction belongs to. rows: the number of rows of the global batch; 0: unknown; -1: no tensor of the
 // reduction is a gradient, so it is no update. Ranks must agree on the rows of a reduction; other collectives only
@@ -34,7 +34,8 @@ struct Batch {
   int64_t rows;
 };
 
-// The collective that a rank has reached. The fields from `chunk_bytes` to `mode` describe the layout of a reduction.
+// The collective that a rank has reached. The fields from `chunk_bytes` to `entries` are the layout (layout.h) of a
+// reduction.
 struct Report {
   Kind kind = Kind::kControl;
   int64_t number = 0;  // in the sequence
@@ -46,7 +47,8 @@ struct Report {
   bool compiled = false;
   bool checked = false;
   std::vector<Entry> entries;
-  std::string mode;  // how this rank reduces the gradients, for messages: "reduces them at once"
+  // How this rank reduces the gradients, for messages: "reduces them at once"; empty: it is at no reduction.
+  std::string mode;
   Batch batch{};
 };
 
@@ -68,7 +70,7 @@ struct Standing {
 struct Standings {
   std::vector<Standing> places;  // at most a few, ordered by lowest rank; rank 0's place is the first
   int64_t others = 0;            // the number of ranks at places that are not listed
-  bool all_reduce = true;        // whether all ranks reduce gradients
+  bool all_reduce = true;        // whether all ranks are at a reduction
   bool all_have_batches = true;  // whether all ranks have reported the rows of a batch
 };
 

@@ -28,8 +28,8 @@ struct Sequence {
   std::array<std::atomic<int64_t>, kKinds> counts{};  // completed collectives of each kind
   std::atomic<int64_t> rows{0};                       // of all updates
   Clock::time_point begin;                            // of the current collective
-  std::array<std::atomic<int64_t>, kKinds> nanoseconds{};
-  bool prepared = false;
+  std::array<std::atomic<int64_t>, kKinds> nanoseconds{};  // in collectives of each kind
+  bool prepared = false;  // whether `Prepare` was called
   std::unique_ptr<Arrivals> arrivals;  // the rendezvous in shared memory; null if ranks are on several hosts
 };
 
@@ -65,12 +65,14 @@ int Prepare(const World& world, Sequence* sequence) {
   sequence->prepared = true;
   int least[] = {world.algorithm == Algorithm::kAuto, world.node, -world.node};
   const int code = MPI_Allreduce(MPI_IN_PLACE, least, 3, MPI_INT, MPI_MIN, world.sequence);
-  const bool can_share = least[0] && least[1] == -least[2];  // all use kAuto; the lowest node is the highest
+  // All use kAuto, and the lowest node is the highest: the minimum of -node is the negated highest node.
+  const bool can_share = least[0] && least[1] == -least[2];
   if (code != MPI_SUCCESS || !can_share) return code;
   return Arrivals::Make(world.sequence, 0, &sequence->arrivals);
 }
 
-// Compares kind, key and number of the collective with the other ranks: in shared memory, or by one all-reduce.
+// Compares kind, key and number of the collective with the other ranks: in shared memory, or by one all-reduce. If they
+// differ, sets `is_failed_step` as ExplainMismatch does.
 Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_failed_step) {
   int finalized = 0;
   MPI_Finalized(&finalized);
@@ -105,6 +107,7 @@ Error Meet(const Call& call) {
   const World& world = TheWorld();
   Sequence& sequence = TheSequence();
   sequence.begin = Clock::now();
+  // BrokenJobs: the error of a communication thread, if any.
   if (world.has_peers() && !sequence.poison) sequence.poison = BrokenJobs();
   if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);
@@ -137,6 +140,7 @@ Error Finish(const Call& call, Error error) {
     sequence.poison = error;
   } else {
     const int kind = static_cast<int>(call.kind);
+    // Of an update in several parts only the last part counts.
     if (call.announced == nullptr || !call.announced->more) {
       ++sequence.counts[kind];
       if (call.reduces_gradients()) sequence.rows += call.batch.rows;

@@ -1,6 +1,6 @@
-// The numbered sequence of collectives. Every collective calls `Meet` first: a rendezvous in which ranks compare
-// number, kind and layout. Ranks at different collectives all raise an error that names their places; they never mix
-// data.
+// The numbered sequence of collectives. Every collective calls `Meet` first: a rendezvous in which ranks compare the
+// number, the kind and the key of the collective. Ranks at different collectives all raise an error that names their
+// places; they never mix data.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct Call {
 // fails.
 Error Meet(const Call& call);
 
-// Ends the collective; called under the same mutex. Counts it, unless further parts of its update follow. If `error`
+// Ends the collective; called under the same mutex. Counts it; of an update in parts, only the last counts. If `error`
 // is set, all later rendezvous return it. Returns `error`.
 Error Finish(const Call& call, Error error);
 

@@ -21,13 +21,14 @@ constexpr int kNamed = 4;   // the ranks that a message lists for each place
 
 // Ranks with equal reports, which are at the same place.
 struct RankGroup {
-  uint64_t key = 0;
+  uint64_t key = 0;   // a hash of the report without its host
   int64_t ranks = 0;  // 0: this slot is empty
   struct Member {
     int32_t rank;
     char host[72];
   } named[kNamed] = {};  // the lowest ranks
 
+  // The number of valid elements of `named`.
   int Named() const { return static_cast<int>(std::min<int64_t>(ranks, kNamed)); }
   int32_t lowest() const { return named[0].rank; }
 
@@ -41,12 +42,17 @@ struct RankGroup {
   }
 };
 
-// The places of a set of ranks. `Add` merges two disjoint sets; the result does not depend on the order of merges.
+// The places of a set of ranks. `Add` merges two disjoint sets and keeps the kPlaces places with the lowest ranks.
+// These places do not depend on the order of merges. But if there are more places, a merge may drop ranks of a place
+// that another merge keeps. The number of ranks of this place is then too small, and names may be missing. All ranks
+// still get the same result, because rank 0 broadcasts it. MPI sends a Summary as bytes, so it has no pointers.
 struct Summary {
   RankGroup places[kPlaces] = {};  // the first places, ordered by lowest rank
   // The place of the lowest rank whose step failed, and of the lowest rank whose script ended.
   RankGroup failed = {}, ended = {};
-  int32_t all_compute = 1;  // whether each rank is within a step or has failed in one
+  // Flags, 1 or 0. all_compute: each rank is within a step or has failed in one. all_reduce: all ranks are at a
+  // reduction, so their layouts can be compared. all_have_batches: all ranks know the rows of their batch.
+  int32_t all_compute = 1;
   int32_t all_reduce = 1, all_have_batches = 1;
 
   void Add(const Summary& other) {
@@ -82,8 +88,9 @@ Summary MakeSummary(const Report& mine, int rank) {
   std::snprintf(own.named[0].host, sizeof own.named[0].host, "%s", mine.host.c_str());
   if (mine.kind == Kind::kFailure) summary.failed = own;
   if (mine.kind == Kind::kExit) summary.ended = own;
+  // Steps use the kinds up to kAllgather.
   summary.all_compute = mine.kind == Kind::kFailure || mine.kind <= Kind::kAllgather;
-  summary.all_reduce = !mine.mode.empty();
+  summary.all_reduce = !mine.mode.empty();  // only reductions have a mode
   summary.all_have_batches = mine.batch.rows > 0;
   return summary;
 }
@@ -114,7 +121,7 @@ Error ExplainMismatch(const Report& mine, bool* is_failed_step) {
   Standings standings;
   standings.all_reduce = summary.all_reduce;
   standings.all_have_batches = summary.all_have_batches;
-  standings.others = world.size;
+  standings.others = world.size;  // less the ranks of each place that `add` lists
   const auto add = [&](const RankGroup& one) {
     standings.places.emplace_back();
     Standing& standing = standings.places.back();
@@ -123,6 +130,7 @@ Error ExplainMismatch(const Report& mine, bool* is_failed_step) {
     for (int i = 0; i < one.Named(); ++i) standing.named.push_back({one.named[i].rank, one.named[i].host});
     return BroadcastReport(world, one.lowest(), mine, &standing.report);
   };
+  // Whether nothing is to be listed: the group is empty, or its place is listed already.
   const auto is_listed = [&](const RankGroup& one) {
     return one.ranks == 0 || std::any_of(summary.places, summary.places + kPlaces, [&](const RankGroup& other) {
              return other.ranks > 0 && other.key == one.key;

@@ -24,14 +24,15 @@ thread_local Lane lane_of_thread = Lane::kScript;
 // The script's time since the last update, in nanoseconds; it becomes part of the totals at the next update.
 struct Stretch {
   int64_t since = 0;  // the end of the last collective; 0 before the first
-  int64_t compute = 0, meet = 0, collectives = 0, exposed = 0;  // as in Totals
+  // As in Totals, but `compute` includes `exposed`, which is only of overlapped updates and includes their waits.
+  int64_t compute = 0, meet = 0, collectives = 0, exposed = 0;
   std::vector<std::pair<int64_t, int64_t>> calls;  // begin and end of the script's latest collectives
   bool is_step = false;  // whether the time contains nothing but a training step
 };
 
 // The collective or overlapped update that a lane is executing.
 struct Current {
-  int64_t start = 0;
+  int64_t start = 0;    // 0: none
   int label = -1;       // of the update; -1: no update
   bool counts = false;  // whether the totals include it
   int64_t meet = 0;     // nanoseconds in meetings
@@ -53,6 +54,7 @@ class Recorder {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<Event> events = events_;
     *dropped = added_ - static_cast<int64_t>(events.size());
+    // `events_` is a ring: once it is full, the oldest event is at added_ % capacity_.
     if (*dropped > 0 && capacity_ > 0) std::rotate(events.begin(), events.begin() + added_ % capacity_, events.end());
     return events;
   }
@@ -111,6 +113,7 @@ class Recorder {
     if (call.announced != nullptr) {
       MarkUpdate(Lane::kScript, *call.announced);
     } else if (call.reduces_gradients()) {
+      // A pointer that does not free the layout.
       const std::shared_ptr<const Layout> unowned(std::shared_ptr<void>(), call.layout);
       MarkUpdate(Lane::kScript, {unowned, call.place()});
     }
@@ -126,6 +129,7 @@ class Recorder {
     if (current.start == 0) return;  // recording was off when the collective began
     const int64_t now = Now(), elapsed = now - current.start;
     const bool is_update = current.label >= 0, announces = call.announced != nullptr;
+    // A step ends with an inline update, or with the announcement of the last part of an overlapped update.
     const bool ends_step = is_update && !(announces && call.announced->more);
     Activity activity = ActivityOf(call.kind);
     if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
@@ -137,7 +141,7 @@ class Recorder {
     if (!is_update) stretch_.collectives += elapsed - current.meet;
     if (current.counts && ends_step) AddStep(current, announces, elapsed);
     if (ends_step) {
-      updated_ = current.counts ? current.label : -1;  // one of several updates of a step represents all
+      updated_ = current.counts ? current.label : -1;  // new weights count for a step's last update
       stretch_ = Stretch();
       stretch_.is_step = true;
     }
@@ -155,7 +159,7 @@ class Recorder {
     std::lock_guard<std::mutex> lock(mutex_);
     Enter(Lane::kCommunication, Now());
     MarkUpdate(Lane::kCommunication, part);
-    At(Lane::kCommunication).waits.swap(waits_);
+    At(Lane::kCommunication).waits.swap(waits_);  // of the earlier parts of this update
     waits_.clear();
     has_more_parts_ = part.more;
     return At(Lane::kCommunication).start;
@@ -223,7 +227,8 @@ class Recorder {
     At(lane).start = now;
   }
 
-  // Marks the current collective of `lane` as an update. The same place with other gradients is another place.
+  // Marks the current collective of `lane` as an update. The same place with other gradients is another place. The
+  // layout's key distinguishes gradients without a text.
   void MarkUpdate(Lane lane, const UpdatePart& part) {
     const int64_t key = part.gradients.empty() ? static_cast<int64_t>(part.layout->key()) : 0;
     const auto [found, is_new] = places_.emplace(Hasher().Add(part.place).Add(part.gradients).Add(key).value(), -1);

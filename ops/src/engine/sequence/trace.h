@@ -12,7 +12,8 @@
 
 namespace matex {
 
-// The numbers of these three enums are part of the C interface (abi.cc).
+// The numbers of these three enums are part of the C interface (abi.cc). kTotals: only totals; kEvents: also events;
+// kGradients: also events of single gradients.
 enum class Recording : int { kOff = 0, kTotals = 1, kEvents = 2, kGradients = 3 };
 
 // The thread of an activity: any thread in the sequence of collectives, the overlapped thread, or the pull thread.
@@ -35,7 +36,7 @@ enum class Activity : int16_t {
   kExposed = 12,       // from an overlapped update's last gradient to its last sum
   kAnnouncement = 13,  // the collective that announces an overlapped update
   kPull = 17,          // new weights, sent by the ranks that have updated them
-  kAllgather = 18,     // an all-gather; the bytes are those of this rank
+  kAllgather = 18,     // an all-gather; with the bytes of this rank
   kBroadcast = 19,     // a broadcast
   // Without duration, and only with Recording::kGradients:
   kEntry = 14,  // a gradient of an update, in the order of reduction
@@ -64,7 +65,7 @@ struct Event {
   int64_t start;
   int64_t duration;
   int64_t bytes;
-  int32_t label;  // -1: none
+  int32_t label;  // an index into `Labels`; -1: none
   Activity activity;
   Lane lane;
 };
@@ -129,9 +130,9 @@ class Span {
   void End() const;
 
   const Activity activity_;
-  const std::string* const name_;
+  const std::string* const name_;  // the label; null: none
   const int64_t bytes_;
-  const int64_t start_;
+  const int64_t start_;  // by `Now`; 0: recording was off
 };
 
 // The begin and end of a collective of the sequence, called by `Meet` and `Finish`.
@@ -154,7 +155,7 @@ class OverlappedRecord {
   void Done(int64_t last_ready) const;
 
  private:
-  int64_t start_ = 0;
+  int64_t start_ = 0;  // 0: recording was off
 };
 
 }  // namespace matex

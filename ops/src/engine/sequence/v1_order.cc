@@ -40,7 +40,7 @@ void Turnstile::Enter(int64_t ticket, int64_t turn, Job job) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto mine = waiting_.find(ticket);
-    is_cancelled = mine == waiting_.end();
+    is_cancelled = mine == waiting_.end();  // `Cancel` has removed the ticket
     is_expected = std::find(turns_.begin(), turns_.end(), turn) != turns_.end();
     if (!is_cancelled && is_expected && turns_.front() != turn) {
       mine->second = Waiting{turn, std::move(job)};

@@ -23,12 +23,13 @@ struct Job {
   std::function<void(const Error&)> drop;
 };
 
+// The jobs that wait for their turns. A ticket is the number of a job, by which it can be cancelled.
 class Turnstile {
  public:
   // Sets the turns of the next run, in order, and drops all jobs that still wait for turns of the previous run.
   void Expect(std::vector<int64_t> turns);
 
-  // Returns the ticket of a job: a number by which the job can be cancelled from now on.
+  // Returns the ticket of a job, which enters later and can be cancelled from now on.
   int64_t Reserve();
 
   // Runs the job now if its turn is at the head or is not expected. Otherwise the thread that ends the preceding turn
@@ -41,7 +42,7 @@ class Turnstile {
  private:
   // A reserved ticket; it has no job before `Enter`.
   struct Waiting {
-    int64_t turn = -1;
+    int64_t turn = -1;  // -1: not known before `Enter`
     Job job;
   };
 
@@ -49,9 +50,9 @@ class Turnstile {
   bool TakeHead(Job* job);
 
   std::mutex mutex_;
-  std::deque<int64_t> turns_;
+  std::deque<int64_t> turns_;  // the turns that have not run; the first is the head
   std::map<int64_t, Waiting> waiting_;  // by ticket
-  int64_t tickets_ = 0;
+  int64_t tickets_ = 0;  // the last ticket
 };
 
 Turnstile& TheTurnstile();

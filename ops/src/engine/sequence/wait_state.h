@@ -17,7 +17,7 @@ constexpr int kWaiters = 4;
 // From now on `waiter` waits at the place `place`, for the gradients of `layout` if it is not null. Both must live
 // until `GoOn`.
 void Wait(Waiter waiter, const std::function<std::string()>* place, const Layout* layout = nullptr);
-void GoOn(Waiter waiter);
+void GoOn(Waiter waiter);  // ends the wait
 
 // A wait from construction to destruction.
 class Waits {

@@ -20,7 +20,7 @@ CommonLayout HomesLayout(int64_t buffer_bytes) { return CommonLayout::Of(/*bytes
 }  // namespace
 
 Homes::Offsets::Offsets(const std::vector<int64_t>& bytes, int64_t piece) {
-  end = RoundUp(static_cast<int64_t>(bytes.size() * sizeof(int64_t)), kAligned);  // of the table
+  end = RoundUp(static_cast<int64_t>(bytes.size() * sizeof(int64_t)), kAligned);  // of the table, for now
   for (const int64_t of_variable : bytes) {
     variables.push_back(end);
     end += RoundUp(of_variable, kAligned);

@@ -15,7 +15,7 @@ namespace matex {
 
 class Homes {
  public:
-  // `bytes`: the size of each variable; `piece`: the maximum total size of one rank's pieces. Collective over
+  // `bytes`: the size of each variable; `piece`: the maximum total size of one rank's pieces, in bytes. Collective over
   // `communicator`. `made` is null on all ranks if they cannot share memory. Returns an MPI error code.
   static int Make(MPI_Comm communicator, const std::vector<int64_t>& bytes, int64_t piece,
                   std::shared_ptr<Homes>* made);
@@ -26,6 +26,7 @@ class Homes {
   // This rank's home for variable `i`, aligned to 64 bytes; null while a tensor uses it. `Release` makes it free again.
   char* Take(int i);
   void Release(int i) { in_use_[i] = false; }
+  // Whether `address` is that home.
   bool Has(int i, const void* address) const { return address == At(i); }
 
   // Publishes the address of this rank's piece of variable `i`. A piece outside the shared memory is copied into it,
@@ -40,14 +41,16 @@ class Homes {
   // pieces.
   struct Offsets {
     Offsets(const std::vector<int64_t>& bytes, int64_t piece);
-    std::vector<int64_t> variables;
-    int64_t copies = 0;
-    int64_t end = 0;
+    std::vector<int64_t> variables;  // of each variable
+    int64_t copies = 0;              // of the area
+    int64_t end = 0;                 // the size of the buffer
   };
 
   Homes(void* memory, const Offsets& offsets, int rank, int size);
   char* BufferOf(int rank) const;
+  // The published addresses of a rank's pieces, as offsets in its buffer.
   int64_t* TableOf(int rank) const { return reinterpret_cast<int64_t*>(BufferOf(rank)); }
+  // This rank's home for variable `i`.
   char* At(int i) const { return BufferOf(rank_) + offsets_.variables[i]; }
 
   void* const memory_;

@@ -17,6 +17,7 @@
 namespace matex {
 namespace {
 
+// The address of element `first` of variable `i`.
 char* At(const Shared& shared, int i, int64_t first) {
   return static_cast<char*>(shared.wholes[i]) + first * shared.Width();
 }
@@ -45,7 +46,7 @@ uint64_t KeyOf(const Shared& shared) {
   return Hasher().Add(static_cast<int64_t>(shared.layout->key())).Add(shared.holding).value();
 }
 
-// All homes created so far, by (holding, key of the layout). Null if these ranks cannot share memory.
+// All homes created so far, by (holding, `KeyOf`). Null if their creation was tried, but ranks cannot share memory.
 struct AllHomes {
   std::mutex mutex;
   std::map<std::pair<int64_t, uint64_t>, std::shared_ptr<Homes>> homes;
@@ -103,6 +104,7 @@ Error Publish(const Shared& shared, Homes* homes) {
   if (Error error = Meet(call)) return error;
   if (!world.has_peers()) return Finish(call, Error());
   int code = homes != nullptr ? PublishInMemory(shared, world, *homes) : PublishByMessages(shared);
+  // The first publication makes the homes of later ones.
   if (code == MPI_SUCCESS && shared.holding >= 0 && !WasCreationTried(shared)) code = MakeHomes(shared, world);
   return Finish(call, MpiError(code, homes != nullptr ? "MPI_Barrier" : "MPI_Allgatherv", place()));
 }
@@ -111,7 +113,7 @@ Error PublishLater(const Shared& shared, Later later) {
   World& world = TheWorld();
   const std::function<std::string()> place = [&shared] { return "publishing " + shared.name; };
   const int64_t bytes = shared.Owned(world.rank) * shared.Width();
-  // ~: differs from the key of Publish.
+  // ~: differs from the key of Publish, so that it is an error if only some ranks publish later.
   const Call call{Kind::kAllgather, ~KeyOf(shared), place, bytes};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;

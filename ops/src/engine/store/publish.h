@@ -20,7 +20,7 @@ namespace matex {
 struct Shared {
   std::shared_ptr<const Layout> layout;               // the variables, with cuts
   std::shared_ptr<const std::vector<Transfer>> messages;  // the transfers in which they are sent
-  std::vector<void*> wholes;
+  std::vector<void*> wholes;  // the addresses
   std::string name;      // for messages
   int64_t needed = 0;    // when a step needs the variables: those with a smaller number are sent first
   int64_t holding = -1;  // the number of a group of variables whose homes are dropped together; -1: use no homes
@@ -51,7 +51,7 @@ std::shared_ptr<Homes> HomesOf(const Shared& shared);
 void DropHomes(int64_t holding);
 
 // Gives each rank's pieces to all ranks: through shared memory if `homes` is not null, else by messages. Collective;
-// ranks pass equal arguments except for addresses. The first call makes the homes of `shared`.
+// ranks pass equal arguments, but other addresses. The first call makes the homes of `shared`.
 Error Publish(const Shared& shared, Homes* homes);
 
 // The same by messages of the pull thread (pulls.h); returns after the rendezvous. The thread calls `begin`, which

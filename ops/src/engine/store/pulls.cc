@@ -63,7 +63,7 @@ class PullThread {
     const World& world = TheWorld();
     // Reduce-scatter and all-gather need no trial.
     const Algorithm algorithm = world.algorithm == Algorithm::kAuto ? Algorithm::kTwoLevel : world.algorithm;
-    Adder adder(world.pulls, algorithm, world.node, true);
+    Adder adder(world.pulls, algorithm, world.node, /*asleep=*/true);
     for (;;) {
       std::vector<Job*> jobs;
       {
@@ -75,8 +75,9 @@ class PullThread {
       Job* const job = Choose(jobs);
       if (job == nullptr) continue;
       const bool is_last = job->next + 1 >= job->shared.messages->size();
-      // Ranks agree on the next message while this one is sent, if all know that there is one. The agreement is a
-      // collective call, and so may be the transfer: all ranks must make both in the same order.
+      // Ranks agree on the next message while this one is sent, if all know that there is one: in this job, or in
+      // another job that all ranks have. The agreement is a collective call, and so may be the transfer: all ranks must
+      // make both in the same order.
       const auto is_other_common = [&](const Job* one) { return one != job && one->number <= last_common_; };
       if (!is_last || std::any_of(jobs.begin(), jobs.end(), is_other_common)) Ask(jobs);
       Send(job, &adder);

@@ -7,7 +7,7 @@
 
 namespace matex {
 
-// Adds a job. All ranks add the same jobs in the same order.
+// Adds a job: a publication.
 void AddPull(const Shared& shared, Later later);
 
 // Returns when all jobs added so far have ended, with or without an error.

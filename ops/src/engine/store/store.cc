@@ -1,5 +1,5 @@
 // The shared memory contains, in this order: Control, which all ranks write; a Line for each rank, which only this rank
-// writes while it lives; the state of each batch, which changes by compare-and-swap; a progress table for each rank;
+// writes while it lives; the state of each batch, which ranks take by compare-and-swap; a progress table for each rank;
 // and the shared numbers.
 #include "engine/store/store.h"
 
@@ -23,7 +23,7 @@ struct SharedStore::Control {
   alignas(128) std::atomic<int64_t> next{0};     // all batches before it are taken
   alignas(128) std::atomic<int64_t> count{0};    // the number of batches
   alignas(128) std::atomic<int64_t> trained{0};  // for `End`; may lack one batch of each lost rank
-  alignas(128) std::atomic<int64_t> stopped{0};
+  alignas(128) std::atomic<int64_t> stopped{0};  // 1: no rank takes a batch any more
 };
 
 // The line of a rank; only this rank writes it as long as it lives.
@@ -31,13 +31,14 @@ struct alignas(128) SharedStore::Line {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   std::atomic<int64_t> ticket{kNone};  // no batch that it holds is older; kNone: no rank waits for it
   std::atomic<int64_t> progress{-1};   // the batch of its progress table
-  std::atomic<int64_t> version{-2};    // of its last `End`: 2 * batch + version
+  std::atomic<int64_t> version{-2};    // of its last `End`: 2 * batch + version; -2: none, read as version 1
   std::atomic<int64_t> lost{0};        // 1: the rank is lost; others write this
 };
 
 namespace {
 
-// The state of a batch: kFree, rank + 1 of its holder, or a negative number if it needs no more training.
+// The state of a batch: kFree, rank + 1 of its holder, -(rank + 1) of the rank that has trained it, or kRefused if no
+// rank will train it.
 constexpr int32_t kFree = 0, kRefused = std::numeric_limits<int32_t>::min();
 
 constexpr int32_t HeldBy(int rank) { return rank + 1; }
@@ -65,8 +66,6 @@ double SecondsNow() {
 
 }  // namespace
 
-// The memory before the shared numbers: Control, a line for each rank, the states of all batches, and a progress
-// table for each rank.
 int64_t SharedStore::HeadBytes(const Sizes& sizes, int size) {
   return CommonLayout::Of(TablesAt(sizes, size) + size * TableBytes(sizes), 0).head;
 }
@@ -142,8 +141,8 @@ bool SharedStore::Take() {
     if (control().stopped) break;
     int32_t state = kFree;
     const bool is_mine = StateOf(next).compare_exchange_strong(state, HeldBy(rank_));
-    // Any rank advances `next`, because the holder may be lost before it does so.
-    const int64_t taken = next;
+    // Any rank advances `next`, because the holder may be lost before it can.
+    const int64_t taken = next;  // a failed compare_exchange changes `next`
     control().next.compare_exchange_strong(next, taken + 1);
     if (is_mine) {
       reserved_ = taken;
@@ -154,7 +153,6 @@ bool SharedStore::Take() {
   return false;
 }
 
-// The oldest batch that a rank holds or is about to take, and that rank; kNone, and `rank` unchanged, if there is none.
 int64_t SharedStore::Oldest(int* rank) const {
   int64_t oldest = Line::kNone;
   for (int i = 0; i < size_; ++i) {
@@ -167,7 +165,6 @@ int64_t SharedStore::Oldest(int* rank) const {
   return oldest;
 }
 
-// The oldest batch that a lost rank holds and has not trained; kNone if there is none.
 int64_t SharedStore::FindHeld(int rank) const {
   const int64_t first = LineOf(rank).ticket;
   if (first == Line::kNone) return Line::kNone;
@@ -231,7 +228,6 @@ bool SharedStore::BeginAddition(int64_t part, int64_t count, Addition* addition)
   return true;
 }
 
-// Whether all batches are trained or refused, or training has stopped and no rank holds a batch.
 bool SharedStore::IsOver() {
   while (done_ < control().count && StateOf(done_) < kFree) ++done_;
   int behind = -1;
@@ -277,7 +273,7 @@ int64_t SharedStore::End(int version) {
 }
 
 void SharedStore::Leave() {
-  for (int64_t* const held : {&ticket_, &reserved_}) {
+  for (int64_t* const held : {&ticket_, &reserved_}) {  // -1: none
     if (*held >= 0) StateOf(*held) = kRefused;
     *held = -1;
   }

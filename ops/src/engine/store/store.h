@@ -1,11 +1,15 @@
 // Asynchronous training in the shared memory of one node: all ranks train the same weights, and the store hands out
 // batches. A ticket is the number of a batch in the epoch. Each batch has one holder, and a rank begins a batch only
 // while the oldest unfinished batch is at most `bound` behind it. The kernels of weights/store.cc and Python
-// (servers/asynchronous) use it.
+// (servers/store.py) use it.
 //
-// It is lock-free. The state of a batch names its holder, so exactly one rank takes over the batch of a lost rank. A
-// step consists of additions to variables, the parts. Each rank records the progress of each addition in its progress
-// table, so that the successor of a lost rank applies only the rest.
+// It is lock-free. The state of a batch names its holder, and ranks take it by compare-and-swap, so exactly one rank
+// takes over the batch of a lost rank. A step consists of additions to variables; a part is the number of an addition
+// within the step, from 0. Each rank records in its progress table how many numbers or rows of each addition it has
+// added, so that the successor of a lost rank adds only the rest.
+//
+// A version, 0 or 1, is the slot of the metrics that a rank has written after a batch. Each rank writes its two slots
+// in turn: if it is lost while it writes one, the metrics in the other are complete.
 #pragma once
 
 #include <mpi.h>
@@ -45,12 +49,12 @@ class SharedStore {
   char* data() const { return data_; }
   bool Has(const void* address) const { return address >= data_ && address < data_ + sizes_.bytes; }
 
-  // Deals batches `first` up to `count`; earlier batches count as trained. Rank r begins with batch `first` + r. One
-  // rank calls it, while no rank is between `Begin` and `End`.
+  // Deals batches `first` up to `count`, exclusive; earlier batches count as trained. Rank r begins with batch
+  // `first` + r. One rank calls it, while no rank is between `Begin` and `End`.
   void Deal(int64_t first, int64_t count);
 
   // Takes the next batch, or the batch of a lost rank, and waits until it may be trained. After about `seconds` it
-  // returns kNotYet; call it again.
+  // returns kNotYet; call it again. `behind` becomes the rank with the oldest batch.
   Begun Begin(int64_t bound, double seconds, int64_t* ticket, int* behind);
 
   // Marks the batch of `Begin` as trained; `version` is for `VersionOf`. Returns the number of batches that other
@@ -73,19 +77,20 @@ class SharedStore {
   // and 1 alternate.
   int VersionOf(int rank) const;
 
-  // The number of batches trained since `Deal`, by all ranks.
+  // The number of trained batches of the epoch, by all ranks, with those before the `first` of `Deal`.
   int64_t CountTrained() const;
 
-  // One addition of this rank's step, of `count` numbers or rows. The caller adds those from `first` on and calls
-  // `Tell` with its progress; a lost rank has added those before.
+  // One addition of this rank's step, of `count` numbers or rows. The caller adds them from `first` on and calls
+  // `Tell` with its progress; a lost rank has added the earlier ones.
   class Addition {
    public:
     int64_t first = 0;
+    // Records that the numbers or rows before `added` are added.
     void Tell(int64_t added) const { progress_->store(before_ + added, std::memory_order_release); }
 
    private:
     friend class SharedStore;
-    std::atomic<int64_t>* progress_ = nullptr;
+    std::atomic<int64_t>* progress_ = nullptr;  // in this rank's progress table
     int64_t before_ = 0;  // the numbers or rows of earlier runs of the same op in this step
   };
 
@@ -97,18 +102,31 @@ class SharedStore {
   struct Line;
 
   SharedStore(void* memory, const Sizes& sizes, int rank, int size);
+  // The bytes before the shared numbers, with `size` ranks.
   static int64_t HeadBytes(const Sizes& sizes, int size);
+  // The bytes before the progress tables.
   static int64_t TablesAt(const Sizes& sizes, int size);
+  // The bytes of the progress table of one rank.
   static int64_t TableBytes(const Sizes& sizes);
+  // The numbers that all ranks write.
   Control& control() const;
+  // The numbers that one rank writes.
   Line& LineOf(int rank) const;
+  // The holder of a batch, or its end.
   std::atomic<int32_t>& StateOf(int64_t batch) const;
+  // The progress table of a rank: one number for each part.
   std::atomic<int64_t>* TableOf(int rank) const;
+  // The oldest batch that a rank holds and has not trained; kNone if there is none.
   int64_t FindHeld(int rank) const;
+  // Takes the next batch into `reserved_`; false if there is none.
   bool Take();
+  // Takes the batch of a lost rank into `ticket_`; false if there is none that may be trained.
   bool TakeOver(int64_t bound);
+  // Begins this rank's progress table for a batch, with the progress of rank `from`; -1: no rank has begun it.
   void SetProgress(int64_t ticket, int from);
+  // Whether all batches are trained or refused, or training has stopped and no rank holds a batch.
   bool IsOver();
+  // The oldest batch that a rank holds or is about to take, and that rank; kNone, and `rank` unchanged, if none.
   int64_t Oldest(int* rank) const;
 
   void* const memory_;
@@ -119,7 +137,7 @@ class SharedStore {
   int64_t ticket_ = -1;    // the batch that this rank trains; -1: none
   int64_t reserved_ = -1;  // the batch that it holds but may not train yet; -1: none
   int64_t seen_ = 0;       // the number of batches that had been trained at `Begin`
-  int64_t done_ = 0;       // all batches with a smaller number are trained or refused
+  int64_t done_ = 0;       // for `IsOver`: all batches with a smaller number are trained or refused
   std::vector<int64_t> inherited_;             // of each addition: the progress of a lost rank
   std::vector<std::atomic<int64_t>> counted_;  // of each addition: the count of this rank's runs so far
 };

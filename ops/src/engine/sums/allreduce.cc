@@ -75,8 +75,8 @@ Error Adder::Shared(SharedMemory** memory, const std::function<std::string()>& p
   return code == MPI_SUCCESS ? Error() : MpiError(code, "the preparation of sums", place());
 }
 
-// The sum of an uncompressed buffer that all ranks need. 16-bit floats are summed as float32, except in shared memory,
-// where AddAll does so. Small buffers use MPI_Allreduce.
+// The sum of an uncompressed buffer that all ranks need. 16-bit floats are summed as float32: here, or in shared
+// memory by Add and AddAll. Small buffers use MPI_Allreduce.
 int Adder::SumPlainly(void* data, int64_t count, Type type) {
   if (const int code = Prepare()) return code;
   if (algorithm_ == Algorithm::kShared) return Run(algorithm_, data, count, type);

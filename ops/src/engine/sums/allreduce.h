@@ -43,22 +43,22 @@ class Adder {
 
  private:
   // Each returns an MPI error code.
-  int Prepare();
-  int Choose();
+  int Prepare();  // makes what sums need, once
+  int Choose();   // chooses the algorithm by a trial
   int SumPlainly(void* data, int64_t count, Type type);
-  int Run(Algorithm algorithm, void* data, int64_t count, Type type);
-  int SumShared(char* data, int64_t count, Type type);
+  int Run(Algorithm algorithm, void* data, int64_t count, Type type);  // sums by this algorithm
+  int SumShared(char* data, int64_t count, Type type);  // sums in shared memory
   int RunCompressed(const Transfer& transfer, float* data, float* residual);
-  int ReduceScatter(const Transfer& transfer, void* data);
+  int ReduceScatter(const Transfer& transfer, void* data);  // each rank gets the sum of its own elements
   int ChooseForOwned(int64_t bytes, Algorithm* algorithm);
 
   const MPI_Comm communicator_;
-  Algorithm algorithm_;
+  Algorithm algorithm_;  // kAuto: not chosen yet
   const int node_;
   const bool asleep_;
   bool prepared_ = false;
   Levels levels_;
-  std::unique_ptr<SharedMemory> shared_;
+  std::unique_ptr<SharedMemory> shared_;  // null if it is not used
   std::unique_ptr<Adder> across_;  // between nodes
   std::vector<char> buffer_, segment_;  // kept from sum to sum
   std::vector<float> wide_;             // 16-bit floats as float32

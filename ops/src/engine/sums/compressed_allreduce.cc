@@ -60,7 +60,7 @@ int SumLargest(const Calls& calls, double share, const std::vector<Extent>& exte
   for (const int32_t index : indices) residual[index] = 0.0f;
   std::fill_n(data, count, 0.0f);
   const int size = calls.size();
-  const int64_t all = static_cast<int64_t>(values.size());
+  const int64_t all = static_cast<int64_t>(values.size());  // equal on all ranks
   const int64_t per_round = std::clamp<int64_t>(max_bytes / static_cast<int64_t>(sizeof(IndexedValue)) / size, 1, all);
   std::vector<IndexedValue> received(per_round * size);
   for (int64_t at = 0; at < all; at += per_round) {

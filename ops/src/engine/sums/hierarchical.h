@@ -19,7 +19,7 @@ namespace matex {
 struct Levels {
   MPI_Comm within = MPI_COMM_NULL;
   MPI_Comm across = MPI_COMM_NULL;  // null on a rank that handles no segment
-  int nodes = 1;
+  int nodes = 1;                    // the number of nodes
   int carriers = 1;
   bool even = false;  // whether all nodes have the same number of ranks
   // positions[r]: rank r's position when ranks are ordered by local rank, then by node. Filled by MakePositions; only

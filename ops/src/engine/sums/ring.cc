@@ -162,7 +162,7 @@ class Ring {
   const int adding_, rounds_;
   const Type type_;
   const bool asleep_;
-  int rank_ = 0, size_ = 1, first_ = 0;
+  int rank_ = 0, size_ = 1, first_ = 0;  // first_: the segment sent in round 0, modulo size_
   int newest_ = 0;  // the round of the latest sends
   int64_t width_ = 1, part_ = 1;  // bytes of an element; elements of a part
   char* buffers_[2] = {nullptr, nullptr};

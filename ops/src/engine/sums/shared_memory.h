@@ -18,8 +18,8 @@ namespace matex {
 
 class SharedMemory {
  public:
-  // Collective over `communicator`. `made` is null on all ranks if they cannot share memory: on several hosts, in
-  // separate containers, or if memory is short. Returns an MPI error code.
+  // Collective over `communicator`. `made` is null on all ranks if they cannot share memory (common_memory.h). Returns
+  // an MPI error code.
   static int Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* made);
 
   // Writes this rank's elements [first, first + count) to `to`.
@@ -54,9 +54,12 @@ class SharedMemory {
   enum class Use { kChunks, kBlocks };
 
   SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t chunk_bytes, int rank, int size);
+  // The buffer of a rank for the current chunk.
   char* BufferOf(int rank) const;
+  // `Sum` for two ranks, and for more.
   int SumOfTwo(Type type, int64_t count, const Produce& produce, const Consume& consume);
   int SumOfMany(Type type, int64_t count, const Produce& produce, const Consume& consume);
+  // Meets the other ranks if the last sum used the memory differently.
   int BeginUse(Use use);
 
   const std::unique_ptr<Arrivals> arrivals_;

@@ -33,7 +33,7 @@ namespace {
 // The time that copies and the agreement of ranks take between two successive sums.
 constexpr int64_t kBetweenSums = 5'000'000;  // nanoseconds
 
-// An announced update, or a part of one. Vectors have one element for each gradient.
+// An announced update, or a part of one. Vectors have one element for each gradient (entry of the layout).
 struct Update {
   Update(const UpdatePart& announced_part, double rank_weight)
       : part(announced_part), ready(Count()), weight(rank_weight), inputs(Count()), outputs(Count()), done(Count()),
@@ -48,13 +48,13 @@ struct Update {
   int64_t number = 0;  // among this rank's updates, from 1; for messages
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  std::vector<std::function<void(const Error&)>> done;
+  std::vector<std::function<void(const Error&)>> done;  // null: not handed over, or called
   std::vector<bool> handed_over;   // ready on this rank
   std::vector<bool> ready_on_all;  // all ranks have agreed that they are ready
   std::vector<bool> awaited;       // the thread waits for them
   int missing = 0;                 // the number of awaited gradients that are not handed over
   std::string given_up;            // the reason, if the update was given up
-  Error failed;
+  Error failed;                    // the error of its gradients, if it has failed
 };
 
 // An all-reduce by which ranks agree that a transfer can start, so that no rank waits inside a sum for gradients that
@@ -238,6 +238,7 @@ class Overlapped {
     return error ? BreakJobs(error) : error;
   }
 
+  // Sums one transfer, with a check of its numbers if the layout is checked.
   Error RunOne(const Layout& layout, const Transfer& transfer, const Update& update) {
     const auto place = [&update] { return update.part.place; };
     const auto numbered = [&update] { return update.part.place + ", update " + std::to_string(update.number); };
@@ -293,8 +294,9 @@ class Overlapped {
   std::map<int64_t, std::shared_ptr<Update>> updates_;  // by ticket
   int64_t last_added_ = 0, last_done_ = 0;              // tickets
   std::vector<char> buffer_;
-  AllLearned learned_;
-  std::atomic<int64_t> travel_until_{0};  // gradients travel, or may do so soon, until this time
+  AllLearned learned_;  // the buckets of each layout
+  // Gradients travel, or may do so soon, until this time (by `Now`). The maximum: a transfer is under way.
+  std::atomic<int64_t> travel_until_{0};
   int64_t last_ready_ = 0;  // the time of the last hand-over in the parts of the current update so far
 };
 

@@ -25,7 +25,7 @@ namespace matex {
 // A gradient that is handed over. `done` is called once, by any thread; without an error `output` then holds the sum
 // over ranks. `output` may be `input`. The caller keeps both unchanged until `done`.
 struct HandedOver {
-  const void* input = nullptr;
+  const void* input = nullptr;  // this rank's gradient
   void* output = nullptr;
   std::function<void(const Error&)> done;
 };
@@ -42,7 +42,7 @@ void HandOver(int64_t ticket, int entry, HandedOver gradient);
 // ended.
 void GiveUp(int64_t ticket, const std::string& why);
 
-// Gives up all updates announced so far; called at the end of the script.
+// Gives up all updates announced so far; called at the end of the script and when a step has failed.
 void GiveUpAll(const std::string& why);
 
 // Returns when the thread has finished all updates.

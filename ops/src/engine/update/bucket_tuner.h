@@ -27,7 +27,7 @@ class Learning {
   Error Agree(const Layout& layout);
 
   std::vector<Transfer> transfers_;
-  int updates_ = 0;  // reported so far
+  int updates_ = 0;  // reported so far, until the choice
   std::vector<std::vector<double>> ready_times_;  // of each measured update, by gradient
 };
 

@@ -37,6 +37,7 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
   Error error = Meet(call);
   if (error) return error;
+  // The place and number of the update, for errors of the check.
   const auto update = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
   SharedMemory* memory = nullptr;
   if (world.has_peers() && !layout.checked()) error = InlineAdder().Shared(&memory, place);

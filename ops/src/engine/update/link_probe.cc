@@ -28,7 +28,7 @@ std::mutex& LastMutex() {
 }
 
 bool has_last = false;
-Link last;
+Link last;  // noted by NoteLink
 
 double CpuSeconds() {
   rusage used;

@@ -1,4 +1,4 @@
-// The tables of indexed files and of open files, and the read-ahead that replaces that of the operating system.
+// The tables of indexed files and of open files, and the read-ahead, which replaces the operating system's.
 #include "files.h"
 
 #include <errno.h>
@@ -93,7 +93,7 @@ void OpenFile::ReadAhead(int64_t offset, int64_t count) const {
   int64_t begin = 0, end = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // A jump begins a new run. Several threads read one run, each a few records ahead of the others: that is no jump.
+    // A jump begins a new run. No jump: several threads read one run, each a few records ahead of the others.
     if (offset < first_ || offset > last_ + kThreads * count) {
       first_ = last_ = fetched_ = offset;
     }

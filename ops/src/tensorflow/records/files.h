@@ -26,7 +26,7 @@ struct FileState {
   static FileState Of(const struct stat& found);
   bool operator==(const FileState& other) const { return size == other.size && mtime_ns == other.mtime_ns; }
 
-  int64_t size = -1;
+  int64_t size = -1;  // -1: the file cannot be found
   int64_t mtime_ns = 0;
 };
 
@@ -44,8 +44,8 @@ struct RecordFile {
   RecordFormat format = RecordFormat::kTfRecord;
   FileState state;
   std::vector<int64_t> offsets, lengths;  // empty for records of fixed length
-  Problem problem;                        // why nothing can be read after these records
-  int64_t problem_offset = 0;             // in bytes
+  Problem problem;                        // why nothing can be read after these records; code 0: all can be read
+  int64_t problem_offset = 0;             // where, in bytes
 };
 
 // All indexed files of this process, by number, and by format and name. A name keeps its number.
@@ -53,6 +53,7 @@ class RecordFiles {
  public:
   // Adds or replaces a file and returns its number.
   int64_t Put(RecordFile file);
+  // A file by its name or number; null if it is not indexed.
   std::shared_ptr<const RecordFile> Find(RecordFormat format, const std::string& name) const;
   std::shared_ptr<const RecordFile> Get(int64_t number) const;
 
@@ -102,6 +103,7 @@ class OpenFiles {
     std::chrono::steady_clock::time_point used;
   };
 
+  // The open file of this number, now used; null if there is none. `Keep` adds one and closes unused ones.
   std::shared_ptr<const OpenFile> Take(int64_t number);
   void Keep(int64_t number, std::shared_ptr<const OpenFile> file);
 

@@ -91,7 +91,7 @@ class ListRecordsKernel : public OpKernel {
   static Problem FindChange(const RecordFile& file) {
     struct stat now;
     const bool is_there = stat(file.name.c_str(), &now) == 0;
-    if (!is_there && file.state.size < 0) return Problem();
+    if (!is_there && file.state.size < 0) return Problem();  // there was no file to index, either
     if (!is_there) return MakeSystemProblem("found", errno);
     const FileState state = FileState::Of(now);
     return state == file.state ? Problem() : MakeChangedProblem(file.state, state);
@@ -258,5 +258,5 @@ MATEX_EXPORT int64_t matex_records_put(const char* name, int format, int64_t siz
   return matex::TheRecordFiles().Put(std::move(file));
 }
 
-// The bytes that this process has read from record files.
+// `ReadBytes` (files.h).
 MATEX_EXPORT int64_t matex_records_bytes() { return matex::ReadBytes(); }

@@ -76,7 +76,7 @@ FoundRecords FindTfRecords(const std::string& name, const FileState& state) {
   while (at < state.size && found.problem.code == 0) {
     const int64_t number = static_cast<int64_t>(found.offsets.size()), remaining = state.size - at;
     found.problem_offset = at;
-    if (remaining < kRecordHeader) {  // TensorFlow treats this as the end
+    if (remaining < kRecordHeader) {  // TensorFlow treats this as the end: a warning, so the code stays 0
       found.problem.text = "the file ends with " + std::to_string(remaining) + " bytes that are no record, at byte " +
                            std::to_string(at) + ". It is cut off, or still written";
       break;

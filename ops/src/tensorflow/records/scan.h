@@ -19,7 +19,7 @@ struct FoundRecords {
   int64_t problem_offset = 0;    // where it is
 };
 
-// All records of a TFRecord file. Reads only headers, except where records are shorter than a page of memory.
+// All records of a TFRecord file. Reads only headers; but everything where records are shorter than a page.
 FoundRecords FindTfRecords(const std::string& name, const FileState& state);
 
 // The lines whose ends are in bytes `first` up to `last`.

@@ -75,13 +75,14 @@ class PiecesKernel : public AsyncOpKernel {
   int64_t Width() const { return DataTypeSize(type_); }
 
   Cuts cuts_;
-  int variables_ = 0;
+  int variables_ = 0;  // their number
   DataType type_ = DT_FLOAT;
 };
 
 class LendKernel : public PiecesKernel {
  public:
   using PiecesKernel::PiecesKernel;
+  // Synchronous, so ComputeAsync is never called; the base class is asynchronous for PublishKernel.
   AsyncOpKernel* AsAsync() override { return nullptr; }
   void ComputeAsync(OpKernelContext*, DoneCallback) override {}
   void Compute(OpKernelContext* context) override {
@@ -145,7 +146,7 @@ class PublishKernel : public PiecesKernel {
       done();
       return values;
     };
-    // `begin` locks the variables, so they are unlocked before it can run.
+    // In the pull thread, `begin` locks the same variables: it waits until they are unlocked here.
     const Error failed = PublishLater(shared, {begin, [pulled](int i, const Error&) { pulled->Came(i); }});
     locks.clear();
     if (failed) OP_REQUIRES_OK_ASYNC(context, StatusOf(failed), done);
@@ -198,8 +199,8 @@ class PublishKernel : public PiecesKernel {
     // Updated in place: the piece's own reference to the whole variable is dropped, so that it does not count below.
     if (from == At(*whole, pair)) piece = Tensor();
     const bool can_stay = whole->RefCountIsOne();
-    Tensor now = *whole;
-    char* home = nullptr;
+    Tensor now = *whole;   // the new value; its memory may stay
+    char* home = nullptr;  // null: the value does not move home
     if (homes != nullptr && whole->TotalBytes() > 0) {
       const bool stays_at_home = can_stay && homes->Has(i, DataOf(*whole));
       if (!stays_at_home) home = homes->Take(i);
@@ -217,12 +218,13 @@ class PublishKernel : public PiecesKernel {
     return TfStatus();
   }
 
+  // The address of this rank's piece within `whole`.
   char* At(const Tensor& whole, const Pair& pair) const {
     return static_cast<char*>(DataOf(whole)) + pair.first * Width();
   }
 
   std::string place_;
-  tensorflow::int64 holding_ = -1;
+  tensorflow::int64 holding_ = -1;  // the number of the homes (publish.h); -1: none
   bool later_ = false;
   tensorflow::int64 needed_ = 0;  // the order in which a step needs the variables; smaller is earlier
   std::vector<std::string> names_;
