@@ -111,6 +111,7 @@ def load_tensorflow_ops() -> Ops:
 
 
 def _load_file(path: Path, load: Callable[[str], Any], failure: type[Exception]) -> Any:
+    """The result of `load`. Its error `failure` becomes a BuildError that names the remedy."""
     try:
         return load(str(path))
     except failure as error:

@@ -71,7 +71,7 @@ def chain_gradients(
             # An op without sources costs nothing and need not wait.
             missing = list_allowed(op) & ~before if op_sources else 0
             while missing:
-                # The highest bit is the latest gradient. Most other gradients run before it and need no edge to the op.
+                # The highest bit is the latest gradient. Most others run before it and need no dependency of their own.
                 latest = chained[missing.bit_length() - 1]
                 op._add_control_input(latest)
                 before |= preceding[latest]

@@ -399,6 +399,7 @@ def _change(view, original, key, path, *args, **kwargs):
 
 
 def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *, onexc=None, dir_fd=None):
+    """`shutil.rmtree` on the view; an error is handled as its options say."""
     try:
         view.remove_tree(key)
     except OSError as error:

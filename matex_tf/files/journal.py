@@ -95,10 +95,12 @@ class Journal(journal_reader.Notes):
 
     @journal_reader.lock_method
     def write_note(self, key: str, removed: bool = False, to: str = "") -> None:
-        """Record that rank 0 is about to create or change `key`; if `removed`, to remove it with its contents; with
-        `to`, also, to move it to that path.
+        """Record that rank 0 is about to create or change `key`. One note for each path suffices: ranks that are past
+        it have changed `key` themselves.
 
-        One note for each path suffices: ranks that are past it have changed `key` themselves.
+        Args:
+            removed: `key` is about to be removed, with its contents.
+            to: the path to which `key` is about to be moved; `removed` is True, too. "": it is not moved.
         """
         if self._is_over:
             return
@@ -124,7 +126,7 @@ class Journal(journal_reader.Notes):
         if not removed and not os.path.isfile(key):
             return  # a folder, whose entries have notes of their own; or a pipe
         self._write_line(number, key, to or self._keep_copy(number, key), inode if to else 0)
-        if to:
+        if to:  # later changes of the moved file replace its note
             self._moved[to] = _Move(number, key)
         self._touched[key] = state
 

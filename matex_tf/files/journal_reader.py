@@ -186,6 +186,7 @@ class Notes:
         self._quiet_at = -1 if self._notes else version
 
     def _read_notes(self) -> None:
+        """Read the complete lines that rank 0 has written since the last call."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)

@@ -96,6 +96,7 @@ class KnownPlaces:
         return type(places) is dict and len(places) == len(_NO_NAMES)
 
     def _get_places(self, head: str) -> Places | None:
+        """The places in the folder `head`, cached or new; None if both layers must be searched."""
         if self._is_forked:
             return None
         if self._changed[0] != self._since:

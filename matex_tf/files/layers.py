@@ -91,8 +91,8 @@ class Layers:
         """The path of `key` in the lower layer, as this rank sees it; None if it does not exist there."""
         if self.is_hidden(key):
             return None
-        # Rank 0 writes its note before it changes the disk. So the disk is read first: if rank 0 changes it meanwhile,
-        # the note is found below. In the other order both could be missed.
+        # Rank 0 writes its note before it changes the disk. So the disk is read first: if it is already changed, the
+        # note is found below. In the other order, a change between both would be taken for the old content.
         exists = os.path.lexists(key)
         before = self.news.find_before(key)
         if before is None:  # no note: the disk has the content for this rank

@@ -45,7 +45,7 @@ class _Wanted:
         return np.asarray(self._source.find_rows(self._part, positions)[1])
 
     def find_between(self, first: int, last: int) -> tuple[int, int]:
-        """(start, stop), indices among the rank's own rows, of those that are rows `first` to `last` of the file."""
+        """The rank's rows that are among rows `first` to `last` of the file: (start, stop), counted in its own rows."""
         if last <= self._find_row(0) or first > self._find_row(self.count - 1):
             return 0, 0
         places = range(self.count)

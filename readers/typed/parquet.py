@@ -184,6 +184,7 @@ class Parquet(TypedTable):
         return cursor
 
     def _name_columns(self, batch: Any, numbers: Sequence[int]) -> Any:
+        """The columns `numbers` of a batch, named by number. Several columns of a file may have one name."""
         names = self.columns.names
         found = {}
         for number in numbers:

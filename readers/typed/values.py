@@ -135,6 +135,7 @@ def convert_values(column: Any, kind: Any, most: float) -> Any:
 
 
 def _cast(column: Any, kind: Any) -> Any:
+    """Convert a column to the type `kind`, where pyarrow needs it in several casts. Raises ArrowInvalid."""
     if column.type == kind:
         return column
     types = pa.types
