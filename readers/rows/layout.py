@@ -56,7 +56,7 @@ class Split:
 
 
 def _spread_rows(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
-    """The rows at `positions` among `chosen` rows, equally spaced in `total` rows."""
+    """The rows at `positions` among `chosen` rows, the middles of `chosen` equal sections of `total` rows."""
     return ((2 * positions + 1) * total) // (2 * chosen)
 
 
