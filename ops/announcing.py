@@ -1,8 +1,9 @@
 """Decides when an overlapped update is announced, and in how many parts.
 
-Gradients are transferred only after their update is announced. The announcement is itself a collective; it follows the
-last collective among the ancestors of the gradients, because a gradient must not wait for a collective that comes after
-its announcement (docs/protocol.md).
+Gradients are transferred only after their update is announced. The announcement is itself a collective. A gradient must
+not wait for a collective that comes after its announcement (docs/protocol.md). So the announcement follows the last
+collective among the ancestors of the gradients. The order handle, an input of all collectives, keeps their order
+(`order.py`).
 
 If the backward pass has collectives, the update is announced in parts. Let gradient 0 depend on none of them, gradient
 1 on collective A, and gradient 2 on A and B. Then the order is: announce 0, A, announce 1, B, announce 2.
@@ -39,10 +40,10 @@ def _get_moved(graph: Any) -> dict[Any, Any]:
 
 @dataclass
 class Part:
-    """Gradients that are announced together, by index in the update, and the collectives around the announcement."""
+    """Gradients that are announced together, and the collectives around the announcement."""
 
-    entries: list[int] = field(default_factory=list)
-    bytes: int = 0
+    entries: list[int] = field(default_factory=list)  # the indices of the gradients in the update
+    bytes: int = 0  # of these gradients
     after: Any = None  # the part is announced after this collective; None: there is none
     before: Any = None  # the part is announced before this collective; None: there is none
 
@@ -60,6 +61,7 @@ class Parts:
 
         self._gradients = gradients
         self._graph = ops.get_default_graph()
+        # TensorFlow's manager of automatic control dependencies; None in a graph without them.
         self._manager = getattr(self._graph, "experimental_acd_manager", None)
         self._order = _Order(self._graph, self._graph.capture(order))
         # Ops that must not wait for gradients of this update: what earlier updates and announcements depend on.
@@ -83,7 +85,7 @@ class Parts:
 
     def _choose_parts(self, weight: Any) -> list[Part]:
         """Group the gradients by the last collective that each depends on, into parts of `_LEAST_BYTES` or more."""
-        sequence = self._order.sequence
+        sequence = self._order.sequence  # of collectives; positions are indices in it, -1: before all
         indices = list(range(len(self._gradients)))
         # No part may be announced before its weight is known. Updates are reduced in the order of their announcements,
         # so no part may precede an earlier announcement.
@@ -97,6 +99,7 @@ class Parts:
         min_bytes = max(_LEAST_BYTES, sum(sizes) // _MAX_PARTS)
         parts = [Part()]
         for index in sorted(indices, key=positions.__getitem__):
+            # A new part begins at a later position, once the last part is large enough.
             part = parts[-1]
             if part.bytes >= min_bytes and positions[index] > positions[part.entries[-1]]:
                 part = Part()
@@ -148,9 +151,9 @@ class Parts:
 def hold_collectives(gradients: Sequence[Any], handles: Sequence[Any]) -> None:
     """Make each collective of the backward pass wait for the gradients of an inline update that were created before it.
 
-    It matters if a single thread runs all ops. That thread may compute the gradients before the collective on one rank
-    and after it on another; then each rank waits while the other computes. With several threads, one thread computes
-    gradients while another waits.
+    Without this wait, a single thread that runs all ops may compute the gradients before the collective on one rank and
+    after it on another; then each rank waits while the other computes. With several threads nothing is added: one
+    thread computes gradients while another waits.
 
     `handles`: the order handle of collectives, if there is one.
     """

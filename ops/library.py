@@ -1,7 +1,7 @@
 """Loads and starts the engine, once per process; wraps its C functions; and loads the TensorFlow ops over it.
 
 The engine (`src/engine`) is a C++ library without TensorFlow, so ranks can meet before the script imports TensorFlow,
-or without it. The ops are a second library, which calls the engine.
+or without it. The TensorFlow ops ("the ops" in this file) are a second library, which calls the engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HASH_BLOCK_BYTES = 64 << 20
 _CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # the default, by whether there are several nodes
 _COMMUNICATORS = ("sequence", "gradients", "overlapped")
 _MPI_FAILED = 1  # a result of matex_cause
-_KINDS = 9  # the number of kinds of collectives, from 0
+_KINDS = 9  # kinds of collectives are numbers from 1 to 8 (`count_completed` names them); 0 is unused
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
 """Indexed by the engine's numbers."""
@@ -32,7 +32,7 @@ COMPRESSIONS = ("none", "bf16", "fp16", "topk")
 
 @dataclass(frozen=True)
 class Ops:
-    """The loaded library of ops: TensorFlow's module for it, and its C functions."""
+    """The loaded library of TensorFlow ops: TensorFlow's module for it, and its C functions."""
 
     module: Any
     c: ctypes.CDLL
@@ -111,6 +111,7 @@ def load_tensorflow_ops() -> Ops:
 
 
 def _load_file(path: Path, load: Callable[[str], Any], failure: type[Exception]) -> Any:
+    """The result of `load`. Its error `failure` becomes a BuildError that names the remedy."""
     try:
         return load(str(path))
     except failure as error:
@@ -120,8 +121,14 @@ def _load_file(path: Path, load: Callable[[str], Any], failure: type[Exception])
 
 
 def restart_engine(agree: Callable[[list[int]], list[int]]) -> None:
-    """Continue with the remaining ranks, which the world already contains; `agree` returns the maximum over ranks."""
+    """Continue with the remaining ranks after a loss. Collective; the world already contains only these ranks.
+
+    The remaining ranks may have completed different numbers of collectives. All continue with the greatest numbers.
+
+    `agree`: takes a list of numbers on each rank; returns the maximum over ranks of each entry.
+    """
     c = get_library().c
+    # The number of the current collective, and the completed collectives of each kind.
     number, *counts = agree([read_waiting().number, *(c.matex_count(kind) for kind in range(_KINDS))])
     here = world.get_world()
     communicators = [world.get_communicator(name).py2f() for name in _COMMUNICATORS]
@@ -141,6 +148,8 @@ def _start_engine(c: ctypes.CDLL) -> None:
     if chosen.elastic and algorithm == "auto":
         # In two levels a rank may wait for a rank that is not the lost one.
         algorithm = "ring" if here.has_several_nodes else "mpi"
+    # One rank has no communicators. Nor has a phantom, which computes as rank 0 of ranks that do not exist: the engine
+    # starts with one rank, and `matex_phantom` sets the number of ranks.
     communicators = [0, 0, 0]
     if world.is_active() and not here.is_phantom:
         _check_mpi(c)
@@ -178,7 +187,8 @@ def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0) ->
     """Meet the other ranks at the next number of the sequence of collectives. No effect with one rank.
 
     Args:
-        kind: 6: control message, 7: end of the script, 8: a step has raised an error on this rank. The ops use 1 to 5.
+        kind: 6: control message, 7: end of the script, 8: a step has raised an error on this rank. TensorFlow ops use 1
+            to 5 (see `count_completed`).
         key: the 64 bits on which all ranks must agree.
         place: the place in the program, for messages.
         size: the bytes that this rank contributes, for recorded events.
@@ -271,7 +281,8 @@ def announce_exchange(place: str) -> Iterator[None]:
 
 
 def announce_turns(turns: Sequence[int]) -> None:
-    """Announce the collectives of the next v1 run by their attribute `turn`, in the order that all ranks use.
+    """Announce the collectives of the next v1 run by their attribute `turn` (`handles.py`), in the order that all ranks
+    use.
 
     A collective that is ready before its turn waits without holding a thread. An empty list ends this: collectives that
     still wait are cancelled.

@@ -11,7 +11,7 @@ from typing import Any
 from matex_tf import tags
 
 _variable: Any = None
-_LAST = "last collective"
+_LAST = "last collective"  # tag of a graph: the last collective op so far, in a list
 
 
 def list_order_handles() -> list[Any]:

@@ -1,8 +1,8 @@
 """The overlapped reduction in graphs: each gradient is handed over by its own op, which ends when its sum is ready.
 
-An op announces the update, or each of its parts; gradients follow in any order, as they are computed. An update that is
-not overlapped is inline: one op reduces all gradients. `collectives/reduce_gradients.py` calls this module if
-`is_chosen`.
+An op announces the update, or each of its parts. Its output, the ticket, is the number of this announcement. Gradients
+follow with the ticket in any order, as they are computed. An update that is not overlapped is inline: one op reduces
+all gradients. `collectives/reduce_gradients.py` calls this module if `is_chosen`.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ def chain_gradients(
 ) -> None:
     """Make ops that only later gradients need wait for earlier gradients, if a single thread runs all ops.
 
-    Such a thread takes the newest runnable op. No op waits for the gradient of a weight, so it would run after all ops
-    that lead to the gradients of lower layers. Then all gradients would be ready at the end, and no computation would
-    be left to hide their sums.
+    Such a thread takes the newest runnable op. Each op of the backward pass makes a newer op of the next lower layer
+    runnable. So the op that computes a weight's gradient, for which no op waits, would run after the backward pass of
+    all lower layers. Then all gradients would be ready at the end, and no computation would be left to hide their sums.
 
     The gradients are tensors of a function that is being traced. An op waits only for gradients that were created
     before it and do not depend on it, also by `sources`, so there are no cycles.
@@ -37,8 +37,8 @@ def chain_gradients(
     Args:
         gradients: the tensors.
         sources: the ops that run before an op.
-        find_position: the position of an op in the sequence of collectives. An op waits for no gradient with a greater
-            position.
+        find_position: the position, in the sequence of collectives, of the last collective that an op depends on. An
+            op waits for no gradient with a greater position.
         independent: ops that wait for no gradient.
     """
     from tensorflow.python.framework import ops
@@ -49,17 +49,18 @@ def chain_gradients(
     number = {op: position for position, op in enumerate(graph.get_operations())}
     inside = {each.op for each in gradients if getattr(each, "graph", None) is graph}
     positions = sorted({find_position(op) for op in inside})
-    # Sets of gradients are integers: bit i stands for gradient i in the order of creation.
-    preceding: dict[Any, int] = {}  # for each op: the gradients that run before it
-    chained: list[Any] = []  # the gradients so far
+    # Sets of gradients are integers: bit i stands for gradient i in the order of creation, `chained[i]`.
+    preceding: dict[Any, int] = {}  # for each op: the set of gradients that run before it, and itself if it is one
+    chained: list[Any] = []  # the ops of the gradients so far
     chained_numbers: list[int] = []  # their numbers in the graph
-    up_to = [0] * len(positions)  # for each position: the chained gradients of this position or an earlier one
+    up_to = [0] * len(positions)  # for each position: the set of chained gradients of this position or an earlier one
 
     def list_allowed(op: Any) -> int:
-        """The chained gradients for which `op` may wait."""
+        """The set of chained gradients for which `op` may wait."""
         count = bisect.bisect_right(positions, find_position(op))  # of positions that are not greater
         if not count or op in independent:
             return 0
+        # The lowest n bits: the n gradients that were created before the op.
         older = (1 << bisect.bisect_left(chained_numbers, number[op])) - 1
         return older & up_to[count - 1]
 
@@ -70,7 +71,8 @@ def chain_gradients(
             # An op without sources costs nothing and need not wait.
             missing = list_allowed(op) & ~before if op_sources else 0
             while missing:
-                latest = chained[missing.bit_length() - 1]  # which itself runs after most of the others
+                # The highest bit is the latest gradient. Most others run before it and need no dependency of their own.
+                latest = chained[missing.bit_length() - 1]
                 op._add_control_input(latest)
                 before |= preceding[latest]
                 missing &= ~before

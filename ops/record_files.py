@@ -1,7 +1,7 @@
 """The index of record files (TFRecord, text, fixed length), kept by compiled code, and the ops that use it.
 
 `matex_tf.input.record_index` makes the index by `find_records` and registers it by `put_records`. The ops then list
-records and read them by ticket.
+records and read them by ticket: the file's number, the offset and the length.
 """
 
 from __future__ import annotations

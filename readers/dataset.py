@@ -193,8 +193,8 @@ class DataSet:
         Args:
             batch_size: rows of a global batch.
             shuffle: another order in each epoch: blocks in random order, rows mixed among four of them. With
-                distribution="batch" batches are reordered instead, equally on all ranks, so the loss curve is that of
-                the single-process run.
+                distribution="batch" batches are reordered instead, equally on all ranks, so the loss curve equals the
+                curve of the single-process run.
             seed: of the order.
             part: "training", "validation" or "testing".
 

@@ -73,7 +73,7 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
     ops.records.mark_between_steps()
     everyone = objects.allgather(mine, "a command that the script runs")
     with _is_inside.set():
-        if any(digest != mine for digest in everyone):
+        if any(digest != mine for digest in everyone):  # all ranks see the same digests, so all of them run here
             return run()
         with _adopt_changes(options):
             objects.barrier("a command begins")
@@ -93,8 +93,8 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
 def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
     """A context around a command on rank 0, whose changes of the disk become visible to the ranks of its host.
 
-    All ranks enter before the command and leave after it, so that no other change by the script overlaps with it. Other
-    hosts may have other disks.
+    All ranks enter before the command and leave after it, so that no other change by the script overlaps with it. Ranks
+    of other hosts adopt nothing: they may have other disks.
     """
     me = world.get_world()
     view = overlay.get_view() if me.host == me.hosts[0] else None
@@ -114,7 +114,7 @@ def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """The result of `run`, or its exception, in a form that can be sent to the other ranks."""
     try:
         outcome: tuple[Any, BaseException | None] = run(), None
-        pickle.dumps(outcome)
+        pickle.dumps(outcome)  # raises if the result cannot be sent
     except Exception as error:
         try:
             copy.deepcopy(error)  # as pickle would

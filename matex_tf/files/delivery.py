@@ -51,6 +51,7 @@ def deliver_file(path: str) -> None:
     missing = [part for part in parts if not _has_part(place, part)]
     if path == origin:
         _show_parts(path, parts)
+    # Of each rank: its host, its path, and the files that it lacks.
     everyone = objects.allgather((me.host, os.path.realpath(place), missing), "which ranks lack saved files")
     writers: dict[tuple[str, str], int] = {}  # the first rank without a file, by host and path
     for rank, (host, real_path, missing_there) in enumerate(everyone):

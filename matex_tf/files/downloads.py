@@ -1,7 +1,8 @@
 """`keras.utils.get_file` and the functions that use it: one rank downloads for a file system, the others find the file.
 
-A file in the library's cache folder is the lock: a script may list its own folders. It takes no collective, because a
-script may download on one rank alone.
+Every rank takes a lock, and then calls the original function. The first rank downloads. The original function of each
+later rank finds the complete file and returns. The lock is a file in the library's cache folder, because a script may
+list the folder of the download. No collective is used, because a script may download on one rank alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from matex_tf.world import world
 
 HOOKS = KerasTable()
 
-_HEAD_START_SECONDS = 2.0  # rank 0, which shows the progress, may come first
+_HEAD_START_SECONDS = 2.0
+"""The longest wait of other ranks before they take the lock. Rank 0, which shows the progress, should take it first."""
 
 
 def _put_everywhere(owner: Any, name: str, make: Any) -> None:
@@ -75,6 +77,7 @@ def _lock_download(folder: str, name: str) -> Iterator[None]:
     path = os.path.join(locks, hashlib.blake2b(target.encode(), digest_size=8).hexdigest() + ".lock")
     stem = name.split(".")[0]
     results = [os.path.join(folder, each) for each in (name, f"{name}_archive", f"{stem}_extracted", stem)]
+    # The deadline, in seconds of time.monotonic. Until then this rank waits for another rank's lock or result.
     start = time.monotonic() + (_HEAD_START_SECONDS if world.get_world().rank > 0 else 0.0)
     while time.monotonic() < start and not any(map(os.path.exists, (path, *results))):
         time.sleep(0.02)

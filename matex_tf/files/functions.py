@@ -1,7 +1,8 @@
 """Replacements of Python's file functions on ranks other than 0: they act on this rank's view of the files.
 
-Functions that read first look into the cache of locations (`known_places`), and answer from it if rank 0 has written no
-new notes. Otherwise they ask the view, and ask again if rank 0 writes notes in the meantime. `python` installs them.
+Functions that read first look into the cache of locations (`known_places`), and answer from it if no note of rank 0
+(`journal`) holds for this rank. Otherwise they ask the view, and ask again if rank 0 writes notes in the meantime.
+`python` installs them.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _find_text(path: Any) -> str | None:
 
 
 def _is_cache_valid() -> bool:
-    """Whether rank 0 has written no new notes, so that a cached location is still valid."""
+    """Whether no note of rank 0 holds for this rank, so that a cached location is still valid."""
     return overlay.get_own_view().news.is_quiet()
 
 
@@ -122,6 +123,7 @@ def wrap_open(original: Any) -> Any:
 
 
 def open_for_all(path: Any, flags: int) -> int:
+    """The `opener` of Python's `open`: as without one, but through the replaced `os.open`."""
     return os.open(path, flags, 0o666)
 
 
@@ -137,7 +139,7 @@ def wrap_os_open(original: Any) -> Any:
 
         text = _find_text(path) if dir_fd is None else None
         place = None if text is None else overlay.get_own_view().known.find_place(text)
-        is_on_disk = place == text
+        is_on_disk = place == text  # the cached location is the path itself
         # To write a file that this rank has not written yet, both layers are searched.
         must_search = writes and (flags & os.O_EXCL or is_on_disk)
         if place is not None and not must_search:
@@ -146,8 +148,9 @@ def wrap_os_open(original: Any) -> Any:
             except OSError as error:
                 is_link = error.errno == errno.ELOOP  # its target may have another location
                 if is_on_disk and not is_link and _is_cache_valid():
-                    raise
+                    raise  # the error of the disk is the right one
             else:
+                # Rank 0 may have changed the file while it was opened. Then it is opened again below.
                 if _is_cache_valid() or not _close_file(descriptor):
                     return descriptor
         return open_by_view() if writes else _ask_steadily(open_by_view, _close_file)
@@ -164,6 +167,7 @@ def _close_file(descriptor: int) -> bool:
 
 
 def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
+    """`os.open` of the file `key` in this rank's view; errors name `path`."""
     with real_files.use_real_files():
         view = overlay.get_own_view()
         try:
@@ -395,6 +399,7 @@ def _change(view, original, key, path, *args, **kwargs):
 
 
 def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *, onexc=None, dir_fd=None):
+    """`shutil.rmtree` on the view; an error is handled as its options say."""
     try:
         view.remove_tree(key)
     except OSError as error:

@@ -1,8 +1,9 @@
 """The journal: changes of files by rank 0 that the other ranks have not reached yet in the script.
 
 Before rank 0 changes a path, it writes a note: the number of collectives that it has completed, and the location of the
-old content. A rank that has not completed more collectives reads the old content (`journal_reader`). No rank waits for
-another. Audit hooks of Python report most changes; code that changes files in another way calls `note_change`.
+old content. A rank that has completed more collectives has passed the place of the change in the script. Any other rank
+reads the old content (`journal_reader`). No rank waits for another. Audit hooks of Python report most changes; code
+that changes files in another way calls `note_change`.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ _MAX_COPY_BYTES = 64 << 20
 
 
 class _Copy(NamedTuple):
-    """A copy of old content: the number of preceding collectives, its path, and its size in bytes."""
+    """A copy of old content."""
 
-    number: int
+    number: int  # of collectives that rank 0 had completed
     path: str
-    size: int
+    size: int  # in bytes
 
 
 class _Move(NamedTuple):
-    """A file that rank 0 has moved: the number of preceding collectives, and its old path."""
+    """A file that rank 0 has moved."""
 
-    number: int
+    number: int  # of collectives that rank 0 had completed
     old_path: str
 
 
@@ -57,7 +58,8 @@ class Journal(journal_reader.Notes):
     creates the folder first.
 
     _noted: for each path that rank 0 has created, the number of collectives in its note.
-    _touched: for each path that rank 0 has changed, its state before the change, since the change may fail.
+    _touched: for each path that rank 0 is about to change, its state before (None: missing). The change may fail, so a
+        path counts as changed only if its present state differs.
     _moved: the moves of files, by their present paths. Other ranks read such a file at its present path as long as they
         see it at its old one.
     _copies: the copies of old contents that other ranks may still need.
@@ -93,22 +95,24 @@ class Journal(journal_reader.Notes):
 
     @journal_reader.lock_method
     def write_note(self, key: str, removed: bool = False, to: str = "") -> None:
-        """Record that rank 0 is about to create or change `key`; if `removed`, to remove it with its contents; with
-        `to`, also, to move it to that path.
+        """Record that rank 0 is about to create or change `key`. One note for each path suffices: ranks that are past
+        it have changed `key` themselves.
 
-        One note for each path suffices: ranks that are past it have changed `key` themselves.
+        Args:
+            removed: `key` is about to be removed, with its contents.
+            to: the path to which `key` is about to be moved; `removed` is True, too. "": it is not moved.
         """
         if self._is_over:
             return
         number = journal_reader.count_collectives() or self.met_before_fork  # a forked process stays at its fork
         state = journal_reader.read_file_state(key)
-        if state is None:
+        if state is None:  # a new path
             if removed:
                 return  # the script's removal of a missing file fails
             # One note is enough in the time between two collectives. The note of a new folder covers its contents.
             if number not in (self._noted.get(key), self._noted.get(os.path.dirname(key))):
                 self._noted[key] = number
-                self._write_line(number, key, copy="")
+                self._write_line(number, key, copy="")  # "": it does not exist yet
             self._touched[key] = None
             return
         inode = state[0]
@@ -122,7 +126,7 @@ class Journal(journal_reader.Notes):
         if not removed and not os.path.isfile(key):
             return  # a folder, whose entries have notes of their own; or a pipe
         self._write_line(number, key, to or self._keep_copy(number, key), inode if to else 0)
-        if to:
+        if to:  # later changes of the moved file replace its note
             self._moved[to] = _Move(number, key)
         self._touched[key] = state
 
@@ -139,7 +143,7 @@ class Journal(journal_reader.Notes):
         self._touched.clear()
 
     def _write_line(self, number: int, key: str, copy: str | None, inode: int = 0) -> None:
-        """Write one note; see `journal_reader._Note`."""
+        """Write one note; see `journal_reader._Note`. `inode` may also be NOT_MOVED."""
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(handle, (json.dumps([number, key, copy, inode]) + "\n").encode())
@@ -181,6 +185,7 @@ class Journal(journal_reader.Notes):
             yield from (os.path.join(folder, name) for name in names if name not in touched)
 
     def _list_touched(self, folder: str, names: list[str]) -> set[str]:
+        """The `names` in `folder` that rank 0 has changed."""
         return {name for name in names if self._is_touched(os.path.join(folder, name))}
 
 
@@ -218,6 +223,7 @@ def _hear_changes() -> None:
 
 
 def _hear_event(event: str, arguments: tuple[Any, ...]) -> None:
+    """The audit hook: note the change that Python is about to make, if `event` is one."""
     # Files may be changed after Python has cleared this module's globals.
     if not _EVENTS or event not in _EVENTS or _writer is None:
         return
@@ -232,6 +238,7 @@ def _hear_event(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "os.truncate":
         note_change(path)
         return
+    # The last one or two arguments are descriptors of folders to which paths are relative; -1: the working folder.
     folder_descriptors = arguments[-2:] if event in ("os.rename", "os.link") else arguments[-1:]
     if any(isinstance(value, int) and value != -1 for value in folder_descriptors):
         return  # the path is relative to an open folder

@@ -1,7 +1,7 @@
 """The journal of rank 0 (see `journal`), as the other ranks read it.
 
-The journal is one file of notes, a line of JSON each, in the order in which rank 0 has written them. A reader keeps the
-notes that it has not reached: a note whose number of collectives is less than its own number is dropped.
+The journal is one file of notes, a line of JSON each, in the order in which rank 0 has written them. A note holds for a
+rank until the rank has completed more collectives than rank 0 had when it wrote the note. Then the rank drops it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ HEAD = 8
 SYSTEM = ("/dev", "/proc", "/sys", "/run")
 NOT_MOVED = -1
 """Replaces the inode of a moved file whose old content is in a copy now."""
-_KINDS = range(1, 8)  # of collectives
+_KINDS = range(1, 8)  # of collectives, without 8, the rendezvous after a failed step (see `ops.count_completed`)
 _MAX_NOTE_SECONDS = 60.0
-"""A script that knows its rank may wait for a file of rank 0 without a collective. The wait must end."""
+"""A script that knows its rank may wait for a file of rank 0 without a collective, and a note would hide the file for
+ever. So for such a script a note holds this long at most.
+"""
 
 
 def count_collectives() -> int:
@@ -41,8 +43,8 @@ def count_collectives() -> int:
 class _Note:
     """A change of one path by rank 0.
 
-    number: the number of preceding collectives.
-    copy: the path of the old content, or of the moved file; "": the path did not exist; None: too large to copy.
+    number: the number of collectives that rank 0 had completed.
+    copy: the path of the old content, or of the moved file; "": the path did not exist; None: not copied, too large.
     inode: the inode of the moved file; 0 if the file was not moved.
     until: the time, of `time.monotonic`, until which the note holds for a script that knows its rank.
     """
@@ -71,8 +73,8 @@ class Notes:
     met_before_fork: the number of collectives of the parent process, in a forked process.
     _count: the mapped number of bytes in the file; None if the ranks have several hosts.
     _seen: the number of bytes in the file at the last look. _offset: the number of bytes that were read.
-    _number: the number of collectives for which notes were dropped last.
-    _quiet_at: the number of bytes at which no note concerned this rank; -1 if there are notes.
+    _number: the number of collectives for which notes were dropped last; -1: new notes have come since.
+    _quiet_at: the number of bytes in the file when no note held for this rank; -1 if a note holds.
     """
 
     def __init__(self, folder: str, is_on_one_host: bool):
@@ -88,9 +90,11 @@ class Notes:
         os.register_at_fork(before=self._keep_number, after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
+        """A new lock, also in a forked process, which may have copied a held one."""
         self._lock = threading.RLock()
 
     def _keep_number(self) -> None:
+        """Before a fork; a forked process itself counts no collectives."""
         self.met_before_fork = count_collectives() or self.met_before_fork
 
     def _map_count(self) -> Any:
@@ -135,9 +139,10 @@ class Notes:
         note, noted_path = self._find_note(key)
         if note is None:
             return None
-        if note.copy:
+        if note.copy:  # of `key`, or of a folder that contains it
             path = note.copy + key[len(noted_path) :]
             return path if os.path.lexists(path) else ""
+        # Without a copy: a file in its new state; else the path did not exist, or its content is lost.
         return key if note.copy is None and noted_path == key and os.path.isfile(key) else ""
 
     @lock_method
@@ -158,10 +163,10 @@ class Notes:
         """The first recent note of `key`, or of the innermost folder that has one, and the path of the note."""
         self._read_news()
         if self._notes and world.is_active():  # a forked child is not a rank, so it sees the disk as it is
-            now = time.monotonic() if world.script_knows_ranks else 0.0
+            now = time.monotonic() if world.script_knows_ranks else 0.0  # 0.0: notes do not expire
             for path in list_parents(key):
                 for note in self._notes.get(path, ()):
-                    # The move may not have happened yet.
+                    # A note of a move comes before the move. It holds once the file is at its new path.
                     if note.until > now and (not note.inode or _read_inode(note.copy) == note.inode):
                         return note, path
         return None, key
@@ -181,6 +186,7 @@ class Notes:
         self._quiet_at = -1 if self._notes else version
 
     def _read_notes(self) -> None:
+        """Read the complete lines that rank 0 has written since the last call."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
@@ -193,14 +199,15 @@ class Notes:
         for line in complete.decode().splitlines():
             number, key, copy, inode = json.loads(line)
             notes = self._notes.setdefault(key, [])
-            # A note of a file that has been moved on replaces the note with its former location.
+            # A file that was moved may be moved again or changed. Then the new note (an inode, or NOT_MOVED) replaces
+            # the note of the first move; otherwise `index` is the end of the list.
             moved = (index for index, note in enumerate(notes) if note.inode and inode and note.number == number)
             index = next(moved, len(notes))
             notes[index : index + 1] = [_Note(number, copy, max(inode, 0), until)]
 
 
 def read_file_state(key: str) -> tuple[int, ...] | None:
-    """A state that differs after a change of `key`, or after a folder was replaced; None if it does not exist."""
+    """The inode and more of `key`, which differ after a change, or after a folder was replaced; None if missing."""
     try:
         state = os.lstat(key)
     except OSError:
@@ -209,6 +216,7 @@ def read_file_state(key: str) -> tuple[int, ...] | None:
 
 
 def _read_inode(key: str | None) -> int:
+    """The inode of `key`; 0 if it does not exist."""
     return (read_file_state(key) or (0,))[0] if key else 0
 
 

@@ -1,7 +1,7 @@
 """A cache of the real locations of files, by folder, so that a query costs little more than a plain one.
 
-`functions` asks the cache first. It holds, for each folder that a script has asked about, the entries that are not on
-the disk. It is cleared when this rank changes files, and when rank 0 writes notes.
+`functions` asks the cache first. For each folder that a script has asked about, it holds the entries that are not on
+the disk. The cache is cleared when this rank changes files, and when rank 0 writes notes (`journal`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from matex_tf.runtime import real_files
 
 _MAX_FOLDERS = 4096
+# Part of the places of every folder: a path that ends so is searched in both layers.
 _NO_NAMES: dict[str, str | None] = dict.fromkeys(("", os.curdir, os.pardir))
 
 IS_OWN = os.sep
@@ -37,11 +38,12 @@ class OwnPlaces(dict[str, str | None]):
 class KnownPlaces:
     """The cache. `key_of` returns the key of a path, `places_in` the locations in the folder of a key.
 
-    A forked process does not use the cache. It tells its parent the time at which it has changed a file.
+    A forked process does not use the cache. It stores the time at which it has changed a file in shared memory, and its
+    parent then clears the cache.
 
     _folders, _by_key: the known locations, by the folder's path as the script writes it, and by its key.
     _changes: the number of changes of the cache.
-    _changed: shared with forked processes: the time of their last change. _since: the last time that was seen.
+    _changed: the time of forked processes' last change, ns of `time.monotonic_ns`. _since: the last such time seen.
     """
 
     def __init__(self, key_of: Callable[[str], str | None], places_in: Callable[[str], Places | None]):
@@ -89,10 +91,12 @@ class KnownPlaces:
 
     def is_untouched(self, folder: str) -> bool:
         """Whether the view of `folder` is known to equal the disk."""
+        # A plain dict without further entries: no `OwnPlaces`, and no name in another place.
         places = self._get_places(folder)
         return type(places) is dict and len(places) == len(_NO_NAMES)
 
     def _get_places(self, head: str) -> Places | None:
+        """The places in the folder `head`, cached or new; None if both layers must be searched."""
         if self._is_forked:
             return None
         if self._changed[0] != self._since:
@@ -101,6 +105,7 @@ class KnownPlaces:
         return self._folders.get(head) or self._read_places(head)
 
     def _read_places(self, head: str) -> Places | None:
+        """The places in the folder `head`, which are stored unless files were changed meanwhile."""
         changes = self._changes
         with real_files.use_real_files():
             key = self._key_of(head or os.curdir)

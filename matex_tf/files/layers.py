@@ -1,7 +1,8 @@
 """Reading through the two layers of a rank: the disk (lower), and the files that the rank has written (upper).
 
-A file of the upper layer hides the file of the disk. Where rank 0 is ahead of this rank in the script, the lower layer
-is the disk as the journal describes it.
+A file of the upper layer hides the file of the disk. Rank 0 writes to the disk itself, and may be ahead of this rank in
+the script. So before it changes a path, it writes a note to the journal (`journal`): the location of the old content.
+While a note holds for this rank, its lower layer has the old content at that path.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ _MAX_TRIES = 10
 class Layers:
     """The two layers of this rank; the upper one is in `folder`. `view.View` adds methods that change them.
 
+    Keys are canonical absolute paths.
+
     root: the folder of the upper layer: the file of a key is at `root + key`.
     news: the journal.
     hidden: the keys that this rank has removed.
     used: the upper layer may have files.
-    is_left: this rank uses the real files, because rank 0 was lost and this rank has become the first.
+    is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
     known: the cache of locations.
-    _shown: the keys that rank 0 has saved for all ranks after this rank had removed or written them.
+    _shown: keys that this rank had removed or written, and that were then saved on the disk for all ranks. They are
+        visible again, also in a hidden folder.
     _excluded: paths that the view does not handle.
-    _uncached: keys that are not cached, because code outside Python or another process may create them.
+    _uncached: keys that are not cached, nor their contents: code outside Python or another process may create them.
     """
 
     def __init__(self, folder: str, news: journal.Journal):
@@ -79,6 +83,7 @@ class Layers:
 
     def is_hidden(self, key: str) -> bool:
         """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved it since."""
+        # The innermost path of either set decides. If there is none, `next` returns None, which is in no set.
         changed = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
         return next(changed, None) in self.hidden
 
@@ -86,11 +91,13 @@ class Layers:
         """The path of `key` in the lower layer, as this rank sees it; None if it does not exist there."""
         if self.is_hidden(key):
             return None
-        exists = os.path.lexists(key)  # first: rank 0 writes its note before it changes the disk
+        # Rank 0 writes its note before it changes the disk. So the disk is read first: if it is already changed, the
+        # note is found below. In the other order, a change between both would be taken for the old content.
+        exists = os.path.lexists(key)
         before = self.news.find_before(key)
-        if before is None:  # no note
+        if before is None:  # no note: the disk has the content for this rank
             return key if exists else None
-        return before or None
+        return before or None  # "": the key did not exist before the change
 
     def stop_caching(self, key: str) -> None:
         """Do not cache `key`, or the contents of that folder: code outside Python or another process may create it."""
@@ -98,8 +105,13 @@ class Layers:
         self.known.forget_places()
 
     def _list_places(self, key: str) -> known_places.Places | None:
+        """The entries of the folder `key` that are not on the disk at their own path; None if it is not cached.
+
+        An entry with a path is a file of the upper layer. For an entry with None, both layers are searched.
+        """
         if not self._uncached.isdisjoint(journal_reader.list_parents(key)):
             return None
+        # A name that the result lacks is on the disk; in a hidden folder it does not exist.
         places = known_places.OwnPlaces() if self.is_hidden(key) else {}
         changed = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]
         places.update({os.path.basename(path): None for path in changed})

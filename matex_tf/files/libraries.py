@@ -134,6 +134,7 @@ for _module, _name, _argument, _index, _mode in map(str.split, _PATHS.strip().sp
 
 
 def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
+    """The real path of an HDF5 file. mode: see `_find_place`. fapl: h5py's options of opening, with the driver."""
     from h5py import h5fd
 
     driver = h5fd.SEC2 if fapl is None else fapl.get_driver()

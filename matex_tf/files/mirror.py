@@ -78,6 +78,7 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
                 continue
             if real.is_relative_to(skipped) or _is_environment(real):
                 continue
+            # A link to an entry of the mirror, or a folder that is already mirrored: a link within the mirror.
             if (entry.is_symlink() or real in places) and (inside := _find_place(real, places, left_out)):
                 mirror.make_link(here, inside)
                 continue

@@ -70,10 +70,11 @@ def find_private_use() -> str:
     """A description of a use of this rank's own files or output that cannot be switched to the real files; "" if there
     is none.
     """
-    root = os.path.join(_view.root, "") if _view is not None else "\0"
+    root = os.path.join(_view.root, "") if _view is not None else "\0"  # no path begins with "\0"
     with real_files.use_real_files():
         with open("/proc/self/maps") as file:
             for line in file:
+                # A line: addresses, permissions, offset, device, inode, and the path if a file is mapped.
                 _, permissions, _, _, _, *path = line.rstrip("\n").split(None, 5)
                 is_written = "w" in permissions and "s" in permissions  # writable and shared
                 if is_written and path and path[0].startswith(root):

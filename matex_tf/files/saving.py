@@ -88,7 +88,7 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
         call.arguments[list(call.arguments)[1]] = place
         with _is_atomic.set(place != path):
             result = original(*call.args, **call.kwargs)
-    text = _find_path_text(result)
+    text = _find_path_text(result)  # it contains the temporary path `place`
     if place == path or text is None:
         return result
     text = text.replace(place, path)
@@ -122,8 +122,9 @@ def _save_plainly(write: Callable[[], Any]) -> Any:
 def _save_once(write: Callable[[], Any], path: str, name: str) -> Any:
     """Return the result of `write` on rank 0, on every rank, when its file at `path` exists there. Collective.
 
-    Rank 0 writes after all ranks have arrived: another rank might still read the old file. On a thread of the script,
-    and in a hook that depends on the clock, ranks do not wait, because each rank has its own time.
+    Another rank might still read the old file. So rank 0 writes after all ranks have arrived. On a thread of the
+    script, and in a hook that depends on the clock, each rank has its own time. There ranks do not wait: rank 0 writes,
+    and other ranks return the path.
     """
     if not _is_called_by_all():
         return write() if world.get_world().rank == 0 else path
@@ -144,6 +145,7 @@ def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
                 result = _save_plainly(write)
         except Exception as raised:
             error = raised
+    # Of rank 0: its path, its result if that is a path, and its error.
     outcome = (path, _find_path_text(result), None if error is None else f"{type(error).__name__}: {error}")
     origin, text, failure = objects.broadcast(outcome, f"saving ({name})")
     if error is not None:

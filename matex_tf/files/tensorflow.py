@@ -369,10 +369,11 @@ def _list_matching(pattern: str) -> list[str]:
 
 
 def _match_pattern(pattern: str) -> list[str]:
+    """`_list_matching` of a pattern with a folder: first the folders that match, then the names in each of them."""
     if not _WILD.search(pattern):
         return [pattern]
     folder, name = os.path.split(pattern)
-    name = re.sub(r"\\(.)", r"[\1]", name).replace("[^", "[!")
+    name = re.sub(r"\\(.)", r"[\1]", name).replace("[^", "[!")  # from TensorFlow's syntax to that of `fnmatch`
     paths = []
     for parent in _match_pattern(folder):
         try:

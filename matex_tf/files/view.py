@@ -44,8 +44,8 @@ class View(Layers):
     def adopt_disk(self, own: set[str], written: Container[str] = ()) -> None:
         """Update this rank's files to the content of the disk, after another process has changed it.
 
-        They stay this rank's own, because rank 0 may change or remove the real ones next. Files that this rank has open
-        are not updated, except for the keys in `written`, the output files of that process.
+        Updated files stay this rank's own, because rank 0 may change or remove the real ones next. Files that this rank
+        has open are not updated, except for the keys in `written`, the output files of that process.
 
         Args:
             own: the result of `list_own_on_disk` before the change.
@@ -84,7 +84,7 @@ class View(Layers):
     def locate_for_child(self, key: str) -> str:
         """The real path of `key` for a child process, which sees only the disk.
 
-        A folder that contains more than this rank's own files is the one on disk.
+        The upper layer has only this rank's own files. So for a folder with other files, too, the path is on the disk.
         """
         folder = os.path.dirname(key)
         if self.is_own(key):
@@ -105,10 +105,10 @@ class View(Layers):
         self._limit.start_watching()
         if self.is_own(key):
             return self.locate_upper(key)
-        self._uncached.add(key)
+        self._uncached.add(key)  # until `confirm_written`
         self.known.put_place(key)
         lower = self.locate_lower(key)
-        if lower is None:
+        if lower is None:  # a new file
             self.ensure_folder(os.path.dirname(key))
             return self.locate_upper(key)
         if exclusive:
@@ -197,7 +197,11 @@ class View(Layers):
         self._hide_key(key)
 
     def _find_mode(self, key: str) -> int | None:
-        """The mode of `key`, which is about to be removed; None if rank 0 has already removed it."""
+        """The mode of `key`, which is about to be removed; None if rank 0 has already removed it, and no copy is left.
+
+        Raises:
+            FileNotFoundError: `key` does not exist for this rank.
+        """
         place = self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
         if place is not None:
             try:
@@ -205,6 +209,7 @@ class View(Layers):
             except FileNotFoundError:
                 if place != key:
                     raise
+                # Rank 0 has removed it from the disk meanwhile; its note may name a copy.
                 copy = self.locate_lower(key)
                 if copy is not None:
                     return os.lstat(copy).st_mode

@@ -18,7 +18,7 @@ from matex_tf.ops import interface
 from matex_tf.runtime import objects
 
 ALIGNED = 64
-"""Bytes. TensorFlow aborts the process if the address of a tensor is not a multiple of this."""
+"""TensorFlow aborts the process if the address of a tensor is not a multiple of this number of bytes."""
 
 
 def pad_bytes(size: int) -> int:
@@ -81,8 +81,10 @@ def deal_batches(first: int, count: int) -> None:
 
 
 def begin_batch(bound: int, seconds: float) -> Turn:
-    """Take the next batch, or the batch of a lost rank, if this rank has none. Wait until it may be trained, for about
-    `seconds` at most.
+    """Take the next batch, or the batch of a lost rank, unless this rank has one already. Wait until the batch may be
+    trained, for about `seconds` at most.
+
+    `bound`: the batch may be trained while the oldest batch in training is at most this many numbers behind.
     """
     batch, oldest_rank = ctypes.c_int64(-1), ctypes.c_int(-1)
     status = ops.get_library().c.matex_store_begin(bound, seconds, ctypes.byref(batch), ctypes.byref(oldest_rank))

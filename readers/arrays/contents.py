@@ -59,14 +59,15 @@ def describe_lock(path: Path) -> str:
 def find_file(owner: Path, name: str, variable: str) -> Path | None:
     """The file `name` to which a link or a virtual dataset in the file `owner` refers, found as HDF5 finds it; or None.
 
-    Args:
-        variable: the environment variable with the folders that HDF5 searches first.
+    HDF5 searches in this order: an absolute name itself, and from then on only its last part; the folders of the
+    environment variable `variable`; the folder of `owner`; the current folder; the folder to which `owner` links.
     """
     folder = Path(os.path.abspath(owner)).parent
     places = [Path(name)] if os.path.isabs(name) else []
     last = os.path.basename(name) if places else name
     prefix = os.environ.get(variable, "")
-    # HDF5 replaces ${ORIGIN} only at the beginning of the complete text, which is then one folder.
+    # ${ORIGIN} stands for the folder of `owner`. HDF5 replaces it only at the beginning of the complete text, which is
+    # then one folder. Here the first one is replaced anywhere: elsewhere the result is hardly an existing folder.
     prefixes = [*prefix.split(":"), prefix.replace("${ORIGIN}", str(folder), 1)]
     places += [Path(one) / last for one in prefixes if one]
     places += [folder / last, Path(last), owner.resolve().parent / last]
@@ -74,7 +75,10 @@ def find_file(owner: Path, name: str, variable: str) -> Path | None:
 
 
 def _find_external(owner: Path, name: str) -> Path | None:
-    """The external file `name` of a dataset in the file `owner`, in the one folder that HDF5 searches; or None."""
+    """The external file `name`, with data of a dataset in the file `owner`; or None.
+
+    HDF5 searches one folder: HDF5_EXTFILE_PREFIX, or else the current folder.
+    """
     prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(Path(os.path.abspath(owner)).parent))
     place = Path(prefix) / name
     return place if place.exists() else None
@@ -93,12 +97,12 @@ def check_links(path: Path, file: Any, key: str) -> None:
             link = None
         if link is None:
             return  # the caller reports a missing name
-        inside = Path(group.file.filename)
+        inside = Path(group.file.filename)  # the file that contains the link; external links lead to other files
         try:
             group = group[part]
         except (KeyError, OSError, RuntimeError) as error:
             if isinstance(link, h5py.ExternalLink):
-                behind = find_file(inside, link.filename, "HDF5_EXT_PREFIX")
+                behind = find_file(inside, link.filename, "HDF5_EXT_PREFIX")  # the file to which the link refers
                 expected = str(inside.parent / link.filename) if behind is None else f"{link.path!r} in {behind}"
                 why = f" ({error})" if behind else ""
                 raise ReaderError(
@@ -116,13 +120,14 @@ def check_sources(path: Path, key: str) -> None:
 
     HDF5 silently returns fill values for missing sources of a virtual dataset. Makes one library call for each file.
     """
-    todo: dict[Path, set[str]] = {path: {key}}
+    todo: dict[Path, set[str]] = {path: {key}}  # the names of the datasets to check, by file
     seen: set[tuple[Path, str]] = set()
     while todo:
         file, names = todo.popitem()
         new = {name for name in names if (file.resolve(), name) not in seen}
         seen |= {(file.resolve(), name) for name in new}
         for owner, name, inner in _look_up_sources(path, key, file, new):
+            # The file that contains the sources `inner` of the dataset `owner`; ".": the same file.
             behind = file if name == "." else find_file(file, name, "HDF5_VDS_PREFIX")
             if behind is None:
                 raise ReaderError(
@@ -143,7 +148,7 @@ def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[
                     raise ReaderError(
                         f"{path}: {key!r} is made of other datasets: expected {name!r} in {file}, found none"
                     )
-                for outside, _, _ in dataset.external or []:
+                for outside, _, _ in dataset.external or []:  # the names of files that hold its bytes
                     if _find_external(file, outside) is None:
                         raise ReaderError(
                             f"{file}: {name!r} is stored in other files: expected {outside}, found none; HDF5 looks in "
@@ -165,6 +170,7 @@ def _list_sources(dataset: Any) -> dict[str, set[str]]:
     """The sources of a virtual dataset: names of datasets, keyed by the name of their file."""
     found: dict[str, set[str]] = {}
     for source in dataset.virtual_sources() if dataset.is_virtual else []:
+        # "%%" is an escaped "%". "\0", which no name contains, replaces it first, so that "%%b" is not taken for "%b".
         names = [name.replace("%%", "\0") for name in (source.file_name, source.dset_name)]
         if not any("%b" in name for name in names):  # %b: a series of any number of sources
             file, inner = (name.replace("\0", "%") for name in names)

@@ -89,6 +89,9 @@ def _is_whole(index: slice | np.ndarray) -> bool:
 
 
 def _find_axis(first: Sequence[Dimension], found: Sequence[Dimension], place: int) -> int:
+    """The axis in `found` of the dimension `first[place]`: the same axis if the two dimensions there have equal names,
+    or if one is unnamed; else the axis with its name; else the same axis, if both have coordinates to compare.
+    """
     one, same = first[place], found[place]
     names = [dimension.name for dimension in found]
     if not (one.is_named and same.is_named) or one.name == same.name:

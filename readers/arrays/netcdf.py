@@ -101,6 +101,7 @@ class NetCdf(Stack):
 
 
 def _find_stored(group: Any, name: str) -> Any:
+    """The variable at the path `name` in a group; None if there is none."""
     *groups, last = name.strip("/").split("/")
     for inner in groups:
         if inner not in group.groups:
@@ -211,6 +212,7 @@ class _Variable(Variable):
         yield
 
     def _restore_missing(self, piece: np.ndarray) -> None:
+        """Replace the fill value by NaN, in place."""
         # Usually one pass: the fill value exceeds all other values. Comparisons with NaN are false.
         with np.errstate(invalid="ignore"):
             if piece.max(initial=-np.inf) < self._plain_fill or piece.min(initial=np.inf) > self._plain_fill:

@@ -13,10 +13,11 @@ from matex_tf.readers.base.formats import ReaderError
 
 # nc_type: bytes of a value. Types 7 to 11 exist in the 64-bit data format only.
 _BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}
-_DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12
+_DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12  # tags of lists
 
 
 def is_classic(head: bytes) -> bool:
+    """Whether a file begins as a classic one: version 1, 2 (64-bit offsets) or 5 (64-bit data)."""
     return head[:3] == b"CDF" and head[3:4] in (b"\x01", b"\x02", b"\x05")
 
 
@@ -39,10 +40,13 @@ def check_header(path: Path) -> None:
 
 
 def _pad_count(count: int) -> int:
+    """`count` bytes with their padding, a multiple of 4."""
     return count + -count % 4
 
 
 class _Header:
+    """Reads a header in order. `_wide` and `_offset`: the bytes of a count, and of a position in the file."""
+
     def __init__(self, path: Path, file: BinaryIO, size: int):
         self._path, self._file, self._size = path, file, size
         version = file.read(4)[3]
@@ -94,12 +98,14 @@ class _Header:
 
     def compute_sizes(self) -> tuple[int, int]:
         """The size in bytes of a file with all values of the header, (without, with) the padding at its end."""
-        records = self._read_number(self._wide)
-        lengths = []
+        records = self._read_number(self._wide)  # the length of the unlimited dimension
+        lengths = []  # of the dimensions; 0: the unlimited one
         for _ in range(self._read_list(_DIMENSION, "dimensions")):
             self._skip_bytes(self._read_count("letters"))
             lengths.append(self._read_number(self._wide))
         self._skip_attributes()
+        # For each variable: (end, padded end); or, if it varies along the unlimited dimension, its position in the
+        # first record, and its bytes in a record.
         ends, per_record = [], []
         for _ in range(self._read_list(_VARIABLE, "variables")):
             self._skip_bytes(self._read_count("letters"))

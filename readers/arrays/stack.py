@@ -175,6 +175,7 @@ class Stack(Format):
         self._lengths.append(next(iter(lengths.values())))
 
     def _open_variable(self, field: str, path: Path, name: str) -> Variable:
+        """The variable of a file, with its arrangement. Raises ReaderError if the file has changed."""
         for file in self.list_compared(path):
             self._unchanged.check(file)
         variable = self._require_variable(self._keep_open(path), path, name)
@@ -182,6 +183,7 @@ class Stack(Format):
         return variable
 
     def _require_variable(self, file: Any, path: Path, name: str | None) -> Variable:
+        """The variable `name`; errors list the names of the file. None: data= was not given, which is an error."""
         with self.convert_errors(path, "looking for variables in"):
             found = library.call_library(lambda: self.find_variable(file, path, name)) if name is not None else None
             if found is not None:

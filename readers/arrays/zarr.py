@@ -104,6 +104,7 @@ class _Store:
 
 
 def _is_store(path: Path, head: bytes) -> bool:
+    """Whether `path`, a folder or a file that begins with `head`, is a Zarr store."""
     if path.is_dir():
         return any((path / name).is_file() for name in _ROOTS)
     if not head.startswith(_ZIP) or not zipfile.is_zipfile(path):

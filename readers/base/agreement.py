@@ -11,7 +11,7 @@ from matex_tf.runtime import objects
 from matex_tf.world import world
 
 Result = TypeVar("Result")
-_FAILURE_TAG = 7
+_FAILURE_TAG = 7  # of messages from a rank that has failed
 _state = threading.local()
 
 

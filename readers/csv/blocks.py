@@ -59,6 +59,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _put_column(table: Any, number: int, column: Any) -> Any:
+    """The table with another column `number`. Raises ArrowInvalid for None, a failed conversion."""
     if column is None:
         raise pa.ArrowInvalid("no number")
     name = str(number)
@@ -73,6 +74,7 @@ def _read_table(
     dialect: Dialect,
     newlines: bool,
 ) -> Any:
+    """`parse_block` by pyarrow alone, with its rules for numbers."""
     quote = dialect.marks.quote
     read = arrow_csv.ReadOptions(
         column_names=[str(number) for number in range(len(names))],

@@ -47,7 +47,7 @@ def _make_encoding_error(path: Path, error: UnicodeDecodeError, encoding: str, l
 
 
 def make_count_error(place: str, expected: int, found: int) -> ReaderError:
-    """The error for a block from `place` on in which pyarrow finds another number of records than `records`."""
+    """The error for a block from `place` on in which pyarrow finds another number of records than `expected`."""
     path, line = split_place(place)
     return ReaderError(
         f"{path}: expected {expected} records from line {line} on, found {found}: a quote within a value, or a "
@@ -107,6 +107,7 @@ def explain_error(
     for number, kind in types.items():
         if pa.types.is_string(kind):
             continue
+        # A missing value is valid; "0" takes its place.
         texts = ["0" if text in dialect.nulls else text for text in columns[number][: len(lines)]]
         index = _find_wrong(texts, kind, dialect)
         if index is None:

@@ -223,6 +223,7 @@ class Csv(TableFormat):
         last).
         """
         numbers, places = self._records.numbers, self._records.places
+        # `row` and `byte`: the beginning of the slice. `index`: the next record with a known place, where it may end.
         row, byte = start, self._find_byte(start)
         index = int(np.searchsorted(numbers, start, side="right"))
         while row < stop:

@@ -49,9 +49,10 @@ def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple
     length = HEAD_BYTES if head else _FIRST_BYTES
     head = head or joined_text.read_head(file, length, dialect)
     while True:
+        # The offsets of the first line after the skipped ones (None: not reached), and after the first record.
         begin = dialect.skip_lines(head, len(BOM) if head.startswith(BOM) else 0)
         first = len(head) if begin is None else records.skip_records(read, begin, len(head), 1, dialect.marks)
-        if first < len(head) or len(head) < length:
+        if first < len(head) or len(head) < length:  # the record is complete, or the file is
             break
         length *= 16
         head = joined_text.read_head(file, length, dialect)

@@ -62,6 +62,7 @@ def open_text(path: Path, dialect: Dialect) -> Iterator[Any]:
 
 
 def _open_zipped(path: Path, archive: zipfile.ZipFile) -> Any:
+    """Open the only file in an archive. Raises ReaderError if there are others."""
     inside = [entry for entry in archive.infolist() if not entry.is_dir()]
     if len(inside) != 1:
         names = files.format_names(entry.filename for entry in inside)
@@ -126,12 +127,13 @@ class Text:
         self.size = self.ends[-1]
 
     def read_bytes(self, start: int, stop: int) -> bytes:
+        """The bytes `start` to `stop` of the text."""
         found = []
         start = max(0, start)
         while start < stop:
             number = bisect.bisect_right(self.ends, start)
             end = min(stop, self.ends[number])
-            inside = self._pieces[number].start - self.starts[number]
+            inside = self._pieces[number].start - self.starts[number]  # from an offset of the text to one of the file
             data = self._read_piece(number, start + inside, min(end + inside, self._sizes[number]))
             found.append(data if end < self.ends[number] else data + b"\n")
             start = end

@@ -1,8 +1,9 @@
 """Finds the ends of records in ranges of a CSV text. Each rank searches one range; `join_parts` combines the results.
 
 A newline ends a record if it is outside of quotes. A rank cannot know whether its range begins within quotes, so it
-searches under both assumptions; later the preceding ranges show which one is true. With comments, ranges begin at
-lines: a line may begin within quotes, but not within a comment.
+searches under both assumptions; later the preceding ranges show which one is true. A range that begins within a comment
+would need a third assumption. So if the text has comments, ranges begin at lines: a line may begin within quotes, but
+not within a comment.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _WINDOW_BYTES = 1 << 16
 """Number of bytes that are read first to find few records; each further read takes four times as many."""
 
 Read = Callable[[int, int], bytes]  # the bytes between two offsets
-OnBlock = Callable[[int, bytes, np.ndarray, np.ndarray], None]
+OnBlock = Callable[[int, bytes, np.ndarray, np.ndarray], None]  # see `search_records`
 
 
 @dataclass
@@ -35,8 +36,8 @@ class Found:
     count: int = 0
     places: list[int] = field(default_factory=list)  # the offset after every STRIDE-th record
     newlines: bool = False  # whether quoted values contain newlines
-    last: int | None = None  # the offset after the last record
-    within: bool = False  # whether the range ends within quotes; during the search: whether the next block begins there
+    last: int | None = None  # the offset after the last record; None: no record ends in the range
+    within: bool = False  # whether the range ends within quotes; during the search: whether the next block begins so
 
 
 @dataclass
@@ -79,9 +80,10 @@ def search_records(
 
 
 def _find_line_start(before: bytes, start: int) -> int:
-    """The start of the line that contains `start`, from the two bytes before; `start` - 2 if it begins further before.
+    """The start of the line that contains the offset `start`, from the two bytes before it (fewer at the beginning).
 
-    So a line that begins before the range counts as not empty, unless it is known to be empty.
+    The caller only needs to know whether the line is empty: "" or a carriage return. A line with other bytes before
+    `start` is not. For such a line the result is `start` - 2, so that it has at least two bytes before its newline.
     """
     if not before or before.endswith(b"\n"):
         return start
@@ -97,7 +99,7 @@ def _read_block(read: Read, begin: int, stop: int, length: int, marks: Marks) ->
     if marks.comment is None:
         return data
     while end < stop and b"\n" not in data:
-        end = min(2 * end - begin, stop)
+        end = min(2 * end - begin, stop)  # twice the length
         data = read(begin, end)
     return data if end == stop else data[: data.rfind(b"\n") + 1]
 
@@ -122,7 +124,8 @@ class _Search:
     """Finds the records of a range, block by block, under one assumption: whether the range begins within quotes.
 
     Args:
-        line: the offset at which the first line begins.
+        within: the assumption: the range begins within quotes.
+        line: the offset at which the first line begins; the attribute `_line`: at which the unfinished line begins.
     """
 
     def __init__(self, read: Read, marks: Marks, stride: int, within: bool, line: int):
@@ -134,10 +137,12 @@ class _Search:
         found = self.found
         newlines, comment_ends = self._find_line_ends(block)
         found.newlines |= len(newlines) < len(block.newlines)
+        # For each line that ends here, the offset of its newline and its start; then the start of the unfinished line.
         ends = newlines + block.begin
         starts = np.concatenate([[self._line], ends + 1])
         self._line = int(starts[-1])
         record_ends = ends + 1
+        # Only a line of up to one byte can be empty: "" or a carriage return.
         short = np.flatnonzero(ends - starts[:-1] <= 1)
         if len(short) or comment_ends:
             is_record = ~np.isin(newlines, comment_ends)
@@ -163,8 +168,8 @@ class _Search:
         else:
             quotes_before = block.quotes_before
             if comments:
-                # Quotes in comments do not count. The comment that begins last before each quote:
-                first, after = np.array(comments).T
+                # Quotes in comments do not count. `number`: the comment that begins last before each quote; -1: none.
+                first, after = np.array(comments).T  # the indices of its first byte, and after its last
                 number = np.searchsorted(first, quotes, side="right") - 1
                 quotes = quotes[(number < 0) | (quotes >= after[number])]
                 quotes_before = np.searchsorted(quotes, block.newlines)
@@ -215,14 +220,14 @@ class Records:
 
     count: int
     newlines: bool  # whether quoted values contain newlines
-    open: int | None  # the end of a file with an unclosed quote
-    numbers: list[int]  # the indices of some records
+    open: int | None  # the offset at which the first file with an unclosed quote ends; None: all quotes are closed
+    numbers: list[int]  # the indices of some records, ascending: the first, and each after a STRIDE-th of a range
     places: list[int]  # the offsets at which these records begin
     stop: int  # the end of the text
     cut: list[int] = field(default_factory=list, compare=False)  # the indices of ranges that begin within quotes
 
     def find_near(self, record: int) -> tuple[int, int]:
-        """(number, first byte) of a record at or shortly before `record`."""
+        """(index, first byte) of a record at or shortly before the record with index `record`."""
         index = bisect.bisect_right(self.numbers, record) - 1
         return self.numbers[index], self.places[index]
 
@@ -230,12 +235,15 @@ class Records:
 def join_parts(parts: Sequence[Part], start: int, stop: int, rest: Read, ends: Collection[int] = ()) -> Records:
     """Combine the results of consecutive ranges of the text from `start` to `stop`; `rest` reads the end of the text.
 
-    `ends`: the ends of the files. Ranges and records end there, too.
+    Whether a range begins within quotes is known from the end of the preceding one, which selects one result of `Part`.
+
+    `ends`: the ends of the files. A range ends at each of them; a file that ends within quotes has an unclosed quote.
     """
     ends = {*ends, stop}
+    # Up to the current range: the number of records; whether it begins within quotes; whether quotes contain newlines.
     count, within, newlines = 0, False, False
     numbers, places = [0], [start]
-    last, opened, cut = start, None, []
+    last, opened, cut = start, None, []  # last: the offset after the last record; the others: see `Records`
     for number, part in enumerate(parts):
         if within:
             cut.append(number)

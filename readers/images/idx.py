@@ -67,8 +67,8 @@ class IdxFile:
         self.shape = struct.unpack(f">{rank}I", sizes)
         self._stored = np.dtype(TYPES[code])
         self.dtype = self._stored.newbyteorder("=")
-        self._start = 4 + 4 * rank
-        self._row = math.prod(self.shape[1:]) * self._stored.itemsize
+        self._start = 4 + 4 * rank  # the offset of the first item
+        self._row = math.prod(self.shape[1:]) * self._stored.itemsize  # bytes of an item
         if 0 in self.shape:
             raise ReaderError(
                 f"{self.path}: zero items: expected at least one, found the dimensions {self._format_dimensions()}"

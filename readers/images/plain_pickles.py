@@ -14,9 +14,9 @@ from matex_tf.readers.base.formats import ReaderError
 
 _LONG = 4096  # bytes objects that are longer stay in the file
 _MOST_READS = 10_000_000
-_MOST_ARGUMENTS = 8
+_MOST_ARGUMENTS = 8  # of a call
 _MOST_KEYS = 1000  # a chosen set of keys can make a dict quadratic in time
-_MOST_SHOWN = 200
+_MOST_SHOWN = 200  # characters of an error, in messages
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Array:
         self.content, self.dtype, self.shape, self.fortran = content, dtype, shape, order == "F"
 
     def __setstate__(self, state: Any) -> None:
+        """`state`: version, shape, dtype, whether the order is Fortran's, and bytes, as NumPy writes them."""
         _, self.shape, self.dtype, self.fortran, self.content = state
 
 
@@ -121,24 +122,28 @@ class _Unpickler(_Base):
         return text.encode("latin-1")
 
     def _push_bytes(self, form: str) -> None:
+        """Read a length in the form of `struct`, and push as many bytes; long ones as FileBytes."""
         (length,) = struct.unpack(form, self.read(struct.calcsize(form)))
         if length < 0:
             raise pickle.UnpicklingError("a string of negative length")
         self.append(self.read(length) if length <= _LONG else self._source.skip(length))
 
     def _call(self) -> None:
+        """Replace a function and its arguments on the stack by the result."""
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(arguments, tuple) or len(arguments) > _MOST_ARGUMENTS or not callable(function):
             raise pickle.UnpicklingError(f"no call with at most {_MOST_ARGUMENTS} arguments")
         self.append(function(*arguments))
 
     def _set_state(self) -> None:
+        """Give the state on the stack to the array or dtype below it."""
         state = self.stack.pop()
         if not isinstance(self.stack[-1], (Array, Dtype)):
             raise pickle.UnpicklingError(f"a state for {type(self.stack[-1]).__name__}")
         self.stack[-1].__setstate__(state)
 
     def _set_items(self, values: list[Any]) -> None:
+        """Put `values`, keys and values in turn, into the dict on the stack."""
         target = self.stack[-1]
         if not isinstance(target, dict) or len(target) + len(values) // 2 > _MOST_KEYS:
             raise pickle.UnpicklingError(f"a value that is not a dict of at most {_MOST_KEYS} keys")
@@ -147,6 +152,8 @@ class _Unpickler(_Base):
                 raise pickle.UnpicklingError(f"a key of type {type(key).__name__}, neither text nor number")
             target[key] = value
 
+    # Opcodes by their bytes; `pickletools` describes them. Python's own functions serve those of containers, numbers,
+    # texts, the memo and the end.
     _BUILDING = "( 0 N I L J K M G U C X ] l } ) t a e q r h j c ."
     dispatch = {
         code: _Base.dispatch[code]
@@ -154,8 +161,10 @@ class _Unpickler(_Base):
     } | {
         ord("R"): lambda self: self._call(),
         ord("b"): lambda self: self._set_state(),
+        # One key and its value, or several, into a dict.
         ord("s"): lambda self: self._set_items([self.stack.pop(), self.stack.pop()][::-1]),
         ord("u"): lambda self: self._set_items(self.pop_mark()),
+        # Bytes after their length, of 4 or 8 bytes.
         ord("T"): lambda self: self._push_bytes("<i"),
         ord("B"): lambda self: self._push_bytes("<I"),
         0x8E: lambda self: self._push_bytes("<Q"),

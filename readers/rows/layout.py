@@ -56,7 +56,7 @@ class Split:
 
 
 def _spread_rows(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
-    """The rows at `positions` among `chosen` rows, equally spaced in `total` rows."""
+    """The rows at `positions` among `chosen` rows, the middles of `chosen` equal sections of `total` rows."""
     return ((2 * positions + 1) * total) // (2 * chosen)
 
 
@@ -114,6 +114,8 @@ class Deal:
         mine = np.arange(start, stop, dtype=np.int64)
         if self.distribution == "cyclic":
             return rank + mine * self.size
+        # Each complete batch has this rank's rows at offsets `first` to `last`; the rest of the rows, a shorter batch,
+        # has them from offset `rest_first` on.
         first, last = slice_bounds.deal_block(self._batch, rank, self.size)
         whole = self.count // self._batch
         rest_first = slice_bounds.deal_block(self.count % self._batch, rank, self.size)[0]

@@ -3,7 +3,7 @@
 A survey reads contiguous rows on each rank; a `Deal` may assign other rows to it. For example, 2 ranks have read rows
 0-2 and 3-5 of a file; with distribution="cyclic" rank 0 keeps rows 0 and 2, sends row 1, and receives row 4.
 
-All ranks send in rounds of some rows each, from the last row to the first: only the end of an array can be freed.
+All ranks send in rounds of some rows each. Only the end of an array can be freed, so they begin with the last row.
 `loaded_rows.py` calls this module.
 """
 
@@ -39,12 +39,13 @@ class _Wanted:
         self.count = max(1, deal.count_held(rank))
 
     def list_rows(self, start: int, stop: int) -> np.ndarray:
+        """The row numbers in the file of the rank's rows `start` to `stop`."""
         has_none = self._deal.count_held(self._rank) == 0
         positions = np.zeros(1, np.int64) if has_none else self._deal.list_positions(self._rank, start, stop)
         return np.asarray(self._source.find_rows(self._part, positions)[1])
 
     def find_between(self, first: int, last: int) -> tuple[int, int]:
-        """(start, stop) of the rank's rows, among its own rows, that are rows `first` to `last` of the file."""
+        """The rank's rows that are among rows `first` to `last` of the file: (start, stop), counted in its own rows."""
         if last <= self._find_row(0) or first > self._find_row(self.count - 1):
             return 0, 0
         places = range(self.count)
@@ -91,8 +92,9 @@ def send_rows(
     others = [other for other in range(size) if other != rank]
     parts = [part for part in PARTS if deals[part].count]
     wanted = [{part: _Wanted(source, part, deals[part], other) for part in parts} for other in range(size)]
-    starts = np.concatenate([[0], np.cumsum(held.counts)]).tolist()
+    starts = np.concatenate([[0], np.cumsum(held.counts)]).tolist()  # the first row of each rank in the file
     row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in held.rows.values()))
+    # The rows of a round; the rank with the most rows determines the number of rounds.
     step = max(1, _ROUND_BYTES // row_bytes, max(held.counts) // _ROUNDS)
     for round_number in range(-(-max(held.counts) // step)):
         ranges = [_find_range(starts[other], held.counts[other], step, round_number) for other in range(size)]

@@ -126,6 +126,7 @@ class Source:
         return make_windows(rows, length)
 
     def _read_scattered(self, origin: str, field: str, rows: np.ndarray) -> np.ndarray:
+        """Samples that begin at `rows`, which have gaps. Nearby ones are read with the rows between them."""
         first = self._read_run(origin, field, int(rows[0]), int(rows[0]) + 1)
         result = ShardArray((len(rows), *first.shape[1:]), first.dtype)
         chunk = self.format.chunk_rows(origin, field)
@@ -146,6 +147,7 @@ class Source:
         return result
 
     def _read_rows(self, origin: str, field: str, start: int, stop: int) -> np.ndarray:
+        """Rows `start` to `stop` of the format's part `origin`, finished: without missing values, and scaled."""
         with _one_at_a_time:
             rows = self.format.read(origin, field, start, stop)
         if len(rows) != stop - start:

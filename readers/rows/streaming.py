@@ -89,6 +89,7 @@ def _cut_pieces(
 
     For `length` and `chunk_rows` see `Order.iterate_pieces`. Without `random` the order is ascending.
     """
+    # With `random`, runs come in random order. Each run is cut into ranges, and ranges of `mixed` runs alternate.
     run = length if random is None else max(length, min(chunk_rows, -(-count // _MIN_RUNS)))
     # Runs end at chunks of the files, if all chunks have the same length.
     cut = run - before % run if run > length else run
@@ -148,6 +149,7 @@ class _Feed:
         self._current: list[np.ndarray] | None = None
 
     def take_rows(self, rows: int) -> list[np.ndarray]:
+        """The next `rows` rows, [data, labels]."""
         taken: list[list[np.ndarray]] = []
         while rows:
             if self._current is None or self._offset == len(self._current[0]):
@@ -171,6 +173,7 @@ def iterate_batches(
     feed = _Feed(_iterate_stacks(source, part, order, length, epoch))
     placeholder = None
     for first, last in order.iterate_batches(batch_size, epoch):
+        # The indices of this rank's rows of the batch, among its own rows in the order of consumption.
         begin, end = deal.count_taken(first)[order.rank], deal.count_taken(last)[order.rank]
         if end == begin:
             placeholder = _read_pair(source, part, range(1)) if placeholder is None else placeholder
@@ -229,4 +232,5 @@ def _count_own_steps(order: Order, batch_size: int) -> int:
         # A rank's rows deviate by less than one row from its proportion, so only the last step can have none.
         starts, certain = starts[-1:], len(starts) - 1
     taken = {deal.count_taken(rows)[order.rank] for rows in (*starts, deal.count)}
+    # The number of rows taken changes in the steps with own rows only.
     return certain + len(taken) - 1

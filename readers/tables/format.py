@@ -100,6 +100,7 @@ class TableFormat(Format):
         return self.columns.name_value(self.find_place(row), *self.columns.locate(field, index))
 
     def _encode_column(self, number: int, column: Any) -> np.ndarray:
+        """The final integers of a column of texts; NaN or missing= for a missing text."""
         codes = pc.index_in(column, value_set=pa.array(self._values[number], pa.string()))
         if codes.null_count and self.missing not in ("error", "nan"):
             codes = codes.cast(pa.float64()).fill_null(float(self.missing))

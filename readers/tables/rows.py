@@ -70,6 +70,7 @@ class Rows:
         return next(iter(self.buffers.values()))[-1]
 
     def _grow_buffers(self, rows: int, remaining: float) -> None:
+        """Add buffers for `rows` rows and about `remaining` times as many. Raises TooLarge."""
         self._trim_buffers()
         room = rows + int(rows * remaining * _SPARE) + 16
         shapes = {field: self._table.compute_shape(field, room) for field in self.buffers}
@@ -87,6 +88,7 @@ class Rows:
         return sum(buffer.nbytes for buffers in self.buffers.values() for buffer in buffers)
 
     def _trim_buffers(self) -> None:
+        """Free the unused rows of the last buffers."""
         if self._room:
             for buffers in self.buffers.values():
                 rows = len(buffers[-1]) - self._room
@@ -94,6 +96,7 @@ class Rows:
             self._room = 0
 
     def _encode_column(self, number: int, column: Any) -> np.ndarray:
+        """The temporary integers of a column of texts, which are counted in `values`."""
         encoded = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         encoded = encoded.dictionary_encode()
         known, values = self._indices[number], self.values[number]

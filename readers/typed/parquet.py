@@ -40,11 +40,11 @@ class Group:
 
 @dataclass
 class Cursor:
-    """The reading position in a row group: the iterator of batches, the first row of `batch`, and the current batch."""
+    """The reading position in a row group."""
 
     batches: Iterator[Any]
-    at: int
-    batch: Any = None
+    at: int  # the first row of `batch`, in the complete table
+    batch: Any = None  # the current batch; None: the next one of `batches`
 
 
 @register("PARQUET")
@@ -184,6 +184,7 @@ class Parquet(TypedTable):
         return cursor
 
     def _name_columns(self, batch: Any, numbers: Sequence[int]) -> Any:
+        """The columns `numbers` of a batch, named by number. Several columns of a file may have one name."""
         names = self.columns.names
         found = {}
         for number in numbers:

@@ -16,12 +16,12 @@ import numpy as np
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
 
-HEAD = 12
-FRAME = 16
+HEAD = 12  # bytes before the data of a record
+FRAME = 16  # bytes of a record without its data
 # The position of every STRIDE-th record is stored.
 STRIDE = 64
-_CHECKED = 1 << 12
-_WINDOW, _MOST = 1 << 14, 1 << 22
+_CHECKED = 1 << 12  # heads whose checksums are computed at once
+_WINDOW, _MOST = 1 << 14, 1 << 22  # bytes that are searched first for a record, and at most, at once
 
 Read = Callable[[int, int], bytes]  # the bytes between two offsets
 
@@ -55,8 +55,9 @@ def is_head(head: bytes) -> bool:
 class Part:
     """The records that begin in the bytes `start` to `stop` of a file.
 
-    first: the offset of the first; None if there is none. end: the offset after the last. places: the offsets of every
-    STRIDE-th. broken: a description of a damaged record, valid only if `first` is proved to be a record.
+    first: the offset of the first; None if there is none. end: the offset after the last; `start` or `first` if no
+    record is complete. places: the offsets of every STRIDE-th. broken: a description of a damaged record, "" if there
+    is none. It is valid only if `first` is proved to be a record.
     """
 
     file: int
@@ -77,10 +78,12 @@ def find_part(file: int, read: Read, start: int, stop: int, size: int) -> Part:
     begins: list[int] = []
     while part.first is not None and at < stop:
         head = read(at, min(at + HEAD, size))
+        # `at` and `end`: the offsets of this record and of the next one.
         end = at + FRAME + int.from_bytes(head[:8], "little")
         if len(head) == HEAD:
             heads.append(head)
             begins.append(at)
+        # Enough heads, or the last one: of a truncated record, or at the end of the range.
         if len(heads) == _CHECKED or end > size or end >= stop:
             agreement.stop_if_others_failed()
             right = are_heads(np.frombuffer(b"".join(heads), np.uint8).reshape(-1, HEAD))
@@ -163,9 +166,12 @@ class Index:
 
 
 def _fit_together(parts: Sequence[Part]) -> bool:
-    """Whether each range begins at the end of the preceding one, and the first at byte 0; then all are correct."""
-    at = 0
+    """Whether the records of each range begin at the end of the preceding ones, and the first at byte 0; then all are
+    correct.
+    """
+    at = 0  # the end of the records so far
     for part in parts:
+        # Damaged; no record begins in the range although the preceding one ends in it; or the first begins elsewhere.
         if part.broken or (part.first is None and at < part.stop) or (part.first is not None and part.first != at):
             return False
         at = part.end if part.first is not None else at

@@ -108,6 +108,7 @@ class TfRecord(TypedTable):
     def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
         while start < stop:
             file = self._index.find_file(start)
+            # The mean bytes of a record.
             size = max(1, self._open_file(file).size // (self._index.find_stop(file) - self._index.starts[file]))
             end = min(stop, self._index.find_stop(file), start + max(1, min(_BATCH_BYTES // size, _BATCH_ROWS)))
             self._unchanged.check(self.files[file])
@@ -118,6 +119,7 @@ class TfRecord(TypedTable):
             start = end
 
     def _find_byte(self, row: int) -> int:
+        """The offset of a record in its file: the index stores only some, so the lengths lead from one to the next."""
         number, file, at = self._index.find_near(row)
         for _ in range(row - number):
             at += FRAME + int.from_bytes(self._open_file(file).read_bytes(at, at + HEAD)[:8], "little")
@@ -130,7 +132,7 @@ class TfRecord(TypedTable):
             return opened.read_records(at, stop - start)
         except tf.errors.OpError as error:
             if stop - start > 1:
-                for row in range(start, stop):
+                for row in range(start, stop):  # the damaged record raises the error with its own place
                     self._read_records(file, row, row + 1)
             raise ReaderError(
                 f"{self.find_place(start)}, at byte {at}: damaged: expected the data of a record with their checksum, "
@@ -223,6 +225,7 @@ def _find_packing(path: Path) -> str:
         return ""
     if head.startswith(GZIP):
         return "gzip"
+    # The header of zlib: deflate with a window of 32 KiB; two bytes that are a multiple of 31.
     if head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0:
         return "zlib"
     raise ReaderError(
@@ -232,6 +235,8 @@ def _find_packing(path: Path) -> str:
 
 
 class _ZlibFile:
+    """A file of zlib data, read decompressed."""
+
     def __init__(self, file: Any):
         self._file, self._inside = file, zlib.decompressobj()
 

@@ -77,6 +77,8 @@ def pad_lists(lists: Any, counts: np.ndarray, width: int) -> Any:
     flat = lists.flatten()
     if (counts == width).all():
         return flat
+    # The index of each row's first value in `flat`; the padded index of each value. Then, for each padded index, the
+    # index in `flat` of its value, or that it has none.
     starts = np.cumsum(counts) - counts
     places = np.arange(len(flat)) + np.repeat(np.arange(len(counts)) * width - starts, counts)
     which, absent = np.zeros(len(counts) * width, np.int64), np.ones(len(counts) * width, bool)
@@ -90,6 +92,7 @@ def view_bytes(column: Any, dtype: np.dtype) -> Any:
     Raises ValueError if a row's number of bytes is not a multiple of the item size.
     """
     column = column.cast(pa.large_binary()).fill_null(b"")
+    # Row i has the bytes from offset i up to offset i + 1 of `data`. A sliced column does not begin with offset 0.
     _, offsets_buffer, data = column.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset : column.offset + len(column) + 1]
     if (np.diff(offsets) % dtype.itemsize).any():
@@ -116,6 +119,7 @@ def convert_values(column: Any, kind: Any, most: float) -> Any:
     try:
         found = _cast(column, kind)
     except pa.ArrowInvalid:
+        # The shortest beginning of the column that cannot be converted ends with the first wrong value.
         index = bisect.bisect_left(range(len(column)), True, key=lambda last: not _can_cast(column[: last + 1], kind))
         value = column[index].as_py()
         raise Unfit(index, _describe_unfit(value, kind)) from None
@@ -131,6 +135,7 @@ def convert_values(column: Any, kind: Any, most: float) -> Any:
 
 
 def _cast(column: Any, kind: Any) -> Any:
+    """Convert a column to the type `kind`, where pyarrow needs it in several casts. Raises ArrowInvalid."""
     if column.type == kind:
         return column
     types = pa.types

@@ -34,6 +34,7 @@ class Balance:
         self._total += size
         cuts = [0]
         for owner in range(1, self._owners):
+            # The proportion of the preceding owners, without what they own of earlier variables.
             balanced = self._total * owner // self._owners - self._totals_before[owner]
             aligned = (balanced + self._step // 2) // self._step * self._step
             cuts.append(min(max(aligned, cuts[-1]), size))

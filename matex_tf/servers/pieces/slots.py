@@ -118,7 +118,8 @@ THREADS = Table()
 
 @THREADS.replace("threading", "Thread.start", "a thread of the script may find an optimizer's variables in pieces")
 def _wrap_start(original: Any) -> Any:
-    """Until the script starts a thread, all ranks read an optimizer's variables together, on their main threads.
+    """Until the script starts a thread, all ranks read an optimizer's variables together, on their main threads. A
+    thread may read them on one rank alone. So from its start on, every rank has complete variables.
 
     Threads that libraries start within `use_real_files` do not read any.
     """
@@ -183,7 +184,8 @@ def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **opti
         owner = _name_optimizer(optimizer)
         slot = PieceVariable(value=value, cuts=cuts, of=weight, owner=owner, name=name, trainable=False, **more)
     if is_traced:
-        # TensorFlow traces a function again, without creation of variables, if its first trace created some.
+        # If the first trace of a function created variables, TensorFlow traces it again without. It counts only what
+        # `create` makes, so a small variable is created, too.
         tags.set_tag(slot, _COUNTED, create(initial_value=0.0, trainable=False, name="counted"))
     return slot
 

@@ -134,7 +134,7 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
             placements[plan.argument_count : plan.argument_count + len(outer)] = captured
             program = read_program(plan.graph, placements, takes_batches=plan.source is None)
             return program, list(by_handle.values()), why_not
-        except PiecesRefusedError as error:  # try again without the refused slots
+        except PiecesRefusedError as error:  # try again without the refused slots, by index in `outer`
             first, op = next(iter(error.refused.items()))
             name = find_name(by_handle[id(outer[first])])
             why_not = f"{len(error.refused)} variables are not sharded, such as '{name}' because of {op.type}"
