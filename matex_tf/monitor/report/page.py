@@ -273,7 +273,7 @@ def _format_ranks(recorded: _Recorded) -> str:
         values = [progress.compute_mean_rate(series, "cpu"), memory / 2**30, series["read"][-1] / 1e9, series["in"][-1]]
         step = steps.get(rank)
         values += [1e3 * seconds for seconds in (step.compute, step.waiting, step.sums)] if step else [np.nan] * 3
-        cells = "".join(f"<td>{format_number(value) if value == value else '-'}" for value in values)
+        cells = "".join(f"<td>{format_number(value) if value == value else '-'}" for value in values)  # "-": NaN
         rows.append(f"<tr><th>{rank}<td>{escape(start.hosts[rank])}{cells}<td>{escape(series.ended)}")
     head = "<tr><th>rank<th>host<th>CPU, cores<th>most memory, GiB<th>read, GB<th>waiting for the input, s"
     head += "<th>compute, ms<th>waiting, ms<th>sums, ms<th>end"

@@ -25,7 +25,7 @@ def measure_link() -> LinkMeasurement:
         scope = ONE_HOST
     elif ranks == hosts:  # one rank on each
         scope = TWO_HOSTS
-    # For each size, (seconds, core seconds) of a sum on the computing thread, and on the thread of overlapped updates.
+    # (seconds, core seconds) for each size, on the computing thread and on the thread of overlapped updates
     inline = [_time_sum(size, overlapped=False) for size in LINK_BYTES]
     asleep = [_time_sum(size, overlapped=True) for size in LINK_BYTES]
     _, largest_core_seconds = asleep[-1]

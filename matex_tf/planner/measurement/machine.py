@@ -17,8 +17,8 @@ class Others:
         self._created_at, self._seconds_before = time.monotonic(), _count_other_seconds()
 
     def compute_share(self) -> float:
-        """The fraction of all cores that they used. Call it after all child processes have ended: the system adds the
-        CPU time of a child to this process at the child's end.
+        """The fraction of all cores that they used. Call it after all child processes have ended, when their CPU time
+        is known.
         """
         core_seconds = (time.monotonic() - self._created_at) * (os.cpu_count() or 1)
         return min(max(_count_other_seconds() - self._seconds_before, 0.0) / core_seconds, 1.0)

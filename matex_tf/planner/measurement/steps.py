@@ -83,8 +83,7 @@ def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[in
     """
     kinds = np.array(records.ACTIVITIES)[events["activity"]]
     ends = events["start"] + events["duration"]
-    # An update has an event "exposed" (from its last gradient to its last sum) if sums overlap with the computation,
-    # otherwise an event "update" on lane 0, the script's thread.
+    # Of an overlapped update "exposed" ends with its last sum; another update is "update" on lane 0, the script's.
     is_update = (kinds == "exposed") | ((kinds == "update") & (events["lane"] == 0))
     updates_by_label = Counter(events["label"][is_update].tolist())
     if not updates_by_label:
@@ -122,7 +121,7 @@ def _find_ends_of_calls(borders: np.ndarray, call_ends: Sequence[int]) -> np.nda
 
     Such an update may end before the call of its step does. A collective that the update does not need, such as the sum
     of a sparse gradient, then begins before or after the end of the update. It belongs to the same step, so the step
-    ends with the call. In a call with several updates this holds for the last one; the others end at their borders.
+    ends with the call. In a call with several updates, only the last one ends so; the others end at their borders.
     """
     never = np.iinfo(np.int64).max
     next_call_ends = np.append(np.asarray(call_ends, np.int64), never)[np.searchsorted(call_ends, borders)]
