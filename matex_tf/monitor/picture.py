@@ -102,7 +102,7 @@ def _format_heading(run: Run, start: Start, recent: Mapping[int, Series]) -> str
 
 
 def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, waits.Step], height: int) -> list[int]:
-    """The displayed ranks: all, or the silent ranks and those that wait least."""
+    """The displayed ranks: all, or the silent ranks and the ranks that wait least."""
     ranks = list(recent)
     max_ranks = max(height - _OTHER_LINES, 3)
     if not height or len(ranks) <= max_ranks:
@@ -115,7 +115,7 @@ def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, waits.Step],
 
 
 def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> float:
-    """Seconds that the rank waits now, plus those in its mean step."""
+    """Seconds that the rank waits now, plus the waiting in its mean step."""
     seconds, _ = recent[rank].waits
     return seconds + (steps[rank].waiting if rank in steps else 0.0)
 

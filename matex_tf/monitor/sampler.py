@@ -56,7 +56,7 @@ def start_sampler() -> None:
             except (OSError, ValueError, KeyError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
     _report_failures(objects.allgather(reason, "who can record the run"), record_setting)
-    if not records.is_on():
+    if not records.is_on():  # a timeline records more than totals
         records.set_recording(records.TOTALS)
     _recorder = Recorder(folder, log, settings.get_settings().record_seconds)
     _recorder.start_sampling()
@@ -156,7 +156,7 @@ class Recorder:
         if self.log is not None:
             if self.gpus.missing:
                 notes.print_note(self.gpus.missing)
-            with starts_own.set():
+            with starts_own.set():  # the thread runs no code of the script
                 self.thread.start()
 
     def take_sample(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Clocks:
     def __init__(self) -> None:
         clock_ids = objects.allgather(_read_clock_id(), "whose clocks are the same")
         first_ranks = {clock: rank for rank, clock in reversed(list(enumerate(clock_ids)))}
-        # A leader is the first rank with a clock. For each rank, its leader; and the leaders that rank 0 measures.
+        # For each rank, the first rank with the same clock; and these first ranks, except rank 0.
         self._leader_of = [first_ranks[clock] for clock in clock_ids]
         self._leaders = sorted(set(self._leader_of) - {0})
 

@@ -51,7 +51,7 @@ class Source:
         self.pass_batches = 0
 
     def describe_epoch(self) -> dict[str, Any]:
-        """batches: of an epoch, or 0 for the reason why_not; given: the batches that trained; updates: theirs."""
+        """batches (of an epoch; 0: unknown, see why_not), given (batches that trained), updates (made by them)."""
         batches = (self.batches or self._last_pass_batches) * self.scale
         trained_batches, updates = self.trained
         why = "" if batches else f"the number of batches of {self.name} is unknown, and no epoch was completed"

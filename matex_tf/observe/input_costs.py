@@ -98,7 +98,7 @@ def _measure_batches(data: Data, used_at_begin: InputCost | None = None) -> tupl
 
 
 def _measure_used() -> InputCost:
-    """The resources that this process has used since its start, not for a batch."""
+    """The resources that this process has used in total since its start."""
     return InputCost(time.process_time(), count_read_bytes())
 
 

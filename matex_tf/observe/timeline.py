@@ -204,7 +204,7 @@ def list_bars(events: np.ndarray, labels: Sequence[str], times: np.ndarray) -> I
             yield Bar(lane, *_NAMES[kind], begin, end, size)
         if kind in ("update", "announcement") and lane == 0:
             yield from _list_gaps(gaps, "compute" if is_step else "between steps", exposed)
-            gaps, is_step = [], True
+            gaps, is_step = [], True  # a step lasts until the next update, unless there is a pause
     yield from _list_gaps(gaps, "between steps", exposed)
 
 
@@ -226,7 +226,7 @@ def _list_gaps(gaps: Sequence[tuple[int, int]], name: str, exposed: list[tuple[i
                 yield Bar(0, "wait for sums", "wait", wait_begin, wait_end)
                 begin = wait_end
             if exposed[0][1] > end:
-                break
+                break  # this wait continues in the next gap
             exposed.pop(0)
         if end > begin:
             yield Bar(0, name, category, begin, end)

@@ -148,7 +148,7 @@ def _describe_ranks(best: Prediction) -> str:
 def _list_limits(prediction: Prediction, alone: float) -> dict[str, float]:
     """Seconds of the parts of a step that limit its speed.
 
-    The computation counts as far as it exceeds an even part of `alone`, the seconds in which one rank computes all.
+    `alone`: seconds in which one rank computes all rows. Only computation beyond an even part of `alone` is a limit.
     """
     return {
         "computation that no number of ranks lowers": max(prediction.compute - alone / prediction.ranks, 0.0),

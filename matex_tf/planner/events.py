@@ -22,7 +22,7 @@ class Events:
         heapq.heappush(self._heap, (time, next(self._order), act, arguments))
 
     def run_events(self) -> None:
-        """Run all events, also those that events schedule."""
+        """Run all events, also events that other events schedule."""
         heap, pop = self._heap, heapq.heappop
         while heap:
             self.now, _, act, arguments = pop(heap)

@@ -22,7 +22,7 @@ from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURE
 
 MPI = "mpi"
 GATHERED = ("allgather", "message")
-"""Kinds of collectives in which each rank receives the data of all. A message of one rank costs as much."""
+"""Kinds of collectives in which each rank receives the data of all ranks. A message of one rank costs as much."""
 COUNT_BYTES = 8
 """Bytes that each rank sends to announce the size of its gathered data."""
 READY_BYTES = 24
@@ -68,7 +68,7 @@ class Prediction:
 
     @property
     def mark(self) -> str:
-        """The weakest mark among those of computation and links."""
+        """The weaker mark of computation and links."""
         return find_weakest(self.compute_mark, self.link_mark)
 
     @property

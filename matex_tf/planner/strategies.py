@@ -244,7 +244,7 @@ def predict_local(predictor: Predictor, allreduce: Prediction, period: int) -> P
 
 
 def choose_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, str]:
-    """The best strategy among those with the result of the script alone, and the reason; ("", reason) if none fits.
+    """The best strategy with the result of the script alone, and the reason; ("", reason) if none fits.
 
     Args:
         prices: allreduce first.

@@ -22,7 +22,7 @@ from matex_tf.monitor.report import quantities
 from matex_tf.monitor.report.charts import COLOURS, Line, format_number, make_chart, make_curves, round_numbers
 from matex_tf.monitor.report.template import Figures, Row, assemble_page, format_axes, format_facts
 
-_MAX_BARS = 16  # displayed ranks of a large run: those that are waited for most
+_MAX_BARS = 16  # displayed ranks of a large run: the ranks that wait least
 _MAX_TABLE_RANKS = 2048  # ranks in the table at the end
 _MAX_BUCKETS = 640  # in one chart, over all its lines; each bucket has at most two points
 _CLOCK_POINTS = 512

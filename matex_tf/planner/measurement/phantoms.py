@@ -173,7 +173,7 @@ def make_copy_command(script: Sequence[str], source: Path, mirror: Path) -> list
 def make_limits(memory: float, microbatch: int) -> dict[str, str]:
     """Environment variables for a memory limit in bytes and microbatches of `microbatch` rows.
 
-    Zeros (no limit, no microbatches) are set as well: the environment may differ from that of the plan.
+    Zeros (no limit, no microbatches) are set as well, because the user's environment may have other values.
     """
     microbatch_text = "auto" if microbatch == settings.AUTO else str(microbatch)
     return {"MATEX_MEMORY": f"{memory:.0f}", "MATEX_MICROBATCH": microbatch_text}

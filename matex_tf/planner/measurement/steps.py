@@ -62,7 +62,7 @@ def list_kinds(collectives: Sequence[Collective]) -> tuple[str, ...]:
 
 @dataclass
 class _Step:
-    """One step; its fields are those of `Steps`."""
+    """One step, with fields as in `Steps`."""
 
     seconds: float
     rows: int
@@ -83,7 +83,7 @@ def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[in
     """
     kinds = np.array(records.ACTIVITIES)[events["activity"]]
     ends = events["start"] + events["duration"]
-    # Of an overlapped update "exposed" ends with its last sum; another update is "update" on lane 0, the script's.
+    # An overlapped update ends with the event "exposed", another update with "update" on lane 0, the script's thread.
     is_update = (kinds == "exposed") | ((kinds == "update") & (events["lane"] == 0))
     updates_by_label = Counter(events["label"][is_update].tolist())
     if not updates_by_label:

@@ -143,7 +143,7 @@ def _replay_updates(ranks: Sequence[_Rank], factors: Sequence[float]) -> tuple[l
     # For each rank, the (measured, replayed) starts of the intervals since the last update was announced.
     points: list[list[tuple[float, float]]] = [[] for _ in ranks]
     for index, (kind, _, _) in enumerate(ranks[0].script):
-        spans = [rank.script[index][1:] for rank in ranks]
+        spans = [rank.script[index][1:] for rank in ranks]  # (begin, end) on each rank, as measured
         # Each rank's computation since its last collective takes as long as measured, times its factor.
         arrivals = [
             replayed + (begin - measured) * factor
