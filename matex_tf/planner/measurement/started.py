@@ -50,7 +50,7 @@ def catch_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def make_place(shared: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """A folder that exists in the context, in `shared` or among temporary files. Removes folders of killed plans first."""
+    """A new folder during the context, in `shared` or among temporary files. First removes folders of killed plans."""
     temp_folders.sweep_folders(PREFIX, shared)
     # Other plans do not remove the folder while `handle` is open, a descriptor that locks it.
     path, handle = temp_folders.make_folder(PREFIX, tempfile.gettempdir() if shared is None else shared)
