@@ -108,8 +108,8 @@ def measure_copies(
         cores=_count_cores([float(notes["cores"]) for notes in all_notes]), bytes=first.bytes,
         input=read_input(all_notes),
     )  # fmt: skip
-    # If a script trains several models, only the fraction `share` of its updates end a step.
     epoch, update = (json.loads(str(first_notes[name])) for name in ("epoch", "update"))
+    # If a script trains several models, only the fraction `share` of its updates end a step.
     epoch_steps = count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * first.share)
     return Measurement(size, first, overlaps, Update(**update), epoch_steps, epoch["why_not"])
 

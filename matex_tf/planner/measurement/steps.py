@@ -95,7 +95,8 @@ def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[in
     script_ends = np.where(is_overlapped, _find_ends_of_calls(borders, call_ends), borders)
     pauses = events["start"][kinds == "between steps"]
     steps = []
-    # A step with a pause, such as a validation, does not count.
+    # From border `begin` to border `end`, or `first` to `stop` on the script's thread, in nanoseconds. A step with a
+    # pause, such as a validation, does not count.
     for begin, end, first, stop in zip(borders, borders[1:], script_ends, script_ends[1:]):
         if not np.any((pauses > begin) & (pauses <= end)):
             is_inside = (events["start"] >= first) & (events["start"] < stop)
