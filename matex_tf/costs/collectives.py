@@ -88,7 +88,7 @@ def parse_network(text: str) -> Link:
     try:
         link = Link(float(start_up), 1 / float(speed))
     except (ValueError, ZeroDivisionError):
-        link = Link(-1, 0)
+        link = Link(-1, 0)  # invalid, so the next lines raise
     if not colon or link.start_up < 0 or link.byte <= 0:
         raise ValueError(
             f"expected one of {', '.join(NETWORKS)}, or START_UP:BYTES such as 20e-6:3e9 (seconds to start "
@@ -213,15 +213,15 @@ def estimate_allgather(ranks: int, per_host: int, size: float, network: AnyLink,
     ring = (ranks - 1) * max(link.estimate_message(size) for link in links)
     if ranks * size > SHORT_GATHER:
         return ring
-    # After the rounds within a host, each of its ranks has the host's data, and all of them send these data.
+    # Between hosts each of the `within` ranks of a host sends the data of the whole host, through the same adapter.
     sent_by_host = within * within * size
     doubling = _estimate_doubling_gather(within, size, memory) + _estimate_doubling_gather(hosts, sent_by_host, network)
     return min(doubling, ring)
 
 
 def _estimate_doubling_gather(members: int, size: float, link: AnyLink) -> float:
-    """Recursive doubling over `members` with `size` bytes each: in round k, each sends the data of 2**k members, or of
-    those that its partner still lacks.
+    """Recursive doubling over `members` with `size` bytes each: in round k, each sends the data of 2**k members, or the
+    data that its partner still lacks, if these are fewer.
     """
     counts = (min(1 << k, members - (1 << k)) for k in range(ceil(log2(members))))
     return sum(link.estimate_message(count * size) for count in counts)

@@ -14,6 +14,7 @@ class Gpus:
         self._handles: list[Any] = []
         self._driver: Any = None
         self.missing = ""
+        # "" and "-1" hide all GPUs.
         if not glob.glob("/dev/nvidia[0-9]*") or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
             return
         try:

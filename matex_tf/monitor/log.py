@@ -11,7 +11,7 @@ from typing import Any
 _encode_line = json.JSONEncoder(separators=(",", ":")).encode
 
 HALVED = 20_000
-"""After this number of lines, the rate of further lines is halved."""
+"""After each such number of lines, the sampler halves the rate of further lines."""
 
 
 class Log:

@@ -47,7 +47,7 @@ class Machine:
         if text := self._read_file(self._reading):
             figures["read"] = parse_read_bytes(text) - own_bytes
         if text := self._read_file(self._memory):
-            figures["mem"] = int(text.split(None, 2)[1]) * _PAGE
+            figures["mem"] = int(text.split(None, 2)[1]) * _PAGE  # the second number: resident pages
         if text := self._read_file(self._cores):
             figures["busy"] = round(parse_busy_seconds(text), 2)
         text = self._read_file(self._available)
@@ -55,7 +55,7 @@ class Machine:
             figures["free"] = int(text[position + len(_AVAILABLE) :].split(None, 1)[0]) << 10
         if text := self._read_file(self._network):
             received = sent = 0
-            for line in text.split(b"\n")[2:-1]:
+            for line in text.split(b"\n")[2:-1]:  # two lines are headings
                 name, _, columns_text = line.partition(b":")
                 if name.lstrip() not in self._excluded_devices:
                     columns = columns_text.split(None, _SENT + 1)

@@ -102,7 +102,7 @@ def _format_heading(run: Run, start: Start, recent: Mapping[int, Series]) -> str
 
 
 def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, waits.Step], height: int) -> list[int]:
-    """The displayed ranks: all, or the silent ranks and those that wait least."""
+    """The displayed ranks: all, or the silent ranks and the ranks that wait least."""
     ranks = list(recent)
     max_ranks = max(height - _OTHER_LINES, 3)
     if not height or len(ranks) <= max_ranks:
@@ -115,6 +115,7 @@ def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, waits.Step],
 
 
 def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> float:
+    """Seconds that the rank waits now, plus the waiting in its mean step."""
     seconds, _ = recent[rank].waits
     return seconds + (steps[rank].waiting if rank in steps else 0.0)
 
@@ -159,7 +160,7 @@ def _make_table(
         table = Table(box=None, pad_edge=False, header_style="bold")
         chosen = [
             index
-            for index, name in enumerate(names[: None if has_gpu else -2])
+            for index, name in enumerate(names[: None if has_gpu else -2])  # two names are of GPUs
             if name in columns or name not in _OPTIONAL_COLUMNS
         ]
         for index in chosen:
@@ -173,6 +174,7 @@ def _make_table(
 
 
 def _compute_figures(series: Series, step: waits.Step | None) -> tuple[float, ...]:
+    """The figures of a rank, from CPU to sums; the last four are 0 if its step is not known."""
     memory = float(series["mem"][-1])
     machine = (
         progress.compute_mean_rate(series, "cpu"),

@@ -33,7 +33,7 @@ def list_epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
 
 
 def list_kept_epochs(starts: Sequence[Start]) -> list[Epoch]:
-    """The epochs of all starts, without those that a later start has repeated.
+    """The epochs of all starts, without epochs that a later start has repeated.
 
     A start resumes from the last saved state, and repeats the epochs after that state.
     """

@@ -147,7 +147,7 @@ def read_samples(path: Path, max_count: int) -> list[dict[str, Any]]:
         size = os.fstat(descriptor).st_size
         first_samples = _parse_lines(os.pread(descriptor, 2 * _LINE_BYTES, 0))
         line_bytes = len(json.dumps(first_samples[0], separators=(",", ":"))) if first_samples else _LINE_BYTES
-        if size <= max_count * line_bytes or size < 4 * _TAIL_BYTES:
+        if size <= max_count * line_bytes or size < 4 * _TAIL_BYTES:  # few samples, or a short file
             return _parse_lines(file.read())
         count = max_count // 2
         offsets = [size * index // (count - 1) for index in range(1, count - 1)]

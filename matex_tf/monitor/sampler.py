@@ -1,7 +1,7 @@
 """Records this rank in the run's folder: a thread writes a line a second with its resources, progress and waiting.
 
-docs/monitor.md describes the files. Counters are cumulative, so that any two lines give the mean between them. No error
-ends the run: a failure to record is reported once.
+docs/monitor.md describes the files. Counters are cumulative. No error ends the run: a failure to record is reported
+once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def start_sampler() -> None:
             except (OSError, ValueError, KeyError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
     _report_failures(objects.allgather(reason, "who can record the run"), record_setting)
-    if not records.is_on():
+    if not records.is_on():  # a timeline records more than totals
         records.set_recording(records.TOTALS)
     _recorder = Recorder(folder, log, settings.get_settings().record_seconds)
     _recorder.start_sampling()
@@ -99,7 +99,7 @@ def _make_folder(run: Path) -> tuple[str, str, str]:
     token = secrets.token_hex(8)
     header = {
         "format": FORMAT, "token": token, "at": round(time.time(), 3),
-        "command": sys.argv[sys.argv[0] == "-m" :], "python": sys.executable,
+        "command": sys.argv[sys.argv[0] == "-m" :], "python": sys.executable,  # without a first "-m": True is 1
         "folder": os.getcwd(), "hosts": this_rank.hosts, "scaling": settings.get_settings().scaling,
         "versions": {"matex_tf": __version__, "python": platform.python_version()},
         "settings": {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
@@ -142,9 +142,9 @@ class Recorder:
     """Writes the records of this rank. `log` is None if the rank cannot see the folder."""
 
     def __init__(self, folder: str, log: Log | None, seconds: float):
-        self.folder, self.log, self.seconds = folder, log, seconds
+        self.folder, self.log, self.seconds = folder, log, seconds  # between samples
         self.rank = world.get_world().rank  # at the start; the rank's files keep this number
-        self.events: Log | None = None
+        self.events: Log | None = None  # opened at the first event
         self.machine, self.gpus = Machine(), Gpus()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._write_samples, name="matex_tf monitor", daemon=True)
@@ -156,7 +156,7 @@ class Recorder:
         if self.log is not None:
             if self.gpus.missing:
                 notes.print_note(self.gpus.missing)
-            with starts_own.set():
+            with starts_own.set():  # the thread runs no code of the script
                 self.thread.start()
 
     def take_sample(self) -> dict[str, Any]:
@@ -212,6 +212,7 @@ class Recorder:
             notes.print_note(f"samples of {len(lost)} ranks could not be recorded; the first is rank {lost[0]}")
 
     def _write_samples(self) -> None:
+        """The thread: write a sample each `seconds`, which double after each `HALVED` lines."""
         next_sample_at = time.monotonic()
         with real_files.use_real_files():
             while not self.ended.wait(max(next_sample_at - time.monotonic(), 0)):

@@ -62,7 +62,7 @@ def _wrap_epoch_end(original: Any) -> Any:
 
 
 def _describe_data(x: Any) -> dict[str, Any]:
-    """The rows and columns of `fit`'s data, from its first array; None if unknown."""
+    """The rows and columns of `fit`'s data, from its first array; each None if unknown."""
     rows = None
     if hasattr(x, "element_spec"):  # a tf.data.Dataset of batches
         import tensorflow as tf
@@ -81,6 +81,7 @@ def _describe_data(x: Any) -> dict[str, Any]:
 
 
 def _list_sizes(array: Any) -> list[Any] | None:
+    """The shape of `array`, with None for an unknown size; None without a shape."""
     try:
         return [None if size is None else int(size) for size in array.shape]
     except (AttributeError, TypeError, ValueError):

@@ -14,8 +14,8 @@ from matex_tf.ops import records
 from matex_tf.runtime import notes
 from matex_tf.world import world
 
-_THRESHOLD = 0.5  # a note is printed for a larger fraction, ...
-_MIN_STEPS, _MIN_SECONDS = 20, 2.0  # ... measured over at least so many steps and seconds
+_THRESHOLD = 0.5  # a note is printed for a larger fraction of the time
+_MIN_STEPS, _MIN_SECONDS = 20, 2.0  # the fraction of fewer steps or seconds is not judged
 
 _printed: set[str] = set()
 _waited_seconds = 0.0  # for batches, outside of functions
@@ -79,6 +79,7 @@ def end_step(plan: Any) -> None:
 
 
 def end_epoch(*_: Any) -> None:
+    """Called at the end of an epoch of `fit` or of a loop."""
     global _pace
     if _pace is not None:
         _pace.judge_steps()
@@ -100,7 +101,7 @@ class Pace:
 
     def __init__(self) -> None:
         self.steps = -1
-        self._begin = self._end = (0.0, 0.0)  # time, and seconds blocked in collectives by then
+        self._begin = self._end = (0.0, 0.0)  # `time.perf_counter`, and seconds blocked in collectives by then
         self._waited_before, self._rows_before = 0.0, 0
 
     def count_step(self) -> None:

@@ -54,7 +54,7 @@ class Recorder:
         self.variables: list[weakref.ref[Any]] = []  # the trainable ones
         self.weights: list[np.ndarray] = []  # after the last step
         self.target: Any = None  # the loss of the last call of `GradientTape.gradient`
-        self.is_inside = False  # a call is watched, or weights are read
+        self.is_inside = False  # a call is watched, whose inner calls are no steps, or weights are read
         self.is_stored = False
 
     def wrap_init(self, original: Any) -> Any:
@@ -68,6 +68,8 @@ class Recorder:
         return init
 
     def wrap_step(self, original: Any) -> Any:
+        """Replaces calls in eager code that may change weights: records a call that does."""
+
         def method(*args: Any, **kwargs: Any) -> Any:
             import tensorflow as tf
 
@@ -78,6 +80,8 @@ class Recorder:
         return method
 
     def wrap_gradient(self, original: Any) -> Any:
+        """Replaces `GradientTape.gradient`: keeps the loss."""
+
         def gradient(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             self.target = target
             return original(tape, target, *args, **kwargs)
@@ -85,6 +89,8 @@ class Recorder:
         return gradient
 
     def wrap_run(self, original: Any) -> Any:
+        """Replaces `run` of sessions: records runs that change weights."""
+
         def run(session: Any, *args: Any, **kwargs: Any) -> Any:
             if self.is_inside:
                 return original(session, *args, **kwargs)
@@ -126,7 +132,7 @@ class Recorder:
         return result
 
     def store_steps(self) -> None:
-        """Write the records to `folder`/rank-R.npz, once."""
+        """Write the records to `folder`/rank-R.npz, once, and not in a child process."""
         if self.is_stored or os.getpid() != world.get_world().process:
             return
         self.is_stored = True

@@ -51,11 +51,15 @@ class Clocks:
     def __init__(self) -> None:
         clock_ids = objects.allgather(_read_clock_id(), "whose clocks are the same")
         first_ranks = {clock: rank for rank, clock in reversed(list(enumerate(clock_ids)))}
-        self._leader_of = [first_ranks[clock] for clock in clock_ids]  # the first rank with the same clock
+        # For each rank, the first rank with the same clock; and these first ranks, except rank 0.
+        self._leader_of = [first_ranks[clock] for clock in clock_ids]
         self._leaders = sorted(set(self._leader_of) - {0})
 
     def measure_offsets(self) -> list[Offset]:
-        """The present offset of each rank's clock. Collective; outside of the sequence, as at the end of the script."""
+        """The present offset of each rank's clock; `Offset()` for ranks with rank 0's clock.
+
+        Collective, but without the engine's rendezvous: for the start and the end of a script.
+        """
         me = world.get_world().rank
         if world.get_world().has_lost:
             # Ranks that were measured at the start have new numbers, or are lost.
@@ -90,6 +94,7 @@ def _measure_offset(communicator: Any, rank: int) -> Offset:
 
 
 def _answer_rank_0(communicator: Any) -> None:
+    """On a leader: answer each message of rank 0 with the time of this clock."""
     own_time = np.zeros(1, np.int64)
     for _ in range(_ROUNDS):
         communicator.Recv(own_time, 0, _TAG)

@@ -24,18 +24,20 @@ class Source:
 
     Args:
         batches: the number of batches of a pass, from its length; 0 if unknown.
-        scale: the number of batches of the script alone that each batch stands for.
+        scale: the number of batches of the script alone that each batch stands for: with weak scaling, one for each
+            rank.
     """
 
     def __init__(self, name: str, batches: int = 0, scale: int = 1):
         self.name, self.batches, self.scale = name, batches, scale
         self.pass_batches = 0  # batches in this pass so far
-        self._earlier_batches = self._last_pass_batches = 0  # in all earlier passes, and in the last one
+        self._earlier_batches = self._last_pass_batches = 0  # in all earlier passes, and in the last of these
+        # The number of updates of gradients in this process: at the creation, and at the last batch that trained.
         self._first_update = self._last_update = ops.count_completed(_GRADIENTS)
         self.trained = (0, 0)  # the number of batches at the last update, and the number of updates by then
 
     def end_batches(self, count: int) -> None:
-        """`count` batches of this pass have been processed."""
+        """The first `count` batches of this pass have been processed."""
         global _trained
         self.pass_batches = count
         updates = ops.count_completed(_GRADIENTS)
@@ -49,7 +51,7 @@ class Source:
         self.pass_batches = 0
 
     def describe_epoch(self) -> dict[str, Any]:
-        """Batches of an epoch, or 0 and the reason why they are unknown; batches that trained, and their updates."""
+        """batches (of an epoch; 0: unknown, see why_not), given (batches that trained), updates (made by them)."""
         batches = (self.batches or self._last_pass_batches) * self.scale
         trained_batches, updates = self.trained
         why = "" if batches else f"the number of batches of {self.name} is unknown, and no epoch was completed"
@@ -102,6 +104,7 @@ def want_batch(iterator: Any) -> None:
 
 
 def give_batch(iterator: Any, is_over: bool) -> None:
+    """Called when eager code has the batch, or has found the end of the data."""
     source = _loops.get(iterator)
     if source is not None and is_over:
         source.end_pass()

@@ -45,13 +45,13 @@ class Data:
 def measure_input(data: Data) -> InputCost | None:
     """The mean cost of batches, including prefetching; None if there are none.
 
-    A pipeline with prefetching is full whenever this process is idle. From one idle moment to the next, with one batch
-    taken between them, it processes exactly one batch, unless the pass ends soon: near its end there is nothing left to
-    prefetch. Then the next pass is measured. If it ends as soon, it is measured from its very beginning: a whole pass
-    processes exactly its batches.
+    A pipeline with prefetching works until its buffers are full; then this process is idle. If a batch is taken, the
+    pipeline processes exactly one batch until the process is idle again. Near the end of a pass it processes none,
+    because nothing is left to prefetch. So if a pass ends during the measurement, the next pass is measured. If that
+    pass ends, too, its cost is counted from its very beginning: a whole pass processes exactly its batches.
 
-    A shuffle that holds a whole pass processes all rows before the first batch, and none later. Then the cost of the
-    first batch of the next pass is divided among the batches of the pass.
+    A shuffle that holds a whole pass processes all rows before the first batch, and none later. Then the cost up to the
+    first batch of the next pass is divided among the batches of the pass, and added.
     """
     cost, is_over = _measure_batches(data)
     if is_over and data.dataset is not None:
@@ -83,6 +83,7 @@ def _measure_batches(data: Data, used_at_begin: InputCost | None = None) -> tupl
         used_at_begin: the resources used before the pass began; None if it had begun earlier.
     """
     _await_idle()
+    # `until`: the deadline, in seconds of `time.monotonic`.
     used_before, until, count, is_over = _measure_used(), time.monotonic() + _MAX_SECONDS, 0, False
     while count < _MAX_BATCHES and time.monotonic() < until and not is_over:
         is_over = data.take() is None
@@ -97,7 +98,7 @@ def _measure_batches(data: Data, used_at_begin: InputCost | None = None) -> tupl
 
 
 def _measure_used() -> InputCost:
-    """The resources that this process has used since its start."""
+    """The resources that this process has used in total since its start."""
     return InputCost(time.process_time(), count_read_bytes())
 
 
@@ -125,4 +126,4 @@ def parse_read_bytes(text: bytes) -> int:
     Includes reads from the page cache, which `read_bytes` excludes; also pipes, and sockets if MPI reads them as files.
     Excludes memory-mapped files.
     """
-    return int(text.split(None, 2)[1])
+    return int(text.split(None, 2)[1])  # the first line is "rchar: NUMBER"

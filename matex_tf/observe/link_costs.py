@@ -53,7 +53,7 @@ def start_links() -> None:
 
 
 def _store_measurement() -> None:
-    measurement = records.get_last_measurement()
+    measurement = records.get_last_measurement()  # (start_up, byte, disturbed)
     if measurement is None:
         return
     link = Link(dict(Counter(world.get_world().hosts)), *measurement, time.time())

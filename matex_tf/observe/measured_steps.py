@@ -27,7 +27,7 @@ from matex_tf.ops import records
 from matex_tf.runtime import real_files
 from matex_tf.world import world
 
-_MIN_UPDATES = 8  # after which a process may be ended at its time limit
+_MIN_UPDATES = 8  # a process with fewer updates is not ended at its time limit, only at `LIMIT`
 _PHANTOM_SECONDS, _REAL_SECONDS = 40, 200
 """Time limits of a phantom rank, and of real ranks, which first choose how they reduce."""
 _INPUT_SECONDS = 10  # limit of the wait for the next step, after which the input is measured
@@ -67,9 +67,11 @@ class Measured:
     def __init__(self, phantom: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]):
         self.phantom, self._describe_updates = phantom, describe_updates
         self.base_bytes = 0  # resident memory before the first update
-        self._start: tuple[float, float] | None = None  # wall-clock and CPU time at the end of the first update
+        # Seconds of `time.monotonic` and of `time.process_time` at the end of the first update.
+        self._start: tuple[float, float] | None = None
         self._is_late = False  # the process is ended for its time limit
-        self._step_ends: list[int] = []  # of the steps that changed weights, including replicated steps
+        # Of steps that changed weights, in nanoseconds; also of replicated steps, which every rank computes whole.
+        self._step_ends: list[int] = []
         self._data: Data | None = None  # of the last training step
         self._has_enough = threading.Event()  # enough updates: the training thread should measure the input
         self._is_measuring_input = threading.Event()
@@ -101,7 +103,10 @@ class Measured:
         self._data = Data(dataset, lambda: next(iterator, None), lambda other: next(other, None))
 
     def watch_updates(self) -> None:
-        """Wait for enough updates, then end the process."""
+        """Wait for enough updates, then end the process. Runs on a thread of its own.
+
+        The training thread measures the input, after its next step (`note_step`).
+        """
         max_seconds, start = _PHANTOM_SECONDS if self.phantom.ranks else _REAL_SECONDS, time.monotonic()
         with real_files.use_real_files():
             while True:
@@ -113,6 +118,7 @@ class Measured:
                     self._start = time.monotonic(), time.process_time()
                 is_over_time = self._start is not None and time.monotonic() - self._start[0] > max_seconds
                 self._is_late = time.monotonic() - start > LIMIT
+                # Replicated steps sum no gradients, so they make no updates.
                 is_replicated = not updates and len(self._step_ends) >= self.phantom.steps
                 has_enough = updates >= self.phantom.steps or (is_over_time and updates >= _MIN_UPDATES)
                 if self._is_late or is_replicated or has_enough:
@@ -125,7 +131,12 @@ class Measured:
         os._exit(0)
 
     def store_steps(self) -> None:
-        """Write the measurements to the folder, once."""
+        """Write the measurements to copy-K.npz in the folder, once; K is the number of the copy, or of a real rank.
+
+        Its keys: events and labels (`records`); base and peak (resident bytes, before the first update and the most);
+        updates (their number); cores (busy since the first update); overlaps (gradients became ready one by one);
+        called (`_step_ends`); has_tensorflow, is_late; and as JSON update, epoch and input.
+        """
         with self._lock:
             if self._is_stored or os.getpid() != world.get_world().process:
                 return

@@ -38,7 +38,7 @@ def start_profile() -> None:
     link = records.measure_transfer(chosen == "on" or (chosen == "auto" and overlap.is_usual()))
     measured = records.get_last_measurement()
     disturbed = measured is not None and measured[2]
-    if settings.get_settings().timeline == "":
+    if settings.get_settings().timeline == "":  # a timeline records totals, too
         records.set_recording(records.TOTALS)
 
     def finish_profile() -> None:
@@ -137,7 +137,7 @@ def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[s
     """Lines about the slowest rank: the rank that waits least is the one for which the others wait."""
     if len(ranks) == 1:
         return []
-    sums = []  # over the updates of each rank
+    sums = []  # for each rank, its columns, added up over its updates
     for totals in ranks:
         columns = [_compute_columns(update) for update in totals if update.place in places]
         sums.append(_Columns(*map(sum, zip(*columns))))

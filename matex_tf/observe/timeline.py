@@ -1,8 +1,8 @@
 """A timeline of all ranks for Perfetto or chrome://tracing: computation, waits, copies and transfers, with their times.
 
-The engine records events in lanes (threads of a rank). `list_bars` makes the bars of a rank's lanes from them. At the
-end rank 0 gathers the parts of all ranks into one file, in the trace event format; if an error ends the job, each rank
-writes its part into a separate file. Times are those of rank 0's clock (`clocks`).
+The engine records events in lanes (threads of a rank); `records.ACTIVITIES` names their kinds. `list_bars` makes the
+bars of a rank's lanes from them. At the end rank 0 gathers the parts of all ranks into one file, in the trace event
+format; if an error ends the job, each rank writes its part into a separate file. Times: rank 0's clock (`clocks`).
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Timeline:
         self.path = path
         self.clocks = clocks.Clocks()
         self.offsets = self.clocks.measure_offsets()
-        self.zero = world.get_communicator("control").bcast(records.read_clock())  # rank 0's time at the start
-        self.is_over = False
+        self.zero = world.get_communicator("control").bcast(records.read_clock())  # rank 0's time at the start, in ns
+        self.is_over = False  # the file or this rank's part is written, or being written
 
     def finish_timeline(self) -> None:
         """Write the file at the end of the script. Collective."""
@@ -140,7 +140,7 @@ class Timeline:
             hosts[rank]: f"{(end.ahead - start.ahead) / 1e3:+.1f} us from start to end; known to "
             f"{max(start.error, end.error) / 1e3:.1f} us"
             for rank, (start, end) in enumerate(zip(self.offsets, ends))
-            if start.at
+            if start.at  # 0: rank 0's own clock
         }
         return {"clock": "that of rank 0", "clocks of other hosts": clock_offsets, "events not kept": list(dropped)}
 
@@ -182,8 +182,8 @@ def format_part(events: np.ndarray, labels: Sequence[str], rank: int, host: str,
 def list_bars(events: np.ndarray, labels: Sequence[str], times: np.ndarray) -> Iterator[Bar]:
     """The bars of one rank. For the arguments see `format_part`.
 
-    Within a training step, from one update to the next, the time between collectives is "compute". If all gradients of
-    an overlapped update are computed and their sums are not, the time is "wait for sums".
+    A "gap", the time between two collectives on the script's lane, is "compute" within a training step, from one update
+    to the next. If all gradients of an overlapped update are computed and their sums are not, it is "wait for sums".
     """
     order = np.argsort(times[0], kind="stable")
     kinds = [records.ACTIVITIES[activity] for activity in events["activity"][order]]
@@ -204,7 +204,7 @@ def list_bars(events: np.ndarray, labels: Sequence[str], times: np.ndarray) -> I
             yield Bar(lane, *_NAMES[kind], begin, end, size)
         if kind in ("update", "announcement") and lane == 0:
             yield from _list_gaps(gaps, "compute" if is_step else "between steps", exposed)
-            gaps, is_step = [], True
+            gaps, is_step = [], True  # a step lasts until the next update, unless there is a pause
     yield from _list_gaps(gaps, "between steps", exposed)
 
 
@@ -226,7 +226,7 @@ def _list_gaps(gaps: Sequence[tuple[int, int]], name: str, exposed: list[tuple[i
                 yield Bar(0, "wait for sums", "wait", wait_begin, wait_end)
                 begin = wait_end
             if exposed[0][1] > end:
-                break
+                break  # this wait continues in the next gap
             exposed.pop(0)
         if end > begin:
             yield Bar(0, name, category, begin, end)

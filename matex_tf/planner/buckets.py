@@ -28,7 +28,7 @@ MAX_GRADIENTS = 128
 
 def sample_price(price: Price, max_bytes: float) -> Price:
     """Approximate `price` up to `max_bytes` by linear interpolation: planning evaluates it thousands of times."""
-    points = [0.0, *(2 ** (i / 2) for i in range(ceil(2 * log2(max(max_bytes, 2.0))) + 1))]
+    points = [0.0, *(2 ** (i / 2) for i in range(ceil(2 * log2(max(max_bytes, 2.0))) + 1))]  # 0, 1, 1.4, 2, ...
     return MeasuredLink(points, [price(point) for point in points]).estimate_message
 
 

@@ -63,6 +63,7 @@ def choose_ranks(
         best = max(fitting, key=lambda prediction: prediction.efficiency)
         reason = f"no number of ranks reaches {target:.2f}; {best.ranks} is nearest, at {best.efficiency:.2f}"
         return Choice(best, f"{reason}{describe_helps(predictor, best)}")
+    # The rate is 0 if no step is sharded.
     best = max(efficient, key=lambda prediction: prediction.rows_a_second or 1 / prediction.step)
     reason = f"best for efficiency {target:g}: {_describe_ranks(best)}"
     alone = predictor.predict_step(1)
@@ -90,6 +91,7 @@ def _find_microbatch(predictor: Predictor, memory: float) -> int:
     if plan.microbatch or count_measured_rows(plan) < 2:
         return 0  # the dependence of memory on the rows of a microbatch was not measured
     estimate_peak, available = predictor.compute.estimate_memory_of_rows, memory / MARGIN - 2 * plan.gradient_bytes
+    # The constant part is not doubled: constant + 2 * (peak - constant).
     fitting = (rows for rows in range(1, plan.rows + 1) if 2 * estimate_peak(rows) - estimate_peak(0) <= available)
     return max(fitting, default=0)
 
@@ -146,7 +148,7 @@ def _describe_ranks(best: Prediction) -> str:
 def _list_limits(prediction: Prediction, alone: float) -> dict[str, float]:
     """Seconds of the parts of a step that limit its speed.
 
-    The computation counts as far as it exceeds an even part of `alone`, the seconds in which one rank computes all.
+    `alone`: seconds in which one rank computes all rows. Only computation beyond an even part of `alone` is a limit.
     """
     return {
         "computation that no number of ranks lowers": max(prediction.compute - alone / prediction.ranks, 0.0),

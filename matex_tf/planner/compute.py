@@ -195,14 +195,14 @@ class Compute:
         return self._memory(rows)
 
     def find_mark(self, ranks: int) -> str:
-        """The mark of the computation of one of `ranks` ranks: measured if its rows are near those of a size."""
+        """The mark of the computation of one of `ranks` ranks: measured if its rows are near a measured size."""
         rows, group = count_slice_rows(self.plan, ranks), self._choose_group(ranks)
         has_same_copies = group.sizes[0].copies == self.count_copies(ranks)
         is_near = min(group.x) / FAR <= rows <= max(group.x) * FAR
         return MEASURED if has_same_copies and is_near else EXTRAPOLATED
 
     def _find_nearest(self, ranks: int) -> Size:
-        """The measured size whose slices are most similar to those of `ranks` ranks."""
+        """The measured size whose slices are most similar to slices of `ranks` ranks."""
         rows = count_slice_rows(self.plan, ranks)
         return min(self._choose_group(ranks).sizes, key=lambda size: abs(np.log((size.rows + 1) / (rows + 1))))
 
@@ -214,7 +214,7 @@ class Compute:
     def estimate_slowest(self, ranks: int) -> tuple[float, float]:
         """The step of the slowest of `ranks` ranks over a typical step: (as measured, with rare longer steps).
 
-        Measured steps do not show the rare ones (`RARE`, `LONGER`).
+        Measured steps do not show rare steps (`RARE`, `LONGER`).
         """
         steps = self.compute_spread(ranks)
         measured = compute_expected_maximum(steps, [1.0] * len(steps), ranks)

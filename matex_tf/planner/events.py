@@ -22,7 +22,7 @@ class Events:
         heapq.heappush(self._heap, (time, next(self._order), act, arguments))
 
     def run_events(self) -> None:
-        """Run all events, also those that events schedule."""
+        """Run all events, also events that other events schedule."""
         heap, pop = self._heap, heapq.heappop
         while heap:
             self.now, _, act, arguments = pop(heap)
@@ -58,14 +58,17 @@ class Station:
 
     @property
     def _rate(self) -> float:
+        """Seconds of work that each job receives in a second."""
         return min(1.0, self._capacity / len(self._departures))
 
     def _advance_work(self) -> None:
+        """Set the counter to the current time."""
         if self._departures:
             self._counter += (self._events.now - self._updated_at) * self._rate
         self._updated_at = self._events.now
 
     def _schedule_leave(self) -> None:
+        """Schedule the next departure, as if no job came before it."""
         self._schedule_version += 1
         if self._departures:
             remaining_work = max(0.0, self._departures[0][0] - self._counter)

@@ -27,7 +27,7 @@ LINK_BYTES = (256, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
 """The sizes of the sums that measure a link."""
 ONE_HOST, TWO_HOSTS, ALL_RANKS = "one host", "two hosts", "all ranks of two hosts"
 SCOPES = (ONE_HOST, TWO_HOSTS, ALL_RANKS)
-"""The ranks of a measured link: those of one host, one on each of two hosts, or all of two hosts."""
+"""The ranks of a measured link: all ranks of one host, one on each of two hosts, or all ranks of two hosts."""
 
 
 def compute_typical_step(steps: Sequence[float]) -> float:

@@ -1,9 +1,9 @@
 """Predicts a step on any number of ranks, for `matex plan`.
 
-The seconds of a step are those of its computation, of the sums of gradients that the computation does not hide
-(exposed), of the other collectives (small), and of waiting for the slowest rank. `Compute` (compute.py) models the
-computation from measured sizes, `Links` the collectives from measured links, and a `Predictor` adds both up for one
-plan. Each number has a mark: measured, extrapolated or assumed.
+A step consists of its computation, the sums of gradients that the computation does not hide (exposed), the other
+collectives (small), and waiting for the slowest rank. `Compute` (compute.py) models the computation from measured
+sizes, `Links` the collectives from measured links, and a `Predictor` adds both up for one plan. Each number has a mark:
+measured, extrapolated or assumed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURE
 
 MPI = "mpi"
 GATHERED = ("allgather", "message")
-"""Kinds of collectives in which each rank receives the data of all. A message of one rank costs as much."""
+"""Kinds of collectives in which each rank receives the data of all ranks. A message of one rank costs as much."""
 COUNT_BYTES = 8
 """Bytes that each rank sends to announce the size of its gathered data."""
 READY_BYTES = 24
@@ -58,6 +58,7 @@ class Prediction:
     algorithm: str
     """The algorithm of the sums."""
     overlapped: bool
+    """Whether the sums overlap with the computation."""
     compute_mark: str
     link_mark: str
     alone_mark: str
@@ -67,7 +68,7 @@ class Prediction:
 
     @property
     def mark(self) -> str:
-        """The weakest mark among those of computation and links."""
+        """The weaker mark of computation and links."""
         return find_weakest(self.compute_mark, self.link_mark)
 
     @property
@@ -76,6 +77,7 @@ class Prediction:
 
 
 def find_weakest(*marks: str) -> str:
+    """The mark with the least certain basis."""
     return max(marks, key=(MEASURED, EXTRAPOLATED, ASSUMED).index)
 
 
@@ -84,7 +86,7 @@ class Links:
 
     def __init__(self, plan: Plan):
         self.per_host = plan.ranks_per_host
-        self._within = plan.find_link(ONE_HOST)
+        self._within = plan.find_link(ONE_HOST)  # None: not measured
         self._between = plan.find_link(ALL_RANKS, TWO_HOSTS)
         self.memory: AnyLink = collectives.MEMORY
         if self._within:
@@ -101,6 +103,7 @@ class Links:
         link = self._within if ranks <= self.per_host else self._between
         if link is None:
             return ASSUMED
+        # `kept`: by an earlier run
         return MEASURED if ranks <= 2 * link.ranks and not link.kept else EXTRAPOLATED
 
     def find_chunk_bytes(self, ranks: int) -> int:
@@ -204,7 +207,7 @@ class Predictor:
         self.plan, self.compute, self.links = plan, Compute(plan), Links(plan)
 
     def predict_step(self, ranks: int, squeeze: float = 1.0) -> Prediction:
-        """The step of `ranks` ranks, with the fastest algorithm. `squeeze`: sent over all bytes of the gradients."""
+        """The step of `ranks` ranks, with the fastest algorithm. `squeeze`: the fraction of gradient bytes to send."""
         compute = self.compute.estimate_seconds(ranks)
         if ranks == 1:
             return self.make_prediction(1, compute, 0.0, "none", False)

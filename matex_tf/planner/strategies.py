@@ -1,7 +1,8 @@
 """Predicts the step and the memory of each strategy (docs/strategies.md), and recommends one, for `matex plan`.
 
-The price of a strategy is its predicted step and memory. The step is that of allreduce with other sums of gradients
-(`local:H`), another update (`sharded`, `servers:S`) or another computation (`async`).
+The price of a strategy is its predicted step and memory. A step is like a step of allreduce, with other sums of
+gradients (`local:H`), another update (`sharded`, `servers:S`) or another computation (`async`). With `sharded` and
+`servers:S`, all ranks or S ranks are owners: each updates one piece of the weights, and has its optimizer's variables.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def _estimate_only_serving(predictor: Predictor, update: Update, ranks: int, str
     """The price of `servers:S:only`: the last S ranks own the pieces, and compute one row instead of a slice."""
     plan, owners = predictor.plan, settings.count_only_serving(strategy)
     training = ranks - owners
-    # The other ranks have the slices that all ranks would have of a larger batch.
+    # The training ranks have the slices that all ranks would have of a larger batch.
     larger_plan = plan if plan.scaling == "weak" else replace(plan, rows=ceil(plan.rows * ranks / training))
     larger_predictor = Predictor(larger_plan)
     allreduce = larger_predictor.predict_step(ranks)
@@ -129,7 +130,7 @@ def find_price(predictor: Predictor, ranks: int, strategy: str) -> Price:
         name = "async"
     elif family == "servers" and not settings.count_only_serving(strategy):
         name = _name_pieces(_read_number(strategy, "servers", ranks), ranks)
-    if name not in prices:
+    if name not in prices:  # a refusal may name several strategies
         reasons = [refusal.why for refusal in refused if family in refusal.strategy] or [f"there are {ranks} ranks"]
         raise PlanFileError(f"{strategy}: {reasons[0]}")
     return prices[name]
@@ -210,6 +211,7 @@ def _estimate_within_host(links: Links, size: float, estimate: Callable[[float, 
 
 
 def _find_async_obstacle(predictor: Predictor, allreduce: Prediction) -> str:
+    """The reason why these ranks cannot train asynchronously; "" if they can."""
     if allreduce.hosts > 1:
         return "the ranks are on several hosts, which share no memory"
     if predictor.plan.scaling == "weak":
@@ -242,7 +244,7 @@ def predict_local(predictor: Predictor, allreduce: Prediction, period: int) -> P
 
 
 def choose_strategy(prices: Sequence[Price], memory: float = 0.0) -> tuple[str, str]:
-    """The best strategy among those with the result of the script alone, and the reason; ("", reason) if none fits.
+    """The best strategy with the result of the script alone, and the reason; ("", reason) if none fits.
 
     Args:
         prices: allreduce first.

@@ -22,7 +22,7 @@ from matex_tf.monitor.report import quantities
 from matex_tf.monitor.report.charts import COLOURS, Line, format_number, make_chart, make_curves, round_numbers
 from matex_tf.monitor.report.template import Figures, Row, assemble_page, format_axes, format_facts
 
-_MAX_BARS = 16  # displayed ranks of a large run: those that are waited for most
+_MAX_BARS = 16  # displayed ranks of a large run: the ranks that wait least
 _MAX_TABLE_RANKS = 2048  # ranks in the table at the end
 _MAX_BUCKETS = 640  # in one chart, over all its lines; each bucket has at most two points
 _CLOCK_POINTS = 512
@@ -273,7 +273,7 @@ def _format_ranks(recorded: _Recorded) -> str:
         values = [progress.compute_mean_rate(series, "cpu"), memory / 2**30, series["read"][-1] / 1e9, series["in"][-1]]
         step = steps.get(rank)
         values += [1e3 * seconds for seconds in (step.compute, step.waiting, step.sums)] if step else [np.nan] * 3
-        cells = "".join(f"<td>{format_number(value) if value == value else '-'}" for value in values)
+        cells = "".join(f"<td>{format_number(value) if value == value else '-'}" for value in values)  # "-": NaN
         rows.append(f"<tr><th>{rank}<td>{escape(start.hosts[rank])}{cells}<td>{escape(series.ended)}")
     head = "<tr><th>rank<th>host<th>CPU, cores<th>most memory, GiB<th>read, GB<th>waiting for the input, s"
     head += "<th>compute, ms<th>waiting, ms<th>sums, ms<th>end"

@@ -23,8 +23,9 @@ def measure_link() -> LinkMeasurement:
     scope = ALL_RANKS
     if hosts == 1:
         scope = ONE_HOST
-    elif ranks == hosts:
+    elif ranks == hosts:  # one rank on each
         scope = TWO_HOSTS
+    # (seconds, core seconds) for each size, on the computing thread and on the thread of overlapped updates
     inline = [_time_sum(size, overlapped=False) for size in LINK_BYTES]
     asleep = [_time_sum(size, overlapped=True) for size in LINK_BYTES]
     _, largest_core_seconds = asleep[-1]

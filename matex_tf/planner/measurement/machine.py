@@ -11,7 +11,7 @@ from matex_tf.monitor.machine import parse_busy_seconds
 
 
 class Others:
-    """The CPU time of other processes, which this process has not started, since the creation of this object."""
+    """The CPU time, since the creation of this object, of processes that this process has not started."""
 
     def __init__(self) -> None:
         self._created_at, self._seconds_before = time.monotonic(), _count_other_seconds()

@@ -1,9 +1,9 @@
 """Measures the steps of a script as one of N ranks, on a machine without the other ranks.
 
-A phantom rank is a process that runs the script as rank 0 of N ranks, which MATEX_PLAN tells it, without the others. It
-records the events of its steps into a file (`observe.measured_steps`). As many concurrent copies run as a host has
-ranks, each in a mirror of the user's folder: so they share the cores, and write separate files. `matex plan --check`
-also measures real ranks.
+A phantom rank is a process that runs the script as rank 0 of N ranks, without the others; MATEX_PLAN tells it N. It
+stores its measurements, here called notes, in the file copy-K.npz (`observe.measured_steps.Measured.store_steps`). The
+ranks of a host share its cores, so as many copies run at once as a host has ranks. Each copy, number K, runs in a
+mirror of the user's folder, so that it writes files of its own. `matex plan --check` also measures real ranks.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ from matex_tf.planner.measurement.steps import Steps
 from matex_tf.planner.plan_file import Input, Size, Update, compute_typical_step
 
 STEPS, LEAST = 25, 8
-"""Steps that are recorded of each size: the default, and the minimum, because the first steps do not count."""
+"""Updates that a process makes: the default, and the minimum. The first `steps.FIRST` (3) do not count, so of 8 about 4
+steps are left: each lasts from one update to the next.
+"""
 LIMIT = measured_steps.LIMIT + 20
-"""Seconds after which a process that has not ended is killed."""
+"""Seconds after which a process is killed. It ends itself after `measured_steps.LIMIT`, if it can."""
 SETTLED_STEPS = 20
 """The number of last steps of real ranks that are measured. Before them ranks choose buckets and overlapping."""
 SHOWN_LINES = 40
@@ -68,6 +70,7 @@ class Measurement:
     size: Size
     steps: Steps
     overlaps: bool
+    """Whether gradients became ready one by one, as `Plan.overlaps`."""
     update: Update
     epoch_steps: int = 0
     """Steps of an epoch of the script alone; 0: unknown, for the reason `why_no_epoch`."""
@@ -90,10 +93,11 @@ def measure_copies(
             environment = make_copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling, limits=limits)
             processes.append(at_end.enter_context(_start_copy(script, copy, folder, environment)))
         codes = _await_copies(processes)
-    busy = others.compute_share()
+    busy = others.compute_share()  # the fraction of all cores that other processes used
     results = [read_copy(folder, copy, code, ranks, steps) for copy, code in enumerate(codes)]
     all_notes = [notes for notes, _, _ in results]
     first_notes, first, overlaps = results[0]
+    # Times of copies with other gradients than copy 0 are not comparable.
     alike = [copy_steps for _, copy_steps, _ in results if copy_steps.gradients == first.gradients]
     size = Size(
         ranks=ranks, copies=copies, rows=ceil(first.rows / ranks) if first.rows else 0,
@@ -105,6 +109,7 @@ def measure_copies(
         input=read_input(all_notes),
     )  # fmt: skip
     epoch, update = (json.loads(str(first_notes[name])) for name in ("epoch", "update"))
+    # If a script trains several models, only the fraction `share` of its updates end a step.
     epoch_steps = count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * first.share)
     return Measurement(size, first, overlaps, Update(**update), epoch_steps, epoch["why_not"])
 
@@ -119,7 +124,7 @@ def count_epoch_steps(batches: int, batches_taken: int, updates: float) -> int:
 
 
 def read_input(notes_of_copies: Sequence[Mapping[str, Any]]) -> Input | None:
-    """The mean over the copies with a measurement; None if there is none. Data of a copy may have ended too early."""
+    """The mean over the copies that measured their input; None if no copy did, as its data may have ended too early."""
     costs = [json.loads(str(notes["input"])) for notes in notes_of_copies]
     measured = [Input(**cost) for cost in costs if cost is not None]
     if not measured:
@@ -143,12 +148,14 @@ def measure_real(
     """
     mirror, source = folder / "place-0", Path.cwd().resolve()
     mirror_folder(source, mirror)
+    # RANKS is 0: real ranks are measured. Rank R then stores copy-R.npz, and the file of rank 0 is read.
     environment = make_copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto", limits, is_here)
+    # [3:]: `launch` takes the script with its arguments, without "python -m matex_tf" before them.
     command = launch(make_copy_command(script, source, mirror)[3:], environment)
     deadline = time.monotonic() + LIMIT
     with _start_in(command, mirror, environment, folder / "said-0", started.PATIENCE) as process:
         while process.poll() is None and time.monotonic() < deadline and not (folder / "copy-0.npz").exists():
-            time.sleep(0.1)
+            time.sleep(0.1)  # the end of the context ends ranks that still run
     notes, real_steps, _ = read_copy(folder, 0, process.returncode, 0, steps)
     if (recorded := int(notes["updates"])) < steps:
         print(
@@ -166,7 +173,7 @@ def make_copy_command(script: Sequence[str], source: Path, mirror: Path) -> list
 def make_limits(memory: float, microbatch: int) -> dict[str, str]:
     """Environment variables for a memory limit in bytes and microbatches of `microbatch` rows.
 
-    Zeros (no limit, no microbatches) are set as well: the environment may differ from that of the plan.
+    Zeros (no limit, no microbatches) are set as well, because the user's environment may have other values.
     """
     microbatch_text = "auto" if microbatch == settings.AUTO else str(microbatch)
     return {"MATEX_MEMORY": f"{memory:.0f}", "MATEX_MICROBATCH": microbatch_text}
@@ -177,16 +184,18 @@ def make_copy_environment(
 ) -> dict[str, str]:
     """The environment of a measured process. Creates the folder of its temporary files.
 
-    Its files are next to its results. On this host its temporary files are there, too, because it may be killed before
-    it removes them.
+    A process that is killed does not remove its files. So its private files are in FOLDER, which the caller removes,
+    and on this host its temporary files, too.
 
     Args:
-        plan: the value of MATEX_PLAN, "RANKS:STEPS:COPY:COPIES:FOLDER".
+        plan: the value of MATEX_PLAN, "RANKS:STEPS:COPY:COPIES:FOLDER" (`settings.Phantom`).
+        overlap: MATEX_OVERLAP, if the user's environment does not set it.
         limits: further variables (`make_limits`).
+        is_here: the process runs on this host.
     """
     not_inherited = {f"MATEX_{name}" for name in _NOT_INHERITED}
     inherited = {name: value for name, value in os.environ.items() if name not in not_inherited}
-    folder = plan.split(":", 4)[4]
+    folder = plan.split(":", 4)[4]  # it may contain colons
     settings_of_copy = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": folder, "MATEX_QUIET": "1"}
     if is_here:
         settings_of_copy["TMPDIR"] = os.path.join(folder, "temporary")
@@ -197,6 +206,7 @@ def make_copy_environment(
 def _start_copy(
     script: Sequence[str], copy: int, folder: Path, environment: Mapping[str, str]
 ) -> contextlib.AbstractContextManager[subprocess.Popen[Any]]:
+    """Start copy number `copy` of the script in a mirror of the current folder."""
     mirror, source = folder / f"place-{copy}", Path.cwd().resolve()
     mirror_folder(source, mirror)
     return _start_in(make_copy_command(script, source, mirror), mirror, environment, folder / f"said-{copy}")
@@ -231,9 +241,12 @@ def _await_copies(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | No
 def read_copy(
     folder: Path, copy: int, code: int | None, ranks: int, requested_steps: int = STEPS
 ) -> tuple[dict[str, Any], Steps, bool]:
-    """Read the results of one copy that was to make `requested_steps` steps, and ended with exit code `code`.
+    """Read the results of one copy that was to make `requested_steps` steps.
 
     Returns (its notes, its steps, whether gradients became ready one by one).
+
+    Args:
+        code: its exit code; None if it was killed at `LIMIT`.
 
     Raises:
         NotMeasured: as `measure_copies`.
@@ -243,7 +256,8 @@ def read_copy(
     notes = dict(np.load(file, allow_pickle=False)) if file.exists() else {}
     updates = int(notes.get("updates", 0))
     steps = steps_of_events.find_steps(notes["events"], notes["labels"].tolist(), notes["called"]) if notes else None
-    if steps is not None and (code == 0 or len(steps.seconds) >= steps_of_events.FIRST):  # enough before it was killed
+    # A copy that failed or was killed also counts if it had recorded enough steps before.
+    if steps is not None and (code == 0 or len(steps.seconds) >= steps_of_events.FIRST):
         return notes, steps, bool(notes["overlaps"])
     is_late = code is None or bool(notes.get("is_late"))
     reason = _explain_end(code, is_late, updates, requested_steps)
@@ -274,7 +288,7 @@ def _describe_progress(notes: Mapping[str, Any], updates: int) -> str:
         return "it had not imported TensorFlow"
     if updates:
         return f"it had trained for {updates} steps, the first {steps_of_events.FIRST} of which do not count"
-    if len(notes["called"]):
+    if len(notes["called"]):  # steps changed weights, although no gradients were summed
         return (
             "it had trained, but every rank computes the whole of each step, so that ranks make it no faster: `matex "
             "run --explain` says why"

@@ -50,8 +50,9 @@ def catch_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def make_place(shared: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Context with a new folder, in `shared` or among temporary files. Removes it, and first those of killed plans."""
+    """A new folder during the context, in `shared` or among temporary files. First removes folders of killed plans."""
     temp_folders.sweep_folders(PREFIX, shared)
+    # Other plans do not remove the folder while `handle` is open, a descriptor that locks it.
     path, handle = temp_folders.make_folder(PREFIX, tempfile.gettempdir() if shared is None else shared)
     try:
         yield Path(path)
@@ -95,6 +96,7 @@ def start_process(command: Sequence[str], patience: float = 0.0, **options: Any)
 
 
 def _end_process(process: subprocess.Popen[Any], patience: float) -> None:
+    """Kill all processes of the session. Before, `process` has `patience` seconds to end by itself."""
     if patience and process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,8 @@
 """Extracts the steps of a process from the events that its engine recorded (`ops/records.py`).
 
-A step lasts from the end of one update of weights to the end of the next update of the same model. `find_steps` finds
-these borders, reads the events between them (`_read_step`), and keeps the steps that are alike.
+The engine calls the sums of a model's gradients an update. A step lasts from the end of one update to the end of the
+next update of the same model, so it begins with the optimizer's work. `find_steps` finds these borders, reads the
+events between them (`_read_step`), and keeps the steps that are alike.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from matex_tf.planner.plan_file import Collective, Gradient
 FIRST = 3
 """Updates that do not count: they trace, allocate, and wake up threads."""
 _OTHERS = ("collective", "allgather", "broadcast", "message", "announcement")
+"""The kinds of events that become `Steps.collectives`."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Steps:
     """
 
     seconds: tuple[float, ...]
-    """Of each step with these gradients."""
+    """Of each step with these gradients, also of steps with other collectives."""
     rows: int
     """Rows of the global batch; 0 if no update recorded them."""
     gradients: tuple[Gradient, ...]
@@ -60,6 +62,8 @@ def list_kinds(collectives: Sequence[Collective]) -> tuple[str, ...]:
 
 @dataclass
 class _Step:
+    """One step, with fields as in `Steps`."""
+
     seconds: float
     rows: int
     gradients: tuple[Gradient, ...]
@@ -79,6 +83,7 @@ def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[in
     """
     kinds = np.array(records.ACTIVITIES)[events["activity"]]
     ends = events["start"] + events["duration"]
+    # An overlapped update ends with the event "exposed", another update with "update" on lane 0, the script's thread.
     is_update = (kinds == "exposed") | ((kinds == "update") & (events["lane"] == 0))
     updates_by_label = Counter(events["label"][is_update].tolist())
     if not updates_by_label:
@@ -90,7 +95,8 @@ def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[in
     script_ends = np.where(is_overlapped, _find_ends_of_calls(borders, call_ends), borders)
     pauses = events["start"][kinds == "between steps"]
     steps = []
-    # A step with a pause, such as a validation, does not count.
+    # From border `begin` to border `end`, or `first` to `stop` on the script's thread, in nanoseconds. A step with a
+    # pause, such as a validation, does not count.
     for begin, end, first, stop in zip(borders, borders[1:], script_ends, script_ends[1:]):
         if not np.any((pauses > begin) & (pauses <= end)):
             is_inside = (events["start"] >= first) & (events["start"] < stop)
@@ -112,11 +118,11 @@ def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[in
 
 
 def _find_ends_of_calls(borders: np.ndarray, call_ends: Sequence[int]) -> np.ndarray:
-    """For updates that end at `borders`, the ends of their steps on the script's thread.
+    """For overlapped updates that end at `borders`, the ends of their steps on the script's thread.
 
-    A collective that an overlapped update does not need, such as the sum of a sparse gradient, may begin before or
-    after the end of the update. It belongs to the call of the update. If a call has several updates, only the borders
-    are known, except for the last update.
+    Such an update may end before the call of its step does. A collective that the update does not need, such as the sum
+    of a sparse gradient, then begins before or after the end of the update. It belongs to the same step, so the step
+    ends with the call. In a call with several updates, only the last one ends so; the others end at their borders.
     """
     never = np.iinfo(np.int64).max
     next_call_ends = np.append(np.asarray(call_ends, np.int64), never)[np.searchsorted(call_ends, borders)]
@@ -128,17 +134,18 @@ def _find_ends_of_calls(borders: np.ndarray, call_ends: Sequence[int]) -> np.nda
 def _read_step(
     events: np.ndarray, kinds: np.ndarray, labels: Sequence[str], begin: int, end: int, sum_ends: np.ndarray
 ) -> _Step:
-    """The step from `begin` to `end` nanoseconds. `sum_ends`: the ends of gradients' sums since the begin."""
+    """The step from `begin` to `end` nanoseconds. `sum_ends`: the ends of updates of any model since the begin."""
     ready_times = defaultdict(list)  # by name of the gradient
     entries, other_collectives, rows, update = [], [], 0, 0.0
     for event, kind in sorted(zip(events.tolist(), kinds), key=lambda pair: pair[0][0]):
-        start, _, size, label = event[:4]
+        start, _, size, label = event[:4]  # the fields of `records.EVENT`: nanoseconds, bytes, index of the label
         offset = (start - begin) * 1e-9
         if kind == "entry":
             entries.append((labels[label], size, offset))
         elif kind == "ready":
             ready_times[labels[label]].append(offset)
         elif kind == "collective" and labels[label].endswith(f"'{UPDATED}'"):
+            # The optimizer's work lasts from the last sums to the barrier named `UPDATED`.
             update += (start - np.max(sum_ends[sum_ends <= start])) * 1e-9
         elif kind in _OTHERS:
             other_collectives.append((Collective(str(kind), labels[label], size), offset))

@@ -42,7 +42,8 @@ def _parse_layer(word: str) -> htc.Layer:
     match = _LAYER.fullmatch(word)
     if match:
         kind, extent, stride, padding, filters = match[1], *(int(number or 0) for number in match.groups()[1:])
-        if extent and match[3] != "0" and (kind == "conv") == (filters > 0):  # a pooling has no filters
+        # The extent and a given stride are above 0. A convolution has filters, and a pooling has none.
+        if extent and match[3] != "0" and (kind == "conv") == (filters > 0):
             return htc.Layer(extent, stride or 1, padding, filters)
     raise ValueError(f"expected conv:EXTENT/STRIDE+PADDING:FILTERS or pool:EXTENT/STRIDE; given {word!r}")
 

@@ -1,9 +1,9 @@
 """Event simulation of ranks that reduce their gradients together.
 
 A rank computes, and reaches the collectives of its program (`simulator.program`) one after another. A collective
-begins when the last rank has reached it, and ends on all ranks after its price. Without overlap, one sum of all
-gradients follows the computation. With overlap, ranks continue to compute while a communication lane reduces buckets of
-gradients: one at a time, each as soon as it is ready on all ranks.
+begins when the last rank has reached it, and ends on all ranks after its price (`Prices`). Without overlap, one sum of
+all gradients follows the computation. With overlap, ranks continue to compute while a communication lane reduces
+buckets of gradients (`planner.buckets`): one at a time, each as soon as it is ready on all ranks.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Simulation:
         self.factor = [1.0] * ranks  # of each rank's computation in this step
         self.computing_since = [0.0] * ranks  # start of the current interval of computation, for a timeline
         self.bucket_ready_at = [[0.0] * ranks for _ in self.plan[1:]]  # for each bucket and rank
-        self.lane_free = 0.0
+        self.lane_free = 0.0  # the end of the last bucket
         self.arrival_times = [[0.0] * ranks for _ in program.meetings]  # for each collective and rank
         self.result = Result([], [], [])
 
@@ -204,6 +204,7 @@ class _Simulation:
             self.events.schedule_act(end, self.end_collective, index, item, self.events.now)
 
     def end_collective(self, index: int, item: int, begin: float) -> None:
+        """Collective `item`, which the last rank reached at `begin`, ends on all ranks."""
         for rank in range(self.ranks):
             if self.note:
                 meeting, arrived_at = self.program.meetings[item], self.arrival_times[item][rank]
@@ -212,6 +213,7 @@ class _Simulation:
             self.schedule_next(rank, index)
 
     def end_compute(self, rank: int, index: int, item: int) -> None:
+        """The rank has computed the step. Without overlap, the last rank begins the sum of all gradients."""
         self.compute_until_now(rank)
         self.compute_ends[rank] = self.events.now
         self.finished_ranks += 1

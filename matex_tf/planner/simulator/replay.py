@@ -1,8 +1,8 @@
 """Replays a measured timeline (a file of MATEX_TIMELINE), for example with a slow rank.
 
 The replay keeps the measured computation of each rank between its collectives, and the measured duration of each
-collective after its last rank has arrived. It recomputes how long ranks wait for each other. So it shows what a change
-of one rank's computation would do to the others.
+collective after its last rank has arrived. It recomputes how long ranks wait for each other, and so shows how a change
+of one rank's computation delays the others. `observe.timeline` writes and describes the file.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Any
 from matex_tf.planner.simulator.program import ImpossibleRequest
 
 _MEETINGS = ("update", "collective", "allgather", "broadcast", "message", "announcement")
-"""Categories of events on the script's lane in which all ranks take part."""
+"""Categories of events on the script's lane (0) in which all ranks take part."""
 _OWN_GRADIENTS = "gradients are still computed"
 _SUMS = "wait for sums"
-"""Names of events: the lane waits for a rank's own gradients; the script waits for the sums of all gradients."""
+"""Names of events: the communication lane, which reduces buckets, waits for gradients of its rank; the script waits for
+the sums of all gradients.
+"""
 _AT_ONCE = 1e-6  # seconds; shorter waits do not count
 _FIRST_UPDATES = 3  # they trace, compile and choose buckets
 
@@ -30,7 +32,7 @@ class _Bucket:
     """The times of a bucket of an update, on one rank, in seconds."""
 
     lane: float
-    """The lane begins to wait for the bucket."""
+    """The communication lane begins to wait for the bucket."""
     ready: float
     """This rank's gradients are ready."""
     end: float
@@ -41,7 +43,7 @@ class _Rank:
     """The timeline of one rank."""
 
     script: list[tuple[str, float, float]] = field(default_factory=list)
-    """(kind, begin, end) of the collectives on the script's lane."""
+    """(kind, begin, end) of collectives and of waits for sums on the script's lane: one of `_MEETINGS`, or `_SUMS`."""
     buckets: list[_Bucket] = field(default_factory=list)
 
 
@@ -115,7 +117,7 @@ def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
 def _drop_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
     """Of the waits for sums, keep the last one before each announcement of an update, and before the end.
 
-    After the others the script still had work to do.
+    After an earlier wait the script still had work to do.
     """
     shortened: list[tuple[str, float, float]] = []
     has_wait = False
@@ -134,13 +136,14 @@ def _drop_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[
 def _replay_updates(ranks: Sequence[_Rank], factors: Sequence[float]) -> tuple[list[float], list[float]]:
     """The ends of the updates on rank 0: (as measured, as replayed)."""
     replayed_starts = [rank.script[0][1] for rank in ranks]
-    measured_starts = list(replayed_starts)  # the measured start of each rank's current interval
+    # For each rank, the start of its current interval of computation, as measured: the end of its last collective.
+    measured_starts = list(replayed_starts)
     lane_free, next_bucket = 0.0, 0
     ends, replayed_ends = [], []
     # For each rank, the (measured, replayed) starts of the intervals since the last update was announced.
     points: list[list[tuple[float, float]]] = [[] for _ in ranks]
     for index, (kind, _, _) in enumerate(ranks[0].script):
-        spans = [rank.script[index][1:] for rank in ranks]
+        spans = [rank.script[index][1:] for rank in ranks]  # (begin, end) on each rank, as measured
         # Each rank's computation since its last collective takes as long as measured, times its factor.
         arrivals = [
             replayed + (begin - measured) * factor
@@ -178,7 +181,7 @@ def _replay_buckets(
 
     `spans` are the measured waits of the ranks for these sums. Returns (end of the last bucket, index of the next one).
     """
-    stop = first
+    stop = first  # buckets that were ready on rank 0 before its wait ended belong to this update
     while stop < len(ranks[0].buckets) and ranks[0].buckets[stop].ready <= spans[0][1]:
         stop += 1
     for index in range(first, stop):
@@ -195,6 +198,6 @@ def _replay_buckets(
 
 
 def _shift_time(time: float, points: Sequence[tuple[float, float]], factor: float) -> float:
-    """The replayed time of a measured `time`, from the last of the `points` before it."""
+    """The replayed time of a measured `time`, from the last of the `points` before it, or else from the first one."""
     measured, replayed = next((point for point in reversed(points) if point[0] <= time), points[0])
     return replayed + (time - measured) * factor

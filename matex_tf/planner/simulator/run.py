@@ -237,8 +237,8 @@ def _simulate_with_servers(
 def _estimate_forward_times(program: Program) -> list[float]:
     """Seconds of each layer's forward pass, first layer first.
 
-    The forward passes take the fraction `FORWARD` of the computation. They are as long as the layers' backward passes
-    in proportion: the times between gradients, of which the last belongs to the first layer.
+    All forward passes together take the fraction `FORWARD` of the computation. The forward pass of a layer is in
+    proportion to its backward pass, the time since the gradient before. The first layer's gradient is the last.
     """
     forward_end = FORWARD * program.compute
     backward = [later - earlier for earlier, later in itertools.pairwise([forward_end, *program.ready])]

@@ -127,6 +127,7 @@ class _Simulation:
             self.start_transfer(self.work.push, lambda: self.finish_step(worker))
 
     def start_transfer(self, seconds: float, done: Callable[[], None]) -> None:
+        """Call `done` after a transfer that takes `seconds` if no other worker uses the servers; 0: no transfer."""
         if seconds == 0:
             done()
         elif self.work.start_up:
@@ -135,6 +136,7 @@ class _Simulation:
             self.station.serve_customer(seconds, done)
 
     def finish_step(self, worker: _Worker) -> None:
+        """The worker has pushed its gradients. Begin the next step of all workers that need not wait."""
         worker.ends.append(self.events.now)
         next_workers = [worker]
         if self.synchronous:
