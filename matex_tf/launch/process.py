@@ -25,12 +25,12 @@ _FORWARDED = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
     signal.SIGCONT,
 )  # fmt: skip
-STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}  # signals that ask a run with saved state to end and to resume later
+STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}  # signals that ask a run to save its state and end, to resume later
 # Signals that end a run without saved state. The exit code is then 128 plus the number of the signal.
 _FATAL = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _SI_KERNEL = 128  # sent by the kernel, like terminal signals, to the whole group, and thus also to mpirun
 _TICK = 0.2  # seconds between two calls of `poll`
-_NO_LIMIT = 86400.0  # seconds to wait for a signal if `poll` need not be called again
+_NO_LIMIT = 86400.0  # seconds to wait for a signal if `poll` need not be called again; then the wait is repeated
 _PREFIX = "matex_tf-run-"
 
 
@@ -48,7 +48,7 @@ def make_proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
             yield folder
         finally:
             del os.environ["MATEX_PROOF"]
-            temp_folders.remove_noted(folder)  # folders of killed ranks
+            temp_folders.remove_noted(folder)  # temporary folders of killed ranks, which ranks have noted here
             shared_memory.remove_files(folder, even_used=True)  # left only if mpirun was killed
 
 
@@ -66,12 +66,13 @@ def run_to_end(command: Sequence[str], folder: str, describe_lost_hosts: Callabl
     received: set[int] = set()
     code = wait_for_ranks(command, folder, received)
     end = run_end.read_end(folder)
-    if code == 0 and end.asks_again:
+    if code == 0 and end.asks_again:  # the ranks have saved their state, and the run is to be started again
         return EXIT_REQUEUE
     if code == 0 and end.is_proved:
         return 0
     if fatal := received & _FATAL:
         return compute_signal_exit_code(fatal)
+    # The ranks gave a reason of their own, which is not the loss of another rank, or a signal ended the run.
     is_explained = (end.cause and not end.cause.follows) or end.is_announced or rank_ends.find_signal(code)
     if not is_explained and (lost_hosts := describe_lost_hosts()):
         print(f"matex: {lost_hosts} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)
@@ -163,12 +164,13 @@ def wait_for_command(
                 if received is None or received.si_signo == signal.SIGCHLD:
                     continue
                 on_signal(received.si_signo)
+                # A command in a session of its own gets no signal of this group.
                 child_has_it = replacements is None and (
                     received.si_code == _SI_KERNEL or witness.has_reached_group(received.si_signo)
                 )
                 if not child_has_it and child.poll() is None:
                     child.send_signal((replacements or {}).get(received.si_signo, received.si_signo))
-                if received.si_signo == signal.SIGTSTP:
+                if received.si_signo == signal.SIGTSTP:  # it is blocked here, and thus has not stopped this process
                     os.kill(os.getpid(), signal.SIGSTOP)
         # Signals that arrived after the command had ended are noted, too.
         while (pending := signal.sigtimedwait(watched, 0)) is not None:

@@ -16,7 +16,7 @@ from matex_tf.runtime.rank_records import Record
 class RunEnd:
     """The records of a run after mpirun has ended."""
 
-    records: list[Record]
+    records: list[Record]  # one of each process of the run that has written any
     is_written: bool  # whether each process that writes the script's files has exited normally
 
     @property
@@ -36,7 +36,7 @@ class RunEnd:
 
     @property
     def is_proved(self) -> bool:
-        """Whether exit code 0 is reliable."""
+        """Whether exit code 0 of mpirun means success: the run has ended, or a process ran without other ranks."""
         return self.has_ended or any(record.state == rank_records.SEPARATE for record in self.records)
 
     @property
@@ -55,19 +55,20 @@ class RunEnd:
         return min((record for record in self.records if record.text), key=lambda record: record.order, default=None)
 
     def has_chosen(self, code: int) -> bool:
-        """Whether the script reached its end and passed `code` to `sys.exit`; mpirun then ends all ranks."""
+        """Whether the script reached its end on a rank and passed `code` to `sys.exit`; mpirun then ends all ranks."""
         return any(code in record.codes for record in self.records)
 
     def has_failed(self, code: int) -> bool:
         """Whether the script itself failed with mpirun's exit code `code`, and would fail again.
 
-        A code above 128 may also come from a killed rank, whose loss makes other ranks fail.
+        A code above 128 may also come from a killed rank, whose loss makes other ranks fail. It counts only if the
+        rank that failed has chosen this code itself to end all ranks (`Record.aborts`).
         """
         failed = [record for record in self.records if record.text and not record.is_loss]
         return any(code <= 128 or record.aborts == code for record in failed)
 
     def correct_code(self, code: int) -> int:
-        """mpirun's exit code `code`, or the code of the first abort if mpirun returned 0 for aborted ranks."""
+        """mpirun's exit code `code`; if mpirun returned 0 although ranks aborted, the code of the first abort."""
         aborted = [record for record in self.records if record.aborts]
         if code != 0 or not aborted or self.is_proved:
             return code
