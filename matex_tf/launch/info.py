@@ -24,7 +24,8 @@ SUFFICIENT_THREADS = ("serialized", "multiple")
 class Facts:
     """The results of `probe`, the cores and GPUs, and the settings with their first error.
 
-    `library`, `threads` and `tensorflow` are the dictionaries that the functions of `probe` return.
+    `library`, `threads` and `tensorflow` are the dictionaries that the functions of `probe` return: after a failure,
+    they have only the key "error". Without a library, `threads` is empty.
     """
 
     library: dict[str, Any]
@@ -32,8 +33,8 @@ class Facts:
     tensorflow: dict[str, Any]
     mpirun: mpirun_command.Mpirun | None
     cores: list[placement.Core] = field(default_factory=list)
-    gpus: int = 0
-    chosen_settings: dict[str, str] = field(default_factory=dict)
+    gpus: int = 0  # of this machine; TensorFlow may see fewer
+    chosen_settings: dict[str, str] = field(default_factory=dict)  # the MATEX_* variables of the environment
     settings_error: str | None = None
     compression: str = "none"
     rank_files: str = "unknown"

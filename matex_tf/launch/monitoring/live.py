@@ -1,7 +1,8 @@
 """`matex run --live`: the ranks' output scrolls above the display of the run, which a child process draws.
 
-The ranks write to a pseudo-terminal, from which the child reads. If standard output is no terminal, the output is not
-redirected, and a status line goes to standard error every 30 seconds.
+The ranks write to a pseudo-terminal, and the child reads it. If standard output is no terminal, the output is not
+redirected, and the child prints a status line to standard error every 30 seconds. The child then has a pipe to which
+nobody writes: it ends when this process closes the pipe.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def show_picture(folder: str) -> Iterator[None]:
         reader, writer = pty.openpty()
         tty.setraw(writer)
         fcntl.ioctl(writer, termios.TIOCSWINSZ, fcntl.ioctl(1, termios.TIOCGWINSZ, bytes(8)))
-        replaced = [1, *([2] if os.isatty(2) else [])]
+        replaced = [1, *([2] if os.isatty(2) else [])]  # the descriptors that the pseudo-terminal replaces
     else:
         reader, writer = os.pipe()
         replaced = []
@@ -95,6 +96,7 @@ def _make_text(line: bytes) -> Text:
 
 
 def _draw_picture(folder: str, height: int) -> RenderableType:
+    """The display of the run, at most `height` lines high."""
     try:
         return picture.draw_run(recording.open_run(folder), height)
     except (recording.RecordingError, OSError, ValueError):
@@ -111,6 +113,7 @@ def print_progress(folder: str, source: int) -> None:
 
 
 def _read_chunk(source: int) -> bytes:
+    """The available output; b"" at its end."""
     try:
         return os.read(source, _CHUNK_BYTES)
     except OSError:  # EIO: no process holds the other end of the terminal

@@ -86,7 +86,7 @@ def _name_trial(record: Record) -> str:
 
 
 def _choose_colour(index: int, record: Record) -> tuple[int, bool]:
-    """(colour, whether the line is faint) of the trial at `index`, best first: trials in the legend stand out."""
+    """(colour, whether the line is faint) of the trial at `index`, best first: only trials in the legend stand out."""
     is_in_legend = index < _LEGEND_TRIALS and record.value is not None
     return (index % COLOURS, False) if is_in_legend else (_GREY, True)
 
@@ -104,7 +104,10 @@ def _format_legend(ordered: Sequence[Record], objective: Objective) -> str:
 def _draw_charts(
     trials: Sequence[Record], ordered: Sequence[Record], objective: Objective, figures: Figures
 ) -> Iterator[str]:
-    """The curves of all trials, and the best value so far after each trial."""
+    """The curves of all trials, and the best value so far after each trial.
+
+    A minimized value may diverge in some trials. So the first chart is cut off at a percentile of all values.
+    """
     values = [point.value for trial in ordered for point in trial.curve if math.isfinite(point.value)]
     if not values:
         return
@@ -170,7 +173,7 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
         colour, faint = _choose_colour(index, trial)
         config = ", ".join(f"{name} {format_value(value)}" for name, value in trial.config.items())
         value = trial.state if trial.value is None else f"{objective.name} {trial.value:.4g}"
-        share = 1 - index / max(count - 1, 1)
+        share = 1 - index / max(count - 1, 1)  # the position on the axis of places: 1 for the best
         text = f"{_name_trial(trial)}: {value}; {config}"
         paths.append(coordinates.Path(_name_trial(trial), text, trial.config, share, colour, faint))
     last = coordinates.Axis("place", [(1.0, "best"), (0.0, str(count))], lambda path: path.share)
@@ -182,6 +185,7 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
 
 
 def _format_table(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
+    """All trials with their values, states and parameters, best first."""
     names = [parameter.name for parameter in space.parameters]
     heading = "".join(f"<th>{escape(name)}" for name in ("trial", objective.name, "epochs", "state", "s", *names))
     rows = []
