@@ -38,7 +38,7 @@ _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|.*[\r\x08]+(?=[^\n])")
 class Outcome:
     """The results of one of the two runs."""
 
-    code: int  # the exit code
+    code: int
     seconds: float
     printed: list[str]  # see `list_final_lines`
     files: dict[str, int]  # written files: size in bytes by path
@@ -71,10 +71,7 @@ def list_final_lines(text: str) -> list[str]:
 
 
 def compute_relative_difference(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
-    """The largest difference of two elements, divided by the largest magnitude in `one`, or by 1e-3 if that is larger.
-
-    Infinite for different shapes, or if only one of them has NaN in a place.
-    """
+    """The largest difference of two elements, relative to the larger of `one`'s largest magnitude and 1e-3."""
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if one.shape != other.shape:
         return np.inf
@@ -172,7 +169,6 @@ def compare_outcomes(alone: Outcome, together: Outcome) -> list[Row]:
 
 
 def _compare_values(quantity: str, alone: int, together: int) -> Row:
-    """The row of whole numbers, which are equal or differ."""
     return Row(quantity, str(alone), str(together), 0.0 if alone == together else np.inf)
 
 
@@ -199,7 +195,6 @@ def _compare_printed_lines(alone: Sequence[str], together: Sequence[str]) -> Row
 
 
 def _compare_files(alone: Outcome, together: Outcome) -> Row:
-    """The row of written files, which are compared by their paths only."""
     in_one_only = sorted(set(alone.files) ^ set(together.files))
     note = f"only in one: {', '.join(in_one_only[:3])}" if in_one_only else ""
     if alone.shared and not in_one_only:

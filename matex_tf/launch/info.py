@@ -33,8 +33,8 @@ class Facts:
     tensorflow: dict[str, Any]
     mpirun: mpirun_command.Mpirun | None
     cores: list[placement.Core] = field(default_factory=list)
-    gpus: int = 0  # of this machine; TensorFlow may see fewer
-    chosen_settings: dict[str, str] = field(default_factory=dict)  # the MATEX_* variables of the environment
+    gpus: int = 0
+    chosen_settings: dict[str, str] = field(default_factory=dict)
     settings_error: str | None = None
     compression: str = "none"
     rank_files: str = "unknown"

@@ -104,7 +104,7 @@ def choose_options(
     """
     environment = environment or {}
     is_local = not mpirun_options.chooses_hosts(user_options, environment)
-    is_full = is_local and ranks >= cores  # the ranks fill the cores
+    is_full = is_local and ranks >= cores
     user_binds = mpirun_options.has_binding_option(user_options)
     user_names = [mpirun_options.parse_option_name(word) for word in user_options]
     variables = {**start_variables.HASH_SEED, **(settings or {})}

@@ -86,10 +86,7 @@ class Ranks(Parsed):
 
 
 def _continue_series(previous: int, last: int, end: int) -> list[int]:
-    """The numbers between `last` and `end` that continue `previous`, `last`.
-
-    They double if `last` is twice `previous`; else each is larger by `last - previous`, at least by 1.
-    """
+    """The numbers between `last` and `end` that continue `previous`, `last`: doubled as these are, else by addition."""
     doubles = last == 2 * previous
     series = []
     while last < end:

@@ -30,7 +30,7 @@ STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}  # signals that ask a run to sa
 _FATAL = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _SI_KERNEL = 128  # sent by the kernel, like terminal signals, to the whole group, and thus also to mpirun
 _TICK = 0.2  # seconds between two calls of `poll`
-_NO_LIMIT = 86400.0  # seconds to wait for a signal if `poll` need not be called again; then the wait is repeated
+_NO_LIMIT = 86400.0  # seconds to wait for a signal if `poll` need not be called again
 _PREFIX = "matex_tf-run-"
 
 
@@ -48,7 +48,7 @@ def make_proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
             yield folder
         finally:
             del os.environ["MATEX_PROOF"]
-            temp_folders.remove_noted(folder)  # temporary folders of killed ranks, which ranks have noted here
+            temp_folders.remove_noted(folder)  # folders of killed ranks
             shared_memory.remove_files(folder, even_used=True)  # left only if mpirun was killed
 
 
@@ -66,7 +66,7 @@ def run_to_end(command: Sequence[str], folder: str, describe_lost_hosts: Callabl
     received: set[int] = set()
     code = wait_for_ranks(command, folder, received)
     end = run_end.read_end(folder)
-    if code == 0 and end.asks_again:  # the ranks have saved their state, and the run is to be started again
+    if code == 0 and end.asks_again:
         return EXIT_REQUEUE
     if code == 0 and end.is_proved:
         return 0

@@ -108,7 +108,7 @@ class RestartedRun:
     may_choose: bool = False  # the ranks may choose their strategy
 
     def __post_init__(self) -> None:
-        self._losses: list[str] = []  # the reason of each lost attempt; its length is the number of restarts so far
+        self._losses: list[str] = []  # the reason of each lost attempt, and thus of each restart
         self._received_signals: set[int] = set()  # by this process, during the last attempt
 
     def run(self) -> int:
@@ -258,14 +258,12 @@ def _raise_on_signals() -> Iterator[None]:
 
 
 def _describe_end(kind: str, code: int) -> str:
-    """The last end, as a verb phrase of the message about all restarts."""
     if kind == COMPLETED:
         return "ended well"
     return f"asked to end (exit code {EXIT_REQUEUE})" if kind == STOPPED else f"ended with exit code {code}"
 
 
 def _list_losses(losses: Sequence[str]) -> str:
-    """The different reasons of losses, with their numbers."""
     return "; ".join(f"{count} times {reason}" if count > 1 else reason for reason, count in Counter(losses).items())
 
 

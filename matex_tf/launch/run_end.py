@@ -16,7 +16,7 @@ from matex_tf.runtime.rank_records import Record
 class RunEnd:
     """The records of a run after mpirun has ended."""
 
-    records: list[Record]  # one of each process of the run that has written any
+    records: list[Record]
     is_written: bool  # whether each process that writes the script's files has exited normally
 
     @property
@@ -55,7 +55,7 @@ class RunEnd:
         return min((record for record in self.records if record.text), key=lambda record: record.order, default=None)
 
     def has_chosen(self, code: int) -> bool:
-        """Whether the script reached its end on a rank and passed `code` to `sys.exit`; mpirun then ends all ranks."""
+        """Whether the script reached its end and passed `code` to `sys.exit`; mpirun then ends all ranks."""
         return any(code in record.codes for record in self.records)
 
     def has_failed(self, code: int) -> bool:

@@ -157,7 +157,7 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
     notes: list[str] = []
     for count in ranks:
         for name, what_ifs in rows:
-            # The timeline shows only the last row of the table.
+            # The timeline shows the last row only.
             is_last = count == ranks[-1] and name == rows[-1][0]
             per_host = what_ifs.ranks_per_host or plan.ranks_per_host
             path = options["timeline"] if is_last else None

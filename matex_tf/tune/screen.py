@@ -31,7 +31,7 @@ class Screen:
         self, space: Space, objective: Objective, trial_count: int, parallel: int, earlier: Sequence[Record] = ()
     ):
         self._space, self._objective, self._trial_count, self._parallel = space, objective, trial_count, parallel
-        # By number of the trial, in the order of their ends: ended and paused trials, and those that run.
+        # By number of the trial: ended and paused ones in the order of their ends, all started ones, running ones.
         self._ended = {record.number: record for record in earlier if record.seconds}
         self._started: dict[int, Record] = {}
         self._running: dict[int, Trial] = {}

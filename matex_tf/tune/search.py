@@ -248,7 +248,6 @@ class Searching:
         self._unreported = []
 
     def _compute_cost(self, record: Record) -> float:
-        """The value to be minimized; NaN if the trial has none."""
         return self.spec.objective.compute_cost(math.nan if record.value is None else record.value)
 
     def _check_equal_failures(self) -> None:

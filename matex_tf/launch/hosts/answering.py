@@ -83,8 +83,5 @@ def end_children(queries: Iterable[subprocess.Popen]) -> None:
 
 
 def count_ranks(hosts: Sequence[Host], all_slots: int, ranks: int) -> int:
-    """The number of ranks for `hosts`, which are some of the run's hosts; at least 1.
-
-    All hosts of the run have `all_slots` slots together, and get `ranks` ranks. `hosts` get as many for each slot.
-    """
+    """The number of ranks for `hosts`, at least 1, in a run of `ranks` ranks on hosts with `all_slots` slots."""
     return max(ranks * sum(host.slots for host in hosts) // all_slots, 1)

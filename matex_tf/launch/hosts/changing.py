@@ -26,10 +26,7 @@ class _AppliedChange:
     before: Attempt
     left_at: float  # seconds of time.monotonic
     reduced_host: str | None = None
-    """The host that loses a rank by the change, or gets one back, as host lists name it; None: no host does.
-
-    "": the run lists no hosts, so that the rank is dropped anywhere (`Places.find_host`).
-    """
+    """The listed name of the host that loses a rank or gets one back; None: no host; "": see `Places.find_host`."""
 
 
 class Changes:
@@ -110,7 +107,6 @@ class Changes:
             return None
         self._pending = None
         self.forget_last()
-        # Reverse what the change did to the number of ranks of a host.
         if applied.reduced_host is not None and applied.change.undoes:
             self._places.drop_rank(applied.reduced_host)
         elif applied.reduced_host is not None:

@@ -100,10 +100,7 @@ class Places:
         self._dropped_ranks[host] -= 1
 
     def count_used(self, host: Host) -> int:
-        """The number of slots of `host` that are used, without those of dropped ranks.
-
-        A dropped rank frees requested slots / requested ranks slots: a run may use fewer or more ranks than slots.
-        """
+        """The number of used slots of `host`. A dropped rank frees requested slots / requested ranks of them."""
         return host.slots - self._dropped_ranks[host.name] * self._requested_slots // self.first.ranks
 
     def make_attempt(self, usable: Sequence[Host], strategy: str = "") -> Attempt:

@@ -65,7 +65,6 @@ def show_top(run: str, namespace: str, once: bool, prometheus: str | None) -> in
 
 
 def _draw_run(state: WatchedState, height: int) -> RenderableType:
-    """The display of the run, as far as it has records, and below it the state of its job."""
     display = [picture.draw_run(state.run, height)] if state.run is not None else []
     return Group(*display, *([Text(state.job_text)] if state.job_text else []))
 
@@ -84,7 +83,6 @@ def _write_metrics(watch: JobWatch, target: Path, once: bool) -> int:
             if state.job_text not in ("", last_text):
                 last_text = state.job_text
                 print(f"matex top: {last_text}", file=sys.stderr, flush=True)
-            # While the job waits for a restart, figures that were written before stay.
             if state.run is not None and not (state.job_text and target.exists()):
                 temporary.write_text(format_metrics(state.run))
                 temporary.replace(target)

@@ -41,7 +41,7 @@ def show_picture(folder: str) -> Iterator[None]:
         reader, writer = pty.openpty()
         tty.setraw(writer)
         fcntl.ioctl(writer, termios.TIOCSWINSZ, fcntl.ioctl(1, termios.TIOCGWINSZ, bytes(8)))
-        replaced = [1, *([2] if os.isatty(2) else [])]  # the descriptors that the pseudo-terminal replaces
+        replaced = [1, *([2] if os.isatty(2) else [])]
     else:
         reader, writer = os.pipe()
         replaced = []
@@ -96,7 +96,6 @@ def _make_text(line: bytes) -> Text:
 
 
 def _draw_picture(folder: str, height: int) -> RenderableType:
-    """The display of the run, at most `height` lines high."""
     try:
         return picture.draw_run(recording.open_run(folder), height)
     except (recording.RecordingError, OSError, ValueError):

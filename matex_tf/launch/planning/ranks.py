@@ -48,7 +48,7 @@ def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> 
 def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasurement | None:
     hosts_text = f" on {options[1]}" if options else ""
     print(f"matex: measuring sums of {ranks} ranks{hosts_text} ...", file=sys.stderr, flush=True)
-    # options: none for ranks of this host, else those of `place_on_hosts`. In each case but success, None is returned.
+    # No options: ranks of this host; else those of `place_on_hosts`.
     try:
         command = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options, None)
         _, output, error_output = run_ranks(command)

@@ -24,8 +24,8 @@ class PlanRequest:
     epoch_steps: int
     memory: float  # the memory limit of a rank, in bytes
     steps: int  # the steps to train at each size of slices
-    json: str  # the file for the plan
-    chart: str  # the file for the chart
+    json: str
+    chart: str
     hosts: tuple[str, ...] = ()  # hosts on which ranks are started to time the network
     batches: tuple[int, ...] = ()  # other global batches to predict, in rows
     strategy: str = ""  # MATEX_STRATEGY; it is priced in addition to the other strategies

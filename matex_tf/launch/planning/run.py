@@ -118,7 +118,7 @@ def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) ->
     sizes.measure_all()
     links = measure_links(request.ranks_per_host, request.hosts, launch)
     plan = make_plan(request, sizes, add_kept_links(links, request.hosts, bool(request.network)))
-    # The step of MATEX_STRATEGY=async is measured, too, if the script and a requested number of ranks allow it.
+    # MATEX_STRATEGY=async is measured, too, if the script and a requested number of ranks allow it.
     may_be_async = plan.update is not None and not plan.update.not_async and plan.scaling == "strong"
     if may_be_async and request.copies > 1 and any(1 < ranks <= request.ranks_per_host for ranks in request.ranks):
         plan = replace(plan, whole=sizes.measure_whole())
@@ -127,7 +127,7 @@ def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) ->
 
 def make_plan(request: PlanRequest, sizes: Sizes, links: tuple[LinkMeasurement, ...]) -> Plan:
     """Make the plan from the measurements. Raises phantoms.NotMeasured if too few sizes reduce the same tensors."""
-    typical = sizes.leave_out_unlike()  # gives the values that are the same for all sizes
+    typical = sizes.leave_out_unlike()
     first, ranks = typical.steps, typical.size.ranks
     by_ranks = [result for _, result in sorted(sizes.measurements.items())]
     update = next((result for result in by_ranks if result.size.ranks > 1), typical).update

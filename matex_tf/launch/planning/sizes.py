@@ -142,7 +142,7 @@ class Sizes:
             self._extrapolate(ranks, str(error))
 
     def _extrapolate(self, ranks: int, reason: str) -> None:
-        """Print and record that this size has no measurement; the predictor will extrapolate from the other sizes."""
+        """Print and record that this size is not measured: the predictor will extrapolate it from the others."""
         print(f"matex: rank 0 of {ranks} is extrapolated: {reason}", file=sys.stderr, flush=True)
         self.failures[ranks] = reason.splitlines()[0]
 
@@ -175,7 +175,7 @@ class Sizes:
     def _find_smaller(self, ranks: int, copies: int) -> int:
         """A number of ranks whose slice is smaller than size `ranks`, and larger than the only measured slice.
 
-        It fits even if all memory above that of the start (`base_bytes`) grows as fast as the rows. 0: there is none.
+        It fits by the upper bound of `estimate_peak`. 0: there is none.
         """
         known_size = self._list_sizes()[-1]
         # Memory does not grow from size to size, or its growth is known already.
@@ -186,7 +186,7 @@ class Sizes:
         rows = int(known_size.rows * spare_bytes / max(known_size.peak_bytes - known_size.base_bytes, 1))
         if rows < MIN_ROWS_RATIO * known_size.rows:
             return 0
-        smaller = ceil(known_size.rows * known_size.ranks / rows)  # the rows of a batch, divided by those of the slice
+        smaller = ceil(known_size.rows * known_size.ranks / rows)
         return smaller if ranks < smaller < known_size.ranks else 0
 
     def _count_rows(self, ranks: int) -> int:
@@ -230,8 +230,8 @@ def choose_memory(request: PlanRequest) -> float:
 def estimate_peak(sizes: Sequence[Size], rows: int) -> float:
     """The peak bytes of a process with `rows` rows.
 
-    Measured sizes of several slices give a line. From a single slice, an upper bound follows: all memory above that
-    before the first step (`base_bytes`) grows as fast as the rows.
+    Several slices give a line. A single slice gives an upper bound: all memory above that before the first step
+    (`base_bytes`) grows as fast as the rows.
     """
     if len({size.rows for size in sizes}) > 1:
         return Line([float(size.rows) for size in sizes], [float(size.peak_bytes) for size in sizes])(rows)

@@ -84,10 +84,7 @@ class Proposals:
         self._engine.tell(config, cost)
 
     def _propose_config(self) -> Config:
-        """An untried configuration, which then counts as tried.
-
-        It comes from the engine. If the engine repeats itself `_TRIES` times, it is drawn at random.
-        """
+        """An untried configuration, which then counts as tried: of the engine; drawn if it repeats itself too often."""
         all_configs = self._space.all
         if all_configs is not None and len(self._seen) >= len(all_configs):
             raise ExhaustedError

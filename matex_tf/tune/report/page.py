@@ -86,7 +86,7 @@ def _name_trial(record: Record) -> str:
 
 
 def _choose_colour(index: int, record: Record) -> tuple[int, bool]:
-    """(colour, whether the line is faint) of the trial at `index`, best first: only trials in the legend stand out."""
+    """(colour, whether the line is faint) of the trial at `index`, best first: trials in the legend stand out."""
     is_in_legend = index < _LEGEND_TRIALS and record.value is not None
     return (index % COLOURS, False) if is_in_legend else (_GREY, True)
 
@@ -104,10 +104,7 @@ def _format_legend(ordered: Sequence[Record], objective: Objective) -> str:
 def _draw_charts(
     trials: Sequence[Record], ordered: Sequence[Record], objective: Objective, figures: Figures
 ) -> Iterator[str]:
-    """The curves of all trials, and the best value so far after each trial.
-
-    A minimized value may diverge in some trials. So the first chart is cut off at a percentile of all values.
-    """
+    """The curves of all trials, and the best value so far after each trial."""
     values = [point.value for trial in ordered for point in trial.curve if math.isfinite(point.value)]
     if not values:
         return
@@ -185,7 +182,6 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
 
 
 def _format_table(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
-    """All trials with their values, states and parameters, best first."""
     names = [parameter.name for parameter in space.parameters]
     heading = "".join(f"<th>{escape(name)}" for name in ("trial", objective.name, "epochs", "state", "s", *names))
     rows = []

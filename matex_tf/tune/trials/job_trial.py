@@ -1,8 +1,8 @@
 """Trials that are Slurm jobs, one job for each. Jobs outlive the search, which finds them again when it is resumed.
 
 A job writes two files into the folder of its trial: BEGAN when it begins, and CODE with its exit code. They are read in
-each poll. Slurm is queried rarely, because each query costs its controller time. It is asked only what the files do not
-tell: whether a job waits, and how it ended if it wrote no exit code.
+each poll. Slurm is queried rarely, and only for what the files do not tell: whether a job waits, and how it ended if it
+wrote no exit code.
 """
 
 from __future__ import annotations
