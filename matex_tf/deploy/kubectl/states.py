@@ -67,7 +67,7 @@ def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     failed, final_failure = conditions.get("Failed"), _find_final_failure(launchers)
     if final_failure is not None:
         restarts = final_failure.launcher_index  # later launchers only repeat the exit code
-    # An evicted worker also sets the condition Failed, although the launcher continues without it.
+    # An evicted worker also sets Failed, and the launcher continues. So Failed is final only with a completion time.
     if completed is not None and (failed or "Succeeded" in conditions):
         seconds = _subtract(completed, created)
         if failed is None:

@@ -100,7 +100,7 @@ class Watch:
         if reduced and len(usable) < len(self._listed) and now - self._listed_since < answering.SECONDS:
             return  # wait for all new hosts, so that the ranks leave only once
         reasons = [f"{host.name} has {slots.get(host.name, 0)} of {host.slots} slots left" for host in reduced]
-        reason = ", ".join(reasons) if usable else ""
+        reason = ", ".join(reasons) if usable else ""  # without a usable host, the ranks stay
         offer = replace(self._changes.offer, ranks=ranks, restart_seconds=self._restart_seconds, reason_to_leave=reason)
         if offer != self._offer:
             self._offer = offer

@@ -107,7 +107,8 @@ class Sizes:
         """
         of_full_hosts = self._list_full_hosts()
         candidates = [result for result in of_full_hosts if result.size.ranks > 1] or of_full_hosts
-        # Of forms that are equally common, most_common returns the one it saw first: here that of the most ranks.
+        # A form is what a step reduces (`describe_form`). Of equally common forms, most_common returns the one that it
+        # saw first: here the form of the most ranks.
         common_form = Counter(result.steps.form for result in reversed(candidates)).most_common(1)[0][0]
         for (ranks, copies), result in list(self.measurements.items()):
             if ranks > 1 and result.steps.form != common_form:

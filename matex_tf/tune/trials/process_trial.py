@@ -49,7 +49,6 @@ class ProcessTrial(Trial):
         if slot.hosts and "SLURM_JOB_ID" in environment:
             environment["SLURM_OVERLAP"] = "1"  # otherwise a Slurm step waits for the cores of another step
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # blocks nothing, and returns this process's mask
-        # The child inherits the open lock file, so the folder stays locked until it ends, even if the search is killed.
         with hold_folder(folder) as lock, (folder / OUTPUT).open("ab") as output:
             # Ctrl-C in the terminal goes to the search only, which then ends its trials.
             self._child = subprocess.Popen(
