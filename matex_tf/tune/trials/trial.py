@@ -192,8 +192,8 @@ def hold_folder(
 ) -> Iterator[int]:
     """Context that locks the folder of a trial or of a search. Yields the lock's descriptor.
 
-    The process that starts a trial inherits the descriptor. So the folder stays locked until that process has ended,
-    even if the search is killed. If the file system has no locks, the context begins without one, and `warn` is called.
+    The first process of a trial inherits the descriptor. So the folder stays locked until that process has ended, even
+    if the search is killed. If the file system has no locks, the context begins without one, and `warn` is called.
 
     Raises:
         TimeoutError: another process still has the lock after `patience` seconds (None: GRACE).
