@@ -36,6 +36,7 @@ class SubmitCommand(click.Command):
             raise click.UsageError(f"there is no option {name}. For an option of sbatch: --sbatch={name}...") from None
 
     def _parse_words(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Move job options after the script before it, and parse the result."""
         parsed, _, parameters = self.make_parser(ctx).parse_args(list(args))
         _refuse_two_clusters(parameters)
         value: Any = parsed.get("script")

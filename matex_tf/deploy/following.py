@@ -100,8 +100,8 @@ def follow_job(
         shows_output: the output goes to standard output; otherwise it is discarded.
     """
     output = Output() if shows_output else None
-    reported_state, reported_wait = "", 0.0
-    is_unreachable, next_query_at = False, 0.0
+    reported_state, reported_wait = "", 0.0  # the text of the last printed state; seconds of the last printed wait
+    is_unreachable, next_query_at = False, 0.0  # whether the last query failed; seconds of time.monotonic
     while True:
         state: State | None = None
         if time.monotonic() >= next_query_at:

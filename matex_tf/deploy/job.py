@@ -25,7 +25,7 @@ class UnreachableError(JobError):
 
 @dataclass(frozen=True)
 class Job:
-    """A submitted job. `id` is the scheduler's id; `folder` is the folder of the run, "" if unknown."""
+    """A submitted job. `id` is the scheduler's id; `folder` is the folder of the run (`run_folder`), "" if unknown."""
 
     id: str
     folder: str = ""
@@ -42,8 +42,8 @@ class State:
     code: int | None = None  # the exit code of an ended job
     means: str = ""  # the meaning of `words`; "" if it is unknown or evident
     seconds: float | None = None  # the time from submission until now, or until the end
-    starts: str = "starts"  # the scheduler's plural noun for the starts of a job
-    holds: bool = False  # whether the job has ended, but still holds nodes
+    starts: str = "starts"  # the scheduler's plural noun for the starts of a job, as launchers
+    holds: bool = False  # whether the job has ended, but still holds nodes, and can be cancelled
 
     def __str__(self) -> str:
         text = self.words

@@ -1,7 +1,8 @@
 """Kubernetes jobs: the MPIJob (of the MPI operator) as YAML, and its submission, following and cancellation.
 
 An MPIJob has worker pods, on which the ranks run, and a launcher pod, which runs `matex run`. A launcher that fails is
-replaced by another one, which resumes from the state on the volume.
+replaced by another one, which resumes from the state on the volume. The volume also has the folder of the run, with a
+note of the job (`run_folder`).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
     worker = {"resources": {"limits": limits}} if limits else {}
     policy: dict[str, Any] = {
         "cleanPodPolicy": "Running",
-        # without a volume, a new launcher has no state to resume from
+        # How often a failed launcher is replaced. Without a volume, a new one would have no state to resume from.
         "backoffLimit": options.restarts if options.claim else 0,
     }
     if options.time:
@@ -159,6 +160,7 @@ def submit_job(options: Kubernetes, target: Sequence[str]) -> Job:
 
 
 def _withdraw_job(job: Job) -> None:
+    """Delete the job if it was created; if that is unknown, tell the user how to find out."""
     try:
         _run_kubectl(job, "delete", "mpijobs.kubeflow.org", job.id, "--ignore-not-found", "--wait=false")
     except UnreachableError:
@@ -259,7 +261,7 @@ def follow_job(job: Job, shows_output: bool = True) -> int:
 
 def _stop_launching(job: Job, name: str) -> None:
     """Stop the batch Job `name` from creating launchers. Workers are kept until its last launcher has ended."""
-    with contextlib.suppress(UnreachableError):  # launchers then start and end by themselves
+    with contextlib.suppress(UnreachableError):  # further launchers then start, and end at once (`launcher_script`)
         _run_kubectl(job, "patch", "jobs.batch", name, "-p", '{"spec":{"backoffLimit":0}}')
 
 

@@ -31,8 +31,8 @@ AnyOptions = TypeVar("AnyOptions", bound="Options")
 class Options:
     """Options that every cluster has. An invalid value raises ValueError or TypeError.
 
-    `run` has further options of `matex run`, and `matex` is the command on the cluster, both in shell syntax. `cpus`
-    are the CPUs of each rank; under Kubernetes, of each worker.
+    `run` has further options of `matex run`, and `matex` is the command on the cluster, both in shell syntax. `setup`
+    has shell lines before the run. `cpus` are the CPUs of each rank; under Kubernetes, of each worker.
     """
 
     nodes: int = 1

@@ -1,4 +1,7 @@
-"""The folder of a run: `runs/NAME-1`, `runs/NAME-2`, ... in the folder of submission. `job.json` identifies its job."""
+"""The folder of a run: `runs/NAME-1`, `runs/NAME-2`, ... in the folder of submission.
+
+Its note, `job.json`, identifies the job: the kind of cluster, the job's id and namespace, and the time of submission.
+"""
 
 from __future__ import annotations
 

@@ -42,8 +42,9 @@ def format_script(heads: str, folder: str, before: str, command: str, after: str
     )
 
 
-# The command runs in the background, so that the shell handles the warning at once. A run that was not yet ready for
-# the warning ends by its signal; the script then asks to be requeued.
+# A shell handles a signal only between commands, or during `wait`. So the command runs in the background. $asked is
+# empty before the warning; then `told` if the trap has passed it on to the command, and `early` if it came before the
+# start. A run that was not yet ready for the warning ends by its signal; the script then asks to be requeued.
 _SCRIPT = """\
 #!/bin/bash
 {heads}submit_folder=$PWD run_folder={folder} child= asked=

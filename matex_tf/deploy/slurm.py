@@ -198,7 +198,7 @@ def follow_job(job: Job, shows_output: bool = True) -> int:
     def look_at_job() -> State:
         nonlocal last_words
         state = find_state(job)
-        last_words = state.words
+        last_words = state.words  # for the message after the end
         return state
 
     tasks = arrays.list_folders(job.folder)

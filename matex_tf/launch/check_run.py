@@ -1,8 +1,8 @@
 """`matex run --check`: compare the first steps of a script alone with the same steps on several ranks.
 
-`check_script` calls `run_once` for both runs, and prints the rows of `compare_outcomes`. Both runs work in a copy of
-the current folder. By the setting `check`, each rank stops after some steps and writes its weights and the figures of
-each step into a file, which `run_once` reads.
+`check_script` calls `run_once` for both runs, and prints the rows of `compare_outcomes`. Each run works in its own
+mirror of the current folder: a copy, in which large files and folders are links. By the setting `check` (MATEX_CHECK),
+each rank stops after some steps, and writes its weights and the figures of each step into a file for `run_once`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ EQUAL, CLOSE = 1e-5, 1e-2
 """Relative differences: at most EQUAL is the rounding of a few steps in float32, at most CLOSE is the same curve."""
 MAX_SECONDS = 600  # of each of the two runs
 
-# Numbers are compared within CLOSE, times are ignored, and terminal codes and overwritten text are removed.
+# In printed lines, numbers are compared within CLOSE, and times are ignored. Terminal codes are removed, and what a
+# carriage return or a backspace overwrites.
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _TIME = re.compile(r"\b\d+(?:\.\d+)?\s*(?:s|ms|us|µs|ns|sec|secs|seconds|min|minutes)(?:/\w+)?\b")
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|.*[\r\x08]+(?=[^\n])")
@@ -39,7 +40,7 @@ class Outcome:
 
     code: int
     seconds: float
-    printed: list[str]
+    printed: list[str]  # see `list_final_lines`
     files: dict[str, int]  # written files: size in bytes by path
     figures: list[list[float]]  # loss and metrics of each training step
     weights: list[np.ndarray]  # of rank 0, after the last step
@@ -54,7 +55,7 @@ class Row:
     quantity: str
     alone: str
     together: str
-    difference: float = 0.0
+    difference: float = 0.0  # infinite if values that have no distance, such as exit codes, are different
     note: str = ""
 
     @property
@@ -70,7 +71,7 @@ def list_final_lines(text: str) -> list[str]:
 
 
 def compute_relative_difference(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
-    """The largest difference, relative to the larger of `one`'s maximum and 1e-3."""
+    """The largest difference of two elements, relative to the larger of `one`'s largest magnitude and 1e-3."""
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if one.shape != other.shape:
         return np.inf
@@ -95,7 +96,7 @@ def make_mirror(source: Path, target: Path, may_share: bool) -> Mirror:
     Raises click.UsageError if not `may_share`, and the script could overwrite a large file of the user.
     """
     mirror = mirror_folder(source, target, largest=ALL_COPIED_BYTES)
-    # Files that are not writable and folders that cannot be entered are safe.
+    # The links to originals. Files that are not writable and folders that cannot be entered are safe.
     names = [str(path) for path in mirror.folders if os.access(target / path, os.X_OK)]
     names += [os.path.relpath(path, source.resolve()) for path in mirror.files if os.access(path, os.W_OK)]
     if not names:
@@ -114,6 +115,8 @@ def run_once(
     command: Sequence[str], target: Sequence[str], steps: str, folder: Path, source: Path, may_share: bool = False
 ) -> Outcome:
     """Run `target` by `command` in a mirror of `source` with the setting `check`. Its stderr goes to the terminal.
+
+    `folder` is a new folder for the mirror, and for the files in which the ranks note their weights and figures.
 
     Raises click.UsageError, see `make_mirror`.
     """
@@ -170,6 +173,7 @@ def _compare_values(quantity: str, alone: int, together: int) -> Row:
 
 
 def _format_last_figures(outcome: Outcome) -> str:
+    """The loss and the first metric of the last step."""
     figures = outcome.figures[-1][:2] if outcome.figures else []
     return ", ".join(f"{value:.6g}" for value in figures) or "none"
 
@@ -182,6 +186,7 @@ def _find_largest_difference(
 
 
 def _compare_printed_lines(alone: Sequence[str], together: Sequence[str]) -> Row:
+    # The appended "" makes the first surplus line of the longer output a pair, too.
     pairs = zip([*alone, ""], [*together, ""])
     unlike_pair = next(((a, b) for a, b in pairs if not is_same_line(a, b)), None)
     note = f"first: {unlike_pair[0][:60]!r} and {unlike_pair[1][:60]!r}" if unlike_pair else ""

@@ -230,7 +230,8 @@ def make_command_line(run: Run) -> list[str]:
         )
     environment = run.environment or os.environ
     variables = _choose_variables(run, environment)
-    # Of a variable in both mappings, `choose_options` takes the value of `environment`, except for these options.
+    # `choose_options` prefers the environment's value of a variable to that in `variables`. These options of the run
+    # must prevail if they are given. So their variables are removed from the environment.
     overriding = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
     if run.adapt == "ranks":
         overriding["MATEX_STRATEGY"] = run.strategy

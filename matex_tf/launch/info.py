@@ -24,7 +24,8 @@ SUFFICIENT_THREADS = ("serialized", "multiple")
 class Facts:
     """The results of `probe`, the cores and GPUs, and the settings with their first error.
 
-    `library`, `threads` and `tensorflow` are the dictionaries that the functions of `probe` return.
+    `library`, `threads` and `tensorflow` are the dictionaries that the functions of `probe` return: after a failure,
+    they have only the key "error". Without a library, `threads` is empty.
     """
 
     library: dict[str, Any]

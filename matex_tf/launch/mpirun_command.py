@@ -108,7 +108,7 @@ def choose_options(
     user_binds = mpirun_options.has_binding_option(user_options)
     user_names = [mpirun_options.parse_option_name(word) for word in user_options]
     variables = {**start_variables.HASH_SEED, **(settings or {})}
-    named = {*environment, *(word.partition("=")[0] for word in user_options)}
+    named = {*environment, *(word.partition("=")[0] for word in user_options)}  # variables that are set by the user
     if ranks > 1 and not named & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # otherwise each rank decides on large pages
         variables |= start_variables.LARGE_PAGES
     if not user_binds:

@@ -86,7 +86,7 @@ class Ranks(Parsed):
 
 
 def _continue_series(previous: int, last: int, end: int) -> list[int]:
-    """The numbers between `last` and `end` that continue `previous`, `last`, by doubling or by adding."""
+    """The numbers between `last` and `end` that continue `previous`, `last`: doubled as these are, else by addition."""
     doubles = last == 2 * previous
     series = []
     while last < end:

@@ -1,7 +1,8 @@
-"""Writing the output of ranks to a file. mpirun ignores a full disk; a script alone would fail, and so does a run.
+"""Writing the output of ranks to a file, with an error if the disk is full.
 
-`launch.cli` runs mpirun within an `Outlet`. mpirun then writes into pipes, and child processes copy the pipes to the
-files.
+mpirun ignores a full disk, and would end with exit code 0 although output is lost; a script alone would fail. So
+`launch.cli` runs mpirun within an `Outlet`: mpirun writes into pipes, and child processes copy the pipes to the files
+and report write errors.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Outlet:
     """
 
     def __init__(self) -> None:
-        self._copies: dict[str, _Copy] = {}
-        self._errors: dict[str, int] = {}
+        self._copies: dict[str, _Copy] = {}  # by the name of the copied streams, for messages
+        self._errors: dict[str, int] = {}  # by the same names, the errno of the first write error
 
     def __enter__(self) -> Outlet:
         output, errors = _read_status(1), _read_status(2)
@@ -63,13 +64,15 @@ class Outlet:
 class _Copy:
     """A child process that copies the output of `descriptors` to the file of the first descriptor.
 
-    The child removes matches of the pattern `drops`. A second pipe tells the child to stop: its write end is closed.
+    The child removes matches of the pattern `drops`; the default matches nothing. To stop the child, this process
+    closes the write end of a second pipe.
     """
 
     def __init__(self, descriptors: list[int], drops: bytes = rb"(?!)"):
         self._descriptors, self._drops = descriptors, re.compile(drops)
 
     def start(self) -> None:
+        """Fork the child, and replace `descriptors` by the pipe that it reads."""
         _flush()
         reader, writer = os.pipe()
         stop_reader, self._stop_writer = os.pipe()
@@ -78,7 +81,8 @@ class _Copy:
         if self._child == 0:
             error = 1
             try:
-                # Close all other descriptors, among them those of other copies, whose readers wait for the last writer.
+                # Keep only the two pipes. A pipe of another copy ends when its last writer closes it, so an inherited
+                # write end would prevent the end of that copy.
                 os.closerange(3, min(reader, stop_reader))
                 os.closerange(min(reader, stop_reader) + 1, max(reader, stop_reader))
                 os.closerange(max(reader, stop_reader) + 1, os.sysconf("SC_OPEN_MAX"))
@@ -124,15 +128,15 @@ def _copy_output(source: int, target: int, drops: re.Pattern[bytes], stop_reader
     """Copy `source` to `target` without matches of `drops`. Returns the errno of the first write error, or 0.
 
     After an error, further output is read and discarded, so that the writers do not block. When the write end of
-    `stop_reader` closes, only the available output is copied. The function does not wait for other writers, such as
-    an ssh to a disconnected host.
+    `stop_reader` closes, only the available output is copied: another writer, such as an ssh to a disconnected host,
+    may keep the pipe open.
     """
     error, previous_byte = 0, b"\n"
     while source in select.select([source, stop_reader], [], [])[0]:
         chunk = os.read(source, _CHUNK_BYTES)
         if not chunk:
             break
-        # `drops` may look behind a match, also into the chunk before.
+        # A pattern that looks behind a match (`(?<=\n)`) needs the last byte of the chunk before; [1:] removes it.
         chunk = drops.sub(b"", previous_byte + chunk)[1:]
         previous_byte = chunk[-1:] or previous_byte
         while chunk and not error:

@@ -77,7 +77,8 @@ def find_mpi_library() -> dict[str, Any]:
 
 def find_thread_level() -> dict[str, Any]:
     """MPI's thread level: "threads" is single, funneled, serialized or multiple; or "error"."""
-    # A process without mpirun would leave Open MPI's shared-memory file behind.
+    # A process that is started without mpirun would leave Open MPI's shared-memory file behind. So shared memory is not
+    # among its transports (btl).
     return ask_child(MPI_THREADS, extra_variables={"OMPI_MCA_btl": "self"})
 
 

@@ -25,7 +25,7 @@ _FORWARDED = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP,
     signal.SIGCONT,
 )  # fmt: skip
-STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}  # signals that ask a run with saved state to end and to resume later
+STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}  # signals that ask a run to save its state and end, to resume later
 # Signals that end a run without saved state. The exit code is then 128 plus the number of the signal.
 _FATAL = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _SI_KERNEL = 128  # sent by the kernel, like terminal signals, to the whole group, and thus also to mpirun
@@ -72,6 +72,7 @@ def run_to_end(command: Sequence[str], folder: str, describe_lost_hosts: Callabl
         return 0
     if fatal := received & _FATAL:
         return compute_signal_exit_code(fatal)
+    # The ranks gave a reason of their own, which is not the loss of another rank, or a signal ended the run.
     is_explained = (end.cause and not end.cause.follows) or end.is_announced or rank_ends.find_signal(code)
     if not is_explained and (lost_hosts := describe_lost_hosts()):
         print(f"matex: {lost_hosts} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)
@@ -163,12 +164,13 @@ def wait_for_command(
                 if received is None or received.si_signo == signal.SIGCHLD:
                     continue
                 on_signal(received.si_signo)
+                # A command in a session of its own gets no signal of this group.
                 child_has_it = replacements is None and (
                     received.si_code == _SI_KERNEL or witness.has_reached_group(received.si_signo)
                 )
                 if not child_has_it and child.poll() is None:
                     child.send_signal((replacements or {}).get(received.si_signo, received.si_signo))
-                if received.si_signo == signal.SIGTSTP:
+                if received.si_signo == signal.SIGTSTP:  # it is blocked here, and thus has not stopped this process
                     os.kill(os.getpid(), signal.SIGSTOP)
         # Signals that arrived after the command had ended are noted, too.
         while (pending := signal.sigtimedwait(watched, 0)) is not None:

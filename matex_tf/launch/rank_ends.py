@@ -1,7 +1,7 @@
 """Find the rank that ended first without a message. MPI's own text often gives only a process id.
 
-The ranks' records give their process ids. epoll reports the processes of this host in the order in which they ended, so
-that one query at the end of the run suffices.
+The ranks' records (`runtime.rank_records`) give their process ids. epoll reports the processes of this host in the
+order in which they ended. One query at the end of the run therefore suffices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RankEnds:
     def __init__(self, folder: str | os.PathLike[str]):
         self._folder = folder
         self._records: dict[int, Record] = {}  # keyed by the pidfd of the rank's process
-        self._may_be_missing = True
+        self._may_be_missing = True  # whether ranks of this host may not be watched yet
 
     def __enter__(self) -> RankEnds:
         self._exits = select.epoll()
@@ -41,7 +41,7 @@ class RankEnds:
             for record in rank_records.read_records(self._folder):
                 if record.namespace == rank_records.read_namespace() and record.process not in known:
                     self._watch_rank(record)
-            local_size = next((record.local_size for record in self._records.values()), 1)
+            local_size = next((record.local_size for record in self._records.values()), 1)  # 1: none is known yet
             self._may_be_missing = len(self._records) < local_size
         return self._may_be_missing
 
@@ -70,9 +70,9 @@ def find_signal(code: int) -> str:
 
 
 def describe_end(first_ended: Record, code: int) -> str:
-    """A message about the rank that ended first.
+    """A message about the rank that ended first, for mpirun's exit code `code`.
 
-    mpirun's exit code after a signal is 128 plus its number; with MPICH, the number itself.
+    After a signal, Open MPI's mpirun returns 128 plus its number, and MPICH's the number itself.
     """
     is_plain_signal = code in _SIGNALS and first_ended.mpi != "Open MPI"
     name = find_signal(code + 128 if is_plain_signal else code)

@@ -1,6 +1,7 @@
 """`matex run --restarts`: start mpirun again after a loss, on the hosts that answer, and report the outcome.
 
-One start of mpirun is an attempt. `RestartedRun` makes attempts until `judge_end` finds no reason for another one.
+One start of mpirun is an attempt. `RestartedRun` makes attempts until `judge_end` finds no reason for another one. The
+ranks report their ends in records, files of the attempt's proof folder (`launch.process`, `runtime.rank_records`).
 docs/reliability.md defines when a run is lost, and docs/adapt.md when a run restarts with another number of ranks.
 `resilience.run_state` saves the state from which the next attempt resumes.
 """
@@ -39,7 +40,7 @@ LOST = "lost"  # a rank or a host was lost
 INTERRUPTED = "interrupted"  # ended by a person
 CHANGED = "changed"  # the ranks left, to be restarted with a change (`--adapt=ranks`)
 _STATE_PREFIX = ".matex_tf-state-"
-# mpirun kills the ranks after SIGTERM, but forwards SIGUSR1 to them.
+# mpirun kills the ranks after SIGTERM, but forwards SIGUSR1 to them, and they save their state. So it gets SIGUSR1.
 _REPLACEMENTS: dict[int, int] = {signal.SIGTERM: signal.SIGUSR1}
 # The array index distinguishes the jobs that a batch system makes from one script; ALLOCATIONS are the job numbers.
 _ARRAY_VARIABLES = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
@@ -57,8 +58,8 @@ def judge_end(code: int, end: RunEnd, has_changed: bool, received_signals: set[i
 
     `has_changed`: the ranks have left for a change (`--adapt=ranks`).
     """
-    # If the ranks were asked to end, mpirun may also return 0: when Slurm preempts a job, it signals ranks and mpirun's
-    # daemons alike.
+    # The ranks left on purpose. mpirun may then also return 0: when Slurm preempts a job, it signals ranks and mpirun's
+    # daemons alike. So exit code 0 alone does not mean that the run is complete.
     has_left = has_changed or end.asks_again
     if code == 0 and end.is_proved and not has_left:
         return COMPLETED
@@ -68,11 +69,12 @@ def judge_end(code: int, end: RunEnd, has_changed: bool, received_signals: set[i
         return CHANGED
     if has_left:
         return STOPPED
-    if end.is_proved or end.has_chosen(code):
+    if end.is_proved or end.has_chosen(code):  # an exit code of the script itself, other than 0
         return OWN_CODE
     if received_signals & process.STOP_REQUESTS:
         return STOPPED
-    # Exit code 0 without proof means a lost host at any time; a code above 128 means a signal.
+    # The script's own error, or a failure before the script began. Neither holds for exit code 0 without proof, which
+    # means a lost host, nor for a code above 128 before the script began, which means a signal.
     if code > 0 and (end.has_failed(code) or (code <= 128 and not end.has_begun)):
         return OWN_CODE
     return LOST
@@ -106,7 +108,7 @@ class RestartedRun:
     may_choose: bool = False  # the ranks may choose their strategy
 
     def __post_init__(self) -> None:
-        self._losses: list[str] = []  # the reasons for which attempts were lost
+        self._losses: list[str] = []  # the reason of each lost attempt, and thus of each restart
         self._received_signals: set[int] = set()  # by this process, during the last attempt
 
     def run(self) -> int:
@@ -166,7 +168,7 @@ class RestartedRun:
                     attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
                     continue
                 kind = LOST  # the change cannot be read
-            # The attempt failed before the first step after a change: go back to the attempt before the change.
+            # A change is pending, whose first step was not reached: go back to the attempt before the change.
             if kind in (LOST, OWN_CODE) and (previous := changes.give_up_change(explain_end(code))) is not None:
                 attempt = previous
                 continue
@@ -266,6 +268,7 @@ def _list_losses(losses: Sequence[str]) -> str:
 
 
 def _remove_state(state: str) -> None:
+    """Remove the saved state of a complete run, unless another run uses it."""
     if not Path(state).is_dir():
         return
     folder = state_files.Folder(state)

@@ -36,7 +36,7 @@ class RunEnd:
 
     @property
     def is_proved(self) -> bool:
-        """Whether exit code 0 is reliable."""
+        """Whether exit code 0 of mpirun means success: the run has ended, or a process ran without other ranks."""
         return self.has_ended or any(record.state == rank_records.SEPARATE for record in self.records)
 
     @property
@@ -61,13 +61,14 @@ class RunEnd:
     def has_failed(self, code: int) -> bool:
         """Whether the script itself failed with mpirun's exit code `code`, and would fail again.
 
-        A code above 128 may also come from a killed rank, whose loss makes other ranks fail.
+        A code above 128 may also come from a killed rank, whose loss makes other ranks fail. It counts only if the
+        rank that failed has chosen this code itself to end all ranks (`Record.aborts`).
         """
         failed = [record for record in self.records if record.text and not record.is_loss]
         return any(code <= 128 or record.aborts == code for record in failed)
 
     def correct_code(self, code: int) -> int:
-        """mpirun's exit code `code`, or the code of the first abort if mpirun returned 0 for aborted ranks."""
+        """mpirun's exit code `code`; if mpirun returned 0 although ranks aborted, the code of the first abort."""
         aborted = [record for record in self.records if record.aborts]
         if code != 0 or not aborted or self.is_proved:
             return code

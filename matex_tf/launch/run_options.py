@@ -32,14 +32,14 @@ _STRATEGY = "MATEX_STRATEGY"
 
 @dataclass(frozen=True)
 class Run:
-    """The request of `matex run`: the number of ranks, the script or module with its arguments, and mpirun's options.
+    """The request of `matex run`. The fields without a comment are its options of the same names; "" and 0: not given.
 
     `environment` is the environment of mpirun, which is forwarded to other hosts; None: this process's own.
     """
 
     ranks: int
-    target: list[str]
-    options: list[str] = field(default_factory=list)
+    target: list[str]  # the script or "-m" and a module, with its arguments
+    options: list[str] = field(default_factory=list)  # options of mpirun
     dry_run: bool = False
     check: bool = False
     steps: int = check_run.STEPS
@@ -78,7 +78,7 @@ class RunCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own_options = {name: option for option in self.params for name in option.opts}
-        own_arity = {
+        own_arity = {  # the number of words that follow each option without its dashes; --adapt takes =VALUE only
             name.lstrip("-"): 0 if getattr(option, "is_flag", False) or option.type is ADAPT else 1
             for name, option in own_options.items()
         }

@@ -1,7 +1,8 @@
 """Distinguishes a signal to this process alone from a signal to its process group.
 
-`launch.process` asks, because a signal to the group has reached mpirun already. The system does not tell. So an idle
-child in the group blocks the signals: a signal to the group stays pending in the child, where `Witness` sees it.
+A signal to the group has reached mpirun already, and `launch.process` must not pass it on a second time. The system
+does not tell a process which of the two it received. So an idle child in the group blocks the signals. A signal to the
+group stays pending in the child, and `Witness` reads it in /proc.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Witness:
 
     def __init__(self, watched: Iterable[int]):
         self._watched = set(watched)
-        self._pending: dict[int, float] = {}  # the time at which a signal was found pending in a child
+        # By number of the signal, the time.monotonic() at which it was found pending in a child; not yet asked for.
+        self._pending: dict[int, float] = {}
 
     def __enter__(self) -> Witness:
         self._start_child()
@@ -35,6 +37,7 @@ class Witness:
         self._end_child()
 
     def _start_child(self) -> None:
+        """Fork the child, which ends with this process: by a signal, and, if that fails, within a minute."""
         parent = os.getpid()
         self._child = os.fork()
         if self._child == 0:

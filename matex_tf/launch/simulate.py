@@ -206,7 +206,8 @@ def _show_servers(plan: plan_file.Plan | None, ranks: Sequence[int] | None, opti
             raise click.UsageError("--servers: the times of --compute and --transfer are above 0")
         share = xai.transfer_share(transferring, computing + transferring)
         least = queueing.find_least_servers(workers, computing, transferring, ratio, options["target"])
-        # Lemma 3.2, with this transfer for 2 S_p / B_ps.
+        # Lemma 3.2 writes the transfer (pull and push) as 2 S_p / B_ps. Here S_p is half of the transfer in seconds,
+        # and B_ps the bandwidth of a server relative to that of a worker.
         lemma = htc.servers(workers, transferring / 2, ratio, computing)
         cells = []
         for estimate in (lemma, xai.servers(workers, share, ratio), Estimate(least)):

@@ -1,7 +1,7 @@
 """The database of searches: tasks, configurations and curves, in a SQLite file that several searches use concurrently.
 
-A trial is recorded before it starts, and its result in one transaction. So if a search is killed, each of its trials is
-recorded exactly once. A trial without a result is repeated when the search is resumed.
+A search may be killed at any time, and must lose no trial. A trial is therefore recorded before it starts, and all of
+its result in one transaction. A trial without a result is repeated when the search is resumed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ RUNNING = "running"
 """The state of a trial without a result."""
 _PATIENCE = 30.0
 """Seconds to wait for concurrent writers."""
+# target, settings and config are JSON; began and ended are seconds since 1970; place is the index in a curve.
 _TABLES = """
 create table searches (
     id integer primary key, folder text not null, target text not null, space text not null, settings text not null,
@@ -72,7 +73,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a trial. The fields without a text are those of `trials.trial.Outcome`."""
+    """The record of a trial. The fields without a text are those of `trials.trial.Outcome`, which explains them."""
 
     number: int
     """From 1, in the order of the first starts."""
@@ -111,7 +112,7 @@ class Database:
 
     def _make_tables(self) -> None:
         with self._open_transaction():
-            version = self._fetch_one("pragma user_version")[0]
+            version = self._fetch_one("pragma user_version")[0]  # 0: a new file; 1: the tables without rungs
             if version < VERSION:
                 for statement in (_SINCE_2 if version else _TABLES + _SINCE_2).split(";\n"):
                     self._file.execute(statement)
@@ -206,7 +207,7 @@ class Database:
                 "update trials set state = ?, value = ?, kind = ?, why = ?, tail = ?, seconds = ?, ended = ? "
                 "where search = ? and number = ?", (record.state, *outcome, search, record.number),
             )  # fmt: skip
-            for table in ("curves", "rungs"):
+            for table in ("curves", "rungs"):  # from an earlier pause of the trial
                 self._file.execute(f"delete from {table} where search = ? and number = ?", (search, record.number))
             self._file.executemany(
                 "insert into curves (search, number, place, epoch, value) values (?, ?, ?, ?, ?)",
@@ -235,7 +236,7 @@ class Database:
                 "order by number", (search,),
             ).fetchall()  # fmt: skip
         records = []
-        for number, config, *outcome in rows:  # in the order of the fields of a record
+        for number, config, *outcome in rows:  # outcome: origin to seconds, in the order of the fields of a record
             record = Record(number, json.loads(config), *outcome)
             curve = tuple(curves.get(number, ()))
             records.append(replace(record, rungs=tuple(rungs.get(number, ())), curve=curve))
@@ -248,6 +249,7 @@ class Database:
 
     @contextmanager
     def _open_transaction(self) -> Iterator[None]:
+        """Context whose statements are all written, or none after an exception."""
         with self._translate_errors():
             self._file.execute("begin immediate")
             try:
@@ -260,6 +262,7 @@ class Database:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
+        """Context in which errors of SQLite and of the file system become DatabaseError."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:

@@ -14,7 +14,7 @@ from matex_tf.tune.objective import Objective
 from matex_tf.tune.trials.trial import DONE, PAUSED
 
 REDUCTION = 3
-"""One of this number of trials that reached a rung continues."""
+"""One in this number of the trials that reached a rung continues."""
 
 
 def read_rungs(text: str) -> tuple[int, ...]:

@@ -31,14 +31,15 @@ class Screen:
         self, space: Space, objective: Objective, trial_count: int, parallel: int, earlier: Sequence[Record] = ()
     ):
         self._space, self._objective, self._trial_count, self._parallel = space, objective, trial_count, parallel
+        # By number of the trial: ended and paused ones in the order of their ends, all started ones, running ones.
         self._ended = {record.number: record for record in earlier if record.seconds}
         self._started: dict[int, Record] = {}
         self._running: dict[int, Trial] = {}
         self._best: Record | None = None
-        self._drawn_at = 0.0
-        self._has_heading = False
+        self._drawn_at = 0.0  # seconds of time.monotonic
+        self._has_heading = False  # whether the heading of the lines is printed
         self._console = Console(highlight=False)
-        self._live: Live | None = None
+        self._live: Live | None = None  # None without a terminal
 
     def __enter__(self) -> Screen:
         if self._console.is_terminal:
@@ -65,7 +66,7 @@ class Screen:
 
     def show_end(self, record: Record, best: Record | None) -> None:
         """A trial has ended, or has reached a rung."""
-        self._ended.pop(record.number, None)
+        self._ended.pop(record.number, None)  # a trial that was paused moves to the end
         self._ended[record.number] = record
         self._best = best
         if self._live is None:

@@ -1,5 +1,8 @@
 """The search: starts trials in free slots, polls them, records their outcomes, and asks the engine for configurations.
 
+A trial is one run of the script with a configuration, a value for each parameter. A slot is the resources of one of the
+concurrent trials. Rungs are numbers of epochs after which trials pause, and the best are promoted: they continue.
+
 `setup.run_search` makes a `Searching` and calls `run_trials`. All records are in the database, so that a killed search
 can continue: trials that have not ended are started again.
 """
@@ -60,7 +63,7 @@ class Searching:
     poll_interval: float = POLL_INTERVAL
     stop: str = ""
     """The reason why the search is to end early, set by signal handlers; "": it goes on."""
-    _no_start_before: float = 0.0  # by the monotonic clock; inf until a trial ends
+    _no_start_before: float = 0.0  # by the monotonic clock; inf: the scheduler is full, wait until a trial ends
     _free_slots: list[Slot] = field(default_factory=list)
     _running: dict[int, RunningTrial] = field(default_factory=dict)  # by number of the trial
     _records: dict[int, Record] = field(default_factory=dict)  # of all trials, by number
@@ -97,6 +100,7 @@ class Searching:
         return min(records, key=lambda record: rungs.make_sort_key(record, self.spec.objective), default=None)
 
     def _is_unfinished(self) -> bool:
+        """Whether a trial runs, or is to be started."""
         return bool(self._running or self._to_start or len(self._records) < self.trial_count or self._choose_promoted())
 
     def _resume_trials(self) -> None:
@@ -116,7 +120,7 @@ class Searching:
     def _resume_jobs(self) -> None:
         """Continue with the jobs that a killed search has left, even if they are more than the slots."""
         for record in [record for record in self._to_start if self.starter.has_job(record.number)]:
-            slot = self._free_slots.pop(0) if self._free_slots else self.slots[-1]
+            slot = self._free_slots.pop(0) if self._free_slots else self.slots[-1]  # all slots of jobs are equal
             try:
                 self._start_trial(record, slot)
             except JobError as error:
@@ -124,6 +128,7 @@ class Searching:
             self._to_start.remove(record)
 
     def _start_trials(self) -> None:
+        """Start a trial in each free slot, as far as there are trials and the scheduler takes them."""
         while self._free_slots and time.monotonic() >= self._no_start_before and not self.stop:
             record = self._choose_next()
             if record is None:
@@ -141,12 +146,12 @@ class Searching:
         self.screen.show_start(record)
 
     def _wait_for_room(self, record: Record, error: JobError) -> None:
-        """Start a trial later that the scheduler has refused: users may have a limited number of jobs.
+        """Put a trial back that the scheduler has refused: users may have a limited number of jobs.
 
-        It is started once another trial ends, or after a while if the scheduler gave no answer.
+        It is started once another trial ends. If the scheduler gave no answer, it is started after RETRY_INTERVAL.
 
         Raises:
-            SearchError: no other trial runs, so that waiting does not help.
+            SearchError: no other trial runs, so that waiting does not help; or the scheduler has never answered.
         """
         is_unreachable = isinstance(error, UnreachableError) and bool(self._running or self._ended_records)
         if not self._running and not is_unreachable and not self.stop:
@@ -161,7 +166,10 @@ class Searching:
         )
 
     def _choose_next(self) -> Record | None:
-        """The trial to start: one to be started again, else a promoted paused trial, else a new one; None: wait."""
+        """The trial to start: one to be started again, else a promoted paused trial, else a new one.
+
+        None: all trials of the search have been started, or the engine still computes its proposal.
+        """
         if self._to_start:
             return self._to_start.pop(0)
         if promoted := self._choose_promoted():
@@ -170,7 +178,7 @@ class Searching:
         if len(self._records) >= self.trial_count:
             return None
         try:
-            proposal = self.proposals.take_next()
+            proposal = self.proposals.take_next()  # (configuration, origin)
         except ExhaustedError:
             self.trial_count = len(self._records)
             self.screen.print_line(f"every configuration there is was tried: {self.trial_count}")
@@ -199,7 +207,8 @@ class Searching:
             outcome = running.trial.poll()
             if outcome is not None:
                 del self._running[number]
-                if len(self._running) + len(self._free_slots) < len(self.slots):  # else a resumed job had no own slot
+                # More resumed jobs than slots may run. Then the end of one of them frees no slot.
+                if len(self._running) + len(self._free_slots) < len(self.slots):
                     self._free_slots.append(running.slot)
                 self._no_start_before = 0.0
                 if outcome.state == STOPPED:  # not by the search: the trial continues from its state
@@ -227,7 +236,7 @@ class Searching:
     def _report_cost(self, record: Record) -> None:
         """Report the cost of a trial to the engine, unless the space no longer allows its configuration.
 
-        A failed trial costs as much as the worst one; its report waits until a trial has a value.
+        A failed trial has no value. It costs as much as the worst trial, so its report waits until a trial has a value.
         """
         if self.spec.space.allows(record.config):
             self._unreported.append(record)
@@ -242,6 +251,7 @@ class Searching:
         return self.spec.objective.compute_cost(math.nan if record.value is None else record.value)
 
     def _check_equal_failures(self) -> None:
+        """Raises SearchError if the first MAX_EQUAL_FAILURES trials of this process have failed in the same way."""
         if len(self._ended_records) != MAX_EQUAL_FAILURES or self.best is not None:
             return
         if len({record.kind for record in self._ended_records}) == 1:
@@ -261,7 +271,8 @@ class Searching:
                 outcome = running.trial.poll()
                 if outcome is not None:
                     del self._running[number]
-                    with contextlib.suppress(DatabaseError, OSError):  # unrecorded, it is started again, as the others
+                    # A trial whose outcome cannot be recorded is started again with the others.
+                    with contextlib.suppress(DatabaseError, OSError):
                         if outcome.state != STOPPED:  # it had ended by itself
                             self._end_trial(running, outcome)
 

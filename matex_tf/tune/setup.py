@@ -40,6 +40,7 @@ from matex_tf.tune.trials.trial import FAILED, PLACE, Slot
 
 NOTE = "search.json"
 """The file of a search's folder that names the database and the search's row."""
+# The signals that end a search, with their names in messages and in `Searching.stop`.
 _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 
@@ -286,7 +287,8 @@ def format_trial_command(
     """The command line that trains as a trial did, and the trial's versions of the files with placeholders."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in place.list_variables(record.config).items()]
     if job := settings.make_job():
-        # An option before the script: without one, options after the script would be taken for the job's.
+        # If no job option precedes the script, `matex submit` takes job options from the words after it, which belong
+        # to the script here. So at least one option precedes it.
         command = ["submit", "--slurm", *(format_options(job) or [f"--nodes={job.nodes}"])]
     else:
         command = ["run", "-n", str(settings.ranks), *settings.options]

@@ -22,7 +22,7 @@ Condition = tuple[tuple[str, tuple[str, ...]], ...]
 ON, OFF = "on", "off"
 """The values of a flag: present on the command line, or absent."""
 _DIGITS = 4  # decimal digits of a value, relative to the range
-_MOST_LISTED = 10_000  # values of a parameter, or configurations
+_MOST_LISTED = 10_000  # the most values of a parameter, or configurations, that are listed
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Number:
 
     def compute_value(self, share: float) -> Value:
         """The value at the fraction `share` (0 to 1) of the range, rounded, so that trials get the displayed value."""
-        half = 0.5 if self.whole else 0.0  # so that the first and the last integer are as likely as the others
+        # The first and the last integer would be half as likely as the others, because only one side rounds to them.
+        half = 0.5 if self.whole else 0.0
         low, high = self.low - half, self.high + half
         if self.log:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
@@ -47,7 +48,7 @@ class Number:
         return self.round_value(value)
 
     def round_value(self, value: float) -> Value:
-        """Round `value` as trials receive it, within the range; the resolution is a ten-thousandth of the range."""
+        """Round `value` as trials receive it, within the range; the resolution is about 1/10000 of the range."""
         if self.whole:
             return int(min(max(round(value), self.low), self.high))
         if self.log:
@@ -114,7 +115,8 @@ class Space:
         """A configuration with each parameter drawn uniformly."""
         config: Config = {}
         for parameter in self.parameters:
-            share = draw.random()  # also for inactive parameters, so that a condition does not shift later draws
+            # Also drawn for an inactive parameter: otherwise a condition would change the values of later parameters.
+            share = draw.random()
             if self.is_active(parameter, config):
                 config[parameter.name] = parameter.compute_value(share)
         return config

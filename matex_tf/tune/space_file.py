@@ -21,6 +21,8 @@ _CHOICE, _FLAG, _WHEN, _ELSE = "choice", "flag", "when", "otherwise"
 _KINDS = (*RANGES, _CHOICE, _FLAG)
 _OBJECTIVE = ("minimize", "maximize", "regex", "take")
 _TAKE_VALUES = ("last", "best")
+# How the script receives a parameter, by its name: --lr or -l as an option, $LR as an environment variable, and lr in
+# files with the placeholder {{lr}}.
 _NAME = re.compile(r"--?[A-Za-z0-9][\w.-]*|\$[A-Za-z_]\w*|[A-Za-z_]\w*")
 
 
@@ -46,7 +48,7 @@ class _Entry(NamedTuple):
     node: yaml.Node
     parameter: Parameter
     otherwise: str | None
-    """The text of a placeholder while the parameter is not active."""
+    """The text of a placeholder while the parameter is not active; None: it needs none."""
 
 
 def read_space(text: str, name: str) -> Specification:
@@ -71,6 +73,7 @@ class _Reader:
         self.name = name
 
     def read_specification(self, top: yaml.Node | None) -> Specification:
+        """Read the whole file; `top` is None for an empty file."""
         if top is None:
             raise SpaceError(f"{self.name}: it is empty. It begins with `search:`, and a line for each parameter")
         parts = dict(self._list_members(top, "the file", _TOP))
@@ -164,6 +167,7 @@ class _Reader:
         return tuple((other_name, self._read_one_or_more(where, values)) for other_name, values in members)
 
     def _check_conditions(self, entries: dict[str, _Entry]) -> None:
+        """Check that each condition names another parameter with choices, and some of these choices."""
         for name, entry in entries.items():
             for other_name, values in entry.parameter.when:
                 where = f"{name}: {_WHEN}"
@@ -196,6 +200,7 @@ class _Reader:
     # The other parts
 
     def _check_placeholders(self, names: Iterable[str], files: tuple[str, ...]) -> None:
+        """Check that there are placeholders and files for them, or neither."""
         placeholders = [name for name in names if _is_placeholder(name)]
         if placeholders and not files:
             first = placeholders[0]

@@ -71,8 +71,9 @@ class Starter:
         """
         folder = get_trial_folder(self.folder, record.number)
         folder.mkdir(exist_ok=True)
-        limit = max(self.limit - record.seconds, 1e-3) if self.limit else 0.0
+        limit = max(self.limit - record.seconds, 1e-3) if self.limit else 0.0  # the rest of its time; 0: no limit
         next_rungs = self.rungs[len(record.rungs) :]
+        # The next rung; 0: save the state, without a pause, as all rungs are reached; None: there are no rungs.
         pause = (next_rungs[0] if next_rungs else 0) if self.rungs else None
         rules = Rules(self.spec.objective, limit, pause)
         trial = self.backend.find_trial(folder, rules)
@@ -112,6 +113,7 @@ class Starter:
         prefix = f"trial {number} has run to its end"
         if outcome.state == DONE and trial.pause and not trial.epochs:
             self.say_once("no fit", f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended")
+        # It should have paused, but has gone on to its end.
         elif outcome.state == DONE and trial.pause and trial.pause <= trial.epochs:
             self.say_once("not kept", f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})")
         if outcome.state == PAUSED and not outcome.curve:  # the objective is known at the end of a trial only

@@ -31,9 +31,10 @@ def format_script(command: Sequence[str], setup: Sequence[str], folder: str, not
     )
 
 
-# Kubernetes restarts a launcher after any exit code. After the end of the run, a new launcher repeats the run's exit
-# code. A signal interrupts `wait`, and the child may end right after; the last `wait` returns its code. That is the
-# signal's code if the run was not yet ready for the signal. `follow` reads the termination message.
+# Kubernetes starts another launcher after any exit code but 0. So the file $ended on the volume keeps the run's exit
+# code, and a launcher that finds it only repeats the code. `tell` writes the termination message, which `follow` reads.
+# $asked is as in `shell_text`: empty, `early` or `told`. A signal interrupts `wait`, so the last `wait` gets the exit
+# code; it is that of SIGTERM if the run was not yet ready for the signal.
 _SCRIPT = """\
 child= asked= ended={ended}
 tell() {{ [ ! -w /dev/termination-log ] || echo {over} > /dev/termination-log; }}

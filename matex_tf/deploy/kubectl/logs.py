@@ -15,9 +15,9 @@ class Logs:
 
     def __init__(self, namespace: str):
         self._options = [f"--namespace={namespace}"] if namespace else []
-        self._child: subprocess.Popen[bytes] | None = None
-        self._seen_containers: set[tuple[str, int]] = set()
-        self._waiting_pods: list[str] = []
+        self._child: subprocess.Popen[bytes] | None = None  # `kubectl logs` of the current launcher
+        self._seen_containers: set[tuple[str, int]] = set()  # (name of the pod, number of restarts)
+        self._waiting_pods: list[str] = []  # the pods of the next launchers
         self.last = False
 
     def __enter__(self) -> Logs:
@@ -61,6 +61,7 @@ class Logs:
         return self._child.stdout.fileno()
 
     def _end_child(self) -> None:
+        """End the current `kubectl logs`."""
         if self._child is not None:
             self._child.kill()
             self._child.communicate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 
-_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # of the random ending
 _LONGEST = 40  # letters of a job's name; the names of its pods are longer, at most 63
 
 

@@ -31,7 +31,7 @@ def is_running(pod: dict[str, Any]) -> bool:
 
 
 def list_needless(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> list[str]:
-    """The batch Jobs that would start further launchers although the run is over."""
+    """The batch Jobs, which own the launchers, if they would start another one although the run is over."""
     launchers = list_launchers(pods)
     if "completionTime" in mpijob.get("status", {}) or _find_final_failure(launchers) is None:
         return []
@@ -47,6 +47,7 @@ class _FinalFailure(NamedTuple):
 
 
 def _find_final_failure(launchers: Sequence[dict[str, Any]]) -> _FinalFailure | None:
+    """The first failed launcher whose termination message says that the run is over; None if there is none."""
     for index, pod in enumerate(launchers):
         for container in pod.get("status", {}).get("containerStatuses", []):
             end = container.get("state", {}).get("terminated") or {}
@@ -66,7 +67,7 @@ def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     failed, final_failure = conditions.get("Failed"), _find_final_failure(launchers)
     if final_failure is not None:
         restarts = final_failure.launcher_index  # later launchers only repeat the exit code
-    # An evicted worker also sets the condition Failed, although the launcher continues without it.
+    # An evicted worker also sets Failed, and the launcher continues. So Failed is final only with a completion time.
     if completed is not None and (failed or "Succeeded" in conditions):
         seconds = _subtract(completed, created)
         if failed is None:
@@ -74,7 +75,7 @@ def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
         code = next((code for container in reversed(containers) if (code := _read_exit_code(container))), None)
         words, means = f"Failed{_describe_cause(failed)}", messages.explain_exit(code)
         return State(ENDED, words, restarts, code, means, seconds, "launchers")
-    if final_failure is not None:
+    if final_failure is not None:  # the run is over, but its MPIJob, which holds the workers, is not
         code = final_failure.container_end["exitCode"]
         seconds = _subtract(_parse_moment(final_failure.container_end, "finishedAt"), created)
         return State(ENDED, "Failed", restarts, code, messages.explain_exit(code), seconds, "launchers", holds=True)

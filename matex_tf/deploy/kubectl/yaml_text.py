@@ -8,7 +8,7 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every string, because YAML parsers disagree about which plain words are numbers (1e3, 0o7, 1_000)."""
+    """Quotes every string but plain keys: YAML parsers disagree about which words are numbers (1e3, 0o7, 1_000)."""
 
     def represent_mapping(self, *given: Any, **options: Any) -> yaml.MappingNode:
         node = super().represent_mapping(*given, **options)

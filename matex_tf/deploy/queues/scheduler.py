@@ -198,6 +198,7 @@ class Scheduler(abc.ABC):
         return state if current == job else replace(state, words=f"{state.words}, as job {current.id}")
 
     def _ask_state(self, job: Job) -> State:
+        """The state of this job, without its successors. Raises JobError, UnreachableError."""
         for command in self.state_commands:
             answer = self._ask([*command, job.id])
             if answer.returncode == 0 and (state := self.read_state(answer.stdout)):
@@ -257,7 +258,8 @@ def make_state(
 ) -> State:
     """The state of a job that its scheduler calls `scheduler_word`, with the `reason` for a wait.
 
-    `words_by_phase` has the word to print for each word of the scheduler. A job with another word is waiting.
+    `words_by_phase` has, for each phase of `State`, the scheduler's words with the words to print. A job with an
+    unlisted word is waiting.
     """
     phase, word = WAITING, scheduler_word
     for known_phase, words in words_by_phase.items():

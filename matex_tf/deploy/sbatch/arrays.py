@@ -36,9 +36,10 @@ def combine_states(slurm_states: Mapping[str, State], folders: Sequence[Path]) -
         number, exit_code_file = int(folder.name.removeprefix(TASK)), folder / run_folder.EXIT_CODE
         if number in states:
             continue
-        if exit_code_file.is_file():
+        if exit_code_file.is_file():  # the task has ended, and Slurm has forgotten it
             states[number] = State(ENDED, "ENDED", code=int(exit_code_file.read_text()))
         else:
+            # It may be one of the waiting tasks that Slurm's abbreviated range does not name.
             waiting_state = next((state for state in slurm_states.values() if state.phase == WAITING), None)
             states[number] = waiting_state or State(FORGOTTEN, "not known to Slurm")
     phases = {state.phase for state in states.values()}

@@ -70,7 +70,7 @@ class Slurm(Options):
         """The command that starts all ranks of `target`, through `matex run` or by srun."""
         if self.launcher == "mpirun":
             return super().make_command(target, options)
-        # Without PMIx, each task of Open MPI would be an MPI job of one rank.
+        # Without PMIx, by which tasks of srun find each other, each task of Open MPI would be an MPI job of one rank.
         step = ["srun", "--mpi=pmix", f"--nodes={self.nodes}", f"--ntasks={self.ranks}", "--kill-on-bad-exit=1"]
         return [
             *step,
@@ -169,9 +169,9 @@ def _quote_word(word: str) -> str:
     return '"{}"'.format(re.sub(r'(["\\])', r"\\\1", word)) if _MUST_QUOTE.search(word) else word
 
 
-# If the user submits the script again, the note is updated with the new job and its time of submission, because Slurm
-# counts from 0 after a requeue. SLURM_EXPORT_ENV passes the environment to the tasks, even if the job was submitted
-# with --export=NONE.
+# The user may submit the script again, and the note then names another job. So the job replaces it by its own note. The
+# note keeps the time of submission for `find_state`, because Slurm counts from 0 after a requeue; a requeued job can no
+# longer find it out. SLURM_EXPORT_ENV passes the environment to the tasks, even after --export=NONE.
 _WRITE_NOTE = """\
 if ! grep -qsF "\\"job\\": \\"{number}\\"" "$run_folder/{file}"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)

@@ -12,7 +12,7 @@ _TRES = f"{_CPUS}; {_GPUS}"
 _OUTPUT = "`matex follow` reads the job's output from the file `output` in the folder of its run"
 _ARRAY = "--array sets the tasks, each with a folder of its own"
 _NOTHING = "no job would be submitted; run `sbatch` itself"
-_Options = dict[str, tuple[str, str]]  # long name: its letter, and the alternative
+_Options = dict[str, tuple[str, str]]  # long name: its letter, or "", and the alternative for messages, if needed
 _SET_BY_MATEX: _Options = {
     "job-name": ("J", "--name names the job"),
     "nodes": ("N", _NODES),
@@ -47,8 +47,8 @@ _WITH_GPUS: _Options = {
     "tres-per-task": ("", _TRES),
 }
 _CORES: _Options = {**_WITH_CPUS, "mincpus": ("", ""), "extra-node-info": ("B", ""), "exclusive": ("", "")}
-_NODE_SHARING_OPTIONS: _Options = {**_CORES, **_WITH_GPUS, "oversubscribe": ("s", "")}  # of a node
-_FLAGS = "hHOQsvVW"  # letters without a value; further letters may follow in one word
+_NODE_SHARING_OPTIONS: _Options = {**_CORES, **_WITH_GPUS, "oversubscribe": ("s", "")}  # set a job's share of a node
+_FLAGS = "hHOQsvVW"  # letters without a value; further letters may follow in one word, as -HQ
 _VARIABLES = {"ARRAY_INX": "array", "TIMELIMIT": "time"}  # variables that are not named after their options
 
 
@@ -90,6 +90,7 @@ def check_environment(environment: Mapping[str, str], words: Sequence[str]) -> N
 
 
 def _list_conflicts(has_cpus: bool, has_gpus: bool) -> _Options:
+    """The options of sbatch that contradict --cpus or --gpus-per-node of `matex submit`."""
     return (_WITH_CPUS if has_cpus else {}) | (_WITH_GPUS if has_gpus else {})
 
 

@@ -38,7 +38,8 @@ def ask_hosts(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> dic
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            # While mpirun runs, this process blocks the signals that should end its children.
+            # This process blocks signals, SIGTERM among them, while the run's mpirun runs. A child would inherit that,
+            # and `end_children` could not end it by SIGTERM. So the child starts with no signal blocked.
             preexec_fn=child_process.make_preparation((), os.getpid()),
         )
         for host in hosts
@@ -47,7 +48,7 @@ def ask_hosts(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> dic
 
 
 def find_answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> list[Host]:
-    """The hosts that can be reached. All are asked at once."""
+    """The hosts that answer within `SECONDS`. All are asked at once."""
     queries = ask_hosts(hosts, mpirun, options)
     deadline = time.monotonic() + SECONDS
     try:
@@ -57,6 +58,7 @@ def find_answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -
 
 
 def _ends_well(child: subprocess.Popen, deadline: float) -> bool:
+    """Whether the child succeeds before `deadline`, in seconds of time.monotonic."""
     try:
         return child.wait(max(deadline - time.monotonic(), 0)) == 0
     except subprocess.TimeoutExpired:
@@ -64,7 +66,10 @@ def _ends_well(child: subprocess.Popen, deadline: float) -> bool:
 
 
 def end_children(queries: Iterable[subprocess.Popen]) -> None:
-    """End the processes that still run, with their children: an srun that waits for cores would otherwise wait on."""
+    """End the processes that still run, each with its process group.
+
+    Under Slurm, mpirun starts an srun, which may wait for free cores. After the end of mpirun alone, it would wait on.
+    """
     children = [child for child in queries if child.poll() is None]
     for child in children:
         os.killpg(child.pid, signal.SIGTERM)
@@ -78,5 +83,5 @@ def end_children(queries: Iterable[subprocess.Popen]) -> None:
 
 
 def count_ranks(hosts: Sequence[Host], all_slots: int, ranks: int) -> int:
-    """The number of ranks for these of the run's hosts, in the proportion of `ranks` to `all_slots`; at least 1."""
+    """The number of ranks for `hosts`, at least 1, in a run of `ranks` ranks on hosts with `all_slots` slots."""
     return max(ranks * sum(host.slots for host in hosts) // all_slots, 1)

@@ -1,8 +1,10 @@
 """Changes of a run on request of its ranks (`--adapt=ranks`), and their reversal.
 
-A change is another strategy, other hosts, or one rank less on a slow host. `launch.restarts` calls `make_change` after
-the ranks have left, and `Watch` calls `note_step` at the first step after the restart. If that step is slower than
-before, the ranks may ask to undo the change; if it is never reached, `give_up_change` goes back.
+A change is another strategy, other hosts, or one rank less on a slow host. An attempt is one start of mpirun
+(`launch.hosts.places`). The launcher tells the ranks by an offer which changes are possible, and the ranks answer with
+a change (`adapt.offers`). `launch.restarts` calls `make_change` after the ranks have left, and `Watch` calls
+`note_step` at the first step after the restart. If steps are then slower than before, the ranks may ask to undo the
+change. If the first step is never reached, `give_up_change` goes back.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ class _AppliedChange:
 
     change: Change
     before: Attempt
-    left_at: float
+    left_at: float  # seconds of time.monotonic
     reduced_host: str | None = None
-    """The listed name of the host that the change takes a rank from, or gives one back to; None if there is none."""
+    """The listed name of the host that loses a rank or gets one back; None: no host; "": see `Places.find_host`."""
 
 
 class Changes:
@@ -58,7 +60,7 @@ class Changes:
     ) -> Attempt:
         """The next attempt: `attempt`, which the ranks left at the time `left_at`, with `change`.
 
-        `make_attempt` returns the new attempt for a change that undoes no other change.
+        `make_attempt` is called for a change that undoes no other change, and returns the new attempt.
         """
         last = self._last
         self.forget_last()
@@ -88,7 +90,7 @@ class Changes:
         return next_attempt
 
     def _undo_change(self, last: _AppliedChange, attempt: Attempt) -> Attempt:
-        """The attempt before the change `last`, which had led to `attempt`. That change is not offered again."""
+        """Return to the attempt before the change `last`, which had led to `attempt`. It is not offered again."""
         if last.change.strategy is not None:
             self.offer = replace(self.offer, may_choose=False)
         elif last.reduced_host is not None:

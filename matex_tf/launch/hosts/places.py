@@ -1,4 +1,4 @@
-"""The hosts and the number of ranks of an attempt, from the run's options and the usable hosts.
+"""The hosts and the number of ranks of an attempt (one start of mpirun), from the run's options and the usable hosts.
 
 `launch.restarts` makes one `Places` for a run, and from it an `Attempt` for each start of mpirun. Hosts may be lost,
 come back or change in the host files, and a slow host may lose a rank. `make_attempt` then divides the ranks among the
@@ -39,13 +39,13 @@ class Places:
     """
 
     def __init__(self, first: Attempt, mpirun: Mpirun, follows_files: bool = False):
-        self.known = host_lists.list_hosts(first.options, os.environ)
+        self.known = host_lists.list_hosts(first.options, os.environ)  # [] if the options list no hosts
         self.first = replace(first, hosts=self.known)
         self.mpirun, self.follows_files = mpirun, follows_files
         self._options_list_known = True  # whether the user's options list the known hosts
-        self._dropped_ranks: Counter[str] = Counter()  # by listed name of the host
-        self._excluded: set[str] = set()  # names of hosts
-        self._replacements: dict[tuple[Host, ...], Sequence[Host]] = {}  # the hosts to use instead of exactly the key
+        self._dropped_ranks: Counter[str] = Counter()  # by listed name of the host; "" if no hosts are listed
+        self._excluded: set[str] = set()  # names of hosts that are never used again
+        self._replacements: dict[tuple[Host, ...], Sequence[Host]] = {}  # if an attempt has exactly these hosts: others
         self._requested_slots = sum(host.slots for host in self.known)
 
     def read_hosts(self) -> list[Host]:
@@ -67,7 +67,7 @@ class Places:
     def exclude_hosts(self, hosts: Sequence[Host], before: Sequence[Host]) -> None:
         """Undo a change of the hosts from `before` to `hosts`: never again use the added hosts.
 
-        If only slots were added, `before` is used instead of exactly these `hosts`.
+        If no host was added, but only slots of hosts, each attempt on exactly these `hosts` uses `before` instead.
         """
         added = {host.name for host in hosts} - {host.name for host in before}
         self._excluded |= added
@@ -100,29 +100,31 @@ class Places:
         self._dropped_ranks[host] -= 1
 
     def count_used(self, host: Host) -> int:
-        """The number of slots of `host` that are used, without those of dropped ranks."""
+        """The number of used slots of `host`. A dropped rank frees requested slots / requested ranks of them."""
         return host.slots - self._dropped_ranks[host.name] * self._requested_slots // self.first.ranks
 
     def make_attempt(self, usable: Sequence[Host], strategy: str = "") -> Attempt:
         """The attempt on the `usable` hosts, without excluded hosts and dropped ranks."""
         usable = [host for host in usable if host.name not in self._excluded] or usable
         attempt = self._make_attempt(usable, strategy)
-        replacement = self._replacements.get(tuple(attempt.hosts), ())
+        replacement = self._replacements.get(tuple(attempt.hosts), ())  # see `exclude_hosts`
         is_usable = {host.name for host in replacement} <= {host.name for host in usable}
         return self._make_attempt(replacement, strategy) if replacement and is_usable else attempt
 
     def _make_attempt(self, hosts: Sequence[Host], strategy: str) -> Attempt:
+        """The attempt on all of `hosts`, without dropped ranks; a host that keeps no rank is left out."""
         if not self._requested_slots:  # the options list no hosts
             return Attempt(max(self.first.ranks - self._dropped_ranks.total(), 1), self.first.options, strategy, hosts)
+        # ranks: by host name; listed: the used hosts with all slots; slots: the used hosts with the slots for mpirun.
         ranks, listed, slots = self._share_ranks(hosts), list(hosts), list(hosts)
         if any(self._dropped_ranks[host.name] for host in hosts):
             remaining = {host.name: max(ranks[host.name] - self._dropped_ranks[host.name], 0) for host in hosts}
-            ranks = remaining if any(remaining.values()) else ranks
+            ranks = remaining if any(remaining.values()) else ranks  # a run needs a rank
             listed = [host for host in hosts if ranks[host.name]]
             # As many slots as ranks: mpirun then starts that number on each host, in any order of filling.
             slots = [Host(host.name, ranks[host.name]) for host in listed]
         total, options, family = sum(ranks.values()), self.first.options, self.mpirun.family
-        if slots == self.known and self._options_list_known:
+        if slots == self.known and self._options_list_known:  # the user's options need no change
             return Attempt(total, options, strategy, listed)
         options = host_lists.replace_hosts(options, slots, family)
         if total > sum(host.slots for host in slots) and family == OPENMPI:
@@ -132,7 +134,8 @@ class Places:
     def _share_ranks(self, hosts: Sequence[Host]) -> dict[str, int]:
         """The number of ranks by host name, in proportion to slots; their sum is that of `answering.count_ranks`.
 
-        A host gets the ranks of all hosts up to itself, less those of the hosts before it.
+        To round host by host could change the sum. So a host gets the rounded number of ranks for all hosts up to and
+        including itself, less that number for the hosts before it.
         """
         sums = [
             answering.count_ranks(hosts[: index + 1], self._requested_slots, self.first.ranks)

@@ -1,8 +1,9 @@
 """Observes a run while it trains (`--adapt=ranks`): its first step, and changes of the list of hosts.
 
-`launch.restarts` makes a `Watch` for each attempt and calls `look` several times a second. `look` reads the host files,
-queries new hosts, and writes an offer for the ranks: the number of ranks with which the run could restart now. Ranks
-that accept write a `Change` and leave, and `make_changed_attempt` returns the attempt for it.
+`launch.restarts` makes a `Watch` for each attempt (one start of mpirun), and calls `look` several times a second.
+`look` reads the host files, starts queries of new hosts, and writes an offer for the ranks: the number of ranks with
+which the run could restart now (`adapt.offers`). If the ranks accept, they write a `Change` and leave, and
+`make_changed_attempt` returns the attempt for it.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ class Watch:
 
     def __init__(self, places: Places, attempt: Attempt, folder: str, changes: Changes, say: Callable[[str], None]):
         self.change: Change | None = None  # the change for which the ranks leave, found at the time `changed_at`
-        self.changed_at = 0.0
-        self._has_trained = False
+        self.changed_at = 0.0  # this time and those below are seconds of time.monotonic
+        self._has_trained = False  # whether the first step of this attempt is done
         self._restart_seconds = 0.0  # of the last change; before any change, from this start to its first step
         self._places, self._attempt, self._folder = places, attempt, folder
         self._changes, self._say = changes, say
         self._started_at = time.monotonic()
         self._next_read_at = self._listed_since = 0.0
-        self._makes_offers = True
+        self._makes_offers = True  # False once a host file could not be read
         self._listed: Sequence[Host] = ()  # the hosts at the last read, unchanged since `_listed_since`
-        self._offer: Offer | None = None
-        self._queries: dict[str, tuple[subprocess.Popen, float]] = {}  # process and start by host name
-        self._answered = {host.name for host in attempt.hosts}
+        self._offer: Offer | None = None  # the last one written
+        self._queries: dict[str, tuple[subprocess.Popen, float]] = {}  # last query by host name: (process, its start)
+        self._answered = {host.name for host in attempt.hosts}  # names of hosts that can be reached
 
     def __enter__(self) -> Watch:
         return self
@@ -85,6 +86,7 @@ class Watch:
         return [host for host in self._places.known if host.name in self._answered]
 
     def _make_offer(self, now: float) -> None:
+        """Read the host files, and write the offer that follows from the hosts which have answered, if it is new."""
         previous, self._listed = self._listed, list(self._places.read_hosts())
         if previous != self._listed:
             self._listed_since = now
@@ -98,7 +100,7 @@ class Watch:
         if reduced and len(usable) < len(self._listed) and now - self._listed_since < answering.SECONDS:
             return  # wait for all new hosts, so that the ranks leave only once
         reasons = [f"{host.name} has {slots.get(host.name, 0)} of {host.slots} slots left" for host in reduced]
-        reason = ", ".join(reasons) if usable else ""
+        reason = ", ".join(reasons) if usable else ""  # without a usable host, the ranks stay
         offer = replace(self._changes.offer, ranks=ranks, restart_seconds=self._restart_seconds, reason_to_leave=reason)
         if offer != self._offer:
             self._offer = offer
@@ -110,7 +112,7 @@ class Watch:
         absent = [host for host in self._listed if host.name not in self._answered]
         self._answered |= {host.name for host in absent if host_lists.is_here(host)}
         for host in absent:
-            child, started_at = self._queries.get(host.name, (None, -QUERY_INTERVAL))
+            child, started_at = self._queries.get(host.name, (None, -QUERY_INTERVAL))  # not queried yet: query at once
             if child is not None and child.poll() == 0:
                 self._answered.add(host.name)
             if child is not None and child.poll() is None and now - started_at > answering.SECONDS:

@@ -31,6 +31,7 @@ class EventLog:
     def note_event(self, text: str, **fields: object) -> None:
         """Log an event, with further fields. The first failure prints a message."""
         log = self._log
+        # No message: without a folder, after a successful write, and after the second and later failures.
         if log is None or log.write_line({"t": round(time.time(), 3), "event": text, **fields}) or log.lost > 1:
             return
         reason = log.error.strerror or log.error if log.error else ""

@@ -25,7 +25,7 @@ class WatchedState:
 
     run: recording.Run | None  # the records of the last start; None if there are none yet
     job_text: str  # why no rank runs, if the job is queued or to be restarted; else ""
-    is_over: bool
+    is_over: bool  # no rank runs, and none will start
 
 
 def find_run_folder(run: str, namespace: str = "") -> str:
@@ -66,14 +66,14 @@ class JobWatch:
 
     def __init__(self, folder: str):
         self._folder = folder
-        self._state: State | None = None
-        self._next_query_at = 0.0
-        self._is_scheduler_absent = False
-        self._scheduler: Any
+        self._state: State | None = None  # the last answer of the scheduler
+        self._next_query_at = 0.0  # seconds of time.monotonic
+        self._is_scheduler_absent = False  # this host cannot query the scheduler
+        self._scheduler: Any  # the functions of the job's cluster (`deploy.command.CLUSTERS`); None: the run is no job
         try:
             self._scheduler, self._job = command.find_job(folder, "")
         except click.UsageError:
-            self._scheduler, self._job = None, Job("")  # the run is no job
+            self._scheduler, self._job = None, Job("")
 
     def look_at_run(self) -> WatchedState:
         """Read the state of the run.
@@ -107,9 +107,10 @@ class JobWatch:
             except UnreachableError:
                 pass  # the scheduler does not answer now
             except JobError:
-                self._is_scheduler_absent = True  # this host does not have the scheduler
+                self._is_scheduler_absent = True
             finally:
                 self._next_query_at = time.monotonic() + QUERY_INTERVAL
+        # Without an answer, the job may still start.
         return self._state is None or self._state.phase not in (ENDED, FORGOTTEN, STUCK)
 
     def _describe_job(self) -> str:

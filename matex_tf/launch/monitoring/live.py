@@ -1,7 +1,8 @@
 """`matex run --live`: the ranks' output scrolls above the display of the run, which a child process draws.
 
-The ranks write to a pseudo-terminal, from which the child reads. If standard output is no terminal, the output is not
-redirected, and a status line goes to standard error every 30 seconds.
+The ranks write to a pseudo-terminal, and the child reads it. If standard output is no terminal, the output is not
+redirected, and the child prints a status line to standard error every 30 seconds. The child then has a pipe to which
+nobody writes: it ends when this process closes the pipe.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ def print_progress(folder: str, source: int) -> None:
 
 
 def _read_chunk(source: int) -> bytes:
+    """The available output; b"" at its end."""
     try:
         return os.read(source, _CHUNK_BYTES)
     except OSError:  # EIO: no process holds the other end of the terminal

@@ -32,8 +32,9 @@ def add_kept_links(
 def _describe_sums(link: link_costs.Link) -> LinkMeasurement:
     """The sums of two hosts, over a link with the costs of `link`, which may have been measured on more hosts.
 
-    A small sum takes log2(hosts) rounds. For a large sum, each host sends 2 (hosts - 1) / hosts of its bytes, by any
-    algorithm.
+    `link.start_up` is the time of a small sum, which takes log2(hosts) rounds; two hosts need one round. `link.byte`
+    is the time for each byte of a large sum. In any algorithm, each host sends 2 (hosts - 1) / hosts of the bytes: for
+    two hosts, all bytes once. The addition (`ADDITION`) takes as long on any number of hosts.
     """
     small, large = PROBED
     ranks, hosts = sum(link.hosts.values()), len(link.hosts)

@@ -21,8 +21,8 @@ from matex_tf.planner.predict import Prediction, Predictor
 from matex_tf.planner.strategies import find_price
 from matex_tf.world import mpirun_options, placement
 
-CHECKED_STEPS = 60  # of a run of --check; by step 36, the ranks have chosen whether updates overlap
-MEASURE_SECONDS = 120  # that ranks may take to time their sums
+CHECKED_STEPS = 60  # steps of a run of --check; by step 36, the ranks have chosen whether updates overlap
+MEASURE_SECONDS = 120  # seconds that ranks may take to time their sums
 Launch = Callable[[int, Sequence[str], Sequence[str], Mapping[str, str] | None], list[str]]
 """Makes the command line that starts a number of ranks of a script, with options of mpirun, in an environment."""
 
@@ -33,9 +33,10 @@ def place_on_hosts(hosts: Sequence[str], per_host: int) -> list[str]:
 
 
 def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> tuple[LinkMeasurement, ...]:
-    """Measure links between ranks of this host; given two `hosts`, also between one rank, and all ranks, of each.
+    """Measure links: the time of sums over ranks. A link is left out if its ranks cannot be started.
 
-    A link is left out if its ranks cannot be started.
+    The first link is between ranks of this host. If two `hosts` are given, two more are measured: between one rank on
+    each of them, and between all ranks of both.
     """
     local_ranks = min(ranks_per_host, len(placement.list_cores()))
     launches = [(local_ranks, list[str]())] if local_ranks > 1 else []
@@ -47,6 +48,7 @@ def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> 
 def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasurement | None:
     hosts_text = f" on {options[1]}" if options else ""
     print(f"matex: measuring sums of {ranks} ranks{hosts_text} ...", file=sys.stderr, flush=True)
+    # No options: ranks of this host; else those of `place_on_hosts`.
     try:
         command = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options, None)
         _, output, error_output = run_ranks(command)

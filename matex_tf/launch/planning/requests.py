@@ -22,12 +22,12 @@ class PlanRequest:
     deadline: float  # the seconds that `epochs` epochs may take
     epochs: int
     epoch_steps: int
-    memory: float  # the bytes of a rank
+    memory: float  # the memory limit of a rank, in bytes
     steps: int  # the steps to train at each size of slices
     json: str
     chart: str
-    hosts: tuple[str, ...] = ()
-    batches: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()  # hosts on which ranks are started to time the network
+    batches: tuple[int, ...] = ()  # other global batches to predict, in rows
     strategy: str = ""  # MATEX_STRATEGY; it is priced in addition to the other strategies
 
     @property

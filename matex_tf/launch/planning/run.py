@@ -1,6 +1,8 @@
 """`matex plan`: predict the cost of a step on numbers of ranks that are not available.
 
 `planning.command` calls `plan_script`: measure sizes and links, make a `Plan` of them, print predictions from the plan.
+A size is the script's step on the slice of rank 0 of N ranks (`planning.sizes`), and a link is the cost of sums between
+ranks on one host or on two (`planning.ranks`).
 """
 
 from __future__ import annotations
@@ -116,6 +118,7 @@ def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) ->
     sizes.measure_all()
     links = measure_links(request.ranks_per_host, request.hosts, launch)
     plan = make_plan(request, sizes, add_kept_links(links, request.hosts, bool(request.network)))
+    # MATEX_STRATEGY=async is measured, too, if the script and a requested number of ranks allow it.
     may_be_async = plan.update is not None and not plan.update.not_async and plan.scaling == "strong"
     if may_be_async and request.copies > 1 and any(1 < ranks <= request.ranks_per_host for ranks in request.ranks):
         plan = replace(plan, whole=sizes.measure_whole())
@@ -142,9 +145,10 @@ def make_plan(request: PlanRequest, sizes: Sizes, links: tuple[LinkMeasurement, 
 
 
 def _adapt_size(measurement: Measurement, typical: Measurement) -> Size:
-    """The size for the plan: that of one rank gets as many times as `typical` has gradients and collectives.
+    """The size for the plan, with one time for each gradient and collective of `typical`, as all sizes of a plan have.
 
-    For one rank, the time at which gradients are ready has no effect.
+    Only size 1 may reduce other tensors (`Sizes.leave_out_unlike`). It gets made-up times: one rank sums nothing, so
+    the time at which its gradients are ready has no effect.
     """
     size, steps = measurement.size, typical.steps
     if size.ranks > 1 or measurement is typical:

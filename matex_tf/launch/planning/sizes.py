@@ -1,9 +1,9 @@
 """Measures phantom ranks with slices of several sizes, for the plan that `planning.run` makes.
 
-A phantom rank is one process that runs the script as rank 0 of N ranks, without the others. A size is the slice of such
-a rank, named by N: with batches of 64 rows, size 1 has 64 rows and size 4 has 16. As many copies run at once as a host
-has ranks, because they share its memory. The smallest slice comes first; a larger one is started only if the memory of
-the smaller ones predicts that it fits.
+A phantom rank is one process that runs the script as rank 0 of N ranks, without the others. A size is the slice (the
+rows of a batch) of such a rank. It is named by N, so a larger N means a smaller slice: with batches of 64 rows, size 1
+has 64 rows and size 4 has 16. The ranks of a host share its cores and memory, so as many copies are measured at once.
+The smallest slice comes first; a larger one is started only if the memory of the smaller ones predicts that it fits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from matex_tf.planner.measurement.phantoms import Measurement, NotMeasured
 from matex_tf.planner.plan_file import Gradient, Size
 from matex_tf.planner.report import describe_kinds
 
-MAX_DEVIATION = 0.05  # ratio: if the time of the middle size is farther from the line, one more size is measured
-MIN_ROWS_RATIO = 2  # between the rows of two sizes that show how memory grows
+MAX_DEVIATION = 0.05  # share of the middle size's time: if it is farther from the line, one more size is measured
+MIN_ROWS_RATIO = 2  # least ratio of the rows of two sizes: nearer ones do not show how memory grows
 ADVICE = (
     "Give the script more data or epochs (some 10 steps), or plan with fewer --ranks, fewer --ranks-per-host, or "
     "MATEX_MICROBATCH=auto where memory ends"
@@ -30,9 +30,9 @@ ADVICE = (
 
 
 def choose_sizes(ranks: Sequence[int], copies: int) -> list[int]:
-    """The numbers of ranks to measure: 1, for comparison, and three numbers that fill a host of `copies` ranks.
+    """The numbers of ranks to measure: 1, for comparison, and three numbers of at least `copies`, which fill a host.
 
-    The three are the smallest, the largest and the geometric middle.
+    The three are the smallest, the largest, and the one nearest to their geometric mean. Some may be equal.
     """
     full_hosts = sorted(count for count in {copies, *ranks} if count >= copies)
     middle = min(full_hosts, key=lambda count: abs(count * count - full_hosts[0] * full_hosts[-1]))
@@ -40,14 +40,14 @@ def choose_sizes(ranks: Sequence[int], copies: int) -> list[int]:
 
 
 class Sizes:
-    """The measurements of a script by ranks and simultaneous copies, and the reasons for missing ones by ranks."""
+    """The measurements of a script, and the reasons for missing ones."""
 
     def __init__(self, script: Sequence[str], request: PlanRequest):
         self.script, self.request = script, request
-        self.rank_counts = choose_sizes(request.ranks, request.copies)
-        self.measurements: dict[tuple[int, int], Measurement] = {}
-        self.failures: dict[int, str] = {}
-        self._took_too_long = False
+        self.rank_counts = choose_sizes(request.ranks, request.copies)  # the sizes to measure, ascending
+        self.measurements: dict[tuple[int, int], Measurement] = {}  # keyed by (ranks, simultaneous copies)
+        self.failures: dict[int, str] = {}  # keyed by ranks
+        self._took_too_long = False  # a slice was too slow, so larger slices are not tried
 
     def measure_all(self) -> None:
         """Measure the chosen sizes, and one more if they are not on a line.
@@ -64,8 +64,9 @@ class Sizes:
     def measure_size(self, ranks: int) -> None:
         """Measure as many copies at once as a host has ranks of this size.
 
-        A single copy is measured before the first size, in order to know its memory. If the copies may not fit, a
-        smaller slice is measured first, which shows how memory grows with rows.
+        Before the first size, a single copy is measured in order to know its memory. If the copies of a size may not
+        fit by the upper bound of `estimate_peak`, a smaller slice is measured first. Memory is then known for two
+        numbers of rows, and the line through them replaces the upper bound.
 
         Raises:
             NotMeasured: the script fails before it trains, with any slice.
@@ -98,12 +99,16 @@ class Sizes:
             return None
 
     def leave_out_unlike(self) -> Measurement:
-        """Remove sizes that reduce other tensors than most full hosts do, except the script alone.
+        """Remove unusual sizes, whose step reduces other tensors than most sizes of full hosts; size 1 always remains.
 
-        Returns a remaining measurement of a full host. Raises NotMeasured if fewer than two sizes remain.
+        Their times do not belong on the line through the other sizes.
+
+        Returns the remaining measurement of a full host with the most ranks. Raises NotMeasured if too few remain.
         """
         of_full_hosts = self._list_full_hosts()
         candidates = [result for result in of_full_hosts if result.size.ranks > 1] or of_full_hosts
+        # A form is what a step reduces (`describe_form`). Of equally common forms, most_common returns the one that it
+        # saw first: here the form of the most ranks.
         common_form = Counter(result.steps.form for result in reversed(candidates)).most_common(1)[0][0]
         for (ranks, copies), result in list(self.measurements.items()):
             if ranks > 1 and result.steps.form != common_form:
@@ -127,16 +132,18 @@ class Sizes:
         )
 
     def _try_size(self, ranks: int, copies: int) -> None:
+        """Measure, or record the failure. Raises NotMeasured if every other slice would fail, too."""
         try:
             self.measurements[ranks, copies] = self._measure_copies(ranks, copies)
         except NotMeasured as error:
             is_short = error.is_short and self.request.scaling == "strong"  # too few steps on any number of ranks
             if not self.measurements and (is_short or not error.updates):
-                raise  # other slices would fail, too
+                raise
             self._took_too_long |= error.is_late
             self._extrapolate(ranks, str(error))
 
     def _extrapolate(self, ranks: int, reason: str) -> None:
+        """Print and record that this size is not measured: the predictor will extrapolate it from the others."""
         print(f"matex: rank 0 of {ranks} is extrapolated: {reason}", file=sys.stderr, flush=True)
         self.failures[ranks] = reason.splitlines()[0]
 
@@ -152,13 +159,13 @@ class Sizes:
         """The reason not to start so many copies at once; "" if they fit, or nothing is known yet."""
         microbatch, memory_limit = settings.get_settings().microbatch, choose_memory(self.request)
         if not self.measurements or (microbatch == settings.AUTO and not memory_limit):
-            return ""  # automatic microbatches without a limit fit the memory of the host
+            return ""  # without a limit, automatic microbatches adapt to the memory of the host
         rows = self._count_rows(ranks)
         if microbatch > 0:
-            rows = min(rows, microbatch)
+            rows = min(rows, microbatch)  # only so many rows are in memory at a time
         needed_bytes = estimate_peak(self._list_sizes(), rows) * memory.MARGIN
         if microbatch == settings.AUTO:
-            needed_bytes = min(needed_bytes, memory_limit)
+            needed_bytes = min(needed_bytes, memory_limit)  # automatic microbatches keep to the limit
         free_bytes = memory.measure_free(copies)
         if needed_bytes <= free_bytes:
             return ""
@@ -167,10 +174,15 @@ class Sizes:
         return f"{subject} may take {needed:.2f} {unit}, and this host leaves {free:.2f} {unit}"
 
     def _find_smaller(self, ranks: int, copies: int) -> int:
-        """A number of ranks with smaller slices, which fit safely and show the growth of memory; 0 if there is none."""
+        """A number of ranks whose slice is smaller than size `ranks`, and larger than the only measured slice.
+
+        It fits by the upper bound of `estimate_peak`. 0: there is none.
+        """
         known_size = self._list_sizes()[-1]
+        # Memory does not grow from size to size, or its growth is known already.
         if self.request.scaling == "weak" or not known_size.rows or len({size.rows for size in self._list_sizes()}) > 1:
             return 0
+        # rows: the largest slice whose upper bound, base + (peak - base) * rows / known rows, fits the free memory.
         spare_bytes = memory.measure_free(copies) / memory.MARGIN - known_size.base_bytes
         rows = int(known_size.rows * spare_bytes / max(known_size.peak_bytes - known_size.base_bytes, 1))
         if rows < MIN_ROWS_RATIO * known_size.rows:
@@ -179,6 +191,7 @@ class Sizes:
         return smaller if ranks < smaller < known_size.ranks else 0
 
     def _count_rows(self, ranks: int) -> int:
+        """The rows of the slice of size `ranks`, from any measurement."""
         result = next(iter(self.measurements.values()))
         return result.size.rows if self.request.scaling == "weak" else ceil(result.steps.rows / ranks)
 
@@ -216,7 +229,11 @@ def choose_memory(request: PlanRequest) -> float:
 
 
 def estimate_peak(sizes: Sequence[Size], rows: int) -> float:
-    """The bytes of a process with `rows` rows: by the line through the sizes, or an upper bound from a single size."""
+    """The peak bytes of a process with `rows` rows.
+
+    Several slices give a line. A single slice gives an upper bound: all memory above that before the first step
+    (`base_bytes`) grows as fast as the rows.
+    """
     if len({size.rows for size in sizes}) > 1:
         return Line([float(size.rows) for size in sizes], [float(size.peak_bytes) for size in sizes])(rows)
     largest = max(sizes, key=lambda size: size.peak_bytes)

@@ -18,6 +18,7 @@ class Tpe:
     def __init__(self, space: Space, seed: int):
         self._space = space
         self._distributions = {parameter.name: _make_distribution(parameter) for parameter in space.parameters}
+        # Proposals without a cost, by `make_key` of the configuration: Optuna may propose a configuration repeatedly.
         self._open_trials: dict[str, list[optuna.trial.Trial]] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():
@@ -40,7 +41,7 @@ class Tpe:
         trials = self._open_trials.pop(make_key(config), [])
         for trial in trials:
             self._study.tell(trial, cost)
-        if not trials:
+        if not trials:  # Optuna has not proposed it, or knows its cost at an earlier rung
             distributions = {name: self._distributions[name] for name in config}
             trial = optuna.trial.create_trial(params=dict(config), distributions=distributions, value=cost)
             self._study.add_trial(trial)

@@ -29,11 +29,11 @@ class Proposals:
         self._engine, self._space = engine, space
         self._draw = random.Random(seed)
         self._seen = {make_key(config) for config in seen}
-        self._costs: dict[str, float] = {}
-        self._first_configs: list[Config] = []
-        self._thread = ThreadPoolExecutor(1, "matex_tf tune") if engine.slow else None
-        self._next_config: Future[Config] | None = None
-        self._reports: list[Future[None]] = []
+        self._costs: dict[str, float] = {}  # reported costs, by `make_key` of the configuration, as `_seen`
+        self._first_configs: list[Config] = []  # warm starts, proposed before those of the engine
+        self._thread = ThreadPoolExecutor(1, "matex_tf tune") if engine.slow else None  # calls a slow engine
+        self._next_config: Future[Config] | None = None  # the proposal that the thread computes
+        self._reports: list[Future[None]] = []  # calls of `_tell_engine` whose exceptions are not raised yet
 
     def put_first(self, configs: Iterable[Config]) -> int:
         """Propose these configurations before the engine's, except for tried ones. Returns how many are waiting."""
@@ -84,7 +84,7 @@ class Proposals:
         self._engine.tell(config, cost)
 
     def _propose_config(self) -> Config:
-        """An untried configuration, which then counts as tried: of the engine, or drawn if it repeats itself."""
+        """An untried configuration, which then counts as tried: of the engine; drawn if it repeats itself too often."""
         all_configs = self._space.all
         if all_configs is not None and len(self._seen) >= len(all_configs):
             raise ExhaustedError
@@ -92,7 +92,7 @@ class Proposals:
             config = self._engine.ask()
             if make_key(config) not in self._seen:
                 break
-            # A duplicate: its cost is reported again, now or when its trial ends.
+            # A duplicate. The engine waits for a cost: it is known already, or is reported when the trial ends.
             if make_key(config) in self._costs:
                 self._engine.tell(config, self._costs[make_key(config)])
         else:

@@ -31,8 +31,9 @@ class Smac:
     def __init__(self, space: Space, seed: int):
         self._space, self._seed = space, seed
         self._config_space = _make_space(space, seed)
+        # Proposals without a cost, by `make_key` of the configuration: SMAC may propose a configuration repeatedly.
         self._open_trials: dict[str, list[TrialInfo]] = {}
-        # SMAC always writes files.
+        # SMAC always writes files. The folder is removed with this object.
         self._folder = tempfile.TemporaryDirectory(prefix="matex-tune-smac-")
         with _quiet():
             folder = Path(self._folder.name)
@@ -42,6 +43,7 @@ class Smac:
             first = Facade.get_initial_design(scenario, n_configs=_FIRST_FOR_EACH * len(space.parameters), max_ratio=1)
             # By default SMAC proposes eight configurations before it retrains the forest.
             selector = Facade.get_config_selector(scenario, retrain_after=1)
+            # The lambda stands for the function to minimize. It is never called: costs come by `tell`.
             self._facade = Facade(
                 scenario, lambda config, seed=0: 0.0, initial_design=first, config_selector=selector, overwrite=True,
                 logging_level=False,

@@ -170,7 +170,7 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
         colour, faint = _choose_colour(index, trial)
         config = ", ".join(f"{name} {format_value(value)}" for name, value in trial.config.items())
         value = trial.state if trial.value is None else f"{objective.name} {trial.value:.4g}"
-        share = 1 - index / max(count - 1, 1)
+        share = 1 - index / max(count - 1, 1)  # the position on the axis of places: 1 for the best
         text = f"{_name_trial(trial)}: {value}; {config}"
         paths.append(coordinates.Path(_name_trial(trial), text, trial.config, share, colour, faint))
     last = coordinates.Axis("place", [(1.0, "best"), (0.0, str(count))], lambda path: path.share)

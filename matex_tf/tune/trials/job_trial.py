@@ -1,7 +1,8 @@
 """Trials that are Slurm jobs, one job for each. Jobs outlive the search, which finds them again when it is resumed.
 
 A job writes two files into the folder of its trial: BEGAN when it begins, and CODE with its exit code. They are read in
-each poll. Slurm is queried rarely: whether a job waits, and how it ended if it wrote no exit code.
+each poll. Slurm is queried rarely, and only for what the files do not tell: whether a job waits, and how it ended if it
+wrote no exit code.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class JobTrial(Trial):
         self.job, self._query_interval, self._say = job, query_interval, say
         self.waits = True
         self._next_query_at = time.monotonic() + following.ASK_EACH
-        self._next_cancel_at = 0.0
+        self._next_cancel_at = 0.0  # seconds of time.monotonic; 0: it was not cancelled yet
         if was_resumed:
             self._states_before = set()  # the saved states may all be of this job
             if (folder / STOP_REQUEST).is_file():
@@ -112,6 +113,7 @@ class JobTrial(Trial):
             (self.folder / STOP_REQUEST).write_text(why)
 
     def _find_outcome(self) -> Outcome | None:
+        """The outcome, from the job's exit code, else from its state in Slurm; None while it waits or runs."""
         code = read_exit_code(self.folder)
         if code is not None:
             return self.judge_outcome(code, "time over, no progress" if code == EXIT_REQUEUE else "")
@@ -135,7 +137,7 @@ class JobTrial(Trial):
         return self.judge_outcome(state.code or 0, "" if state.words in ("COMPLETED", "FAILED") else state.words)
 
     def _query_state(self) -> State | None:
-        """The job's state in Slurm; None if it is not due to be queried, or Slurm gives no answer."""
+        """The job's state in Slurm; None if the next query is not due, or if Slurm gives no answer."""
         if time.monotonic() < self._next_query_at:
             return None
         interval = self._query_interval if self._stop_requested_at is None else following.LOOK_EACH
@@ -167,7 +169,7 @@ def read_exit_code(folder: Path) -> int | None:
     """The exit code of the job in `folder`; None if the job has not written one."""
     path = folder / CODE
     text = path.read_text() if path.is_file() else ""
-    return int(text) if text.endswith("\n") else None
+    return int(text) if text.endswith("\n") else None  # without a line end, the file is still being written
 
 
 def has_job(folder: Path) -> bool:
@@ -221,6 +223,7 @@ class Jobs:
         return self._make_trial(folder, job, rules)
 
     def _make_trial(self, folder: Path, job: Job, rules: Rules, was_resumed: bool = False) -> Trial:
+        # All jobs together are queried once in ASK_EACH seconds, but each before Slurm may forget its end.
         query_interval = min(following.ASK_EACH * self.parallel, FORGET_SECONDS / 2)
-        always_saves = replace(rules, pause=rules.pause or 0)  # a job may be requeued
+        always_saves = replace(rules, pause=rules.pause or 0)  # a job may be requeued, and then needs a saved state
         return JobTrial(folder, job, always_saves, query_interval, self.say, was_resumed)

@@ -21,12 +21,13 @@ def clean_folder(place: Path, mirror: Mirror) -> None:
         if path.is_symlink() and os.readlink(path) == link_target:
             path.unlink()
     for path, stamp in mirror.copies.items():
-        is_below_link = path.resolve() != place.resolve() / path.relative_to(place)  # of the trial
+        # The trial may have replaced a folder by a link. A file below that link is not the mirror's copy.
+        is_below_link = path.resolve() != place.resolve() / path.relative_to(place)
         if not is_below_link and path.is_file() and read_stamp(path) == stamp:
             path.unlink()
     for parent, names, _ in os.walk(place, topdown=False):
         for path in (Path(parent, name) for name in names):
-            if path.is_symlink():  # of the trial
+            if path.is_symlink():  # made by the trial
                 continue
             if path.name == "__pycache__":
                 shutil.rmtree(path, ignore_errors=True)
@@ -63,7 +64,7 @@ def fill_placeholders(place: Path, spec: Specification, config: Config) -> None:
     for name in spec.files:
         path = place / name
         text = path.read_text(encoding="utf-8")
-        path.unlink()  # it may be a link
+        path.unlink()  # it may be a link to the user's file, which must not change
         path.write_text(_PLACEHOLDER.sub(lambda match: values[match[1]], text), encoding="utf-8")
 
 

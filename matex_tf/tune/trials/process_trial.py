@@ -31,7 +31,8 @@ from matex_tf.world.hosts import host_lists
 class ProcessTrial(Trial):
     """A trial that is a child process, with its group of processes.
 
-    It must be started in the main thread: a trial ends with the thread that has started it.
+    It must be started in the main thread: the system ends a child with the thread that has started it
+    (`child_process.make_preparation`).
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class ProcessTrial(Trial):
             environment.setdefault("MATEX_PLACEMENT", f"spread:{slot.part}")
         if slot.hosts and "SLURM_JOB_ID" in environment:
             environment["SLURM_OVERLAP"] = "1"  # otherwise a Slurm step waits for the cores of another step
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # blocks nothing, and returns this process's mask
         with hold_folder(folder) as lock, (folder / OUTPUT).open("ab") as output:
             # Ctrl-C in the terminal goes to the search only, which then ends its trials.
             self._child = subprocess.Popen(
@@ -81,6 +82,7 @@ class ProcessTrial(Trial):
                 self._child.send_signal(signal.SIGTERM)
 
     def _end_group(self, number: signal.Signals) -> None:
+        """Send a signal to the child and its group of processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, number)
 

@@ -39,7 +39,6 @@ def deal_hosts(hosts: Sequence[Host], parallel: int) -> list[Slot]:
 
 def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -> list[Slot]:
     """The slots of trials with `ranks` ranks each: on the hosts of `options` or of an allocation, or on this machine.
-
     Raises:
         HostsError: the hosts of a trial have too few slots.
     """

@@ -1,5 +1,7 @@
 """One trial: its resources, the lines that it has logged, and its outcome.
 
+The script logs lines, JSON objects, into the file NOTED: the logs of each epoch of Keras' `fit`, and reported values.
+Its saved states are files of the folder STATE, from which it continues after a pause or a stop.
 `Trial` is the interface of running trials: processes of this machine (`process_trial`), or Slurm jobs (`job_trial`).
 """
 
@@ -90,13 +92,13 @@ class Trial(ABC):
 
     def __init__(self, folder: Path, rules: Rules):
         self.folder, self.objective, self.pause = folder, rules.objective, rules.pause
-        self.limit = rules.limit or math.inf
-        self.lines: list[dict[str, Any]] = []
-        self._bytes_read = 0  # of the logged lines
+        self.limit = rules.limit or math.inf  # seconds
+        self.lines: list[dict[str, Any]] = []  # all logged lines that have been read
+        self._bytes_read = 0  # of the file of logged lines
         self._stop_requested_at: float | None = None  # when the trial was asked to end, by the monotonic clock
         self._stop_reason = ""  # "" if the search itself ends
-        self.read_new_lines()
-        self._states_before = self._list_states()
+        self.read_new_lines()  # lines of earlier starts
+        self._states_before = self._list_states()  # saved by earlier starts
 
     @property
     @abstractmethod
@@ -131,9 +133,9 @@ class Trial(ABC):
         return new_lines
 
     def judge_outcome(self, code: int, reason: str = "") -> Outcome:
-        """The outcome of a trial that has ended with exit code `code`, or for a more precise `reason`.
+        """The outcome of a trial that has ended with exit code `code`, from its output and its logged lines.
 
-        Reads the trial's output and its new lines.
+        `code` is negative for a signal. A `reason` is the text for a failure, if more is known than the exit code.
         """
         self.read_new_lines()
         seconds, output = self.seconds, read_output(self.folder / OUTPUT)
@@ -151,13 +153,13 @@ class Trial(ABC):
 
         Exit code 75 (EXIT_REQUEUE) means that the trial was asked to end: by its pause, by the search or from outside.
         """
-        if self._stop_requested_at is not None:
+        if self._stop_requested_at is not None:  # for a reason such as the time limit, or with the search
             return Outcome(FAILED, kind="limit", why=self._stop_reason) if self._stop_reason else Outcome(STOPPED)
         if code == EXIT_REQUEUE and self._has_saved_state():
             has_paused = self.pause is not None and 0 < self.pause <= self.epochs
             if not has_paused:  # it was asked to end from outside
                 return Outcome(STOPPED)
-            if not curve:
+            if not curve:  # the objective is known only at the end of the trial, and rungs cannot judge it
                 return Outcome(PAUSED, why=self.objective.explain_missing(self.lines))
             return self._judge_value(PAUSED, curve)
         if code or reason:
@@ -190,8 +192,8 @@ def hold_folder(
 ) -> Iterator[int]:
     """Context that locks the folder of a trial or of a search. Yields the lock's descriptor.
 
-    A trial inherits the descriptor, so the folder stays locked until all its processes have ended. If the file system
-    has no locks, the context begins without one, and `warn` is called with the error.
+    The first process of a trial inherits the descriptor. So the folder stays locked until that process has ended, even
+    if the search is killed. If the file system has no locks, the context begins without one, and `warn` is called.
 
     Raises:
         TimeoutError: another process still has the lock after `patience` seconds (None: GRACE).
