@@ -140,7 +140,10 @@ def read_values(model: Any, source: Any) -> Values:
 
 
 def load_values(model: Any, source: Any, saved: Values) -> dict[str, int]:
-    """Assign the `saved` values to the variables that exist. Returns the number of assigned variables of each group.
+    """Assign the `saved` values to the variables that exist, by their order in each group.
+
+    Returns the number of assigned variables of each group. It is 0 for a group whose variables are not yet at their
+    final positions.
 
     Raises:
         SetupError: the values belong to another model.
@@ -151,7 +154,7 @@ def load_values(model: Any, source: Any, saved: Values) -> dict[str, int]:
         if len(variables) > len(values):
             raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
         if len(variables) < len(values) and not all(map(_is_assignable, variables, (value for _, value in values))):
-            # Example: in Keras 3, a model's Dropout seeds come last once its weights exist.
+            # Not yet in the saved order. In Keras 3, a model's Dropout seeds come after its weights, once these exist.
             counts[group] = 0
             continue
         counts[group] = len(variables)
