@@ -49,7 +49,7 @@ def take_batches(iterator: Any, count: int) -> list[Any]:
     """The next `count` batches, or fewer at the end of the data. Raises OutOfRangeError if there is none."""
     import tensorflow as tf
 
-    # With rows of its own, a rank cannot tell when the other ranks' data end. So `get_next` gathers the rows of all ranks
+    # With rows of its own, a rank cannot tell when the other ranks' data end. So `get_next` gathers all ranks' rows
     # (`own_data`). For all other batches a rank needs no other rank.
     with contextlib.nullcontext() if own_data.is_own(iterator) else own_data.compute_alone():
         batches = [iterator.get_next()]
