@@ -4,10 +4,9 @@ Example: rank 1 computes a row in twice the time of rank 0. From equal slices of
 21, and both ranks need the same time.
 
 `start_adapting` listens to the events of steps. Each step has an `Adapting`. If the step trains, `Adapting` measures
-windows of consecutive calls, such as 10. Ranks wait for one another in collectives, so the time of a rank's own work is
-the time of a call without the time in collectives. At the end of a window ranks exchange their measurements. All of
-them then choose the same ratios (`control`). A step that does not train, such as the step of `evaluate`, uses the
-ratios last agreed on.
+windows of consecutive calls, such as 10: their time without the time blocked in collectives, because ranks wait there
+for others. At the end of a window ranks exchange their measurements, so all of them choose the same ratios (`control`).
+A step that does not train, such as the step of `evaluate`, uses the ratios last agreed on.
 
 With `--adapt=ranks` the end of a window in `fit` may also end the run: `matex run` restarts it with other ranks or
 another strategy. `changes` proposes the change, `leaving` lets ranks leave, `offers` tells `matex run`.

@@ -207,10 +207,7 @@ class Trial:
             notes.print_note(f"MATEX_STRATEGY=auto: {name}: {reason}")
 
     def _are_alike(self, plan: Any, other: Way) -> bool:
-        """Whether the best way and the `other` give the same copy: neither has overlapped ops, as under XLA.
-
-        Makes the copies for both ways, and leaves the `other` in use.
-        """
+        """Whether the best and the `other` way give copies without overlapped ops, as under XLA. Uses the `other`."""
         copies = []
         for way in (self._best, other):
             self._use(plan, way)

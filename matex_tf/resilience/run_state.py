@@ -213,10 +213,8 @@ class Run:
     # Saving
 
     def may_save(self, fit: int) -> bool:
-        """Whether a state of this call would be the newest.
-
-        A call whose saved end is damaged is repeated. If later calls have saved states, those of this call are older.
-        """
+        """Whether a state of this call would be the newest."""
+        # A call whose saved end is damaged is repeated, although later calls may have saved states.
         return fit >= max([self.saved_fit, *(ended + 1 for ended in self.ended_fits)])
 
     def write_state(self, kind: str, number: int, content: Any) -> None:
@@ -290,12 +288,7 @@ class Run:
         sys.exit(exit_codes.EXIT_REQUEUE)
 
     def _explain_restart(self, is_code_known: bool) -> str:
-        """How the run continues, for a message.
-
-        Args:
-            is_code_known: whether the exit code is certain. Without `matex run`, another rank may end first, with
-                another code.
-        """
+        """How the run continues, for a message. Without `matex run`, another rank may end first with another code."""
         code = f"exit code {exit_codes.EXIT_REQUEUE}; " if is_code_known else ""
         return f"the same command goes on from there ({code}state in {self.path})"
 

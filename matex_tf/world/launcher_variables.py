@@ -1,7 +1,8 @@
 """Removes the launcher's task variables from a rank's environment.
 
-Otherwise a child process of the rank would join the job, and the script would behave differently on each rank. A read
-of a removed variable raises KeyError or returns its default, as without a launcher; a note names the function to call.
+Otherwise a child process of the rank would join the job, and the script would behave differently on each rank. Without
+the variable, a read raises KeyError or returns the script's default, as without a launcher. A note names the function
+of matex_tf to call instead.
 """
 
 from __future__ import annotations
