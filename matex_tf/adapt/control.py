@@ -121,7 +121,6 @@ def _compute_growth(slices: Sequence[int], seconds: Sequence[float]) -> list[flo
 
 
 def _compute_dot(a: Sequence[float], b: Sequence[float]) -> float:
-    """The dot product of two vectors."""
     return sum(x * y for x, y in zip(a, b))
 
 

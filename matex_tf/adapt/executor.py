@@ -35,8 +35,8 @@ from matex_tf.world import world
 MIN_STEPS, MIN_SECONDS, MAX_STEPS = 10, 0.25, 1000
 """A window has `MIN_STEPS` steps, or more if they take less than `MIN_SECONDS`, but no more than `MAX_STEPS`."""
 COMPILED_UNITS = 16
-"""XLA may compile each number of rows separately. Slices then are multiples of a unit, this fraction of a batch, so
-that there are few different numbers. With many ranks, units are smaller."""
+"""The number of units of a batch if XLA compiles each number of rows separately; more for many ranks. Slices are
+multiples of a unit, so there are few different numbers of rows."""
 MAX_NAMED_RANKS = 4
 """The maximum number of ranks that a message about new ratios names."""
 _ADAPTING = "how slice ratios of a step follow the speed of ranks"
@@ -79,7 +79,7 @@ def override_choice(choose: Choose | None, steps: int = MIN_STEPS) -> None:
     """For tests and benchmarks: begin with equal ratios, and replace `Control.choose_ratios` by `choose`.
 
     Args:
-        choose: called like `Control.choose_ratios`: it returns the new ratios, or None. None: do not replace it.
+        choose: has the arguments and the result of `Control.choose_ratios`. If `choose` is None, nothing is replaced.
         steps: the number of steps of each window; 0: as many as usual.
     """
     global _override, _override_steps, _agreed

@@ -127,8 +127,8 @@ class Fit:
     def return_to_epoch(self) -> None:
         """Restore the state at the beginning of the interrupted epoch, or after a call that had ended."""
         self.restore()
-        # Otherwise the steps of this epoch are skipped first, and their data may draw random numbers. So `reach_step`
-        # restores the generators.
+        # If steps of this epoch are still to be skipped, their data may draw random numbers. Then `reach_step` restores
+        # the generators.
         if self.step == 0:
             self.restore_random()
 

@@ -1,8 +1,9 @@
 """Saves the state of a run, and resumes from it when the run is restarted; the script stays unchanged.
 
 Calls of `fit` have the numbers 0, 1, and so on. A restarted script runs from its beginning: calls that had ended are
-skipped, and the call with the newest state resumes from it (`fit_state`). All ranks have the same state, whatever their
-number, so rank 0 saves it for all. `state_files` describes the folder, "Restarts" in docs/reliability.md the state.
+skipped, and the call with the newest state resumes from it (`fit_state`). All ranks have the same state, which does not
+depend on the number of ranks. So rank 0 saves it for all. `state_files` describes the folder, "Restarts" in
+docs/reliability.md the state.
 
 `Run` also ends the run on request: after a signal, at a rung of `matex tune`, or for a change by `--adapt=ranks`.
 """

@@ -28,8 +28,8 @@ def is_made_by_python(x: Any) -> bool:
 def has_length(source: Any) -> bool:
     """Whether the number of steps in an epoch of the source is known.
 
-    At the end of an epoch's data, Keras 3 infers a number of steps that is 1 too large. So this function asks its data
-    adapter instead.
+    At the end of an epoch's data, Keras 3 infers a number of steps that is 1 too large. So the number of its
+    data adapter is used instead.
     """
     adapter = getattr(source, "data_adapter", None)
     known = getattr(source, "_inferred_steps", None) if adapter is None else adapter.num_batches

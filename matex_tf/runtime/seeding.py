@@ -24,10 +24,7 @@ _roots: list[np.random.SeedSequence] = []
 
 
 class _AgreedSeed(int):
-    """The global TensorFlow seed on which ranks have agreed, as long as the script has set none.
-
-    Its class tells it from a seed of the script.
-    """
+    """The global TensorFlow seed on which ranks have agreed. The class tells it from a seed that the script sets."""
 
 
 def agree_on_seeds(entropy: int | None = None) -> int:
@@ -78,9 +75,9 @@ def _seed_tensorflow(seed: int) -> None:
     "tensorflow.python.framework.random_seed", "get_seed", "random ops with a seed of their own draw other numbers"
 )
 def _wrap_get_seed(original: Any) -> Any:
-    """Without a global seed of the script, an op with a seed of its own draws the same numbers in every run.
+    """Without a global seed of the script, an op with a seed draws the same numbers in every run, and here as well.
 
-    So the agreed global seed must not change these numbers: such an op gets TensorFlow's default global seed.
+    So the agreed global seed is replaced for such an op by TensorFlow's default one.
     """
 
     def get_seed(op_seed: int | None) -> Any:

@@ -131,8 +131,8 @@ def has_threads() -> bool:
 
 
 def _start_world() -> World:
-    # Without a launcher, only the settings PLAN and MICROBATCH have an effect. The settings may be invalid, so they are
-    # read only if one of these two is set.
+    # Without a launcher, invalid settings must not end the script. So they are read here only if PLAN or MICROBATCH is
+    # set: these two make a world.
     if settings.PREFIX + "PLAN" in os.environ:
         phantom = settings.get_settings().plan
         if phantom and phantom.ranks:
