@@ -55,9 +55,7 @@ def _skip_epoch(fit: Fit, steps: Iterator[tuple[Any, int]]) -> None:
     """Skip an epoch, so that iterators and shuffles advance as in the original run.
 
     Batches are taken only if the position of the data depends on them, or if a training step must create variables.
-
-    Args:
-        steps: the iterator and the number of batches of each step; taking the first one begins the epoch.
+    Taking `steps`, each step's iterator and number of batches, lets Keras begin the epoch in any case.
     """
     takes_batches = source_data.has_position(fit.source, fit.calls_python)
     with fit.source.catch_stop_iteration(), fit.skip_data():

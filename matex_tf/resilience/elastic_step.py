@@ -52,7 +52,7 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequenc
         for iterator in replays:
             iterator.go_back()
 
-    # `compute` takes the handle of each replay in place of the handle with the id of the original iterator.
+    # `compute` gets the handle of each replay, by the id of the original handle that it replaces.
     def work() -> Any:
         return compute({id(iterator.source): iterator.handle for iterator in replays})
 
@@ -122,8 +122,7 @@ def _find_obstacle(step: plan.StepPlan, inner_ops: Sequence[Any]) -> str:
     if _have_op(inner_ops, ("MakeIterator", "ReduceDataset", "DatasetToSingleElement")):
         return "iterates over a dataset inside its function, whose batches cannot be replayed"
     inner_handles = {id(outer): id(inner) for outer, inner in graph.captures}
-    # `restorable`: the ids of the handles in the graph of resources that can be restored. These are the variables that
-    # the function refers to, ...
+    # The ids in the graph of handles of resources that can be restored: variables that the function refers to, ...
     restorable = {inner_handles.get(id(variable.handle)) for variable in graph.variables}
     # ... iterators that are arguments, which are replayed (only handles of variables have shape data), ...
     for handle in graph.inputs[: step.argument_count]:

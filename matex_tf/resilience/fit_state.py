@@ -44,10 +44,7 @@ def find_current() -> Fit | None:
 
 
 class _Vote(NamedTuple):
-    """What a rank sends to the others when they agree whether to save.
-
-    A request of any rank counts. The other three fields count on rank 0 only.
-    """
+    """What a rank sends to the others in a vote. Requests of all ranks count; the other fields count on rank 0 only."""
 
     request: str | None  # why the run is to end; None if it is not
     is_due: bool  # whether a state is to be saved
@@ -171,11 +168,7 @@ class Fit:
             )
 
     def leave_ended(self, callbacks: Sequence[Any], history: Any) -> Any:
-        """Restore the state at the end of a call that had these `callbacks`. Returns the history.
-
-        Args:
-            history: the result of Keras' `fit`, which was called for the skipped call and trained nothing.
-        """
+        """Restore the state at the end of a call with these `callbacks`. Returns its history, in place of `history`."""
         saved, model = self.saved, self.model
         for callback in callbacks:
             callback.set_model(model)

@@ -128,8 +128,7 @@ class _Watch:
         self.main = threading.main_thread().ident
         self.thread = threading.Thread(target=self._watch_until_lost, name="matex_tf watchdog", daemon=True)
         self.sent: list[Any] = []  # requests of messages that may be on their way
-        # Times are those of time.monotonic.
-        self.resumed_at = 0.0  # when the process last continued after it was stopped
+        self.resumed_at = 0.0  # when the process last continued after it was stopped (time.monotonic)
         # For a waiting rank: the reporter, whether it has answered the last message to it, and the time of that message
         # (0.0: the reporter is new, and gets a message at once)
         self.reporter, self.has_answered, self.reported_at = 0, False, 0.0

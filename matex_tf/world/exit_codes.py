@@ -30,8 +30,7 @@ _is_watched = False  # the end of the main module is watched
 def watch_main_module() -> None:
     """Record the exit code of a SystemExit that ends the main module; a SystemExit that is caught has no effect.
 
-    The event of an exception that leaves a function exists from Python 3.12 on. Before, every call of `sys.exit` in the
-    main thread counts instead (`note_exit`).
+    Python before 3.12 has no event for that. There every call of `sys.exit` in the main thread counts (`note_exit`).
     """
     main = sys.modules["__main__"].__dict__
     frame: FrameType | None = sys._getframe()
