@@ -81,10 +81,10 @@ class Fit:
         self.iterator: Any = None  # Keras 2: the iterator of that epoch
         self.callbacks: Sequence[Any] = ()
         self.params: dict[str, Any] = {}  # Keras' parameters of callbacks: "epochs", and "steps" of an epoch if known
-        # What is to be saved
+        # What is to be saved, and when ranks vote about it
         self.takes_turns = False  # ranks take turns at batches, and do not meet between them
         self._mark_change: Callable[[str, float], None] | None = None  # see `ask_change`
-        self._change_text = ""  # the same
+        self._change_text = ""  # see `ask_change`
         self._epoch: int | None = None  # the running epoch; None before the first
         self._epoch_steps = self._steps_since_start = 0  # steps of the running epoch; of all since the start
         self._longest_epoch_steps = 0  # steps of the longest epoch that has ended
