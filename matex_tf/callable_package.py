@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _Callable(types.ModuleType):
-    _function: tuple[str, str]
+    _function: tuple[str, str]  # the module and the name of the function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _load_function(self)(*args, **kwargs)

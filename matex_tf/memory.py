@@ -21,6 +21,7 @@ def measure_free(ranks: int = 1) -> int:
 
 
 def _read_free_of_host() -> Iterator[int]:
+    """The bytes that remain under each limit that this process shares with others of the host."""
     for line in _read_lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024
@@ -29,6 +30,8 @@ def _read_free_of_host() -> Iterator[int]:
 
 
 def _read_free_of_process() -> Iterator[int]:
+    """The bytes that remain under each limit of this process (ulimit)."""
+    # The first number of statm is the address space in pages.
     used = int((_read_lines("/proc/self/statm") or ["0"])[0].split()[0]) * os.sysconf("SC_PAGE_SIZE")
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         limit = resource.getrlimit(kind)[0]

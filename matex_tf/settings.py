@@ -16,9 +16,9 @@ from typing import Any
 from matex_tf import errors
 
 PREFIX = "MATEX_"
-_FIXED = ("auto", "allreduce", "sharded", "async", "servers:auto")
+_FIXED = ("auto", "allreduce", "sharded", "async", "servers:auto")  # the strategies without a number
 STRATEGIES = (*_FIXED, "servers:S", "servers:S:only", "async:K", "local:H")
-_ONLY = ":only"
+_ONLY = ":only"  # the ending of strategies whose owners do not train
 ADAPT = ("off", "on", "ranks")
 _MAX_COUNT = 2**53  # exact in float64
 
@@ -37,6 +37,8 @@ def _parse_boolean(text: str) -> bool:
 
 
 def _make_choice_parser(*names: str) -> Callable[[str], str]:
+    """A parser of one of `names`. All words of `_ON` mean "on", and all words of `_OFF` mean "off"."""
+
     def parse_choice(text: str) -> str:
         value = text.strip().lower()
         if value in _ON:

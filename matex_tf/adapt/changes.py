@@ -34,7 +34,7 @@ class Slow:
 
 @dataclass
 class Streak:
-    """The rank that was slow in the last windows (None: no rank), and the number of consecutive windows."""
+    """The rank that was slow in the last windows (None: no rank was), and the number of these consecutive windows."""
 
     rank: int | None = None
     windows: int = 0
@@ -69,7 +69,8 @@ def propose_change(
         rows: the rows of a batch that each training rank computes.
         seconds: the time that each of them needs.
         slow: the rank that may be dropped.
-        other_strategy: another strategy with the same results, and the predicted gain for a step, in seconds.
+        other_strategy: another strategy with the same results, and the predicted gain for a step, in seconds; ""
+            without one.
         servers: the number of further ranks that only serve.
     """
     size = len(rows) + servers

@@ -45,7 +45,7 @@ class Control:
     ratios: tuple[int, ...] = ()  # the current ratios; empty: equal ones
     _windows: list[list[float]] = field(default_factory=list)  # the seconds of each rank in each of the last windows
     _age: int = 0  # windows since the last change
-    _confirming: int = CONFIRMING_WINDOWS
+    _confirming: int = CONFIRMING_WINDOWS  # the number of consecutive windows that must ask for a change
     _last_growth: list[float] = field(default_factory=list)
     """The rows by which the slice of each rank grew in the last change."""
 
@@ -69,17 +69,18 @@ class Control:
         growth = _compute_growth(slices, typical)
         if not growth:
             return None
+        # Changes are vectors, with the rows of each rank. Their dot product is negative if they are opposite.
         last = self._last_growth or [0.0] * self.size
-        back = -_compute_dot(growth, last)  # positive if the change is opposite to the last one
+        back = -_compute_dot(growth, last)
         is_undoing = self._age <= max(UNDOING_WINDOWS, self._confirming) and back > 0
         if is_undoing and back <= MAX_UNDOING_FACTOR * _compute_dot(last, last):
-            growth = [of_rank / 2 for of_rank in growth]  # one of the two changes was wrong
+            growth = [of_rank / 2 for of_rank in growth]  # one of the two changes was wrong: meet in the middle
         ratios = _round_to_units([old + more for old, more in zip(slices, growth)], units)
         new_slices = slice_bounds.count_dealt_rows(rows, ratios)
         if new_slices == slices:
             return None
         if new_slices == slice_bounds.count_dealt_rows(rows, equal):
-            ratios = equal
+            ratios = equal  # also for batches of other sizes
         self._last_growth = [new - old for new, old in zip(new_slices, slices)]
         if is_undoing:
             self._confirming = min(2 * self._confirming, MAX_CONFIRMING_WINDOWS)
@@ -99,9 +100,9 @@ class Control:
 def _compute_growth(slices: Sequence[int], seconds: Sequence[float]) -> list[float]:
     """The number of rows by which each rank's slice should grow; empty if that gains too little.
 
-    A rank that needed `seconds` for its slice computes slice / seconds rows a second. Slices in that proportion make
-    all ranks need the same time. If a step also has work that does not depend on rows, the change is too small, and
-    never too large.
+    A rank that needed `seconds` for its slice computes slice / seconds rows a second. With slices in the proportion of
+    these speeds, all ranks need the same time. If a step also has work that does not depend on rows, this change is too
+    small, and never too large.
     """
     computed = [max(rows, 1) for rows in slices]  # a rank without rows computes one row
     speeds = [rows / of_rank for rows, of_rank in zip(computed, seconds)]
@@ -112,9 +113,10 @@ def _compute_growth(slices: Sequence[int], seconds: Sequence[float]) -> list[flo
     new_seconds = max(rows / speed for rows, speed in zip(wanted, speeds))
     if max(seconds) - new_seconds <= MIN_GAIN * max(seconds):
         return []
+    # Prefer equal slices if they are almost as fast and within the bounds: they do not depend on measurements.
     is_equal_as_good = equal / min(speeds) <= new_seconds * (1 + MIN_GAIN / 2)
     if is_equal_as_good and all(low <= equal <= high for low, high in zip(least, most)):
-        wanted = [equal] * len(slices)  # does not depend on measurements
+        wanted = [equal] * len(slices)
     return [new - old for new, old in zip(wanted, slices)]
 
 

@@ -4,9 +4,9 @@ Example: rank 1 computes a row in twice the time of rank 0. From equal slices of
 21, and both ranks need the same time.
 
 `start_adapting` listens to the events of steps. Each step has an `Adapting`. If the step trains, `Adapting` measures
-windows of steps, such as 10 steps: their time without the time blocked in collectives, in which ranks wait for others.
-At the end of a window ranks exchange their measurements, so all of them choose the same ratios (`control`). A step that
-does not train, such as that of `evaluate`, uses the ratios last agreed on.
+windows of consecutive calls, such as 10: their time without the time blocked in collectives, because ranks wait there
+for others. At the end of a window ranks exchange their measurements, so all of them choose the same ratios (`control`).
+A step that does not train, such as the step of `evaluate`, uses the ratios last agreed on.
 
 With `--adapt=ranks` the end of a window in `fit` may also end the run: `matex run` restarts it with other ranks or
 another strategy. `changes` proposes the change, `leaving` lets ranks leave, `offers` tells `matex run`.
@@ -35,7 +35,8 @@ from matex_tf.world import world
 MIN_STEPS, MIN_SECONDS, MAX_STEPS = 10, 0.25, 1000
 """A window has `MIN_STEPS` steps, or more if they take less than `MIN_SECONDS`, but no more than `MAX_STEPS`."""
 COMPILED_UNITS = 16
-"""The number of units of a batch if XLA compiles each number of rows separately; more for many ranks."""
+"""The number of units of a batch if XLA compiles each number of rows separately; more for many ranks. Slices are
+multiples of a unit, so there are few different numbers of rows."""
 MAX_NAMED_RANKS = 4
 """The maximum number of ranks that a message about new ratios names."""
 _ADAPTING = "how slice ratios of a step follow the speed of ranks"
@@ -67,7 +68,7 @@ class Window:
 Ratios = tuple[int, ...]
 """Slice ratios, one integer for each training rank: with (2, 1, 1), rank 0 computes half of each batch."""
 Choose = Callable[[int, Sequence[float]], "Ratios | None"]
-_override: Choose | None = None
+_override: Choose | None = None  # see `override_choice`
 _override_steps = 0
 """See `override_choice`; 0: the number of steps of a window follows their time."""
 _agreed: Ratios = ()
@@ -78,7 +79,7 @@ def override_choice(choose: Choose | None, steps: int = MIN_STEPS) -> None:
     """For tests and benchmarks: begin with equal ratios, and replace `Control.choose_ratios` by `choose`.
 
     Args:
-        choose: takes the arguments of `Control.choose_ratios`; None: do not replace it.
+        choose: has the arguments and the result of `Control.choose_ratios`. If `choose` is None, nothing is replaced.
         steps: the number of steps of each window; 0: as many as usual.
     """
     global _override, _override_steps, _agreed
@@ -162,10 +163,11 @@ class Adapting:
         self._trainers = world.get_world().trainers
         units = max(COMPILED_UNITS, 2 * self._trainers) if is_compiled else 0
         self._control = Control(self._trainers, units, _agreed)
-        self._assigned: Ratios = ()  # the ratios that `_slice_ratios` has now
+        self._assigned: Ratios = ()  # the ratios that `_slice_ratios` has now; empty: equal ones
         self._steps: list[StepTime] = []  # of this window
-        self._window_steps = _override_steps or MIN_STEPS
+        self._window_steps = _override_steps or MIN_STEPS  # the number of steps of this window
         self._is_warm = _override is not None  # the first window, with tracing and memory allocation, is over
+        # When the running step began (time.perf_counter), and the seconds that this rank had been blocked by then:
         self._start = self._blocked_at_start = 0.0
         # With `--adapt=ranks`:
         self._fit: Any = None  # the call of `fit` that ranks may leave
@@ -259,7 +261,7 @@ class Adapting:
             slices, seconds: the rows of each training rank, and the time that it needed for them.
         """
         rows = sum(slices)
-        smallest = max(rows // (self._control.units or rows), 1)
+        smallest = max(rows // (self._control.units or rows), 1)  # rows of a unit, or one row without units
         slow = self._slow_streak.confirm(changes.find_slow(slices, seconds, smallest))
         if not self._is_judged and offer.step_seconds_before:
             return False  # the last change is judged first

@@ -36,7 +36,7 @@ def read_offer() -> Offer | None:
 
 
 def count_bytes(fit: Fit) -> tuple[int, int]:
-    """The bytes of the trained variables that ranks could hold in pieces: of weights, and of slots."""
+    """The bytes of the variables that ranks could hold in pieces: of weights, and of the optimizer's own variables."""
     return update_costs.count_bytes(getattr(fit.model, "optimizer", None))
 
 
@@ -59,7 +59,7 @@ def find_change(
         sizes: the result of `count_bytes` of one rank.
         rows, seconds, slow: see `changes.propose_change`.
     """
-    strategy = owners.compare_strategies(*sizes) if offer.may_choose else ("", 0.0)
+    strategy = owners.compare_strategies(*sizes) if offer.may_choose else ("", 0.0)  # name, gain in seconds; "": none
     here = world.get_world()
     return changes.propose_change(offer, here.hosts, rows, seconds, slow, strategy, here.servers)
 
@@ -87,6 +87,8 @@ def leave_if_worth(fit: Fit, offer: Offer, proposal: Proposal | None, steps_left
 
 
 def _ask_change(fit: Fit, change: Change) -> None:
+    """Let the ranks leave for `change`. After saving, `mark_change` adds position and time, and writes the change."""
+
     def mark_change(saved_at: str, start: float) -> None:
         offers.mark_change(replace(change, saved_at=saved_at, saving_seconds=time.monotonic() - start))
 

@@ -1,7 +1,8 @@
 """Times the first calls of a training step to choose the fastest way to run it, where settings are `auto`.
 
-MATEX_OVERLAP=auto chooses between overlapped and immediate updates, MATEX_STRATEGY=auto between an optimizer's
-variables in pieces (`sharded`) and whole ones (`allreduce`). All ways give the same bits. Each training step has a
+MATEX_OVERLAP=auto chooses between two kinds of updates: overlapped ones sum gradients while others are computed,
+immediate ones sum them at the end. MATEX_STRATEGY=auto chooses between an optimizer's variables in pieces, one on each
+rank (`sharded`), and whole ones on all ranks (`allreduce`). All ways give the same bits. Each training step has a
 `Trial`, which listens to the events of its calls.
 
 A trial has up to three parts, each of `IGNORED` and then `TIMED` calls with an update:
@@ -29,13 +30,13 @@ from matex_tf.runtime import notes, objects
 from matex_tf.steps import events, pieces, report
 from matex_tf.world import world
 
-KIND_GRADIENTS = 1
+KIND_GRADIENTS = 1  # see `ops.count_completed`
 
 TIMED = 8
 """Number of timed calls for each way. Only calls with an update count."""
 IGNORED = {False: 3, True: 16}
 """Number of calls before the timed ones, by `is_overlapped`. The first calls allocate memory and wake up threads; the
-overlapped way chooses its buckets after the 13th update."""
+overlapped way chooses its buckets, the groups of gradients that are sent together, after the 13th update."""
 LEAST_BYTES = 1 << 20
 """There is no trial of smaller updates."""
 LEAST_SHARE = 0.1
@@ -90,12 +91,12 @@ class Trial:
     """The trial of one step."""
 
     def __init__(self, plan: Any) -> None:
-        self._variables = plan.pieces.list_variables()
+        self._variables = plan.pieces.list_variables()  # of the optimizer, in pieces (`piece_variables`)
         self.way = Way(bool(self._variables), overlap.is_usual())  # of the next call
         self._best = self.way  # of the timed ways
         self._seconds: dict[Way, float] = {}  # of a call, by timed way
         self._reason = ""  # why no other way is tried; empty if others are
-        self._holdings = {self.way.in_pieces: plan.pieces}  # how the step holds its variables, by `in_pieces`
+        self._holdings = {self.way.in_pieces: plan.pieces}  # the `pieces.Holding` of its variables, by `in_pieces`
         other = functools.partial(overlap.trace_as, not self.way.is_overlapped)
         self.kinds = {  # of the step's copies, by `is_overlapped`
             self.way.is_overlapped: plan.copy_kind,
@@ -117,7 +118,7 @@ class Trial:
         self._call_seconds, self._sum_seconds = list[float](), list[float]()
 
     def _read_clocks(self) -> tuple[float, float, int]:
-        """The time, the seconds of all sums of gradients so far, and their number."""
+        """The time (perf_counter), the seconds of all sums of gradients so far, and the number of these updates."""
         count = ops.count_completed(KIND_GRADIENTS)
         return time.perf_counter(), ops.get_collective_seconds(KIND_GRADIENTS), count
 
@@ -130,7 +131,7 @@ class Trial:
             return
         now, sums, updates = self._read_clocks()
         if updates == self._begin[2]:
-            return
+            return  # a call without an update
         self._calls += 1
         if self._calls > IGNORED[self.way.is_overlapped]:
             self._call_seconds.append(now - self._begin[0])
@@ -147,7 +148,7 @@ class Trial:
             self._best = self.way
         if not self._is_left_open() and any(not variable.is_refused for variable in self._variables):
             self._best = self._best._replace(in_pieces=True)  # the trial of another step has chosen pieces
-        if len(self._seconds) == 1:
+        if len(self._seconds) == 1:  # the end of part 1
             self._reason = self._find_reason(plan, seconds, [sums for _, sums in gathered])
         # Part 2
         whole = self._best._replace(in_pieces=False)
@@ -206,7 +207,7 @@ class Trial:
             notes.print_note(f"MATEX_STRATEGY=auto: {name}: {reason}")
 
     def _are_alike(self, plan: Any, other: Way) -> bool:
-        """Make the copies for both ways, and use the `other`. Whether neither has overlapped ops, as under XLA."""
+        """Whether the best and the `other` way give copies without overlapped ops, as under XLA. Uses the `other`."""
         copies = []
         for way in (self._best, other):
             self._use(plan, way)
@@ -218,6 +219,7 @@ class Trial:
         self._begin_timing()
 
     def _use(self, plan: Any, way: Way) -> None:
+        """Let the next calls of the step run `way`."""
         if way.in_pieces not in self._holdings:
             self._holdings[way.in_pieces] = pieces.Holding(plan.traced.graph, takes_whole=True)
         self.way = way

@@ -24,9 +24,9 @@ class Writer:
 
     def __init__(self, folder: state_files.Folder):
         self.folder = folder
-        self.failed: str | None = None
-        self._orders: list[tuple[str, int, Any, list[np.ndarray]]] = []  # the first order is being written
-        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # `SimpleQueue.put` is reentrant
+        self.failed: str | None = None  # why the last write failed; None if it succeeded
+        self._orders: list[tuple[str, int, Any, list[np.ndarray]]] = []  # for `write_file`; the first is being written
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread; `SimpleQueue.put` is reentrant
         self._thread: threading.Thread | None = None
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from matex_tf import ops
 from matex_tf.resilience import serialization
 
-_LARGE_BYTES = 1 << 20
+_LARGE_BYTES = 1 << 20  # larger arrays are saved only if they have changed since training began
 _ONLY = {"CSVLogger": ("keys",), "ProgbarLogger": (), "TensorBoard": ("_global_train_batch", "_global_test_batch")}
 """The only saved attributes of these callbacks. Their other ones belong to files and windows that are opened again."""
 _EXCLUDED = ("model", "_model", "params", "_params", "validation_data")

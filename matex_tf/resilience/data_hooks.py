@@ -1,7 +1,13 @@
 """Hooks on Keras' data source. In a restarted run, `fit` continues with the batch after the last saved step.
 
-Epochs and steps before it are skipped: their batches are taken where the position of the data depends on that, and not
-trained. The data sources of Keras 3 and Keras 2 have hooks of their own, which share `_skip_epoch` and `_find_step`.
+An iterator or a shuffle reaches the saved position only by a repetition of what happened before it. So the hooks skip
+the data before the saved step: they begin each epoch, take batches as far as the position depends on them, and train
+none of them.
+
+1. `_wrap_source` notes the data source of the call of `fit`.
+2. Ended epochs are skipped by `_skip_epoch`, which `skip_epochs` (Keras 3) or `_wrap_epochs` (Keras 2) calls.
+3. Steps of the interrupted epoch are skipped by `_find_step`, which `_wrap_epoch_steps` (Keras 3) or `_wrap_steps`
+   (Keras 2) calls. Then training continues.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ def _wrap_source(original: Any) -> Any:
 
         fit = find_current()
         if fit is not None and fit.source is None:
-            # fit creates its training iterator first.
+            # A call of `fit` creates the data source for training before the source for validation.
             fit.source, x = args[0], signature.bind(*args, **kwargs).arguments.get("x")
             fit.are_rows_already_sharded = weak_scaling.is_on() or any(map(shard_arrays.is_shard, tf.nest.flatten(x)))
         original(*args, **kwargs)
@@ -49,6 +55,7 @@ def _skip_epoch(fit: Fit, steps: Iterator[tuple[Any, int]]) -> None:
     """Skip an epoch, so that iterators and shuffles advance as in the original run.
 
     Batches are taken only if the position of the data depends on them, or if a training step must create variables.
+    Taking `steps`, each step's iterator and number of batches, lets Keras begin the epoch in any case.
     """
     takes_batches = source_data.has_position(fit.source, fit.calls_python)
     with fit.source.catch_stop_iteration(), fit.skip_data():
@@ -57,7 +64,11 @@ def _skip_epoch(fit: Fit, steps: Iterator[tuple[Any, int]]) -> None:
 
 
 def _skip_step(fit: Fit, iterator: Any, count: int, takes_batches: bool = True) -> None:
-    """Skip a step of `count` batches. The first one is trained if it must create variables, which are then restored."""
+    """Skip a step of `count` batches. `takes_batches`: take its batches from the iterator.
+
+    If some saved variables exist only after a training step, the first skipped step is trained. `Fit.restore` then
+    replaces all its results.
+    """
     if fit.lacks_variables and not fit.has_created_variables:
         fit.has_created_variables = True
         batches = source_data.take_batches(iterator, count)
@@ -77,13 +88,14 @@ def skip_epochs(fit: Fit) -> None:
 
 
 def _find_step(fit: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[int, Any, int]]) -> Iterator[Any]:
-    """The remaining steps of the interrupted epoch.
+    """Skip the steps before the saved position, restore the state, and yield the remaining steps of the epoch.
 
-    The saved step may have been the last of its epoch, if the length of the epoch was unknown when it was saved. Then
-    that step is repeated (`_repeat_last_step`).
+    No step may remain: if the length of the epoch is unknown, a state may be saved after the last step of an epoch.
+    But Keras needs the logs of a step at the end of each epoch. So the last step is yielded once more, and its call
+    returns the saved logs without training (`_repeat_last_step`).
 
     Args:
-        steps: all steps of the epoch.
+        steps: all steps of the epoch, as Keras yields them.
         describe: returns a step's number in the epoch, its iterator, and its number of batches.
     """
     fit.seeks_step, last_skipped = False, None
@@ -94,9 +106,10 @@ def _find_step(fit: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[i
                 _skip_step(fit, iterator, count)
             last_skipped = step
             continue
-        is_first = fit.is_before_saved_step and last_skipped is not None
+        is_first = fit.is_before_saved_step and last_skipped is not None  # the first step after skipped ones
         if is_first and not source_data.has_length(fit.source):
-            # Only taking the batches shows whether there is a further step. It is trained with these batches.
+            # Only taking the batches shows whether there is a further step. This step then trains these batches. At the
+            # end of the data, the last step is repeated, and then `step` finds the end again: Keras ends the epoch.
             next_batches = _take_next_batches(iterator, count)
             if next_batches is None:
                 yield _repeat_last_step(fit, last_skipped)
@@ -104,7 +117,7 @@ def _find_step(fit: Fit, steps: Iterator[Any], describe: Callable[[Any], tuple[i
                 _feed_next_step(fit.model, next_batches)
         fit.reach_step()
         yield step
-    if fit.is_before_saved_step and last_skipped is not None:
+    if fit.is_before_saved_step and last_skipped is not None:  # all steps were skipped
         yield _repeat_last_step(fit, last_skipped)
 
 
@@ -120,17 +133,21 @@ def _take_next_batches(iterator: Any, count: int) -> Any:
 
 
 def _repeat_last_step(fit: Fit, last_skipped: Any) -> Any:
-    """The last step of an epoch. Its call trains nothing, and returns the saved logs, which Keras needs."""
+    """The last step of an epoch, for Keras to call again. The call trains nothing, and returns the saved logs."""
     _replace_next_step(fit.model, lambda _: fit.saved["logs"])
     return last_skipped
 
 
 def _feed_next_step(model: Any, batches: Any) -> None:
+    """Let the next step train the iterator `batches`, because they are already taken from the iterator of the epoch."""
     _replace_next_step(model, lambda function: function(batches))
 
 
 def _replace_next_step(model: Any, replacement: Callable[[Any], Any]) -> None:
-    """Replace the model's `train_function` for one call, which returns `replacement(train_function)`."""
+    """Replace the model's `train_function`, which Keras calls with the iterator of the epoch, for one call.
+
+    That call puts the original function back, ignores the iterator, and returns `replacement(original function)`.
+    """
     function = model.train_function
 
     def call(_: Any) -> Any:
@@ -163,11 +180,11 @@ def _wrap_epochs(original: Any) -> Any:
         if fit is None:
             yield from original(self)
             return
-        # `BackupAndRestore` may have changed both.
+        # The callback `BackupAndRestore` may have changed both.
         self._initial_epoch, self._initial_step = fit.first_epoch, 0
         for epoch, iterator in original(self):
             if epoch < fit.epoch:
-                # Keras sets the iterator and the step increment when a step begins.
+                # Keras sets `step_increment`, the number of batches of a step minus 1, when the step begins.
                 _skip_epoch(fit, ((iterator, self.step_increment + 1) for _ in self.steps()))
                 continue
             if fit.is_over:

@@ -26,9 +26,9 @@ after_loss: list[Callable[[bool], None]] = []
 """Called on the surviving ranks after the world has shrunk; the argument tells whether this rank has become rank 0."""
 
 reported: set[int] = set()
-"""Ranks whose loss was already reported, before the survivors agreed on it."""
+"""Ranks whose loss `apart.rescue` has already reported, before the survivors agreed on it."""
 
-_in_attempt = False
+_in_attempt = False  # this process is within an attempt
 
 
 def is_on() -> bool:
@@ -46,14 +46,15 @@ def enable_attempts() -> None:
 def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
     """Call `work` until all surviving ranks have completed it; returns its result. Collective.
 
-    1. Each rank calls `work`. If MPI fails in it, the rank revokes the communicators, so that no rank waits in a
-       collective for the lost one.
+    1. Each rank calls `work`. If MPI fails in it, other ranks may wait for the lost rank without end. So the rank
+       revokes the communicators: all collectives then fail on all ranks.
     2. The ranks agree whether all have succeeded, by MPI's user-level failure mitigation. The agreement holds even if
        a rank is lost during it, so all ranks are always in the same attempt.
     3. Without success, they shrink the world, call `undo`, perhaps several times, and begin again.
 
     The replicas are the backup, as planned in section III-B of the MaTEx-TensorFlow paper: each rank has all variables,
-    and a variable's pieces have copies on another rank. Only the lost rank's share of the attempt is lost with it.
+    and the pieces of a variable that ranks divide have copies on another rank. Only the lost rank's share of the
+    attempt is lost with it.
 
     Within another attempt, and in other threads, `work` is just called: the outer attempt handles its errors.
 
@@ -93,9 +94,10 @@ class _Attempt(NamedTuple):
 def _attempt_once(work: Callable[[], Any]) -> _Attempt:
     """Call `work` once, and agree with all ranks whether all have completed it. Collective.
 
-    Ranks other than 0 store their output, to print it if they become rank 0. This function drops the stored output
-    that must not be printed then: after a success rank 0 has printed it, and after a loss the repeated attempt will.
-    If a thread of the script may print, its output is in step with no other rank, and the stored output remains.
+    Ranks other than 0 store their output, to print it if they become rank 0 (`terminal`). This function drops stored
+    output that must not be printed twice. After a success, rank 0 has printed the output of the attempt; after a loss,
+    the repeated attempt prints it. If a thread of the script may print at other times on each rank, nobody knows what
+    rank 0 has printed: the stored output remains.
     """
     global _in_attempt
     result, error = None, None
@@ -111,7 +113,8 @@ def _attempt_once(work: Callable[[], Any]) -> _Attempt:
         world.revoke_communicators()
     finally:
         _in_attempt = False
-    may_forget = world.get_world().rank > 0 or not script_frames.find_thread_at_work()  # rank 0 decides
+    # Rank 0 decides whether the output may be dropped; the other ranks agree.
+    may_forget = world.get_world().rank > 0 or not script_frames.find_thread_at_work()
     terminal.flush_text()  # before the agreement: after it, rank 0 has printed the output of this attempt
     is_done, may_forget = _is_done_by_all(error is None, may_forget)
     if is_done and may_forget:
@@ -138,7 +141,7 @@ def _is_done_by_all(is_done: bool, may_forget: bool) -> tuple[bool, bool]:
     """Whether `is_done` on all ranks, and `may_forget` on all. All survivors get the same answer. Collective."""
     if is_done:
         return world.agree_on_success(is_done, may_forget)
-    # The watchdog stopped when this rank revoked the communicators, so the wait has a limit of its own.
+    # This rank has revoked the communicators, also that of the watchdog. So the wait has a time limit of its own.
     me, what = world.get_world(), "knows of a lost rank, and waits for the other ranks' agreement to continue"
     with time_limit.limit_wait(me.rank, me.size, what, end=lambda: shutdown.abort_all_ranks(exit_codes.EXIT_STALLED)):
         return world.agree_on_success(is_done, may_forget)

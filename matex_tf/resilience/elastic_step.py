@@ -1,8 +1,8 @@
 """Makes each call of a step an attempt in elastic runs (`elastic`).
 
 After a loss, the survivors restore the values that the step's variables had before the call (`Undo`), return iterators
-to their position (`replay`), and repeat the call. That needs no data of the lost rank: before a call, every rank has
-all variables (pieces have copies on other ranks), and the complete batch.
+to their position (`replay`), and repeat the call. The repetition needs no data of the lost rank. Before a call, every
+rank has the complete batch and all variables; the pieces of variables that ranks divide have copies on other ranks.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequenc
         for iterator in replays:
             iterator.go_back()
 
+    # `compute` gets the handle of each replay, by the id of the original handle that it replaces.
     def work() -> Any:
         return compute({id(iterator.source): iterator.handle for iterator in replays})
 
@@ -121,7 +122,7 @@ def _find_obstacle(step: plan.StepPlan, inner_ops: Sequence[Any]) -> str:
     if _have_op(inner_ops, ("MakeIterator", "ReduceDataset", "DatasetToSingleElement")):
         return "iterates over a dataset inside its function, whose batches cannot be replayed"
     inner_handles = {id(outer): id(inner) for outer, inner in graph.captures}
-    # Resources that can be restored: the variables that the function refers to, ...
+    # The ids in the graph of handles of resources that can be restored: variables that the function refers to, ...
     restorable = {inner_handles.get(id(variable.handle)) for variable in graph.variables}
     # ... iterators that are arguments, which are replayed (only handles of variables have shape data), ...
     for handle in graph.inputs[: step.argument_count]:

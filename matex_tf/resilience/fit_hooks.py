@@ -33,6 +33,7 @@ def install() -> None:
 
 
 def _notify(model: Any, what: str, *args: Any) -> None:
+    """Call the method `what` of the running call of `fit`, if it trains `model` and its state is saved."""
     current = find_current()
     if current is not None and current.model is model:
         getattr(current, what)(*args)
@@ -63,7 +64,7 @@ def _wrap_fit(original: Any) -> Any:
         if run.within is not None:
             with is_nested.set():
                 return original(self, *args, **kwargs)
-        initial_epoch = getattr(self, "_initial_epoch", None)
+        initial_epoch = getattr(self, "_initial_epoch", None)  # of Keras 3; `_resume_training` changes it
         current = Fit(run, self)
         try:
             arguments = _bind_by_name(signature, signature.bind(self, *args, **kwargs))
@@ -85,6 +86,7 @@ def _wrap_fit(original: Any) -> Any:
 
 
 def _bind_by_name(signature: inspect.Signature, bound: inspect.BoundArguments) -> dict[str, Any]:
+    """The bound arguments by name, with those of **kwargs among them."""
     arguments = dict(bound.arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -101,11 +103,12 @@ def _skip_call(original: Any, current: Fit, arguments: dict[str, Any]) -> Any:
     callbacks = arguments.get("callbacks")
     arguments.update(callbacks=None, verbose=0, validation_data=None)
     if _is_keras3(current.model):
-        arguments.update(epochs=current.epoch, initial_epoch=current.epoch)
+        arguments.update(epochs=current.epoch, initial_epoch=current.epoch)  # no epoch: `skip_epochs` advances data
     return current.leave_ended(_flatten_callbacks(callbacks), original(**arguments))
 
 
 def _flatten_callbacks(callbacks: Any) -> list[Any]:
+    """The callbacks of a list (also a nested one), of Keras' CallbackList, or None; without this library's watchers."""
     if hasattr(callbacks, "callbacks"):
         return [callback for callback in callbacks.callbacks if not isinstance(callback, events.Watcher)]
     if isinstance(callbacks, (list, tuple)):

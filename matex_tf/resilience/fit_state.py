@@ -1,10 +1,17 @@
 """The state of one call of `fit`: when it is saved, and how a restarted run restores it.
 
-`fit_hooks` makes a `Fit` for each call, and calls its methods for epochs and steps. A restarted run skips calls that
-had ended, and epochs that had ended; in the interrupted epoch it skips the data of the steps before the saved one
-(`data_hooks`), then `reach_step` restores the state.
+`fit_hooks` makes a `Fit` for each call, and calls its methods for epochs and steps. Four flags tell how far a call of a
+restarted run is. "Saved step" is the position of the saved state: `step` steps of `epoch` were complete.
 
-Ranks agree about every half second whether to save, and whether to leave the run: for a request to end
+    progress of the call                                  is_over  is_resumed  is_before_saved_step  seeks_step
+    it has no saved state                                   no        no             no                 no
+    it had ended before the restart, and is skipped         yes       no             no                 no
+    ended epochs are skipped (`data_hooks`)                 no        yes            yes                no
+    the interrupted epoch is about to begin                 no        yes            yes                yes
+    its steps before the saved step are skipped             no        yes            yes                no
+    `reach_step` has restored the state: training           no        yes            no                 no
+
+Ranks vote about every half second (`_Vote`) whether to save, and whether to leave the run: for a request to end
 (`Run.end_request`), or for a change by `--adapt=ranks` (`ask_change`).
 """
 
@@ -37,7 +44,7 @@ def find_current() -> Fit | None:
 
 
 class _Vote(NamedTuple):
-    """What a rank sends to the others when they agree whether to save. The last three count on rank 0 only."""
+    """What a rank sends to the others in a vote. Requests of all ranks count; the other fields count on rank 0 only."""
 
     request: str | None  # why the run is to end; None if it is not
     is_due: bool  # whether a state is to be saved
@@ -53,13 +60,13 @@ class Fit:
         self.model = model
         self.number = run.fits
         run.fits += 1
-        # What is to be restored
+        # What is to be restored. The module's docstring has a table of the flags.
         self.saved = run.load_state(self.number)  # the content of the saved state; None if there is none
-        self.is_over = self.saved is not None and self.saved["ended"]
+        self.is_over = self.saved is not None and self.saved["ended"]  # the call had ended before the restart
         self.is_resumed = self.saved is not None and not self.is_over  # from a state inside this call
         self.is_before_saved_step = self.is_resumed  # training has not yet reached the saved step
-        self.epoch: int = 0 if self.saved is None else self.saved["epoch"]  # of the saved state
-        self.step: int = 0 if self.saved is None else self.saved["step"]  # of that epoch
+        self.epoch: int = 0 if self.saved is None else self.saved["epoch"]  # of the saved state, as Keras counts
+        self.step: int = 0 if self.saved is None else self.saved["step"]  # the complete steps of that epoch
         if self.saved is not None:
             run.epochs = self.saved["epochs"]
         self.lacks_variables = False  # a saved variable does not exist yet
@@ -68,26 +75,26 @@ class Fit:
         self.first_epoch = 0  # the script's `initial_epoch`
         self.source: Any = None  # Keras' data source for training
         self.calls_python = False  # the script's Python code makes the batches
-        self.drawn: set[str] = set()  # the random generators that this code uses
+        self.drawn: set[str] = set()  # the random generators that this code uses, by their names in `random_state`
         self.are_rows_already_sharded = False  # the ranks already hold shards of the rows
-        self.seeks_step = False  # the next step of the source is the first step of the interrupted epoch
+        self.seeks_step = False  # the next steps that the source lists are those of the interrupted epoch
         self.iterator: Any = None  # Keras 2: the iterator of that epoch
         self.callbacks: Sequence[Any] = ()
-        self.params: dict[str, Any] = {}
-        # What is to be saved
+        self.params: dict[str, Any] = {}  # Keras' parameters of callbacks: "epochs", and "steps" of an epoch if known
+        # What is to be saved, and when ranks vote about it
         self.takes_turns = False  # ranks take turns at batches, and do not meet between them
         self._mark_change: Callable[[str, float], None] | None = None  # see `ask_change`
-        self._change_text = ""
+        self._change_text = ""  # see `ask_change`
         self._epoch: int | None = None  # the running epoch; None before the first
-        self._epoch_steps = self._steps_since_start = 0  # steps of this epoch so far; in all epochs since the start
+        self._epoch_steps = self._steps_since_start = 0  # steps of the running epoch; of all since the start
         self._longest_epoch_steps = 0  # steps of the longest epoch that has ended
         self._logs: Any = None  # of the last step
         self._has_checked_random = False  # the step was searched for random ops whose state cannot be saved
-        self._large_arrays: dict[Any, Any] = {}  # of callbacks, when training began
-        self._steps_until_check = 1  # until ranks agree again whether to save
-        self._last_check: tuple[float, int] = (time.monotonic(), 0)  # its time, and the step of the epoch
+        self._large_arrays: dict[Any, Any] = {}  # of callbacks when training began (`callback_state.find_large`)
+        self._steps_until_check = 1  # steps until ranks vote again
+        self._last_check: tuple[float, int] = (time.monotonic(), 0)  # time of the last vote, and step of the epoch
         self._may_save = run.may_save(self.number)
-        self._may_change = True
+        self._may_change = True  # False after a change that failed
         if self.is_over:
             notes.print_note("calls of fit that had ended before the restart are skipped")
         elif self.saved is not None:
@@ -117,7 +124,8 @@ class Fit:
     def return_to_epoch(self) -> None:
         """Restore the state at the beginning of the interrupted epoch, or after a call that had ended."""
         self.restore()
-        # Within an epoch, skipped data draw random numbers first; `reach_step` then restores the generators.
+        # If steps of this epoch are still to be skipped, their data may draw random numbers. Then `reach_step` restores
+        # the generators.
         if self.step == 0:
             self.restore_random()
 
@@ -127,7 +135,7 @@ class Fit:
 
     @contextlib.contextmanager
     def skip_data(self) -> Iterator[None]:
-        """Context in which batches are skipped: notes which random generators their code uses."""
+        """Context in which batches are skipped: notes in `drawn` which random generators their code uses."""
         old_states = random_state.copy_states() if self.calls_python else {}
         try:
             yield
@@ -148,7 +156,7 @@ class Fit:
         if not self.is_before_saved_step:
             return
         self.is_before_saved_step = False
-        if self.step > 0:  # undo the callbacks' repeated on_epoch_begin
+        if self.step > 0:  # Keras has called the callbacks' on_epoch_begin for this epoch again: undo its effects
             self.restore()
             self.restore_random()
         if self.lacks_variables:
@@ -160,7 +168,7 @@ class Fit:
             )
 
     def leave_ended(self, callbacks: Sequence[Any], history: Any) -> Any:
-        """Restore the state at the end of a call that had these `callbacks`. Returns the history."""
+        """Restore the state at the end of a call with these `callbacks`. Returns its history, in place of `history`."""
         saved, model = self.saved, self.model
         for callback in callbacks:
             callback.set_model(model)
@@ -200,7 +208,7 @@ class Fit:
         self._steps_since_start += done - self._epoch_steps
         self._epoch_steps = done
         if self.takes_turns:
-            return
+            return  # ranks vote where they meet: `keep_within`
         self._steps_until_check -= 1
         if self._steps_until_check > 0 or not self._may_save:
             return
@@ -208,6 +216,7 @@ class Fit:
         if epoch_length and done >= epoch_length:
             return  # `end_epoch` saves after the last step
         assert self._epoch is not None  # an epoch is running
+        # Choose the number of steps until the next vote, from the seconds of a step since the last one.
         now, (last_time, last_done) = time.monotonic(), self._last_check
         step_seconds = (now - last_time) / max(1, done - last_done)
         check_seconds = min(_CHECK_SECONDS, settings.get_settings().save_seconds / 4 or _CHECK_SECONDS)
@@ -256,7 +265,7 @@ class Fit:
             self._save_if_due(epoch + 1, 0, 1)
 
     def end_fit(self, history: Any) -> None:
-        """Called after the call of `fit` has ended. Collective."""
+        """Called after the call of `fit` has ended: save its end, and leave the run if asked to. Collective."""
         self._save_state("end", 0 if self._epoch is None else self._epoch + 1, 0, ended=True, history=history)
         requests = objects.allgather(self.run.end_request, "whether the run is to end")
         request = next((request for request in requests if request), None)
@@ -286,7 +295,8 @@ class Fit:
             if not request and self._mark_change is not None:
                 mark = functools.partial(self._mark_change, where, start)
             self.run.leave_run(request, where, mark, self._change_text)
-            self._may_change, self._mark_change = False, None  # leave_run returned: the state could not be saved
+            # `leave_run` returns only if a change was asked for and the state could not be saved: train on without it.
+            self._may_change, self._mark_change = False, None
         return first_vote.steps_until_check
 
     def _save_state(self, kind: str, epoch: int, step: int, ended: bool = False, history: Any = None) -> None:
@@ -296,6 +306,7 @@ class Fit:
         )
 
     def _try_saving(self, kind: str, epoch: int, step: int, ended: bool, history: Any) -> None:
+        """Save as in `_save_state`; repeated if a rank is lost meanwhile. Collective."""
         run = self.run
         events.ranks_meet("saving the state of the run")
         variables = state.read_values(self.model, self.source)
@@ -314,6 +325,7 @@ class Fit:
                 "history": None if history is None else callback_state.copy_states([history], {})[0],
                 "random": random_state.copy_states(),
             }
+            # A "state" has the next number of all states of the run; an "end" has the number of its call.
             run.state_number += kind == "state"
             run.write_state(kind, run.state_number if kind == "state" else self.number, content)
         run.saved_at = time.monotonic()

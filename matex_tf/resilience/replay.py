@@ -20,10 +20,10 @@ def find_replay(iterator: Any) -> Replay:
 
 
 class Replay:
-    """An iterator over the further elements of `iterator`, an eager iterator of a `tf.data.Dataset`, without
-    prefetching.
+    """An iterator over the further elements of `iterator`, an eager iterator of a `tf.data.Dataset`.
 
-    `go_back` returns to the position of the last call of `keep`.
+    `go_back` returns to the position of the last call of `keep`. Elements since then are in `_elements`: `_take_next`
+    gives these first, then takes further ones from `iterator`.
     """
 
     def __init__(self, iterator: Any):
@@ -44,7 +44,8 @@ class Replay:
         def set_shapes(_: Any, parts: Any) -> Any:
             return tuple(map(tf.ensure_shape, parts, self._shapes))
 
-        options = tf.data.Options()  # no element may be taken in advance
+        # An element that tf.data takes in advance would count as taken by the step. So optimizations are off.
+        options = tf.data.Options()
         options.autotune.enabled = False
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_optimization.inject_prefetch = False
@@ -65,7 +66,7 @@ class Replay:
         self._next, self._iterator = 0, iter(self._dataset)
 
     def _take_next(self) -> list[Any]:
-        """Whether there is a next element, and its flat tensors."""
+        """A flag tensor, whether there is a next element, and the flat tensors of the element (unused if not)."""
         import tensorflow as tf
 
         if self._next == len(self._elements):

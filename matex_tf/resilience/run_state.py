@@ -1,8 +1,8 @@
 """Saves the state of a run, and resumes from it when the run is restarted; the script stays unchanged.
 
 Calls of `fit` have the numbers 0, 1, and so on. A restarted script runs from its beginning: calls that had ended are
-skipped, and the call with the newest state resumes from it (`fit_state`). Rank 0 saves the state for all ranks, because
-all have the same; it does not depend on the number of ranks. `state_files` describes the folder, "Restarts" in
+skipped, and the call with the newest state resumes from it (`fit_state`). All ranks have the same state, which does not
+depend on the number of ranks. So rank 0 saves it for all. `state_files` describes the folder, "Restarts" in
 docs/reliability.md the state.
 
 `Run` also ends the run on request: after a signal, at a rung of `matex tune`, or for a change by `--adapt=ranks`.
@@ -44,7 +44,7 @@ def get_current() -> Run | None:
 
 @dataclass
 class _FolderContent:
-    """The saved state that a rank finds in the folder."""
+    """What a rank finds in the folder, besides the content of the newest state."""
 
     number: int  # of the newest state inside a call of `fit`; -1 if there is none
     fit: int  # the number of that call; -1 if there is none
@@ -60,7 +60,7 @@ class Run:
     saved_fit: int  # the number of the call that the newest state is inside of; -1 if there is none
     ended_fits: set[int]  # the numbers of the calls whose end is saved
     state_number: int  # of the newest state inside a call; -1 if there is none
-    saved: Any  # the content of that state, on the source rank, until its call has begun
+    saved: Any  # on the source rank, the content of that state until its call has begun; otherwise None
 
     def __init__(self, path: str):
         self.path = path
@@ -68,8 +68,8 @@ class Run:
         self.fits = self.epochs = 0  # calls begun and epochs ended since the first start of the run
         self.within: Any = None  # the running call, a `fit_state.Fit`
         self.end_request: str | None = None  # why the run is to end soon, such as a signal
-        self.has_trained = False
-        self.saved_at = time.monotonic()
+        self.has_trained = False  # a step has trained since this start
+        self.saved_at = time.monotonic()  # of the last state; at first, the start
         self.writer: async_writer.Writer | None = None  # on rank 0
         with real_files.use_real_files():
             self.folder = self._open_folder()
@@ -128,7 +128,7 @@ class Run:
             if not self._lock_folder(self.folder):
                 notes.print_note(f"{self.path}, the folder of the run's state, is still locked by the lost rank")
             self.state_number = max([self.state_number, *self.folder.list_numbers("state")])
-            if source_is_lost and self.fits <= self.saved_fit:
+            if source_is_lost and self.fits <= self.saved_fit:  # the call with this state has not begun
                 _, self.saved = self.folder.find_newest()
 
     def _resume_newest(self) -> None:
@@ -140,7 +140,7 @@ class Run:
         me = world.get_world()
         self.saved = None
         own = self._read_folder() if me.local_rank == 0 else None
-        own_age = None if own is None else (len(own.ended_fits), own.number)
+        own_age = None if own is None else (len(own.ended_fits), own.number)  # larger is newer; None: no state
         ages = objects.allgather(own_age, "looking for the state of the run")
         ranks = [rank for rank, age in enumerate(ages) if age is not None]
         self.source = max(ranks, key=lambda rank: ages[rank], default=None)  # the first of equal ones
@@ -157,7 +157,7 @@ class Run:
         random_state.restore_states(content.begin["random"])
 
     def _read_folder(self) -> _FolderContent | None:
-        """The state in the folder that this rank sees, also as `saved`; None if there is none of this script."""
+        """Read the folder that this rank sees, and set `saved`. None if there is no state of this script to resume."""
         if self.folder is None or os.path.exists(self.folder.locate_file(state_files.ENDED)):
             return None
         if (begin := self.folder.read_file(state_files.BEGIN)) is None:
@@ -214,7 +214,8 @@ class Run:
     # Saving
 
     def may_save(self, fit: int) -> bool:
-        """Whether a state of this call would be the newest. It would not if the call is repeated for a damaged file."""
+        """Whether a state of this call would be the newest."""
+        # A call whose saved end is damaged is repeated, although later calls may have saved states.
         return fit >= max([self.saved_fit, *(ended + 1 for ended in self.ended_fits)])
 
     def write_state(self, kind: str, number: int, content: Any) -> None:
@@ -245,7 +246,7 @@ class Run:
     def _leave_at_once(self) -> None:
         """End the run outside `fit`, where the last saved state is complete."""
         self._finish_writing()
-        next_run = self._explain_restart(is_code_known=rank_records.note(asks_again=True))
+        next_run = self._explain_restart(is_code_known=rank_records.note(asks_again=True))  # True under `matex run`
         terminal.write_text(f"matex_tf: {self.end_request}: ended between calls of fit; {next_run}\n")
         shutdown.abort_all_ranks(exit_codes.EXIT_REQUEUE)
 
@@ -268,8 +269,8 @@ class Run:
                 self.writer.flush()
             failed = self.writer.failed
         failed = objects.broadcast(failed, "whether the state of the run is on the disk")
-        if mark is None:
-            is_known = rank_records.note(asks_again=True)
+        if mark is None:  # the run is to end
+            is_known = rank_records.note(asks_again=True)  # whether `matex run` gets this rank's record
             if world.get_world().rank == 0:
                 saved = f"the state could not be saved ({failed})" if failed else f"saved at {where}"
                 terminal.write_text(f"matex_tf: {request}: {saved}; {self._explain_restart(is_code_known=True)}\n")
@@ -278,7 +279,7 @@ class Run:
                 f"--adapt: {change}: the state could not be saved ({failed}), so no change is made in this call of fit"
             )
             return
-        else:
+        else:  # the run is to be changed
             is_known = True
             mark()
         if any(objects.allgather(is_known, "whether `matex run` knows why the ranks leave")):
@@ -288,7 +289,7 @@ class Run:
         sys.exit(exit_codes.EXIT_REQUEUE)
 
     def _explain_restart(self, is_code_known: bool) -> str:
-        """How the run continues. The exit code is unknown without `matex run` if another rank may end first."""
+        """How the run continues, for a message. Without `matex run`, another rank may end first with another code."""
         code = f"exit code {exit_codes.EXIT_REQUEUE}; " if is_code_known else ""
         return f"the same command goes on from there ({code}state in {self.path})"
 

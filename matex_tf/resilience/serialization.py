@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-_LIBRARIES = ("numpy", "keras", "tf_keras")
+_LIBRARIES = ("numpy", "keras", "tf_keras")  # whose functions are plain data
 
 
 class NotPlain(TypeError):
@@ -115,6 +115,7 @@ def find_dtype(name: str) -> np.dtype:
 
 
 def _store_array(array: np.ndarray, arrays: list[np.ndarray] | None) -> int:
+    """Append a copy of `array` to `arrays`; returns its index. If `arrays` is None, only the dtype is checked."""
     name_dtype(array.dtype)
     if arrays is None:
         return 0
@@ -130,6 +131,7 @@ def _convert_tensor(tensor: Any) -> np.ndarray:
 
 
 def _name_function(value: Any) -> list[str] | None:
+    """The module and the name of a function of `_LIBRARIES`, for `_find_function`; None for other values."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
     if isinstance(value, np.ufunc):
         module = "numpy"

@@ -28,7 +28,8 @@ def is_made_by_python(x: Any) -> bool:
 def has_length(source: Any) -> bool:
     """Whether the number of steps in an epoch of the source is known.
 
-    At the end of an epoch's data, Keras 3 infers a number of steps that is 1 too large. That number is not used.
+    At the end of an epoch's data, Keras 3 infers a number of steps that is 1 too large. So the number of its
+    data adapter is used instead.
     """
     adapter = getattr(source, "data_adapter", None)
     known = getattr(source, "_inferred_steps", None) if adapter is None else adapter.num_batches
@@ -48,7 +49,8 @@ def take_batches(iterator: Any, count: int) -> list[Any]:
     """The next `count` batches, or fewer at the end of the data. Raises OutOfRangeError if there is none."""
     import tensorflow as tf
 
-    # A rank with rows of its own cannot tell when the other ranks' data end. All other batches are the script's own.
+    # With rows of its own, a rank cannot tell when the other ranks' data end. So `get_next` gathers all ranks' rows
+    # (`own_data`). For all other batches a rank needs no other rank.
     with contextlib.nullcontext() if own_data.is_own(iterator) else own_data.compute_alone():
         batches = [iterator.get_next()]
         try:

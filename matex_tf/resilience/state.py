@@ -140,7 +140,7 @@ def read_values(model: Any, source: Any) -> Values:
 
 
 def load_values(model: Any, source: Any, saved: Values) -> dict[str, int]:
-    """Assign the `saved` values to the variables that exist. Returns the number of assigned variables of each group.
+    """Assign the `saved` values to the variables that exist, by position. Returns the number assigned in each group.
 
     Raises:
         SetupError: the values belong to another model.
@@ -151,7 +151,8 @@ def load_values(model: Any, source: Any, saved: Values) -> dict[str, int]:
         if len(variables) > len(values):
             raise describe_difference(f"{len(variables)} variables of the group '{group}'", f"{len(values)}")
         if len(variables) < len(values) and not all(map(_is_assignable, variables, (value for _, value in values))):
-            # Example: in Keras 3, a model's Dropout seeds come last once its weights exist.
+            # Not all variables have their final positions. Example: in Keras 3, a model's Dropout seeds come last once
+            # its weights exist.
             counts[group] = 0
             continue
         counts[group] = len(variables)

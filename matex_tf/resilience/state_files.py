@@ -21,9 +21,9 @@ import numpy as np
 from matex_tf.resilience import serialization
 from matex_tf.runtime import atomic, temp_folders
 
-GENERATIONS = 2
-BEGIN, ENDED, LOCK = "begin", "ended", "lock"
-_MAGIC = b"matex_tf run state 1\n"
+GENERATIONS = 2  # the number of kept states inside calls of `fit`
+BEGIN, ENDED, LOCK = "begin", "ended", "lock"  # names of files
+_MAGIC = b"matex_tf run state 1\n"  # begins each file; 1 is the version of the format
 _WRITE_BYTES = 16 << 20
 """Bytes that are hashed and written at a time."""
 
@@ -64,6 +64,7 @@ def read_state(path: str) -> Any:
     """Read the state in `path`. Raises Damaged or OSError."""
     with open(path, "rb") as file:
         data = file.read()
+    # A file is: `_MAGIC`, the length of the header in 8 bytes, the header, arrays, and a checksum of 32 bytes.
     start = len(_MAGIC) + 8
     if len(data) < start + 32 or data[: len(_MAGIC)] != _MAGIC:
         raise Damaged(f"{path} is not the state of a run, or is truncated")

@@ -1,7 +1,8 @@
 """Atomic saving: files are written next to their path, and moved there when they are complete.
 
-A move within a file system is atomic. Of several files of one save, the file by which the others are found moves last:
-a killed run may leave no save for a moment, but never a mixture of two.
+A move within a file system is atomic. A save of several files has an index file, by which the others are found. The
+old index file is removed first, and the new one moves last. So a run that is killed meanwhile may leave no save, but
+never a mixture of two.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PREFIX = ".matex_tf-saving-"
 # The index files of a save: without them, its other files are not recognized.
 _INDEX_NAMES = ("saved_model.pb", "saved_model.pbtxt", "config.json")
 _INDEX_ENDINGS = (".index", ".weights.json")
-_STATE_FILE = "checkpoint"  # names the newest save of a folder, which must exist before
+_STATE_FILE = "checkpoint"  # names the newest save in its folder, so it moves after this save
 _NO_FOLDER = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 """Errors for which no folder can be created, although the file itself may be writable."""
 _NO_MOVE = {errno.EXDEV, errno.EBUSY, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -76,7 +77,7 @@ def _make_folder_beside(target: str, make_folder: bool) -> tuple[str, int] | Non
     try:
         if make_folder:
             os.makedirs(parent, exist_ok=True)
-        # If a file system is mounted at the folder itself, files next to the folder cannot be moved into it.
+        # If a file system is mounted at `target`, files next to it are on another one, and cannot be moved into it.
         parent = target if os.path.ismount(target) else parent
         remove_unfinished(parent)
         return temp_folders.make_folder(_make_prefix(), parent)

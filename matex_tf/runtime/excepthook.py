@@ -23,8 +23,9 @@ from matex_tf import errors, settings
 from matex_tf.runtime import losses, rank_records, script_frames, shutdown
 from matex_tf.world import exit_codes, launcher_variables, membership, terminal, world
 
+# A frame of a traceback as text; its only group is the file.
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
-# TensorFlow puts the stack of an op's creation into the error text only.
+# TensorFlow puts the stack of an op's creation only into the error text. Groups: 1 the header, 2 all frames.
 _OP_FRAMES = re.compile(rf"(Detected at node .* defined at \(most recent call last\):\n)((?:{_FRAME.pattern})+)")
 
 
@@ -102,7 +103,7 @@ _plain_exit_at_once: Callable[..., NoReturn] = os._exit
 def _exit_at_once(code: int) -> None:
     """Replaces `os._exit`. With code 0 the rank ends with all others, as at the end of the script.
 
-    With another code, in another thread, or within a step, it aborts all ranks. A forked child just exits.
+    With another code, in another thread, or within a step, it aborts all ranks. A forked child only ends itself.
     """
     if not world.is_active():
         _plain_exit_at_once(code)
@@ -194,7 +195,7 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
         return
     collectives_text = _read_collectives_text(error)
     code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(collectives_text)
-    # The text says that another rank raises its own error, or has ended its script: that rank should end the job.
+    # If the text says that another rank raises its own error, or has ended its script, that rank should end the job.
     is_consequence = membership.RAISED_ELSEWHERE in collectives_text or membership.ENDED_WITH_CODE in collectives_text
     if is_consequence:
         shutdown.await_cause()

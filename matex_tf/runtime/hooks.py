@@ -5,8 +5,8 @@ A file with hooks has a `Table`. `Table.replace` decorates a function `make(orig
     @HOOKS.replace("numpy.random", "default_rng", "ranks draw different numbers without a seed")
     def _wrap_default_rng(original): ...
 
-`Table.install` waits for the imports. If then the original is missing or has other parameters, all ranks raise an
-error; for an optional hook, a note is printed.
+`Table.install` arranges that a function is replaced once its library is imported. If the original is missing then, or
+has other parameters, all ranks raise an error; for an optional hook, a note is printed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from matex_tf import errors
 from matex_tf.runtime import notes
 from matex_tf.version import TRIED
 
-Make = Callable[[Any], Any]
-Put = Callable[[Any, str, Make], None]
+Make = Callable[[Any], Any]  # takes the original, returns the replacement
+Put = Callable[[Any, str, Make], None]  # as `put_function`
 NAMES = {"tensorflow": "TensorFlow", "keras": "Keras"}
 """The libraries whose untested newer versions are reported, with their display names."""
-_VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+_VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)  # **kwargs and *args
 
 
 def call_when_imported(module: str, act: Callable[[Any], object]) -> None:
@@ -86,7 +86,8 @@ class Hook:
     make: Make  # returns the replacement of the original
     if_missing: str  # the consequence if the hook is missing, for messages
     replacements: list[Any] = field(default_factory=list, repr=False)
-    """The replacements made so far by all hooks of one declaration, as two of their modules may be the same module."""
+    """The replacements made so far by all hooks of one declaration. Two of their modules may be the same module, whose
+    function is replaced once."""
     takes: str = ""
     """Parameters of the original that `make` requires, in addition to the parameters that the replacement names."""
     since: str = ""

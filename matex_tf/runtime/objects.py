@@ -1,7 +1,8 @@
 """Collectives of Python objects, for communication outside a step's tensors.
 
-Each has a number in the sequence of collectives, and a description `what` of its purpose, the same on all ranks: ranks
-compare it before they exchange data. With MATEX_ELASTIC, the remaining ranks repeat a collective in which one was lost.
+Like a collective of tensors, each has a number in the sequence of collectives. Before they exchange data, ranks compare
+the description `what` of the purpose, which must be the same on all ranks (`ops.rendezvous`). With MATEX_ELASTIC, the
+remaining ranks repeat a collective in which one was lost.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from matex_tf import ops
 from matex_tf.ops import records
 from matex_tf.world import membership, world
 
-_KIND = 6  # see `ops.rendezvous`
+_KIND = 6  # a control message, see `ops.rendezvous`
 _MAX_COMPARED_BYTES = 1 << 16
 """Bytes. For larger values, a digest takes more time than it saves."""
 
@@ -52,8 +53,8 @@ def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
 def _are_same(packed: bytes) -> bool:
     """Whether all ranks have the same bytes; large values are not compared. Collective.
 
-    Most values are equal on all ranks. A digest then takes O(log N) messages of 16 bytes, whereas gathered values take
-    O(N) memory.
+    Most values are equal on all ranks. A comparison of digests then replaces the gathering of values: it takes O(log N)
+    messages of 16 bytes, and the gathered values would take O(N) memory.
     """
     if world.get_world().is_phantom:
         return True
@@ -61,8 +62,8 @@ def _are_same(packed: bytes) -> bool:
 
     digest = hashlib.blake2b(packed, digest_size=8).digest()
     number = int.from_bytes(digest, "little") >> 1
-    # max(number) == -max(-number) == min(number) only if all ranks have the same number. A rank with a large value
-    # sends two ones, for which that is never true.
+    # The maxima are max(number) and -min(number): opposite only if all ranks have the same number. A rank with a large
+    # value sends 1 and 1, so that both maxima are positive.
     maxima = np.array([number, -number] if len(packed) <= _MAX_COMPARED_BYTES else [1, 1])
     world.get_communicator("control").Allreduce(MPI.IN_PLACE, maxima, MPI.MAX)
     return bool(maxima[0] == -maxima[1])
@@ -78,7 +79,7 @@ def broadcast(value: Any, what: str, root: int = 0) -> Any:
             return world.get_communicator("control").bcast(value, root=root)
 
     def undo() -> None:
-        if membership.survivors[root : root + 1] != [root]:
+        if membership.survivors[root : root + 1] != [root]:  # the rank is lost, or now has another number
             raise membership.make_loss_error(f"rank {root} alone had {what}")
 
     return membership.attempt_collectives(what, send, undo)

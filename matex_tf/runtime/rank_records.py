@@ -32,8 +32,10 @@ LEFT = "left"  # ended with all ranks, to be started again
 ENDED = "ended"  # the scripts of all ranks have ended
 TRAINING = "training"
 """The name of a file which exists once the ranks have computed a training step since their start."""
+# Files in the folder: the records (with the prefix `_NAME`), marks of writing processes (the same with the ending
+# `_WRITING`), the name of a signal.
 _NAME, _WRITING, _REQUEST = "rank-", ".writing", "request"
-_CLAIM = "matex_tf-error-"
+_CLAIM = "matex_tf-error-"  # the prefix of the file by which a rank reserves the terminal
 _RECENT_SECONDS = 60.0  # an older claim of the terminal belongs to an earlier run
 
 _folder = ""  # the private folder of `matex run`; "" without it
@@ -75,7 +77,7 @@ class Record:
         """The key that sorts errors: the cause first.
 
         Ranks affect one another by collectives only, so an error after collective n cannot cause an error before it.
-        Time decides between ranks at the same collective, since the clocks of hosts may differ.
+        Clocks of hosts may differ, so times are compared only between ranks at the same collective.
         """
         return self.follows, self.number, self.time, self.rank
 
@@ -112,7 +114,7 @@ def are_files_written(folder: str | os.PathLike[str]) -> bool:
 
 
 def read_namespace() -> str:
-    """The boot of this host and its namespace of process numbers: processes with equal ones see one another."""
+    """Names the boot of this host and the namespace of process numbers. Processes with equal names see one another."""
     return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
 
 
@@ -147,12 +149,12 @@ def note_separate() -> None:
 def note_writing() -> None:
     """Record that this process may write files of the script until its end, at which Python flushes files."""
     global _writing
-    if not note():
+    if not note():  # this host does not see the folder
         return
     _writing = os.getpid(), os.path.abspath(_locate_record(_folder)) + _WRITING
     with real_files.use_real_files():
         Path(_writing[1]).touch()
-    # The C library calls `unlink` after the end of Python. The text stays allocated.
+    # Let the C library remove the file after the end of Python, by a call of `unlink`. The text stays allocated.
     c = ctypes.CDLL(None)
     c.strdup.restype = ctypes.c_void_p
     path = ctypes.c_void_p(c.strdup(os.fsencode(_writing[1])))
@@ -185,7 +187,8 @@ def report_error(
 ) -> None:
     """Record the error `text` of `rank` for `matex run`. Without it, show the error, if no other rank has shown one.
 
-    A rank that is not the first waits here until the first has ended: its own end would cut off that report.
+    When a rank ends with an error, the launcher ends all ranks, and could cut off the report of the first. So a rank
+    that is not the first waits here until the first has ended.
 
     Args:
         shared: a folder that all ranks see; None if they are on one host.
@@ -245,7 +248,8 @@ def _claim_terminal(folder: str | os.PathLike[str], rank: int, waits: bool) -> I
     """Context that reserves the terminal for this rank, until its process ends. Yields whether this rank is the first
     to write.
 
-    A second claim by the same rank belongs to another run, even if no launcher distinguishes the runs.
+    The claim is a file that contains the name of the first rank; it is empty before. A second claim by the same rank
+    belongs to another run, even if no launcher distinguishes the runs.
     """
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW

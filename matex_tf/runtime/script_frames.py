@@ -19,7 +19,7 @@ from typing import Any
 
 _MAX_SHOWN = 16  # frames of a stack
 _WAITING = (threading.Condition.wait.__code__, concurrent.futures.thread._worker.__code__)
-"""The innermost frame of a thread that waits for work."""
+"""The code of the innermost frame of a thread that waits for work."""
 
 
 def find_package(frame: FrameType) -> str:

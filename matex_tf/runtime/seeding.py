@@ -24,7 +24,7 @@ _roots: list[np.random.SeedSequence] = []
 
 
 class _AgreedSeed(int):
-    """The global TensorFlow seed on which ranks have agreed while the script has not set one."""
+    """The global TensorFlow seed on which ranks have agreed. The class tells it from a seed that the script sets."""
 
 
 def agree_on_seeds(entropy: int | None = None) -> int:
@@ -75,7 +75,10 @@ def _seed_tensorflow(seed: int) -> None:
     "tensorflow.python.framework.random_seed", "get_seed", "random ops with a seed of their own draw other numbers"
 )
 def _wrap_get_seed(original: Any) -> Any:
-    """An op with a seed draws the same numbers in every run of a script without a global seed."""
+    """Without a global seed of the script, an op with a seed draws the same numbers in every run, and here as well.
+
+    So the agreed global seed is replaced for such an op by TensorFlow's default one.
+    """
 
     def get_seed(op_seed: int | None) -> Any:
         import tensorflow as tf

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from matex_tf.runtime import rank_records, real_files
 
-_NAMES = ("sm_segment.", "vader_segment.")
+_NAMES = ("sm_segment.", "vader_segment.")  # the beginnings of Open MPI's names
 
 
 def note_files() -> None:
@@ -51,7 +51,7 @@ def _list_noted(folder: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def _list_mapped(process: str) -> set[str]:
-    """The shared-memory files that a process has mapped."""
+    """The shared-memory files that a process has mapped. The sixth field of a line of "maps" is a path."""
     if process != "self" and not process.isdigit():
         return set()
     try:

@@ -24,7 +24,7 @@ from matex_tf.world import exit_codes, membership, mpi_calls, task_environment, 
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """The signals that ask a run to end and to resume later."""
-_KIND = 7  # see `ops.rendezvous`
+_KIND = 7  # the end of the script, see `ops.rendezvous`
 
 
 script_ended: list[Callable[[], None]] = []
@@ -38,8 +38,8 @@ after_end: list[Callable[[], None]] = []
 before_abort: list[Callable[[], None]] = []
 """Called on a rank that is about to abort the job. These functions must not communicate."""
 
-_is_aborting = False
-_have_all_ended = False
+_is_aborting = False  # this rank is ending all ranks
+_have_all_ended = False  # see `have_all_ended`
 
 
 def have_all_ended() -> bool:
@@ -101,7 +101,7 @@ def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool 
 
 
 def abort_all_ranks(code: int) -> None:
-    """Abort all ranks now with the exit code `code`, or 1 instead of 0."""
+    """Abort all ranks now with the exit code `code`, or with 1 if `code` is 0."""
     code = exit_codes.correct_failure_code(code)
     run_before_abort()
     with contextlib.suppress(OSError):  # an error while recording must not prevent the abort
@@ -138,8 +138,8 @@ def abort_unjoined(task: task_environment.Task) -> None:
 def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> None:
     """From now on, call `handle` with the name of a signal that asks this rank or `matex run` to end.
 
-    After a loss, mpirun sends SIGTERM to the other ranks; requests to `matex run` reach the ranks as SIGUSR1. A SIGTERM
-    from mpirun is therefore an abort, not a request: `finish` is called, and the process ends. A signal from an unknown
+    After a loss, mpirun sends SIGTERM to the other ranks. So a SIGTERM from mpirun is an abort, not a request: `finish`
+    is called, and the process ends. `matex run` passes its requests to the ranks as SIGUSR1. A signal from an unknown
     sender is a request. The sender is unknown without `matex run`, or if a later handler replaced this one.
     """
     c, launchers = ops.get_library().c, list(task_environment.get_launchers())
@@ -161,7 +161,7 @@ def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> 
 
 
 def await_cause() -> None:
-    """Let the rank where an error began end the job. Returns only if that rank has caught the error."""
+    """Let the rank where an error began end the job: wait for it. Returns only if that rank has caught the error."""
     try:
         ops.rendezvous(_KIND, 0, "the end of its script, for an error of another rank")
     except errors.MismatchError as error:
@@ -169,10 +169,9 @@ def await_cause() -> None:
 
 
 def _await_others_at_end(error: errors.MismatchError) -> None:
-    """Return after all ranks have reached their ends, unless one ends the job. After `error`, all collectives fail on
-    all ranks.
+    """Wait until all ranks have reached their ends, or one ends the job. All collectives fail since `error`.
 
-    If MPI itself failed, the other ranks may not know of it; then the function does not wait.
+    If MPI itself failed, the function does not wait, because the other ranks may not know of the failure.
     """
     from mpi4py import MPI
 

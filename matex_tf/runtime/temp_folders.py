@@ -82,8 +82,9 @@ def remove_noted(folder: str | os.PathLike[str]) -> None:
 def _try_lock(
     path: str, flags: int = os.O_RDONLY | os.O_NOFOLLOW, waits: bool = False
 ) -> tuple[int, bool, OSError | None]:
-    """Open and lock `path`. Returns the descriptor, whether no other process holds the lock, and the error if the file
-    system has no locks.
+    """Open and lock `path`. Returns the descriptor, whether this process may use it, and the error of missing locks.
+
+    Without locks on the file system, every process may use it. With locks, the error is None.
     """
     handle = os.open(path, flags, 0o600)
     try:

@@ -1,9 +1,14 @@
 """The watchdog reports which ranks wait for which, and ends the job after MATEX_ABORT_SECONDS.
 
 A thread of each rank checks how long the rank has waited at a collective. A rank that waits too long tells a reporter:
-rank 0, or the next rank that answers. The reporter asks all ranks where they are, and prints the late ones.
-docs/protocol.md describes the messages. The threads use their own communicator, so a rank answers whatever its script
-does, unless its process is stopped or its host is lost.
+rank 0, or the next rank that answers. The reporter asks all ranks where they are, and prints the late ones. The threads
+use their own communicator, so a rank answers whatever its script does, unless its process is stopped or its host is
+lost. A message is a tuple: its kind, the rank that sends it, and its content:
+
+    "waits"  to the reporter    number of the collective, seconds of waiting, description of the collective
+    "heard"  from the reporter  nothing: it confirms "waits"
+    "where"  from the reporter  nothing: it asks for the position
+    "here"   to the reporter    an `_Answer`
 """
 
 from __future__ import annotations
@@ -29,8 +34,8 @@ _ANSWER_SECONDS = 5.0  # seconds to wait for an answer
 _SUSPENDED_SECONDS = 5.0  # a check that is late by these seconds shows that the process was stopped
 _MAX_RANKS = 8  # maximum number of listed ranks
 _MAX_STACKS = 2  # maximum number of listed stacks
-_KIND_GRADIENTS = 1
-_PROMPT = ("at the prompt of an interactive session", math.inf)
+_KIND_GRADIENTS = 1  # see `ops.count_completed`
+_PROMPT = ("at the prompt of an interactive session", math.inf)  # an activity, as in `_busy`
 
 SAVING = 10.0
 """Other ranks wait for a saving rank for this multiple of MATEX_ABORT_SECONDS."""
@@ -71,7 +76,7 @@ def start_watching() -> None:
 
 
 def _get_limits() -> tuple[float, float]:
-    """The waiting times after which a wait is reported and after which the job is aborted; 0: never."""
+    """The seconds after which a wait is reported, and after which the job is aborted; 0: never."""
     return settings.get_settings().stall_seconds, settings.get_settings().abort_seconds
 
 
@@ -93,8 +98,8 @@ class _Answer:
     place: str  # the line of the script
     doing: str  # its long activities (`excuse_wait`)
     is_waited_for: bool  # the time limit of one of these activities is not over
-    updates: int  # that it has made
-    stack: tuple[str, ...]
+    updates: int  # the number of updates that it has made
+    stack: tuple[str, ...]  # the lines of its Python stack, for a message
 
 
 @dataclass
@@ -110,23 +115,26 @@ class _Stall:
 
 
 class _Watch:
+    """The watchdog of a rank. Each rank watches its own waits, and is the reporter while others report waits to it."""
+
     def __init__(self) -> None:
         self.me = world.get_world()
         self.ranks = list(range(self.me.size))  # the remaining ranks
         self.communicator = world.get_communicator("watch")
         self.abort_seconds = _get_limits()[1]
         self.stall_seconds = min(limit for limit in _get_limits() if limit)
-        self.process = os.getpid()
-        self.ended = threading.Event()
+        self.process = os.getpid()  # a forked child has no watchdog
+        self.ended = threading.Event()  # set when the thread is to end
         self.main = threading.main_thread().ident
         self.thread = threading.Thread(target=self._watch_until_lost, name="matex_tf watchdog", daemon=True)
         self.sent: list[Any] = []  # requests of messages that may be on their way
-        self.resumed_at = 0.0  # when the process last continued after it was stopped
-        # For a waiting rank: the reporter, whether it has answered, and the time of the last message to it
+        self.resumed_at = 0.0  # when the process last continued after it was stopped (time.monotonic)
+        # For a waiting rank: the reporter, whether it has answered the last message to it, and the time of that message
+        # (0.0: the reporter is new, and gets a message at once)
         self.reporter, self.has_answered, self.reported_at = 0, False, 0.0
-        self.number = -1  # of the collective whose wait was reported
+        self.number = -1  # of the collective whose wait was reported; -1: none
         # For the reporter:
-        self.stalled: _Stall | None = None
+        self.stalled: _Stall | None = None  # the latest collective at which a rank waits; None: no report of a wait
 
     def _watch_until_lost(self) -> None:
         from mpi4py import MPI
@@ -153,11 +161,12 @@ class _Watch:
         self.stalled = None  # waiting ranks report again
 
     def _watch_ranks(self) -> None:
+        """Watch until the watchdog is to end. Raises MPI's exception if a rank is lost."""
         checked_at = time.monotonic()
         while not self.ended.wait(min(1.0, self.stall_seconds / 4)):
             last_check, checked_at = checked_at, time.monotonic()
             if checked_at > last_check + _SUSPENDED_SECONDS:
-                # The job was stopped and continued; the ranks that are waited for were stopped, too.
+                # The job was stopped and continues. Late ranks were stopped, too, so this time does not count.
                 self.resumed_at, self.stalled = checked_at, None
             while self.communicator.iprobe():
                 self._handle_message(*self.communicator.recv())
@@ -227,7 +236,7 @@ class _Watch:
                     self._send_message(rank, "where")
             return
         if now < stalled.asked_at + _ANSWER_SECONDS and not stalled.answers.keys() >= set(self.ranks):
-            return
+            return  # wait for further answers
         late = [rank for rank in self.ranks if not self._is_waiting(stalled, rank)]
         if ops.read_waiting().number > stalled.number:  # the collective was completed meanwhile
             self.stalled = None
@@ -252,10 +261,12 @@ class _Watch:
 
     @staticmethod
     def _is_waiting(stalled: _Stall, rank: int) -> bool:
+        """Whether a rank has answered that it waits at this collective or a later one."""
         answer = stalled.answers.get(rank)
         return answer is not None and bool(answer.waits_at) and answer.number >= stalled.number
 
     def _describe_late(self, stalled: _Stall, waited: float, late: list[int]) -> str:
+        """The message about the `late` ranks, for which the others have waited for `waited` seconds."""
         hosts = self.me.hosts
         waiting = [rank for rank in self.ranks if rank not in late]
         names = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in waiting[:_MAX_RANKS])

@@ -31,7 +31,7 @@ def make_preparation(mask: Iterable[int], parent: int, cpus: Iterable[int] = ())
 
     def prepare_child() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # A signal that kills the parent ends the child, too.
+        # The system ends the child when the parent ends, even by a signal. The parent may have ended already.
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(1)

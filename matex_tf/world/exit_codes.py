@@ -24,13 +24,13 @@ exit_code = 0
 exit_text = ""
 """The text that the script has passed to `sys.exit`."""
 
-_is_watched = False
+_is_watched = False  # the end of the main module is watched
 
 
 def watch_main_module() -> None:
     """Record the exit code of a SystemExit that ends the main module; a SystemExit that is caught has no effect.
 
-    Before Python 3.12, which has no such event, every call of `sys.exit` in the main thread counts instead.
+    Python before 3.12 has no event for that. There every call of `sys.exit` in the main thread counts (`note_exit`).
     """
     main = sys.modules["__main__"].__dict__
     frame: FrameType | None = sys._getframe()

@@ -1,7 +1,7 @@
 """Removes the launcher's task variables from a rank's environment.
 
 Otherwise a child process of the rank would join the job, and the script would behave differently on each rank. A read
-of a removed variable raises KeyError or returns its default, as without a launcher; a note names the function to call.
+of a removed variable raises KeyError or returns the script's default, as without a launcher; a note says what to call.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ survivors: list[int] = []
 _origins: list[int] = []
 """The result of `list_origins` after a loss; empty before any loss."""
 
-_retry: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any] | None = None
+_retry: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any] | None = None  # see `set_retry`
 
 
 def note_survivors(remaining: list[int]) -> None:
@@ -49,7 +49,7 @@ def make_loss_error(why: str) -> errors.LostRankError:
 
 
 def watch_mpi() -> None:
-    """From now on, reading `MPI.COMM_WORLD` counts as asking for the rank: its numbers remain those of the start."""
+    """From now on, reading `MPI.COMM_WORLD` counts as asking for the rank: the script may then read its rank there."""
     from mpi4py import MPI
 
     comm_world = MPI.COMM_WORLD

@@ -21,6 +21,7 @@ def start_mpi() -> Any:
     from mpi4py import MPI
 
     if not MPI.Is_initialized():
+        # The script may have set the level. `world` checks the level that MPI provides.
         level = "single" if mpi4py.rc.threads in (False, "no") else mpi4py.rc.thread_level
         thread_level = ctypes.c_int(getattr(MPI, f"THREAD_{level.upper()}"))
         if error := _load_library(MPI).MPI_Init_thread(None, None, thread_level, ctypes.byref(ctypes.c_int())):

@@ -29,8 +29,8 @@ BINDING_OPTIONS = {"bind-to", "cpu-set", "cpu-list", "rankfile", "rf", "bind-to-
 HOST_OPTIONS = set("host H hosts hostfile machinefile f default-hostfile add-hostfile add-host dvm".split())
 # With these, the user, or a file that the user names, chooses the transport between ranks.
 _TRANSPORT = re.compile(r"(OMPI_MCA_)?(btl|btl_.*|pml|mtl|mca_base_.*param_file.*|mca_base_envar_file_prefix)(=.*)?")
-_TRANSPORT_FILES = {"tune", "am"}
-ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
+_TRANSPORT_FILES = {"tune", "am"}  # mpirun's options with such a file
+ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")  # variables of jobs of batch systems
 
 
 def parse_option_name(word: str) -> str:

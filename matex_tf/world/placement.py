@@ -1,9 +1,9 @@
 """Sets cores, threads and GPUs of each local rank before TensorFlow starts its thread pools.
 
 Open MPI's mpirun binds each of two ranks to one core, even on a node with 64 cores, and TensorFlow sizes its pools by
-the allowed cores. So the cores of a node are distributed over its ranks here: contiguous sets, with the hardware
-threads of a core together. For example, of 8 cores rank 0 of 2 gets cores 0 to 3. Threads or a binding that the user
-has chosen stay as they are.
+the allowed cores: the other cores would stay idle. So this module distributes the cores of a node over its ranks, in
+contiguous sets, with the hardware threads of a core together. For example, of 8 cores rank 0 of 2 gets cores 0 to 3.
+Threads or a binding that the user has chosen stay as they are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from matex_tf import settings
 from matex_tf.world import mpirun_options, task_environment
 
 CPU_FOLDER = "/sys/devices/system/cpu"
+# Environment variables by which a user chooses threads (THREAD_), cores (BINDING_), or by some values cores (MAPPING_);
+# and the names of launchers' processes.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 BINDING_VARIABLES = (
     "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "HYDRA_BINDING",
@@ -70,7 +72,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 def choose_cores(cores: Sequence[T], local_rank: int, local_size: int) -> list[T]:
     """The cores of one local rank: contiguous, equal in number up to one; all cores if there are more ranks than cores.
 
-    More ranks than cores are not pinned: three ranks pinned to two cores would wait for the two that share one.
+    If three ranks were bound to two cores, the rank with its own core would always wait for the two that share one.
     """
     if local_size > len(cores):
         return list(cores)
@@ -80,7 +82,7 @@ def choose_cores(cores: Sequence[T], local_rank: int, local_size: int) -> list[T
 
 
 def choose_part(cores: Sequence[T], part: str) -> list[T]:
-    """The second third of a node's cores, or of its GPUs, for "2/3"; all of them for ""."""
+    """A part of a node's cores, or of its GPUs. Example: for `part` "2/3" the second third; "" is all of them."""
     number, _, parts = part.partition("/")
     return choose_cores(cores, int(number) - 1, int(parts)) if part else list(cores)
 
@@ -191,7 +193,7 @@ def read_cpu_quota() -> float | None:
         if line.startswith("0::"):
             group = line[3:]
     while True:
-        words = read_file(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max").split()
+        words = read_file(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max").split()  # quota and period, or "max" and period
         if len(words) == 2 and words[0] != "max":
             return int(words[0]) / int(words[1])
         if group in ("", "/"):

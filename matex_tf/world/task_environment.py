@@ -33,7 +33,7 @@ _PREFIXES = (
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "HYDI_", "HYDRA_", "MPI_LOCAL",
 )  # fmt: skip
 """Prefixes of the launchers' variables for a task."""
-_JOB = "PMIX_NAMESPACE"  # unique for each job of Open MPI, and known to all its processes
+_JOB = "PMIX_NAMESPACE"  # a variable whose value is unique for each job of Open MPI, and known to all its processes
 _launchers: frozenset[int] = frozenset()  # see `get_launchers`
 
 
@@ -121,7 +121,7 @@ def get_launchers() -> frozenset[int]:
 
 
 def find_launchers(process: int, job: str) -> frozenset[int]:
-    """`process` and its ancestors, up to and including the first that is not of the `job`."""
+    """`process` and its ancestors, up to and including the first that is not of the `job`; `process` alone for ""."""
     processes: set[int] = set()
     while process > 1:
         processes.add(process)

@@ -1,8 +1,8 @@
-"""The launcher's standard output and error streams, and the output of silent ranks, which is discarded, logged or
-stored.
+"""The launcher's standard output and error streams, and the output of silent ranks: discarded, logged or stored.
 
-All ranks but rank 0 are silent (`redirect_output`). With MATEX_ELASTIC a silent rank stores its text since the last
-agreement of all ranks, to print it if it replaces a lost rank 0.
+All ranks but rank 0 are silent (`redirect_output`). With MATEX_ELASTIC, ranks agree after each action, such as a step,
+that all have completed it. A silent rank stores its text since the last agreement, to print it if it replaces a lost
+rank 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _C = ctypes.PyDLL(None)
 _C_STREAMS = [ctypes.c_void_p.in_dll(_C, name) for name in ("stdout", "stderr")]
 
 _launcher_errors: TextIO | None = None
-_launcher_output = _OUTPUT  # its descriptor
+_launcher_output = _OUTPUT  # the descriptor of the output stream
 
 
 @dataclass
@@ -59,8 +59,8 @@ def get_descriptor() -> int:
 def redirect_output(log: int | None, stores: bool) -> None:
     """Make this rank silent. File descriptors are redirected, so that C++ code and child processes are silent, too.
 
-    Each rank flushes its text before it agrees to have completed an action. So the first rank has printed everything up
-    to the last agreement, and a rank that replaces it prints the text since then.
+    Each rank flushes its text before an agreement. So the first rank has printed everything up to the last agreement,
+    and a rank that replaces it prints the text since then.
 
     Args:
         log: the descriptor of the file that receives the output; None: the output is discarded.
@@ -138,6 +138,7 @@ def print_text() -> None:
             while data := file.read(1 << 16):
                 _write_all(launcher_streams[stream], data)
         for descriptor in _list_descriptors(text.file):
+            # A copy that the script has made of the descriptor gets the stream whose text the file has stored.
             target = launcher_streams[descriptor if descriptor in launcher_streams else stream]
             os.dup2(target, descriptor, inheritable=os.get_inheritable(descriptor))
     _texts.clear()
@@ -149,6 +150,7 @@ def list_stored_files() -> list[os.stat_result]:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data`: a call of `os.write` may write only a part."""
     while data:
         data = data[os.write(descriptor, data) :]
 

@@ -1,7 +1,7 @@
 """Limits waits for other ranks during which no watchdog runs: the start and the end of MPI, and after a loss.
 
-A thread watches the clock. Python's threads stand still during mpi4py's own start and finalization of MPI, so
-`mpi_calls` makes both calls without the global lock.
+A thread watches the clock. mpi4py would hold Python's global lock while it starts or finalizes MPI, and the thread
+would stand still. So `mpi_calls` makes both calls without the lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matex_tf import settings
 from matex_tf.thread_flag import starts_own
 from matex_tf.world import exit_codes, terminal
 
-_REPORTERS = 4  # ranks that report the wait; others would only repeat it
+_REPORTERS = 4  # the number of ranks that report the wait, evenly spaced; others would only repeat it
 _TICK = 0.5  # seconds; a longer gap is a time in which the process was stopped, which does not count
 
 

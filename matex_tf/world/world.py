@@ -32,12 +32,12 @@ class World:
     nodes: list[int] = field(default_factory=list)  # the node of each rank (`node`)
     communicators: dict[str, Any] = field(default_factory=dict)
     servers: int = 0  # the number of ranks that only serve: they own pieces of variables, and compute no rows
-    life: Any = None  # with MATEX_ELASTIC, the communicator on which ranks agree about the survivors
+    life: Any = None  # with MATEX_ELASTIC, the communicator on which ranks agree about the survivors; otherwise None
     is_several: bool = False  # whether the run began with several ranks, even if all others were lost
     is_phantom: bool = False
     """Whether the other ranks do not exist, as when `matex plan` measures the computation of a rank."""
     has_lost: bool = False  # whether ranks were lost and the survivors have continued
-    process: int = field(default_factory=os.getpid)
+    process: int = field(default_factory=os.getpid)  # the process id: a forked child is no rank
 
     @property
     def trainers(self) -> int:
@@ -50,7 +50,7 @@ class World:
 
     @property
     def node(self) -> int:
-        """The number of this rank's node: the node's lowest rank. Ranks of a node share memory."""
+        """The number of this rank's node, which is the lowest rank of the node. Ranks of a node share memory."""
         return self.nodes[self.rank] if self.nodes else 0
 
     @property
@@ -62,7 +62,7 @@ class World:
         return f"rank {self.rank} ({self.host})"
 
 
-_COMMUNICATORS = ("sequence", "gradients", "overlapped", "control", "readers", "watch")
+_COMMUNICATORS = ("sequence", "gradients", "overlapped", "control", "readers", "watch")  # see docs/protocol.md
 _world: World | None = None
 script_knows_ranks = False
 """Whether the script asked for its rank or read MPI.COMM_WORLD, and so may behave differently on different ranks."""
@@ -131,7 +131,8 @@ def has_threads() -> bool:
 
 
 def _start_world() -> World:
-    # Without a launcher, settings are read only if one of these two is set: others may be invalid, and have no effect.
+    # Without a launcher, invalid settings must not end the script. So they are read here only if PLAN or MICROBATCH is
+    # set: these two make a world.
     if settings.PREFIX + "PLAN" in os.environ:
         phantom = settings.get_settings().plan
         if phantom and phantom.ranks:
@@ -184,8 +185,9 @@ def _join_task(task: task_environment.Task) -> World:
 def _set_open_mpi_defaults() -> None:
     """Apply the defaults of `matex run` to ranks that plain mpirun started. The user's settings take precedence.
 
-    Waiting ranks spin; if ranks fill the cores, they must yield to computing threads. On one host, ranks do not use
-    libfabric's one-sided transfers, which add a second to MPI_Init.
+    - A waiting rank spins, and keeps its core from computing threads. So ranks yield while they wait, if a host has no
+      more cores than ranks.
+    - libfabric's one-sided transfers add a second to MPI_Init. So ranks on one host do not use them ("^ofi").
     """
     local_size, size = (os.environ.get(f"OMPI_COMM_WORLD_{part}SIZE", "") for part in ("LOCAL_", ""))
     if local_size.isascii() and local_size.isdigit() and int(local_size) >= (os.cpu_count() or 1):
@@ -216,7 +218,7 @@ def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
     Args:
         life: see `World.life`.
     """
-    node = communicator.Split_type(MPI.COMM_TYPE_SHARED)
+    node = communicator.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks that share memory
     rank, host, chosen = communicator.Get_rank(), socket.gethostname(), settings.get_settings()
     ranks_per_node, lowest_rank = chosen.ranks_per_node, node.bcast(rank)
     node_number = rank - rank % ranks_per_node if ranks_per_node else lowest_rank
@@ -266,7 +268,8 @@ def agree_on_success(is_done: bool, condition: bool) -> tuple[bool, bool]:
     from mpi4py import MPI
 
     try:
-        agreed = get_world().life.Agree(int(is_done) | int(condition) << 1)  # a bitwise AND over the ranks
+        # Agree computes the bitwise AND over the ranks. Bit 0: `is_done`; bit 1: `condition`.
+        agreed = get_world().life.Agree(int(is_done) | int(condition) << 1)
         return bool(agreed & 1), bool(agreed & 2)
     except MPI.Exception:
         return False, False

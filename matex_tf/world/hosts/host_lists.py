@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from matex_tf.world import mpirun_options
 
-_HOST_OPTIONS = ("host", "H", "hosts")
-_FILE_OPTIONS = ("hostfile", "machinefile", "f", "default-hostfile")
-_HERE = "this host"
+_HOST_OPTIONS = ("host", "H", "hosts")  # mpirun's options with a list of hosts
+_FILE_OPTIONS = ("hostfile", "machinefile", "f", "default-hostfile")  # with the path of a host file
+_HERE = "this host"  # stands for all addresses of this host
 RESOLVING = 5.0
 """Time limit in seconds for resolving all hosts of a list: a name server may not answer."""
 
@@ -74,7 +74,7 @@ def list_hosts(options: Sequence[str], environment: Mapping[str, str], folder: s
                 slots_of[host] = slots_of.get(host, 0) + slots
     if not slots_of and environment.get("SLURM_JOB_NODELIST"):
         names = _list_slurm_names(environment["SLURM_JOB_NODELIST"])
-        tasks = _parse_slurm_slots(environment.get("SLURM_TASKS_PER_NODE", ""))
+        tasks = _parse_slurm_slots(environment.get("SLURM_TASKS_PER_NODE", ""))  # further hosts have one slot
         slots_of = dict(zip(names, [*tasks, *[1] * len(names)]))
     return [Host(name, slots) for name, slots in slots_of.items() if name]
 
@@ -116,8 +116,8 @@ def is_here(host: Host) -> bool:
 def find_named(hosts: Sequence[Host], name: str) -> Host | None:
     """The host that calls itself `name`, listed by this name, an alias or an address; None if there is none.
 
-    Compares addresses of the system's resolver; if none match, names up to the first dot, because a host may have an
-    address in each of several networks.
+    Compares the addresses that the system's resolver finds. A host may have an address in each of several networks, so
+    that no address matches. Then the names up to the first dot are compared, and exactly one must match.
     """
     if with_name := next((host for host in hosts if host.name == name), None):
         return with_name
@@ -160,7 +160,8 @@ def _find_addresses(name: str) -> set[str]:
 def _is_own(address: str) -> bool:
     """Whether this host has the address, even if its own name does not resolve to it, as often with 127.0.1.1.
 
-    The kernel sends packets to an own address from that address, with exceptions for a second address in a network.
+    The kernel sends packets to one of its own addresses from the same address; a second address in a network may be an
+    exception. So a socket that is connected to the address shows whether it is an own one.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
