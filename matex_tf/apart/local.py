@@ -147,7 +147,7 @@ def start_listening() -> None:
 
 
 def _find_obstacle(model: Any) -> str:
-    """The reason why ranks cannot train by themselves in a call of `fit`; "" if they can."""
+    """The reason why ranks cannot train by themselves in a call of `fit`; "" if none is known yet."""
     optimizer = getattr(model, "optimizer", None)
     if elastic.is_on():
         return "with MATEX_ELASTIC all ranks need equal weights in each step"
