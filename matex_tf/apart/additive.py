@@ -211,7 +211,7 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
 
 def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
     """Whether a step changes a variable only by adding values that do not depend on it."""
-    if any(use.kind.startswith(_CHANGES) for use in uses if use.within):
+    if any(use.kind.startswith(_CHANGES) for use in uses if use.within):  # in a called function: not examined
         return False
     for op in handle.consumers():
         if not op.type.startswith(_CHANGES):

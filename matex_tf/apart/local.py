@@ -51,7 +51,7 @@ class LocalSteps:
         self._model: Any = None  # the model that the last call of `fit` trains locally
         self._plans: weakref.WeakSet[Any] = weakref.WeakSet()  # plans whose calls run locally
         self._obstacles: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by plan
-        # The variables of local steps since the last meeting, by id:
+        # The variables of local steps since the ranks last met (`_meet`), by id:
         self._trained: dict[int, Any] = {}  # the trained weights
         self._used: dict[int, Any] = {}  # all variables
         self._steps = 0  # since the last average of weights

@@ -1,6 +1,6 @@
 """`PyDataset` and `Sequence` of Keras 3: ranks take turns (`input.turns`), so that one rank makes each item.
 
-The first hook finds whether ranks can take turns in the epochs of a call of Keras; the second one makes the dataset.
+The first hook finds whether ranks can take turns in a call of Keras; the second one makes the dataset.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _is_on_rows(node: Node) -> bool:
     """Whether the results of an op depend on which rows it gets."""
     if _has_rows_of_rank(node) or any(map(_has_rows, node.decision.gives)):
         return True
-    inputs = zip(node.inputs, node.decision.needs)
+    inputs = zip(node.inputs, node.decision.needs)  # sizes are numbers of this rank's rows, unless made whole
     return any(one.placement.kind == SIZES and (need is None or need.kind != REPLICATED) for one, need in inputs)
 
 
@@ -187,8 +187,10 @@ def _find_refused(program: Program, gives: Sequence[Placement], positions: dict[
     refused: dict[int, str] = {}
     for value, need, user in _list_crossings(program, gives, positions):
         source, position = value.node, positions.get(id(value.node))  # None for an input of the program
+        # A result of a region that parts cannot be combined to:
         if source is not None and position is not None and position.is_in_region and not _can_leave(value):
             refused[id(source)] = LISTED
+        # An input of a region that cannot be sliced:
         is_whole = value.placement.is_replicated or needs_exchange(value.placement, need)
         is_sliced = user is not None and positions[id(user)].is_in_region and not is_whole
         if is_sliced and not _can_enter(value.placement):

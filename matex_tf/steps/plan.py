@@ -234,7 +234,7 @@ class StepPlan:
 
     def _make_copy(self, program: Program, divided: Sequence[bool]) -> Any:
         """Build a copy. Its parameters: the arguments; the tensors of a batch that was taken before the call; and, if
-        these tensors have this rank's rows only, the four numbers of the slice (`slices.make_given_slice`).
+        these tensors have this rank's rows only, first, count, total and contributes (`slices.make_given_slice`).
         """
         count = self.argument_count
         captured = self.pieces.find_handles(outer for outer, _ in self.traced.graph.captures)
@@ -285,7 +285,7 @@ class StepPlan:
             return None
 
     def call_at_end(self, inputs: Sequence[Any]) -> Any:
-        """The behavior of the script's function at the end of the data."""
+        """Call the script's own function, which finds the end of the data by itself."""
         for variable in pieces.find_variables(self.traced.graph).values():
             variable.make_whole()  # the function may read it before the data end
         return self.traced._call_flat(list(inputs), self.traced.captured_inputs)

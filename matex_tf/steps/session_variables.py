@@ -58,7 +58,7 @@ def _list_used(needed: Iterable[Any], is_used: Callable[[Any, Any], bool]) -> se
 
 def _may_write(op: Any, tensor: Any) -> bool:
     """Whether an op may change the variable to which this input refers."""
-    if tensor.dtype._is_ref_dtype:
+    if tensor.dtype._is_ref_dtype:  # an op that only reads takes the value of the reference
         return op.op_def is None or any(one.is_ref for one in op.op_def.input_arg)
     return op.type not in _READS
 
