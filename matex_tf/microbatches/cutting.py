@@ -187,10 +187,10 @@ def _find_refused(program: Program, gives: Sequence[Placement], positions: dict[
     refused: dict[int, str] = {}
     for value, need, user in _list_crossings(program, gives, positions):
         source, position = value.node, positions.get(id(value.node))  # None for an input of the program
-        # A result of a region that parts cannot be combined to:
+        # The results of parts cannot be combined to this result of a region:
         if source is not None and position is not None and position.is_in_region and not _can_leave(value):
             refused[id(source)] = LISTED
-        # An input of a region that cannot be sliced:
+        # A region cannot slice this input:
         is_whole = value.placement.is_replicated or needs_exchange(value.placement, need)
         is_sliced = user is not None and positions[id(user)].is_in_region and not is_whole
         if is_sliced and not _can_enter(value.placement):

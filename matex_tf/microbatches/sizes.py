@@ -1,11 +1,11 @@
 """The number of rows of a part: fixed, or as many as fit in memory (MATEX_MICROBATCH=auto).
 
-A region is a set of ops that a loop computes for one part of the rank's rows after the other (`cutting`).
+A part is a number of the rank's rows. A region is a set of ops that a loop computes for one part after the other
+(`cutting`). The size of a part is the number of rows that it may have; the last part of a region has the rows left.
+
 With auto the first part of a region has one row, and each further part up to four times as many rows, until no rows are
 left or the next part would not fit. So no row is computed only for the measurement, and no size is used that is far
 above the measured ones.
-
-The size of a part is the number of rows that it may have; the last part has the rows that are left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from matex_tf.world import world
 GROWTH = 4
 """The largest factor between the sizes of two parts, while sizes are measured."""
 SUMS = 2
-"""Copies of sums, such as gradients, that a part does not have itself: over all parts, and over the ranks."""
+"""Copies of sums, such as gradients, in addition to the sums of the part itself: over all parts, over the ranks."""
 OUTPUTS = 3
 """Copies of the rows that a region gives: in the lists of parts, concatenated, and as results of ops on them."""
 NO_PROC = "auto reads memory off /proc, as Linux has it: give a number of rows"
@@ -57,10 +57,10 @@ class Fixed:
         """The size of the next part.
 
         Args:
-            size: the value that `begin` or `go_on` returned for the last part.
-            count, part: the number of rows of the rank, and of the last part, which is at most `size`.
+            size: the value that `begin` or `go_on` returned for the previous part.
+            count, part: the number of rows of the rank, and of the previous part, which is at most `size`.
             sums: the tensors that accumulate sums and other results without rows.
-            rows: the tensors with rows that the last part computed.
+            rows: the tensors with rows that the previous part computed.
         """
         return size
 
