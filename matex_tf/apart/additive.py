@@ -2,7 +2,7 @@
 
 `shared_step` makes the copy with `Additions`: each assignment to a shared variable is expressed as `keep` times its old
 value plus `more` (`servers.affine`), and becomes an op that adds or moves in place. `find_obstacle` then checks the
-copy for uses of variables with which that would be wrong.
+copy for uses of variables that would get wrong values by additions.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class _FlatReader(Reader):
     """Reads a graph without placements, with the ops of called functions inlined."""
 
     def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
+        """Whether the functions that `op` calls are read."""
         return op.type in CALLS
 
     def _decide(self, node: Node) -> Decision:
@@ -115,6 +116,7 @@ class Additions:
             more = tf.broadcast_to(more, shape)
         is_added = isinstance(new.keep, int) and new.keep == 1
         is_set = isinstance(new.keep, int) and new.keep == 0
+        # `keep * old + more` is a moving average only if neither factor nor term depends on the old value.
         is_dependent = affine.is_dependent(new.keep, handle) or affine.is_dependent(more, handle)
         if (is_dependent or is_set) and id(variable) in self._states:
             name = find_name(variable).partition(":")[0]
@@ -197,7 +199,7 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
                 return f"it changes a variable that is not a weight of the model ({change.name})"
             continue
         name = shared[handle]
-        for kind, within, _ in uses:
+        for kind, within, _ in uses:  # within: the types of the ops whose functions it is in
             if kind.startswith(_CHANGES) and within & variable_uses.BRANCHES:
                 return f"it changes '{name}' in some steps only"
             if kind not in (*_READS, *variable_uses.ADDS):
@@ -209,7 +211,7 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
 
 def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
     """Whether a step changes a variable only by adding values that do not depend on it."""
-    if any(use.kind.startswith(_CHANGES) for use in uses if use.within):
+    if any(use.kind.startswith(_CHANGES) for use in uses if use.within):  # in a called function: not examined
         return False
     for op in handle.consumers():
         if not op.type.startswith(_CHANGES):

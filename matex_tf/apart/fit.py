@@ -52,7 +52,7 @@ class Fit:
         self.turns: Turns | None = None
         self._callbacks: Any = ()
         self._has_begun = False  # an epoch has begun
-        self._is_decided = False  # whether ranks take turns
+        self._is_decided = False  # the ranks have decided whether they take turns
         self._step: SharedStep | None = None
         self._function: Any = None  # the train function of Keras whose copy is `_step`
         self._fit_state: Any = None  # saves the state of the run within this call; None if it is not saved
@@ -67,11 +67,12 @@ class Fit:
         self._callbacks = getattr(callbacks, "callbacks", ())
 
     def begin_epoch(self) -> None:
-        """Called when the next steps of the source are those of an epoch."""
+        """Called when the next steps of the source are steps of an epoch of training."""
         self._has_begun = True
 
     def iterate_epoch(self, steps: Iterator[Any]) -> Iterator[Any]:
         """The steps that this rank computes, among `steps`, all steps of an epoch."""
+        # The first step, if any: the numbers of its first and last batch, and the iterator.
         first = list(itertools.islice(steps, 1)) if self._has_begun else []
         steps = itertools.chain(first, steps)
         if first and not self._is_decided:
@@ -82,6 +83,8 @@ class Fit:
             return
         source: Any = self.source
         first_step = first[0][0]  # greater than 0 in a restarted run
+        # The steps that the call asks for, and the batches left in the iterator: Keras has counted the first as seen.
+        # None or 0: unknown.
         remaining = [source.steps_per_epoch and source.steps_per_epoch - first_step]
         remaining.append(source._num_batches and source._num_batches - source._steps_seen + 1)
         try:
@@ -142,6 +145,7 @@ class Fit:
             self._alone.enter_context(function_calls.take_calls(self._run))
 
     def _run(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        """A call of a `tf.function` in an epoch. Keras' train function takes a turn."""
         if function is not self._function or self.turns is None:
             return original(function, *args, **kwargs)
         try:
@@ -186,7 +190,7 @@ class Fit:
         self._fit_state.keep_within(step)
 
     def update_logs(self, logs: dict[str, Any]) -> None:
-        """Combine the ranks' logs into those of an epoch; a value that is no metric is taken from the last batch.
+        """Combine the ranks' logs of an epoch; a value that is no metric is taken from the last batch.
         Collective.
         """
         if self.turns is not None:
@@ -210,6 +214,7 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
 
     chosen, here = settings.get_settings(), world.get_world()
     optimizer = getattr(model, "optimizer", None)
+    # `save_freq` is a number of batches, or "epoch".
     saving = next((one for one in callbacks if isinstance(getattr(one, "save_freq", "epoch"), int)), None)
     reasons = {
         "with MATEX_SCALING=weak a batch is each rank's own already": chosen.scaling == "weak",

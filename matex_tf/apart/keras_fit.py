@@ -21,7 +21,7 @@ _IF_HOOK_MISSING = "ranks train together in fit, whatever MATEX_STRATEGY says"
 
 is_within = ThreadFlag()
 """A call of `fit` is running."""
-_fits: list[fit.Fit] = []  # calls in which ranks take turns, or may do so
+_fits: list[fit.Fit] = []  # running calls, the innermost last, in which ranks may take turns
 
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, "models.model:Model.fit", "engine.training:Model.fit")

@@ -51,7 +51,7 @@ class LocalSteps:
         self._model: Any = None  # the model that the last call of `fit` trains locally
         self._plans: weakref.WeakSet[Any] = weakref.WeakSet()  # plans whose calls run locally
         self._obstacles: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by plan
-        # The variables of local steps since the last meeting, by id:
+        # The variables of local steps since the ranks last met (`_meet`), by id:
         self._trained: dict[int, Any] = {}  # the trained weights
         self._used: dict[int, Any] = {}  # all variables
         self._steps = 0  # since the last average of weights
@@ -147,7 +147,7 @@ def start_listening() -> None:
 
 
 def _find_obstacle(model: Any) -> str:
-    """The reason why ranks cannot train by themselves in a call of `fit`; "" if they can."""
+    """The reason why ranks cannot train by themselves in a call of `fit`; "" if none is known yet."""
     optimizer = getattr(model, "optimizer", None)
     if elastic.is_on():
         return "with MATEX_ELASTIC all ranks need equal weights in each step"

@@ -22,6 +22,7 @@ class Pipeline:
 
     def __init__(self, take_batch: Callable[[Any], list[Any] | None], max_kept: int):
         self._take_batch = take_batch
+        # Each batch after its number in the iterator:
         self._kept: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=max_kept)
         self._iterator: Any = None
         self._taken = 0  # number of batches taken from the iterator

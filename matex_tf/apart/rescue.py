@@ -25,7 +25,8 @@ class Rescue:
         self._turns: Any = None
         self._offset = 0  # of the first slot in the store, in bytes
         self._version = 1  # the slot that this rank has written last, 0 or 1
-        self._ranks: list[int] = []  # the remaining ranks, by their numbers in the store
+        # Ranks by their numbers in the store, those at the start of the epoch:
+        self._ranks: list[int] = []  # the remaining ranks, in the order of their present numbers
         self._lost: set[int] = set()
         self._added: set[int] = set()  # lost ranks whose metrics this rank has added
         self.is_meeting = False  # at the end of an epoch, while metrics are added up
@@ -74,6 +75,7 @@ class Rescue:
                 elastic.report_loss({rank: me.hosts[rank]}, remaining, where)
 
     def _handle_loss(self, became_first: bool) -> None:
+        """Continue with the other ranks. At a meeting, rank 0 adds the metrics of lost ranks."""
         assert self._turns is not None
         self._turns.is_outdated = True
         # Ranks were renumbered: `membership.survivors` has the former numbers, which are indices of `self._ranks`.
@@ -87,6 +89,7 @@ class Rescue:
             self._sums.add(self._read_slot(rank, store.read_version(rank)))
 
     def _map_slot(self, rank: int, version: int) -> np.ndarray:
+        """The bytes of a slot of a rank. version: 0 or 1."""
         size = self._sums.size
         start = self._offset + (2 * rank + version) * size
         slot: np.ndarray = store.map_bytes(start + size)[start:]

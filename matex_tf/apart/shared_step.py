@@ -17,7 +17,7 @@ _TYPES = ("float32", "float64", "int32", "int64")
 
 
 class SharedStep:
-    """The copy of a planned step whose variables exist."""
+    """The copy of a planned step. It creates no variables."""
 
     shared: list[Any]
     """The TensorFlow variables to which the step adds."""

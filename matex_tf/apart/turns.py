@@ -34,6 +34,7 @@ OTHER_ORDER = (
     "by none"
 )
 _OUT_OF_DATA, _STOPPED, _PAUSED = "out of data", "stopped", "the state of the run is kept"
+"""Reasons for an early end of an epoch. If ranks have several reasons, the first of these applies."""
 _WAIT_SECONDS = 0.05  # of one wait in C, after which Python handles signals
 
 
@@ -50,6 +51,7 @@ class _EpochEnd(NamedTuple):
     digest: tuple[int, int] | None
     """Number of rows and hash of the first batch, to compare the order of data."""
     newest_taken: int
+    """The greatest number of a batch that this rank has taken; -1: none."""
     own_values: values.BatchValues
     added: list[np.ndarray]
     """What this rank added to the sums of metrics."""
@@ -87,11 +89,11 @@ class Turns:
         self.is_outdated = True  # the store does not exist, or has no place for each rank
         self.meetings = 0  # how often the ranks have met at the end of an epoch, or of a part of one
         self.is_stopped = False  # a callback of some rank has stopped the epoch
-        self.newest = -1  # the newest batch of the epoch that this rank has trained
+        self.newest = -1  # the newest batch of the epoch that this rank has trained; -1: none
         self._is_open = False
         self._reason: str | None = None  # why this rank ends the epoch before its last batch
-        self._batch = -1  # the present batch of this rank
-        self._newest_taken = -1  # the newest batch that this rank has taken in this epoch
+        self._batch = -1  # the present batch of this rank; -1: none
+        self._newest_taken = -1  # the newest batch that this rank has taken in this epoch; -1: none
         self._trained = 0  # the number of batches of the epoch that all ranks have trained
         self._batches = 0  # the number of batches of the epoch
         self._updates = 0  # the number of updates of all ranks in all epochs
@@ -115,15 +117,16 @@ class Turns:
         """The steps of this rank, among the `count` steps of an epoch. Collective at the beginning and the end.
 
         Args:
-            steps: all steps of the epoch: the number of each step, twice, and the iterator of the pipeline. A restarted
-                run begins with a number greater than 0; batches are counted from there.
+            steps: all steps of the epoch, as Keras yields them: the numbers of the first and of the last batch of the
+                step, here equal, and the iterator of the pipeline. A restarted run begins with a number greater than 0;
+                batches are counted from there.
         """
         self._newest_taken = self.newest = -1
         self._own_values.forget_batches()
         self._enter_epoch(0, count)
         batch = self._begin_batch()
         # `batch` is the next batch of this rank; None if no batch is left. `number` counts all batches of the epoch. A
-        # rank yields its batch when `number` has reached it; the batch of a lost rank may be older.
+        # rank yields its batch when `number` has reached `batch`; the batch of a lost rank may be older.
         for number, (step, _, iterator) in enumerate(steps):
             first_step = step - number
             if number == 0:
@@ -179,7 +182,7 @@ class Turns:
 
     def end_epoch(self) -> str | None:
         """End an epoch, after which all ranks have the same weights. Returns the reason for an early end. Collective,
-        unless it was already called.
+        unless the epoch has ended before: then it returns None.
         """
         if not self.is_within:
             return None
@@ -196,7 +199,8 @@ class Turns:
             # All pipelines advance to the same batch, so that their next random draws are equal. The newest batch may
             # be one that no rank in `ends` has taken, if the rank with that batch was lost.
             self._pipeline.fetch_batch(max(self._trained - 1, *(end.newest_taken for end in ends)))
-        # The script alone would now have the values of its last step. If the data have ended, that step has no batch.
+        # The script alone would now have the values of its last step. If the data have ended, this is the first step
+        # that found no batch.
         if out_of_data:
             last = min(out_of_data, key=lambda end: end.newest_taken)
         else:

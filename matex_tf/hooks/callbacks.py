@@ -1,4 +1,4 @@
-"""Keras' callbacks run on every rank. Two callbacks of the library enclose the script's and hear the same events.
+"""Keras' callbacks run on every rank, between two callbacks of the library.
 
 The first one compares weights at the beginning of `fit`, `evaluate` and `predict`, and at the end of an epoch. The last
 one stops training on all ranks if one rank stops it.
@@ -48,6 +48,8 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
     """The classes of the two callbacks: the first, the last, and the last one if the ends of batches matter."""
 
     class CompareWeights(events.Watcher, base):
+        """The first callback. callbacks: Keras' list of all callbacks."""
+
         def __init__(self) -> None:
             super().__init__()
             self.is_within_fit = False
@@ -76,6 +78,8 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
                 events.figures_told(self.model, logs)
 
     class StopTogether(events.Watcher, base):
+        """The last callback. stops_within: a callback may stop training within an epoch."""
+
         stops_within = False
 
         def on_train_begin(self, logs=None):

@@ -1,7 +1,9 @@
 """Datasets and their iterators in eager code and in traces of steps.
 
-An iterator gets the way in which ranks share its batches: turns, tickets, or whole batches on every rank; eager code
-sees whole batches. Datasets of each rank's own rows are marked, and steps are traced for any number of such rows.
+Ranks share an iterator's batches by turns (`input.turns`: each rank makes some batches, and sends others their rows) or
+by tickets (`input.tickets`: each rank makes its rows from a cheap stand-in for a batch). Otherwise every rank makes
+whole batches. Eager code sees whole batches. Datasets of each rank's own rows are marked. Steps are traced for any
+number of such rows.
 """
 
 from __future__ import annotations
@@ -155,7 +157,7 @@ def _take_whole(shared: Any) -> Any:
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "an iterator of shares cannot be saved")
 def _wrap_serialize(original: Any) -> Any:
-    """The state of an iterator of whole batches is the state of the iterator of shares of which it is made."""
+    """The state of an iterator of whole batches is the state of the iterator of shares that makes them."""
 
     def _serialize_to_tensors(self):
         shared = batches.find_shared_batches(self)
@@ -218,7 +220,7 @@ def _wrap_make_initializer(original: Any) -> Any:
 
 @HOOKS.replace("tensorflow.python.ops.gen_dataset_ops", "shuffle_dataset_v3", "tickets have an order of their own")
 def _wrap_shuffle(original: Any) -> Any:
-    """The script's dataset and its tickets count their iterations, which change the order, in one seed generator."""
+    """The script's dataset and its tickets have one seed generator. It counts iterations: each has another order."""
 
     def shuffle_dataset_v3(input_dataset, buffer_size, seed, seed2, seed_generator, *args, **kwargs):
         if not tf.executing_eagerly():

@@ -80,6 +80,7 @@ for _class in _KERAS_2:
 
 
 def _put_into_base(owner: Any, name: str, make: Any) -> None:
+    """Put a hook into the base class of `owner` that has the method."""
     put_function(next(kind for kind in owner.__mro__ if name in vars(kind)), name, make)
 
 

@@ -18,7 +18,7 @@ from matex_tf.world import world
 _TRAINING, _TESTED = "the training data of fit", "the data of evaluate"
 _INPUTS = ("x", "y", "sample_weight")
 _BATCH_SIZE = 32  # Keras' default
-_state = threading.local()
+_state = threading.local()  # `kind`: "fit", "predict", or "" (`_call_kind`)
 
 HOOKS = KerasTable()
 _TRAINERS = ("models.model:Model", "engine.training:Model")
@@ -83,7 +83,7 @@ def _is_own(x: Any) -> bool:
 
 @contextlib.contextmanager
 def _call_kind(kind: str) -> Iterator[None]:
-    """A context around "fit" or "predict". Only the first data that Keras prepares in it are those of the call."""
+    """A context around "fit" or "predict". Only the first data that Keras prepares in it are the data of the call."""
     _state.kind = kind
     try:
         yield

@@ -1,6 +1,6 @@
 """`PyDataset` and `Sequence` of Keras 3: ranks take turns (`input.turns`), so that one rank makes each item.
 
-The first hook finds whether ranks can take turns in the epochs of a call of Keras; the second one makes the dataset.
+The first hook finds whether ranks can take turns in a call of Keras; the second one makes the dataset.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def _wrap_source(original: Any) -> Any:
 
 
 def _is_read_ahead(adapter: Any) -> bool:
-    """Whether the number of items that are made ahead matters at the end of an epoch that leaves items over.
+    """Whether it matters how many items are made ahead when an epoch ends that leaves items over.
 
-    Keras' threads and processes keep the items that are left, and the object may make different ones in the next epoch.
+    Keras' threads and processes keep these items for the next epoch, for which the object may make other items.
     """
     base, py_dataset = sys.modules[type(adapter).__module__].PyDataset, adapter.py_dataset
     methods = ((getattr(py_dataset, name), getattr(base, name)) for name in ("on_epoch_begin", "on_epoch_end"))

@@ -38,11 +38,12 @@ def start_parts() -> None:
 
 
 def _cut_copy(plan: Any, copy: Any) -> None:
-    if not copy.is_ordered:
+    """Let a new copy cut its program, if a step of `tf.function` has it and auto can measure it."""
+    if not copy.is_ordered:  # of a session
         if plan.changed:
             _report_whole("a training step", SESSION)
         return
-    rows = settings.get_settings().microbatch
+    rows = settings.get_settings().microbatch  # of a part; or AUTO
     left: list[Left] = []
     regions: list[Region] = []
     _cut[id(plan)] = left, regions
@@ -74,7 +75,7 @@ def cut_program(
 def _report_plan(plan: Any) -> None:
     """Report the first op of a training step that does not run in parts, and rows that stay in memory for all parts."""
     left, regions = _cut.pop(id(plan), ([], []))
-    if plan.why_whole or not plan.trained:
+    if plan.why_whole or not plan.trained:  # reported by `_report_whole`, or no training step
         return
     if left:
         op = left[0].node.op

@@ -1,12 +1,14 @@
 """Selects the ops of a program that run part by part, and replaces them by nodes, the regions.
 
-A part is a number of rows of this rank's slice. A region is a set of ops between two waves of collectives, which a loop
-computes for one part after the other (`region`). The inputs of a region that have rows are sliced; its partial sums are
-added up, and its rows are concatenated. An op that may run only once, because it has effects or collectives, is outside
-of all regions.
+A part is a number of rows of this rank's slice. A wave is a set of collectives that travel together (`rewrite.waves`).
+A region is a set of ops between two waves, which a loop computes for one part after the other (`region`). The inputs of
+a region that have rows are sliced; its partial sums are added up, and its rows are concatenated. An op that may run
+only once, because it has effects or collectives, is outside of all regions.
 
-The position of an op is its level, the number of waves before it, and its stage within the level. An op moves to the
-next stage if it is outside of the region and needs a result of it. The ops on rows of one stage are a region.
+The position of an op has a level, which is the number of waves before the op, and a stage within the level. An op that
+is outside of a region, and needs a result of it, moves to the next stage. The ops on rows of one stage are a region.
+
+A `need` is the placement that an op needs for an input (`Decision.needs`); None: the input's own placement.
 """
 
 from __future__ import annotations
@@ -105,12 +107,13 @@ def _is_on_rows(node: Node) -> bool:
     """Whether the results of an op depend on which rows it gets."""
     if _has_rows_of_rank(node) or any(map(_has_rows, node.decision.gives)):
         return True
-    inputs = zip(node.inputs, node.decision.needs)
+    inputs = zip(node.inputs, node.decision.needs)  # sizes are numbers of this rank's rows, unless made whole
     return any(one.placement.kind == SIZES and (need is None or need.kind != REPLICATED) for one, need in inputs)
 
 
 def _find_obstacle(node: Node) -> str:
     """The reason why an op cannot run part by part; empty if it can."""
+    # The copy takes the outputs of the script's own op, or the op gives the batch.
     if node.is_reused or (is_batch(node) and not _has_rows_of_rank(node)):
         return EFFECT
     if node.bodies and is_compiled(node.op):
@@ -183,9 +186,11 @@ def _find_refused(program: Program, gives: Sequence[Placement], positions: dict[
     """The ids of ops in regions whose inputs cannot be sliced, or whose results cannot be combined, with the reason."""
     refused: dict[int, str] = {}
     for value, need, user in _list_crossings(program, gives, positions):
-        source, position = value.node, positions.get(id(value.node))
+        source, position = value.node, positions.get(id(value.node))  # None for an input of the program
+        # The results of parts cannot be combined to this result of a region:
         if source is not None and position is not None and position.is_in_region and not _can_leave(value):
             refused[id(source)] = LISTED
+        # A region cannot slice this input:
         is_whole = value.placement.is_replicated or needs_exchange(value.placement, need)
         is_sliced = user is not None and positions[id(user)].is_in_region and not is_whole
         if is_sliced and not _can_enter(value.placement):
@@ -227,6 +232,7 @@ def _can_leave(value: Value) -> bool:
 
 
 def _has_known_blocks(placement: Placement) -> bool:
+    """Whether a part's entries can be found in each block (`Rows.blocks`)."""
     return len(placement.rows.blocks) == 1 or None not in placement.rows.blocks
 
 
@@ -267,7 +273,7 @@ class _Rebuilt:
         return new
 
     def _find_controls(self, nodes: Sequence[Node]) -> list[Node]:
-        """The new nodes for those outside of `nodes` that `nodes` wait for."""
+        """The new nodes that `nodes` wait for, without `nodes` themselves."""
         own = set(map(id, nodes))
         controls = {id(one): one for node in nodes for one in node.controls if id(one) not in own}
         return list(dict.fromkeys(self._nodes.get(number, one) for number, one in controls.items()))

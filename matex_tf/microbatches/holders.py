@@ -1,7 +1,7 @@
 """Accumulators: they combine the results of a region's parts, one part after the other (`region`).
 
 An accumulator of a value has some tensors, which the loop over the parts passes from part to part: `begin` returns the
-first ones, `add` those after a part, and `finish` computes the value from the last ones.
+tensors before all parts, `add` the tensors after a part, and `finish` computes the value from the last tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Sizes(_Last):
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
         sizes = self.value.placement.sizes
-        is_selected = [one.rows is not None and one.rows.chosen is not None for one in sizes]
+        is_selected = [one.rows is not None and one.rows.chosen is not None for one in sizes]  # by a mask
         whole = part_copy.make_sizes_whole(result, self.value.placement)
         return [tf.where(is_selected[0] if result.shape.rank == 0 else is_selected, tensors[0] + result, whole)]
 
@@ -71,6 +71,7 @@ class _Rows(_Last):
 
     def begin(self) -> tuple[list[Any], list[Any]]:
         blocks = self.value.placement.rows.blocks
+        # -1: any
         make_list = functools.partial(tf.raw_ops.EmptyTensorList, element_shape=-1, max_num_elements=-1)
         return [make_list(element_dtype=self.value.dtype) for _ in blocks], [tf.TensorShape([])] * len(blocks)
 
@@ -86,7 +87,7 @@ class _Rows(_Last):
 
     def finish(self, tensors: Sequence[Any]) -> Any:
         placement, shape = self.value.placement, self.value.shape
-        element_shape: Any = -1
+        element_shape: Any = -1  # of any number of dimensions
         if shape is not None:
             element_shape = [-1 if size is None else size for size in shape]
             element_shape[placement.axis], element_shape[0] = element_shape[0], -1  # rows first, any number

@@ -23,9 +23,10 @@ from matex_tf.rewrite.sharing import Slice
 def compute_parts(region: Region, sizes: Fixed | Fitting, copy: Any, *inputs: Any) -> list[Any]:
     """The outputs of a region's node in a copy, computed by a loop over the parts.
 
-    The variables of the loop: the first row of the part, its size, and the accumulators' tensors.
+    The variables of the loop: `start`, the index of the part's first row among the rank's rows; `size`, the size of the
+    part (`sizes`); and the accumulators' tensors.
     """
-    count = copy.batch_slice.count
+    count = copy.batch_slice.count  # the number of the rank's rows
     shapes = [
         _drop_axis(tf.shape(tensor, tf.int64), value.placement.axis)
         for (value, need), tensor in zip(region.takes, inputs)
@@ -35,7 +36,7 @@ def compute_parts(region: Region, sizes: Fixed | Fitting, copy: Any, *inputs: An
     are_rows = [value.placement.is_sharded for value in region.gives]
 
     def compute_part(start: Any, size: Any, accumulated: Sequence[Sequence[Any]]) -> list[Any]:
-        part = tf.minimum(size, count - start)
+        part = tf.minimum(size, count - start)  # the number of its rows
         part_copy = copies.copy(copy)
         part_copy.batch_slice = Slice(start, part, count, copy.batch_slice.contributes, copy.batch_slice.keeps)
         results = _copy_region(copy, region, part_copy, inputs)
@@ -76,7 +77,7 @@ def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any
     """
     part, mine = part_copy.batch_slice, copy.batch_slice
     is_first = tf.equal(part.first, 0)
-    keeps = tf.logical_and(mine.keeps, is_first)
+    keeps = tf.logical_and(mine.keeps, is_first)  # one part of one rank adds a replicated tensor to a sum
     body_copy = copies.copy(copy)
     body_copy.transform = None
     # The part's rows of the batch.
@@ -93,9 +94,12 @@ def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any
 
 
 def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None, tensor: Any, is_first: Any) -> None:
-    """Pass an input of the region to the copy of its ops: rows of the part, and partial sums to the first part only."""
+    """Pass an input of the region to the copy of its ops: rows of the part, and partial sums to the first part only.
+
+    need: see `Region.takes`.
+    """
     placement = value.placement
-    if need is not None:
+    if need is not None:  # the value was made whole before the region
         if placement.kind == SIZES:
             body.brought[id(value), WHOLE] = tensor
         else:
@@ -106,7 +110,8 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
     elif placement.kind == PARTIAL and placement.reduction == "sum":
         tensor = tf.where(is_first, tensor, tf.zeros_like(tensor))
     elif placement.kind == SIZES:
-        # `make_sizes_whole` maps sizes for `count` rows to sizes for `total` rows: here from the rank to the part.
+        # `make_sizes_whole` turns sizes of `count` rows into sizes of `total` rows. With these numbers exchanged, it
+        # turns sizes of the rank's rows into sizes of the part's rows.
         inverse, part = copies.copy(part_copy), part_copy.batch_slice
         inverse.batch_slice = Slice(part.first, part.total, part.count, True, True)
         tensor = inverse.make_sizes_whole(tensor, placement)

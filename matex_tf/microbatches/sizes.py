@@ -1,5 +1,8 @@
 """The number of rows of a part: fixed, or as many as fit in memory (MATEX_MICROBATCH=auto).
 
+A part is a number of the rank's rows. A region is a set of ops that a loop computes for one part after the other
+(`cutting`). The size of a part is the number of rows that it may have; the last part of a region has the rows left.
+
 With auto the first part of a region has one row, and each further part up to four times as many rows, until no rows are
 left or the next part would not fit. So no row is computed only for the measurement, and no size is used that is far
 above the measured ones.
@@ -24,37 +27,40 @@ from matex_tf.world import world
 GROWTH = 4
 """The largest factor between the sizes of two parts, while sizes are measured."""
 SUMS = 2
-"""Copies of sums, such as gradients: those of a part, those over the parts, and those over the ranks."""
+"""Copies of sums, such as gradients, in addition to the sums of the part itself: over all parts, over the ranks."""
 OUTPUTS = 3
-"""Copies of rows: those of all parts, their concatenation, and the results of ops on it."""
+"""Copies of the rows that a region gives: in the lists of parts, concatenated, and as results of ops on them."""
 NO_PROC = "auto reads memory off /proc, as Linux has it: give a number of rows"
 ON_GPU = "auto measures the host's memory, and its weights are in that of a GPU: give a number of rows"
 
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # for glibc's `mallopt`
 SMALL, LARGE = 1 << 23, 1 << 25
-"""Values of `return_freed`, in bytes. While sizes are measured, blocks from SMALL on return to the system. LARGE is
+"""Arguments of `return_freed`, in bytes. While sizes are measured, blocks from SMALL on return to the system. LARGE is
 glibc's own maximum: blocks that malloc keeps avoid page faults, which double the time of a step.
 """
 
 
 class Fixed:
-    """Parts of a fixed number of rows. The methods return int64 scalars in the graph, as those of `Fitting` do."""
+    """Parts of a fixed number of rows. As in `Fitting`, the methods return int64 scalars of the graph."""
 
     def __init__(self, rows: int):
         self._rows = rows
 
     def begin(self, count: Any, rows: Sequence[Any]) -> Any:
-        """The size of the first part. rows: for each input with rows, the sizes of its other dimensions."""
+        """The size of the first part.
+
+        count: the number of rows of the rank. rows: for each input with rows, the vector of its other sizes.
+        """
         return tf.constant(self._rows, tf.int64)
 
     def go_on(self, size: Any, count: Any, part: Any, sums: Sequence[Any], rows: Sequence[Any]) -> Any:
         """The size of the next part.
 
         Args:
-            size: the value that `begin` or `go_on` returned for the last part.
-            count, part: the number of rows of the rank, and of the last part, which is at most `size`.
-            sums: the accumulated sums.
-            rows: the rows that the last part computed.
+            size: the value that `begin` or `go_on` returned for the previous part.
+            count, part: the number of rows of the rank, and of the previous part, which is at most `size`.
+            sums: the tensors that accumulate sums and other results without rows.
+            rows: the tensors with rows that the previous part computed.
         """
         return size
 
@@ -72,7 +78,7 @@ class Size:
     is_limited: bool = False
     """Whether the rows of a batch do not fit, so that parts have `fitting_rows` from now on."""
     max_bytes: float = 0.0
-    """The memory limit of the process."""
+    """The resident bytes that the process may have, less a margin."""
     start_bytes: int = 0
     """Resident bytes before the first part. Later values are too high, as a process may keep freed memory."""
 
@@ -87,7 +93,7 @@ class Fitting:
 
     def __init__(self, place: str, of_step: list[Fitting]):
         self._place, self._of_step = place, of_step
-        self._sizes: dict[tuple[int, ...], Size] = {}  # by the other sizes of tensors with rows
+        self._sizes: dict[tuple[int, ...], Size] = {}  # by the `row` of `start`
         self._measured: Size | None = None  # the size that the present execution measures
         of_step.append(self)
 
@@ -107,7 +113,7 @@ class Fitting:
         return _call_python(self.note_part, size, count, part, count_bytes(sums), count_bytes(rows), *used)
 
     def start(self, count: Any, row: Any) -> np.int64:
-        """The number of rows of the first part, of `count` rows; row: the other sizes of tensors with rows."""
+        """The size of the first part of `count` rows. row: the sizes of all inputs with rows, without their rows."""
         size = self._sizes.setdefault(tuple(row.tolist()), Size())
         self._measured = None
         if not size.is_limited and count > size.safe_rows:
@@ -121,7 +127,7 @@ class Fitting:
         return np.int64(size.fitting_rows if size.is_limited else size.safe_rows)
 
     def note_part(self, part_size: Any, count: Any, part: Any, sums: Any, rows: Any, *_: Any) -> np.int64:
-        """The number of rows of the next part, after a part.
+        """The size of the next part, after a part.
 
         Args:
             part_size: the result of `start` or `note_part` for the part.
@@ -130,7 +136,7 @@ class Fitting:
             sums, rows: the bytes of accumulated sums, and of the part's rows that are kept.
         """
         size = self._measured
-        if size is None or part < size.measured_rows:
+        if size is None or part < size.measured_rows:  # not measured, or a smaller last part
             return np.int64(part_size)
         part_bytes = max(1, read_resident_bytes("VmHWM") - size.start_bytes)
         kept_bytes = SUMS * sums + OUTPUTS * count * rows / part
@@ -186,7 +192,7 @@ def return_freed(min_bytes: int = SMALL) -> None:
 
 
 def _reset_peak() -> None:
-    """Reset VmHWM. If that is refused, the value is too high, and fewer rows are computed at a time."""
+    """Reset VmHWM, the peak of resident bytes. If that is refused, the value is too high, and parts are smaller."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except PermissionError:

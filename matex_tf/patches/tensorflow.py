@@ -32,7 +32,7 @@ _SKIPPED_PACKAGES = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "ru
 def _wrap_capture(original: Any) -> Any:
     """Loops and branches capture the handle that orders the library's ops through the surrounding function.
 
-    They would capture it directly, as an eager tensor, and TensorFlow finds no graph for it in their gradients.
+    Alone they capture it directly, as an eager tensor, and TensorFlow finds no graph for it in their gradients.
     """
 
     def capture(self, tensor, *args, **kwargs):

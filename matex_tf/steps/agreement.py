@@ -23,7 +23,7 @@ _SHARED = "is of a step that ranks share"
 _steps = 0
 _has_unchecked = False
 """Whether a step has changed weights since the last comparison."""
-_are_apart = False
+_are_apart = False  # weights differ between ranks on purpose
 
 
 def is_watched() -> bool:

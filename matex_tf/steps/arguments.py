@@ -22,8 +22,8 @@ class Arguments:
     given: the positional and the keyword arguments.
     leaves: the same, flattened.
     rows: the first size that most tensors share; 0 if there is none.
-    are_rows: for each leaf, whether it has so many rows. The choice of the sliced tensors changes the messages, and no
-        result.
+    are_rows: for each leaf, whether it has so many rows. These tensors are sliced; another choice changes the
+        messages, and no result.
     kept: references to the leaves that the last key identifies by address. The key is invalid once one of them is gone.
     """
 
@@ -109,6 +109,7 @@ def attach_tensors(tensor: Any, attached: dict[str, Any]) -> None:
 
 
 def _make_reference(leaf: Any) -> Any:
+    """A function that returns None once the object is gone. It keeps an object without weak references."""
     try:
         return weakref.ref(leaf)
     except TypeError:

@@ -1,8 +1,7 @@
-"""Compares batches between ranks: the first of each iterator, and those of the 1st, 2nd, 4th, ... call.
+"""Compares batches between ranks: the first of each iterator, and the batches of the 1st, 2nd, 4th, ... call.
 
-A batch that the call is given is compared before the call; every one if the step trains nothing, since ranks with
-different rows then compute their own. A batch that the graph takes, as in a loop, is digested in the graph if a flag
-there is set.
+A batch that the call is given is compared before the call; every batch if the step trains nothing, since ranks with
+different rows then compute their own. The graph keeps a batch that it takes, as in a loop, if a flag there is set.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from matex_tf.steps.batches import Batch, WholeBatch
 class BatchWatch:
     """The comparisons of one step. what: names the step's batch in messages.
 
-    _flag: a variable of the graph, which orders that the next batch of the graph is kept.
+    _flag: a bool variable; if it is true, the graph keeps its next batch, and sets it to false.
     _calls: the number of calls so far.
     _sources: weak references to the iterators and datasets of the last comparison.
     _kept: the batch that the graph has kept.
@@ -55,7 +54,7 @@ class BatchWatch:
 
         def keep_batch(*given: Any) -> Any:
             self._kept = make(*given)
-            return tf.constant(False)
+            return tf.constant(False)  # the new value of the flag
 
         def keep() -> Any:
             kept = tf.py_function(keep_batch, tensors, tf.bool)
@@ -80,7 +79,7 @@ class BatchWatch:
         """
         self._calls += 1
         is_new = [id(reference()) for reference in self._sources] != list(map(id, sources))
-        compares = is_new or self._calls & (self._calls - 1) == 0
+        compares = is_new or self._calls & (self._calls - 1) == 0  # a power of 2
         if compares:
             self._sources = [weakref.ref(source) for source in sources]
             self._kept = None

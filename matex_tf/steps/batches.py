@@ -62,7 +62,7 @@ class Batch(Protocol):
 class LostBatch:
     """A batch that this rank failed to take. `error` is raised where its rows are needed."""
 
-    total, is_even = 1, True
+    total, is_even = 1, True  # so the call goes on to where its rows are needed
 
     def __init__(self, error: Exception):
         self._error = error
@@ -138,7 +138,8 @@ class Dealer(Protocol):
     """Makes batches from the elements of a dataset that ranks share.
 
     signature: hashable; equal for dealers of equal elements.
-    specs: a list of the dtypes and shapes of an element's flat tensors: `NUMBERS`, the rank's rows, the ticket.
+    specs: a list of the dtypes and shapes of an element's flat tensors: `NUMBERS`, the rank's rows, the ticket
+        (a stand-in for the batch).
     are_rows: for each flat tensor of a batch, whether it has rows.
     pads: a dict of the padding values of the flat tensors that are padded to the longest row, by their indices.
     """

@@ -69,10 +69,11 @@ def digest_nodes(
 
     library: function protos by name. takes, gives: the names of arguments and of results.
     """
+    # Nodes get numbers from 0 on.
     numbers = {name: -1 - number for number, name in enumerate(takes)}
 
     def identify(name: str) -> tuple[Any, ...]:
-        """An input by the number of its node, and the output of it; the first entry marks control inputs."""
+        """An input: whether it is a control input, the number of its node, and the output of the node."""
         node_name, *output = name.lstrip("^").split(":")
         return name[:1] == "^", numbers.get(node_name), *output
 

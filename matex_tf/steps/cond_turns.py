@@ -1,7 +1,8 @@
 """Collectives of the script in branches of `tf.compat.v1` graphs.
 
-Each collective has a turn, its number in the sequence, and waits for the turns before. In a branch that is not taken a
-collective does not run, and later ones would wait forever; so an op in the other branch completes its turn.
+Each collective has a turn, its number in the sequence, and waits until all earlier turns are complete. In a branch that
+is not taken a collective does not run, and later ones would wait forever. So an op in the other branch completes its
+turn.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def pass_turns(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[A
             for context in contexts:
                 with _enter_context(graph, context.outer_context):
                     taken = tf.raw_ops.Switch(data=context.pred, pred=context.pred)
+                    # Branch 0 runs if `pred` is false.
                     other = taken.output_true if context.branch == 0 else taken.output_false
                     passes.append(ops.pass_turn(other, op.get_attr("turn")))
         together = [tf.group(*passes)] if passes else []
@@ -49,6 +51,7 @@ def _iterate_contexts(op: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _enter_context(graph: Any, context: Any) -> Iterator[None]:
+    """Within it ops are created in this branch or loop; None: outside of all."""
     before = graph._get_control_flow_context()
     graph._set_control_flow_context(context)
     try:

@@ -81,7 +81,8 @@ ranks_meet = Event()
 pieces_are_used = Event()
 """(variables): a step is being planned that uses these variables, which ranks may hold in pieces."""
 pieces_refused = Event()
-"""(variables, why): such variables are whole from now on, or whenever the code that takes them whole changes them."""
+"""(variables, why): such variables are whole from now on, or are made whole before each call of code that changes them.
+"""
 updates_eagerly = Event()
 """(optimizer): a Keras optimizer is about to update in eager code, which every rank computes by itself."""
 world_changed = Event()

@@ -1,7 +1,8 @@
 """The collectives of one wave of a copied step.
 
 All floating-point sums travel in one message; gradients that are checked for finite values have a message of their
-own. Pieces, and numbers that ranks own, are joined by kind and dtype. Every other request is one message.
+own. Requests to which ranks without rows contribute (`Request.owned`) are joined by kind and dtype. Every other request
+is one message. A label names a gradient (`gradients.Label`).
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class RankExchanger:
         return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors)]
 
     def _gather_pieces(self, requests: Sequence[Request], _: Slice) -> list[Any]:
-        """Gathers pieces in one message, in which the pieces of rank 0 precede those of rank 1, and so on."""
+        """Gathers pieces in one message: the pieces of rank 0, then the pieces of rank 1, and so on."""
         whole = self._gather(tf.concat([request.tensor for request in requests], 0), tf.constant(True))
         sizes_of_requests = [[end - start for start, end in itertools.pairwise(request.cuts)] for request in requests]
         sizes = [size for sizes_of_rank in zip(*sizes_of_requests) for size in sizes_of_rank]
@@ -179,7 +180,7 @@ def _carry(tensor: Any, dtypes: Sequence[str]) -> tuple[Any, Callable[[Any], Any
 
 
 def find_neutral(kind: str, dtype: Any) -> Any:
-    """The term that changes no "sum", "min" or "max", such as of a rank without rows."""
+    """The term that changes no "sum", "min" or "max" (`kind`), for ranks without rows."""
     if kind == "sum":
         return 0
     if dtype.is_bool:

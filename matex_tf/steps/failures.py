@@ -1,4 +1,4 @@
-"""Errors of one rank's rows in a step are raised on every rank, and all may go on with the next step."""
+"""Errors of one rank's rows in a step are raised on every rank. All ranks may then run the next step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matex_tf.runtime import objects
 from matex_tf.steps import variables
 from matex_tf.world import world
 
-_FAILURE = 8  # see `ops.rendezvous`
+_FAILURE = 8  # a kind of `ops.rendezvous`
 _UNKNOWN_LINES = re.compile(
     r"(Detected at node (\S+) defined at \(most recent call last\):\n)<stack traces unavailable>\n"
 )

@@ -1,4 +1,4 @@
-"""Calls of `tf.function` in eager code: the steps of custom loops, and those of Keras.
+"""Calls of `tf.function` in eager code: the steps of custom loops and of Keras.
 
 The hook of `tf.function` calls `call_function`. It finds the plan of the call by the arguments and the trace, and makes
 a new one if there is none. Then all ranks compute the call by the plan, or every rank computes it whole.

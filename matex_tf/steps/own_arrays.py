@@ -24,16 +24,17 @@ def are_own(inputs: Any, name: str) -> bool:
     """Whether a structure of arrays, `name`, holds each rank's own rows. Collective.
 
     Raises:
-        BatchError: on every rank, if it does not, and is not equal on all ranks.
+        BatchError: on every rank, if the arrays do not, and differ between ranks.
     """
     arrays = _list_arrays(inputs)
     return bool(arrays) and fingerprint.are_shares(arrays, name)
 
 
 def are_for_one(inputs: Any, name: str) -> bool:
-    """Whether each rank computes a structure of arrays by itself: if they are its own rows, or fewer rows than ranks.
+    """Whether each rank computes a structure of arrays by itself.
 
-    Collective, unless there are fewer rows.
+    It does if they are its own rows, have fewer rows than there are ranks, or differ between ranks. Collective, except
+    in the first two cases.
     """
     arrays = _list_arrays(inputs)
     are_few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
@@ -60,7 +61,7 @@ def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> sha
     """How a reader dealt the rows to the ranks, which depends on the batch size. Collective.
 
     Raises:
-        BatchError: on every rank, if the rows were dealt for other batches than those of `batch_size` rows.
+        BatchError: on every rank, if the rows were dealt for batches of another size than `batch_size`.
     """
     dealt = shard_arrays.Dealt()
     for deal in map(shard_arrays.find_deal, _list_arrays(inputs)):
@@ -89,7 +90,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
         shuffle: this rank's rows come in a new order in each epoch.
         dealt: how the rows were dealt to the ranks.
     """
-    rank, steps = world.get_world().rank, -(-sum(counts) // batch_size)
+    rank, steps = world.get_world().rank, -(-sum(counts) // batch_size)  # rounded up
     rows_of_ranks = (apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size) for step in range(steps))
     rows_of_steps = [rows[rank] for rows in rows_of_ranks]
     bounds = np.cumsum([0, *rows_of_steps]).astype(np.int64)
@@ -122,14 +123,13 @@ def _make_tuples(inputs: Any) -> Any:
 def pad_batches(dataset: Any, name: str) -> Any:
     """The dataset with as many batches as on the rank that has most; added batches have no rows. Collective.
 
-    If one rank does not know its number of batches, the dataset has no known number either: all ranks go on until all
-    have ended.
+    If one rank does not know its number, no rank's dataset has a known number; ranks stop when all have ended.
     """
     if tags.get_tag(dataset, _EVEN, False):
         return dataset
     numbers = objects.allgather(int(dataset.cardinality()), f"counting the batches of {name}")
     if tf.data.UNKNOWN_CARDINALITY in numbers:
-        even = dataset.filter(lambda *_: True)
+        even = dataset.filter(lambda *_: True)  # hides the number
     else:
         no_rows = tf.nest.map_structure(lambda spec: _make_rows(spec, 0), dataset.element_spec)
         endless = dataset.concatenate(tf.data.Dataset.from_tensors(no_rows).repeat())
@@ -155,4 +155,5 @@ def prepare_alone(x: Any) -> tuple[Any, bool]:
 
 
 def _make_rows(spec: Any, rows: int) -> Any:
+    """So many rows of zeros. Other unknown sizes are equal to `rows`."""
     return tf.zeros([rows, *(size or rows for size in spec.shape.as_list()[1:])], spec.dtype)

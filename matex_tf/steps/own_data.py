@@ -1,8 +1,8 @@
 """Data of which each rank has rows of its own: arrays of `matex_tf.shard` and readers, and datasets of them.
 
 The batch is the concatenation of the ranks' rows. Eager code that reads a batch sees the rows of all ranks. Within a
-step the rows stay where they are (`rewrite.own_batches`), so iterators and datasets are marked here for the planner of
-steps, and uses are refused that would compute one rank's rows as if all ranks had them.
+step the rows stay on their ranks (`rewrite.own_batches`). So iterators and datasets are marked for plans of steps, and
+uses are refused that would compute one rank's rows as if all ranks had them.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ def note_batches(dataset: Any) -> Any:
 
 
 def _require_batches(dataset: Any) -> None:
+    """Raises UnsupportedError for a dataset that does not give batches of rows that ranks can combine."""
     try:
         are_batches = any(tags.get_tag(step, _BATCHES, False) for step in slice_bounds.list_pipeline(dataset))
         if not are_batches and slice_bounds.is_batched(dataset) is False:
@@ -140,6 +141,7 @@ def take_whole(iterator: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _make_taker(name: str, _: str, specs: Any) -> Any:
+    """A function that takes whole batches of these specs. name, _: parts of the cache's key."""
     exchanger = RankExchanger("the next batch of each rank's own rows")
     make_own_slice = functools.partial(slices.make_own_slice, exchanger)
 

@@ -62,6 +62,7 @@ class PieceVariable(BaseResourceVariable):
         pieces.note_variable(self)
 
     def is_apart(self) -> bool:
+        """Whether it is in pieces: its own resource does not exist."""
         return not tf.raw_ops.VarIsInitializedOp(resource=self.handle).numpy()
 
     def take_apart(self) -> None:
@@ -86,12 +87,13 @@ class PieceVariable(BaseResourceVariable):
             self.put_whole(value)
             return
         self.updates += 1
-        first, last = self.cuts[world.get_world().rank :][:2]
+        first, last = self.cuts[world.get_world().rank :][:2]  # this rank's cut and the next
         # A slice shares the memory of the whole value, which would stay allocated.
         _assign(self.piece, tf.raw_ops.DeepCopy(x=tf.reshape(value, [-1])[first:last]))
         tf.raw_ops.DestroyResourceOp(resource=self.handle, ignore_lookup_error=True)
 
     def _gather(self) -> Any:
+        """The whole value of a variable in pieces. Collective."""
         if threading.current_thread() is not threading.main_thread():
             raise errors.UnsupportedError(
                 f"a thread of the script reads '{self.name}', a variable of {self.owner} of which each rank holds a "

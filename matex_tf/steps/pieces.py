@@ -24,8 +24,8 @@ ASKED = "the script asks for its rank, and may read an optimizer's variables on 
 is_left_open = False
 """Whether ranks choose between variables in pieces and whole ones by trial: `MATEX_STRATEGY=auto`."""
 
-_variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_are_made = False
+_variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by their numbers
+_are_made = False  # there may be variables in pieces
 
 
 def note_variable(variable: Any) -> None:
@@ -99,7 +99,7 @@ class Holding:
     _taken: the variables that the step takes in pieces, by the indices of the captured tensors.
     _cuts: the cuts of these variables when the step was planned, by the same indices.
     _whole: the variables that the step takes whole; empty unless `takes_whole`.
-    _count_whole: a function that counts those variables of the step that are whole now.
+    _count_whole: a function that counts the variables of the step that are whole now.
     """
 
     def __init__(self, graph: Any, takes_whole: bool = False):
@@ -150,13 +150,14 @@ class Holding:
             return
         if self._count_whole is None:
             self._count_whole = _make_count([variable.handle for variable in variables])
+        # If the step takes pieces, `_whole` is empty, and no variable must be whole.
         if self._count_whole().numpy() != len(self._whole):
             for variable in variables:
                 variable.make_whole() if self._whole else variable.take_apart()
 
 
 def _make_count(handles: Sequence[Any]) -> Any:
-    """A function that counts the handles whose resources exist: those of variables that are whole."""
+    """A function that counts the handles whose resources exist: their variables are whole."""
 
     def count() -> Any:
         exist = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles]

@@ -49,7 +49,7 @@ def execute_by(execute: Execute) -> None:
     datasets among the arguments.
 
     Each call of `compute` computes the outputs for the batch that was taken before the call, with the current ranks.
-    `compute` takes replacements for tensors, by the ids of the tensors.
+    `compute` takes replacements of tensor arguments, by the ids of the replaced tensors.
     """
     global _execute
     _execute = execute
@@ -93,7 +93,6 @@ class StepPlan:
         Args:
             are_rows: for each tensor argument, whether it has the rows that ranks divide.
             inputs: the tensor arguments of this call, eager tensors.
-            place: names the step in messages.
             rows: the number of rows of this call; 0 if it is unknown.
 
         Raises:
@@ -216,7 +215,7 @@ class StepPlan:
         It is a ConcreteFunction of the arguments of the script's function, and of the batch.
         """
         divided = self.divided if divided is None else divided
-        if not self.pieces.holds:  # they are cut for another number of ranks
+        if not self.pieces.holds:  # the cuts are others, or a variable is whole
             self.pieces, self._copies = pieces.Holding(self.traced.graph), {}
             self.program = self._read(self.divided)
         key = world.get_world().size, self.copy_kind, self.pieces, *divided
@@ -235,12 +234,12 @@ class StepPlan:
 
     def _make_copy(self, program: Program, divided: Sequence[bool]) -> Any:
         """Build a copy. Its parameters: the arguments; the tensors of a batch that was taken before the call; and, if
-        these tensors have this rank's rows only, the four numbers of the slice (`slices.make_given_slice`).
+        these tensors have this rank's rows only, first, count, total and contributes (`slices.make_given_slice`).
         """
         count = self.argument_count
         captured = self.pieces.find_handles(outer for outer, _ in self.traced.graph.captures)
         captured = find_handles(captured, self.feeds[count:])
-        end = count + len(captured)
+        end = count + len(captured)  # where the batch begins
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in (*self.graph.inputs[:count], *self.graph.inputs[end:])]
         is_batch_sliced = self.source is not None and any(divided)
         if is_batch_sliced:
@@ -286,7 +285,7 @@ class StepPlan:
             return None
 
     def call_at_end(self, inputs: Sequence[Any]) -> Any:
-        """The behavior of the script's function at the end of the data."""
+        """Call the script's own function, which finds the end of the data by itself."""
         for variable in pieces.find_variables(self.traced.graph).values():
             variable.make_whole()  # the function may read it before the data end
         return self.traced._call_flat(list(inputs), self.traced.captured_inputs)
@@ -304,7 +303,7 @@ class StepPlan:
         events.step_begins(self)
         # A step that trains nothing compares every batch, before the call: ranks with different rows compute their own.
         compares_each = batch is not None and not self.trained
-        # `is_same` comes first: it is collective, and ranks may have batches that are even on some of them.
+        # `is_same` is collective, and `is_even` may differ between ranks. So `is_same` comes first, on every rank.
         is_shared = batch is None or ((not compares_each or self.batches.is_same(batch)) and batch.is_even)
 
         def compute(replacements: Mapping[int, Any]) -> Any:

@@ -57,7 +57,7 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
     with tf.init_scope():
         pieces = _make_pieces(len(group), dtype)
     handles = [piece.handle for piece in pieces]
-    # `x += value` reads the piece, so its variable must refer to the weight's entries. `x = value` reads nothing.
+    # `x += value` reads the piece, so the small variable must refer to the weight's entries. `x = value` reads nothing.
     read = [index for index, publication in enumerate(group) if publication.kind != "AssignVariableOp"]
     if read:
         with tf.control_dependencies([op for index in read for op in group[index].before]):
@@ -77,6 +77,7 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
         "place": f"new weights of {place}",
         "names": [f"weight {index}{several}" for index in range(len(group))],
     }
+    # -1: the ranks send their pieces.
     arguments["holding"] = -1 if _is_sent() else _find_holding(group, arguments)
     with tf.control_dependencies(updates):
         return make_in_order(

@@ -1,6 +1,6 @@
 """Reports a step to the user: ranks share it, with these collectives, or the reason why every rank computes it.
 
-`adapt` reads the bytes of sums, microbatches the source lines of ops, and plans whether ranks would gain by sharing.
+Plans ask here whether ranks gain by sharing. `adapt` reads the bytes of sums, `microbatches` the source lines of ops.
 """
 
 from __future__ import annotations

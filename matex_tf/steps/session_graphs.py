@@ -1,8 +1,8 @@
 """Ops that the library adds to a session's graph, under names of their own; they are never saved.
 
-`add_to` is the context in which all of them are created. `SessionCopy` creates the copy of a run. Its random ops draw
-from the sequence of numbers that the script's op has: they are the stateless form of the op, and all copies of an op
-share a variable, which holds the position in the sequence, a counter of the Philox generator.
+All of them are created in the context `add_to`. `SessionCopy` creates the copy of a run. A random op of the copy is the
+stateless form of the script's op, and draws from the same sequence. All copies of an op share a variable, which holds
+the position in the sequence, a counter of the Philox generator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATELESS = {
 }
 _RESERVED = 256
 """Values of Philox' counter that TensorFlow's random ops skip for each number that they draw."""
-_PHILOX = 1
+_PHILOX = 1  # the generator's number
 _STATES = "places in sequences of random numbers"
 
 
@@ -35,6 +35,7 @@ def add_to(graph: Any) -> Iterator[None]:
     """Within the context ops are created in `graph`, finalized or not, outside of the script's scopes."""
     v1 = tf.compat.v1
     finalized = graph.finalized
+    # Names, by which `drop_copies` finds what was added.
     scopes, functions = tags.get_or_make_tag(graph, _ADDED, lambda: ([], set()))
     functions_before = set(graph._functions)
     graph._unsafe_unfinalize()
@@ -55,7 +56,7 @@ def add_to(graph: Any) -> Iterator[None]:
 def use_v2_behavior() -> Iterator[None]:
     """Within the context TF2 shapes (sizes are ints) and TF2 control flow (branches are functions) are on.
 
-    Collectives in functions run in order, and no rank waits for those of a branch that is not taken.
+    Collectives in functions run in order, and no rank waits for a collective of a branch that is not taken.
     """
     v1 = tf.compat.v1
     had_shapes, had_control_flow = isinstance(tf.TensorShape([1])[0], int), v1.control_flow_v2_enabled()

@@ -51,7 +51,7 @@ def run_session(
     Args:
         operations: further fetches.
         feeds: arrays, by references to the tensors that they are fed to.
-        run: runs other operations and returns the values of other tensors, with the same feeds and further ones.
+        run: runs other operations and returns the values of other tensors, with the same feeds and further feeds.
     """
     if is_inside or not world.is_active():
         return run(operations, tensors)
@@ -95,7 +95,7 @@ class SessionPlan:
 
     why_whole: the reason why every rank computes the runs whole; empty if ranks share them.
     program: the placements; None if ranks cannot share the runs.
-    operations, tensors: the fetches of a run: of the copy if ranks share the runs, else those of the script.
+    operations, tensors: the fetches of a run: of the copy if ranks share the runs, else of the script.
     part: the ops that a run needs.
     variables: the variable ops among these.
     changed: the names of variables that a run may leave different on the ranks.
@@ -103,7 +103,7 @@ class SessionPlan:
     are_own: each rank feeds its own rows.
     own_row_count: a placeholder for the number of this rank's own rows; None unless `are_own`.
     starts: the operations that start sequences of random numbers (`SessionCopy`).
-    turns: the numbers in the sequence of the script's own collectives.
+    turns: the numbers of the script's own collectives, by which they are ordered (`cond_turns`).
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class SessionPlan:
         if len(own) > 1:
             passes, within_loops = cond_turns.pass_turns(self.graph, own)
             self.operations += passes
-            # The number of runs of an op in a loop is unknown; the loop orders it.
+            # An op in a loop may run any number of times; the loop orders it.
             self.turns = sorted(op.get_attr("turn") for op in own if op not in within_loops)
 
     def run(self, session: Any, variables: SessionVariables, rows: Sequence[Any], run: Run) -> list[Any]:

@@ -45,7 +45,7 @@ def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
 
 
 def list_trained(graph: Any, needed: Sequence[Any], changed: set[str]) -> set[str]:
-    """The names of the weights among `changed` that the run also reads: assigning weights is no training."""
+    """The names of the weights among `changed` that the run also reads: a run that only assigns them trains nothing."""
     weights = {one.op.name for one in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     return changed & weights & _list_used(needed, _reads)
 
@@ -58,7 +58,7 @@ def _list_used(needed: Iterable[Any], is_used: Callable[[Any, Any], bool]) -> se
 
 def _may_write(op: Any, tensor: Any) -> bool:
     """Whether an op may change the variable to which this input refers."""
-    if tensor.dtype._is_ref_dtype:
+    if tensor.dtype._is_ref_dtype:  # an op that only reads takes the value of the reference
         return op.op_def is None or any(one.is_ref for one in op.op_def.input_arg)
     return op.type not in _READS
 
@@ -73,6 +73,7 @@ def _reads(op: Any, tensor: Any) -> bool:
 def _may_differ(op: Any) -> bool:
     """Whether an op may return or do something different on each rank, although its inputs are equal."""
     is_stateless = op.op_def is not None and not op.op_def.is_stateful
+    # The only state of these is a variable. Any other op with a state may differ, unless it draws by a seed.
     if is_stateless or op.type in _VARIABLES or any(map(_is_reference, op.inputs)):
         return False
     return has_no_seed(op) or "seed2" not in op.node_def.attr

@@ -1,7 +1,8 @@
 """Batches that a step takes within its graph, from iterators and datasets that ranks share.
 
-All ranks take the same elements: a ticket of the batch, and the rows that this rank has prepared ahead of time. If the
-step needs other rows, because slice ratios have changed, the rank makes these rows from the ticket.
+An element has a ticket, which is a cheap stand-in for the batch (`input.tickets`), and the rows that this rank has
+prepared ahead of time. If the step needs other rows, because slice ratios have changed, the rank makes these rows from
+the ticket. A feed of an input (`rewrite.feeds`) gives the elements.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class StepFeed:
 
     def _take(self, copy: Any, element: list[Any]) -> tuple[list[Any], Slice]:
         """This rank's rows of the batch of an element, and its slice; in a graph."""
-        first, count, total = element[:3]
+        first, count, total = element[:3]  # see `batches.NUMBERS`
         end = NUMBERS + len(self._are_rows)
         prepared, ticket, dealer = element[NUMBERS:end], element[end:], self._dealer
         with_rows = [tensor for tensor, has_rows in zip(prepared, self._are_rows) if has_rows]
@@ -77,7 +78,7 @@ class StepFeed:
         sizes = {index: tf.shape(rows[index], tf.int64) for index in self._pads}
         request = Request("max", tf.concat(list(sizes.values()), 0))
         (longest,) = self._exchanger.exchange([request], batch_slice.of_all())
-        padded, start = list(rows), 0
+        padded, start = list(rows), 0  # the sizes of a tensor in `longest` begin at `start`
         for index, value in self._pads.items():
             end = start + rows[index].shape.rank
             missing = tf.concat([[0], longest[start + 1 : end] - sizes[index][1:]], 0)

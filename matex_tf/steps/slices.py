@@ -39,7 +39,7 @@ class SliceRatios:
         return self.list_ratios()
 
     def list_ratios(self) -> list[int]:
-        """The slice ratio of each rank."""
+        """The slice ratio of each rank; 0 for servers, which train no rows."""
         return [*self.ratios.numpy().tolist(), *[0] * world.get_world().servers]
 
 
@@ -118,6 +118,7 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     me = world.get_world()
     mine = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
     (everyone,) = exchanger.exchange([Request("gather", mine[tf.newaxis])], _make_slice_of_ranks())
+    # The shape of component k has the entries from bounds[k] to bounds[k + 1]; entry 0 is `has_batch`.
     bounds = list(itertools.accumulate([1, *(component.shape.rank for component in components)]))
     rows = tf.stack([everyone[:, start] for start in bounds[:-1]])  # by component and rank
     message = "the components of a rank's own batch have different numbers of rows; by component and rank:"

@@ -37,8 +37,8 @@ def find_name(variable: Any) -> str:
 def find_birth(variable: Any) -> int:
     """A number that grows with each variable that this process creates.
 
-    Ranks identify a variable by its place in this order (rule 12): a script may keep variables in a set, whose order
-    differs between ranks. A reference variable of TensorFlow 1 has 0; its name is unique.
+    A script may keep variables in a set, whose order differs between ranks. So ranks identify a variable by its place
+    in the order of creation. A reference variable of TensorFlow 1 has 0; its name is unique.
     """
     handle = getattr(find_tf_variable(variable), "handle", None)
     return 0 if handle is None else int(handle._id)
@@ -111,7 +111,7 @@ def _describe_row(row: _Row) -> str:
 def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable[Any] = ()) -> list[str]:
     """Give every rank rank 0's values of `variables` that differ. Collective; eager.
 
-    Returns the names of those that differed.
+    Returns the names of the variables that differed.
 
     Raises:
         MismatchError: on every rank, if one of `trained` differs: updates have changed it differently on the ranks.

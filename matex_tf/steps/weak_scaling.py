@@ -75,7 +75,7 @@ def group_source(source: Any) -> Any:
     say_weak("the batches of the dataset given to fit are each rank's own")
 
     def join(batches: Any) -> Any:
-        """Join a component whose first axis counts the batches."""
+        """Join a component whose first axis counts the batches. One without rows: the first."""
         if batches.shape.rank == 1:
             return batches[0]
         if not isinstance(batches, tf.RaggedTensor):

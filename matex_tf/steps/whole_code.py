@@ -24,8 +24,8 @@ _MIN_TRAINING_STEPS = 2
 _REASON, _UNREPORTED = "why ranks cannot share its step", "no message about its step"
 gradient_count = 0
 """The number of gradient computations of variables in eager code. Each marks the end of a training step."""
-_shared: list[str] = []
-_said: set[str] = set()
+_shared: list[str] = []  # names of models and functions, for the next message
+_said: set[str] = set()  # reasons
 
 
 def leave_unreported(tapes: Iterable[Any]) -> None:
@@ -43,7 +43,7 @@ def note_reason(tapes: Iterable[Any], why: str) -> None:
 def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
     """The gradients that eager code gets: `found` by `tape`, of the variables `sources`, in any structure.
 
-    If the ranks began with different values of these variables, all have rank 0's now, and get its gradients.
+    If the ranks began with different values of these variables, all ranks now get rank 0's values and gradients.
     Collective if `sources` has variables on which the ranks have not agreed yet, and if weights are due to be compared.
     """
     global gradient_count

@@ -118,7 +118,8 @@ class CallPlan:
         """Build the step from the number of rows, whole gradients of outputs, and residuals to whole gradients."""
         self.differentiable = [index for index, one in enumerate(self.graph.outputs) if id(one) in backward.output_ids]
         self.pack = backward.pack
-        # Each rank slices a gradient as the forward step had sliced the output; a mask's selection cannot be repeated.
+        # Each rank slices a gradient as the forward step had sliced the output; a mask's selection (`rows.chosen`)
+        # cannot be repeated.
         outputs = [program.outputs[index].placement for index in self.differentiable]
         sliced = [one if one.is_sharded and one.rows.chosen is None else WHOLE for one in outputs]
         residuals = program.outputs[self.output_count :]

@@ -1,6 +1,6 @@
 """Calls of a Keras model, or of a `tf.function`, in eager code while tapes record. Ranks share them if that pays.
 
-Calls of a model or function are grouped by their arguments into kinds. The calls of the first step are the script's
+A kind is a group of calls of one model or function with alike arguments. The calls of the first step are the script's
 own, and reveal behavior that a trace does not show (`first_calls`). In later steps the Python code of a model runs in a
 trace, once for each call, as it does alone; the ops of the trace select the plan (`call_plan`).
 """
@@ -74,7 +74,7 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
         return result
 
     def unpack(result: Any) -> Any:
-        outputs, attached = result
+        outputs, attached = result  # see `Arguments.trace_call`
         for tensor, tensors_by_name in zip(tf.nest.flatten(outputs, expand_composites=True), attached):
             attach_tensors(tensor, tensors_by_name)
         return outputs

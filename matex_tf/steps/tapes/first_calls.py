@@ -1,8 +1,8 @@
 """Kinds of calls under tapes, by their arguments, and what the first calls of each kind show.
 
 The first calls are the script's own: they reveal behavior that shared calls could not have. Hooks of TensorFlow count
-reads of eager tensors, and random numbers that no variable holds the state of. `watch_call` compares the counts, and
-follows the results of the call to the computation of their gradients.
+reads of eager tensors, and random numbers whose state is in no variable. `watch_call` compares the reads, and follows
+the results of the call to the computation of their gradients.
 """
 
 from __future__ import annotations
