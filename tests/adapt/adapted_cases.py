@@ -50,8 +50,7 @@ def note_rows():
     def note(make):
         def make_noted(*given):
             share = make(*given)
-            share.count = tf.ensure_shape(tf.numpy_function(work, [share.count], tf.int64), [])
-            return share
+            return share._replace(count=tf.ensure_shape(tf.numpy_function(work, [share.count], tf.int64), []))
 
         return make_noted
 
