@@ -49,7 +49,6 @@ class RankEnds:
         try:
             pidfd = os.pidfd_open(record.process)
         except OSError:  # the process has ended, or the kernel lacks pidfd_open
-            self._may_be_missing = False
             return
         self._records[pidfd] = record
         self._exits.register(pidfd, select.EPOLLIN)
