@@ -42,6 +42,7 @@ class SubmitCommand(click.Command):
         value: Any = parsed.get("script")
         script = list(value) if isinstance(value, (list, tuple)) else []  # click uses a sentinel for a missing argument
         words_before, words_after = args[: len(args) - len(script)], script[1:]
+        # Nothing follows the script, or `--` precedes it: click's own parsing is right.
         if not words_after or words_before[-1:] == ["--"]:
             return super().parse_args(ctx, args)
         options_of_others = _list_options_of_other_clusters(parsed.get("cluster"))
@@ -52,6 +53,7 @@ class SubmitCommand(click.Command):
             for name in parameter.opts
         }
         job_options, script_arguments = split_words(words_after, takes_value)
+        # A job option precedes the script: all later words are the script's arguments, and a line says so.
         if parsed.keys() - _ALLOWED_BEFORE_SCRIPT:
             if job_options:
                 names = ", ".join(word for word in job_options if word.partition("=")[0] in takes_value)
@@ -60,6 +62,7 @@ class SubmitCommand(click.Command):
         refuse_misspelt(script[0], words_after, takes_value)
         if job_options and takes_value.get(job_options[-1]):
             raise click.BadOptionUsage(job_options[-1], f"Option '{job_options[-1]}' requires an argument.")
+        # Parsed for this check alone: one cluster may be named before the script, and another after it.
         _, _, parameters = self.make_parser(ctx).parse_args([*words_before, *job_options, script[0]])
         _refuse_two_clusters(parameters)
         if job_options:

@@ -2,8 +2,10 @@
 
 Ranks share an iterator's batches by turns (`input.turns`: each rank makes some batches, and sends others their rows) or
 by tickets (`input.tickets`: each rank makes its rows from a cheap stand-in for a batch). Otherwise every rank makes
-whole batches. Eager code sees whole batches. Datasets of each rank's own rows are marked. Steps are traced for any
-number of such rows.
+whole batches. Eager code sees whole batches.
+
+A dataset may hold this rank's own rows only (`matex_tf.shard`). It is marked, and a step that takes its batches is
+traced for any number of rows, because ranks may have different numbers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Maps of records in the functions that read files: `record_functions` takes them out, `records` applies them later.
 
+Records are first replaced by tickets. A map that the script applies to a record then runs on the rank that reads it.
 Example: of `names.interleave(lambda name: TFRecordDataset(name).map(parse))`, the map of `parse`.
 """
 
@@ -57,6 +58,6 @@ def read_map(node: Any, function: Any, find: Callable[[str], Any]) -> Map:
 
 
 def is_same(first: Sequence[Map], second: Sequence[Map]) -> bool:
-    """Whether two chains of maps are equal."""
+    """Whether two chains of maps call the same functions with the same captured objects, compared by identity."""
     keys = [[(each.function, *map(id, each.captured)) for each in maps] for maps in (first, second)]
     return keys[0] == keys[1]

@@ -168,7 +168,8 @@ class RestartedRun:
                     attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
                     continue
                 kind = LOST  # the change cannot be read
-            # A change is pending, whose first step was not reached: go back to the attempt before the change.
+            # The attempt ended before the first step after a change. The change may be the cause: return to the attempt
+            # before it.
             if kind in (LOST, OWN_CODE) and (previous := changes.give_up_change(explain_end(code))) is not None:
                 attempt = previous
                 continue

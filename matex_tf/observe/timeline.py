@@ -182,8 +182,9 @@ def format_part(events: np.ndarray, labels: Sequence[str], rank: int, host: str,
 def list_bars(events: np.ndarray, labels: Sequence[str], times: np.ndarray) -> Iterator[Bar]:
     """The bars of one rank. For the arguments see `format_part`.
 
-    A "gap", the time between two collectives on the script's lane, is "compute" within a training step, from one update
-    to the next. If all gradients of an overlapped update are computed and their sums are not, it is "wait for sums".
+    A gap is the time between two collectives on the script's lane. Within a training step, from one update to the next,
+    it is drawn as "compute". The part of it in which this rank has all gradients of an overlapped update, and only
+    waits for their sums, is drawn as "wait for sums".
     """
     order = np.argsort(times[0], kind="stable")
     kinds = [records.ACTIVITIES[activity] for activity in events["activity"][order]]

@@ -1,6 +1,9 @@
 """Iterators, datasets and optionals that give each rank its rows of a batch, rather than the whole batch.
 
-`Placement.feed` is the feed of such a tensor. A tensor that is made of it has the same feed, or one of wider elements.
+A feed decides how ops use an iterator whose batches are divided: it replaces "take the whole batch" by ops that take
+the rank's rows. Tensors of iterators, datasets and optionals carry their feed in `Placement.feed`, and the rules ask it
+for the `Decision` on an op that takes such a tensor. A tensor that is made of it has the same feed, or one of wider
+elements.
 """
 
 from __future__ import annotations
@@ -86,6 +89,7 @@ class SharedFeed:
 
     def pass_on(self, node: Node, placement: Placement) -> Decision:
         if node.type == "MakeIterator":
+            # The op returns nothing: the placement goes to the op that created the iterator, decided on before.
             iterator = node.inputs[1].node
             if iterator is None or iterator.type != "AnonymousIteratorV3":
                 raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' is for an iterator from outside")

@@ -23,7 +23,7 @@ _SHARED = "is of a step that ranks share"
 _steps = 0
 _has_unchecked = False
 """Whether a step has changed weights since the last comparison."""
-_are_apart = False  # weights differ between ranks on purpose
+_are_apart = False  # ranks train by themselves for some steps (`apart.local`), so their weights are not compared
 
 
 def is_watched() -> bool:
@@ -33,7 +33,7 @@ def is_watched() -> bool:
 
 
 def set_apart(are_apart: bool) -> None:
-    """Set whether weights differ between ranks on purpose, until the ranks meet (`events.ranks_meet`)."""
+    """Set whether ranks train by themselves, until they exchange their weights (`events.ranks_meet`)."""
     global _are_apart
     _are_apart = are_apart
 

@@ -1,8 +1,8 @@
-"""The collectives of one wave of a copied step.
+"""The collectives of one wave of a copied step: the requests that can travel at the same time.
 
 All floating-point sums travel in one message; gradients that are checked for finite values have a message of their
-own. Requests to which ranks without rows contribute (`Request.owned`) are joined by kind and dtype. Every other request
-is one message. A label names a gradient (`gradients.Label`).
+own. Requests to which every rank contributes, even without rows (`Request.owned`), are joined by kind and dtype. Every
+other request is one message. A label names a gradient (`gradients.Label`).
 """
 
 from __future__ import annotations

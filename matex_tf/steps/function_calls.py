@@ -85,7 +85,7 @@ def call_function(
 ) -> Any:
     """The result of `original(function, *args, **kwargs)` in eager code, computed by all ranks if possible.
 
-    is_recorded: tapes record.
+    is_recorded: a gradient tape of the script records the call.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if _takers and is_main:

@@ -87,8 +87,10 @@ _BETWEEN = re.compile(r"\s*[;|]\s*|,?\s+")
 
 
 def find_unit(text: str) -> str | None:
-    """The unit of a text that is a number, if it may also be part of a name: a word that is no known unit, or one
-    capital letter, except K and M. "": there is no such unit; None: the text is neither a number nor several.
+    """The unit of a text that is a number, if the unit may also be part of a name.
+
+    "": a plain number, or one with a well-known unit. A word, or one capital letter except K and M: a number whose unit
+    may be part of a name, such as A in 1A. None: the text is neither a number nor several.
 
     Numbers of a column must have the same unit, because 1A and 2B may be names: see `find_numbers`.
     """

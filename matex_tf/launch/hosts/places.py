@@ -100,12 +100,12 @@ class Places:
         self._dropped_ranks[host] -= 1
 
     def count_used(self, host: Host) -> int:
-        """The number of used slots of `host`. A dropped rank frees requested slots / requested ranks of them."""
+        """The number of used slots of `host`. Each dropped rank frees the slots of one rank."""
         return host.slots - self._dropped_ranks[host.name] * self._requested_slots // self.first.ranks
 
     def make_attempt(self, usable: Sequence[Host], strategy: str = "") -> Attempt:
         """The attempt on the `usable` hosts, without excluded hosts and dropped ranks."""
-        usable = [host for host in usable if host.name not in self._excluded] or usable
+        usable = [host for host in usable if host.name not in self._excluded] or usable  # not if all are excluded
         attempt = self._make_attempt(usable, strategy)
         replacement = self._replacements.get(tuple(attempt.hosts), ())  # see `exclude_hosts`
         is_usable = {host.name for host in replacement} <= {host.name for host in usable}

@@ -1,4 +1,4 @@
-"""Rules for tensors that are filled by sizes, and for ops that keep the order of entries."""
+"""Rules for tensors whose shape is computed from the number of rows, and for ops that keep the order of entries."""
 
 from __future__ import annotations
 
@@ -40,6 +40,10 @@ def fill(node: Node) -> Decision:
 
 @register_rule("Reshape", moves=0)
 def reshape(node: Node) -> Decision:
+    """Finds the axis that has the rows afterwards. There the rank's own length replaces a fixed one.
+
+    Example: a batch of 64 rows of 3x5 becomes [64, 15]. A rank with 32 rows reshapes its slice to [32, 15].
+    """
     placement = node.require_rows()
     wanted, before = node.read_sizes(1), node.inputs[0].shape
     if before is None:
@@ -77,13 +81,14 @@ def _follow_rows(placement: Placement, before: list[int | None], wanted: tuple[S
     rows, row_size, inner = placement.rows, wanted[axis], wanted[axis + 1 :]
     require(all(size.rows is None for size in inner))
     factor = _divide(before[placement.axis + 1 :], [size.value for size in inner])
-    # The wanted length is a number, or -1: the axes after it tell the factor.
+    # The wanted length is a number, or -1: the axes after it give the factor.
     if row_size.rows is None:
         require(row_size.value is not None and Size(None, -1) not in inner)
         return axis, _scale(rows, factor)
     if row_size.rows == rows and factor in (1, None):
         return axis, rows
-    # The wanted length counts other entries: if those axes are unknown, the units tell the factor.
+    # The script computed the length from the number of rows, such as n * 3. If the sizes of the axes after it are
+    # unknown, the factor is the quotient of the units: the entries for each row of the batch, here and there.
     unit, new_unit = rows.unit, row_size.rows.unit
     require(unit is not None and row_size.rows.chosen is None)
     if factor is None and new_unit is not None and unit and new_unit % unit == 0:

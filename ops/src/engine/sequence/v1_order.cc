@@ -1,4 +1,5 @@
-// A queue of the turns to come, and a map of the jobs that wait for their turns.
+// Runs the collectives of a v1 graph in the order of their turns: a queue of the turns to come, and a map of the jobs
+// that wait for their turns. v1_order.h says why.
 #include "engine/sequence/v1_order.h"
 
 #include <algorithm>
