@@ -68,34 +68,31 @@ def arm() -> None:
         return
     import wrapt
 
-    for moment, module, owner, name in (
-        ("import of mpi4py", "mpi4py", "", ""),
-        ("import of TensorFlow", "tensorflow.python.framework.ops", "", ""),
-        ("building the ops", "matex_tf.ops.build", "subprocess", "run"),
-        ("comparing variables at the start", "matex_tf.steps.variables", "", "find_differing"),
-        ("after the meeting at the end", "matex_tf.runtime.rank_records", "", "note_end"),
-        ("after the end of MPI", "matex_tf.world.mpi_calls", "", "end_mpi"),
+    for moment, module, name in (
+        ("import of mpi4py", "mpi4py", ""),
+        ("import of TensorFlow", "tensorflow.python.framework.ops", ""),
+        ("building the ops", "matex_tf.ops.compiler", "run_compiler"),
+        ("comparing variables at the start", "matex_tf.steps.variables", "find_differing"),
+        ("after the meeting at the end", "matex_tf.runtime.rank_records", "note_end"),
+        ("after the end of MPI", "matex_tf.world.mpi_calls", "end_mpi"),
     ):
         if moment == MOMENT:
-            wrapt.register_post_import_hook(lambda found, of=owner, name=name: _arm(found, of, name), module)
+            wrapt.register_post_import_hook(lambda found, name=name: _arm(found, name), module)
 
 
-def _arm(module: Any, owner: str, name: str) -> None:
+def _arm(module: Any, name: str) -> None:
     if not name:
         fault()
-    target = getattr(module, owner) if owner else module
-    original = getattr(target, name)
+    original = getattr(module, name)
 
     def replaced(*args, **kwargs):
-        if name == "run" and "-o" not in args[0]:
-            return original(*args, **kwargs)  # a question; one rank alone compiles
-        if name == "run":
+        if name == "run_compiler":  # one rank alone compiles
             threading.Timer(1.0, fault).start()  # while the compiler is at work
-        result = original(*args, **kwargs) if name in ("run", "end_mpi") else None
+        result = original(*args, **kwargs) if name in ("run_compiler", "end_mpi") else None
         fault()
         return result
 
-    setattr(target, name, replaced)
+    setattr(module, name, replaced)
 
 
 def train(folder: str) -> None:

@@ -126,7 +126,8 @@ class Measured:
             if has_enough and self.phantom.ranks and self._data is not None:
                 self._has_enough.set()
                 if self._is_measuring_input.wait(_INPUT_SECONDS):
-                    time.sleep(LIMIT)  # the training thread ends the process
+                    # The training thread ends the process, unless its measurement is still running at the limit.
+                    time.sleep(max(0.0, start + LIMIT - time.monotonic()))
         self.store_steps()
         os._exit(0)
 

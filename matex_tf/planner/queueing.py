@@ -48,7 +48,8 @@ def compute_throughput(workers: int, servers: int, compute: float, transfer: flo
     logs = [0.0]  # of the probabilities, up to a constant: products for a thousand workers would overflow
     for transferring in range(1, workers + 1):
         logs.append(logs[-1] + math.log((workers - transferring + 1) / compute / rates[transferring]))
-    weights = [math.exp(log - max(logs)) for log in logs]
+    largest = max(logs)
+    weights = [math.exp(log - largest) for log in logs]
     return sum(weight * rate for weight, rate in zip(weights, rates)) / sum(weights)
 
 
