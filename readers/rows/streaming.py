@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from matex_tf.lazy import tf
-from matex_tf.readers.base.formats import split_range
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import PIECE_BYTES, Source
 from matex_tf.sharding import shard_arrays, slice_bounds
@@ -71,12 +70,13 @@ class Order:
     def _redeal(self, length: int, epoch: int, chunk_rows: int) -> Iterator[range]:
         """This rank's block of all rows, after a shuffle of ranges that is the same on every rank."""
         random = np.random.default_rng([self.seed, epoch])
-        pieces = [*_cut_pieces(self.deal.count, 0, length, chunk_rows, random)]
-        # The rank's block, in the order of the shuffled pieces.
-        start, stop = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)
-        for index, first, last in split_range((last - first for first, last in pieces), start, stop):
-            begin = pieces[index][0]
-            yield range(begin + first, begin + last)
+        start, stop = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)  # in the shuffled order
+        before = 0  # rows in the pieces before, which are not kept: there may be millions of pieces
+        for first, last in _cut_pieces(self.deal.count, 0, length, chunk_rows, random):
+            own_first, own_last = max(start - before, 0) + first, min(stop - before + first, last)
+            if own_first < own_last:
+                yield range(own_first, own_last)
+            before += last - first
 
     def make_generator(self, epoch: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, epoch, self.rank])
