@@ -305,7 +305,8 @@ class Reader:
 def _has_old_inputs(reading: _Reading, number: int) -> bool:
     """Whether `spread_rows` made nodes for this op from values that a later reading has replaced.
 
-    Such nodes repeat ops that stand before the inputs of the op, which may be unchanged.
+    Such nodes repeat ops that stand before the inputs of the op, which may be unchanged. Nodes of an inlined function
+    take values of another reading, so the call is read again; its own reading then repeats only what has changed.
     """
     made = reading.nodes[number][:-1]  # none if the op has one node: its own
     own = {id(value) for node in made for value in node.outputs}
