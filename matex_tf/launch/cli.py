@@ -40,6 +40,9 @@ LAZY_COMMANDS = {
 }
 
 
+_HELP = ["-h", "--help"]
+
+
 class _Commands(click.Group):
     """All commands, in the order of the help page. The error for a misspelt command suggests a similar one."""
 
@@ -47,10 +50,13 @@ class _Commands(click.Group):
         return [*self.commands, *LAZY_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in LAZY_COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        module, _, name = LAZY_COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
+        """The command, which has `-h`, too. A command keeps the help option of its first context, and that context
+        may have no parent from which it inherits the option's names.
+        """
+        module, _, name = LAZY_COMMANDS.get(cmd_name, "").partition(":")
+        command = getattr(importlib.import_module(module), name) if module else super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.context_settings.setdefault("help_option_names", _HELP)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -68,7 +74,7 @@ def _suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 @click.group(
     cls=_Commands, no_args_is_help=False, invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},  # also of all commands
+    context_settings={"help_option_names": _HELP},
 )  # fmt: skip
 @click.version_option(__version__, message="matex_tf %(version)s")
 @click.pass_context

@@ -73,7 +73,7 @@ class _Command(click.Command):
 @click.command(
     "tune",
     cls=_Command,
-    context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
     short_help="Search good hyperparameters of SCRIPT.py.",
 )
 @click.option("--search", "space", metavar="SPACE.yaml", help="The search space.")

@@ -122,6 +122,7 @@ def test_help_and_version(capsys):
         "build": "--xla",
         "settings": "NAME",
     }.items():
+        cli.matex.get_command(None, command).make_context(command, [], resilient_parsing=True)  # without the group
         for word in ("--help", "-h"):
             assert cli.main([command, word]) == 0
             said = capsys.readouterr().out
