@@ -88,9 +88,17 @@ def check_flag(where: str, name: str, value: Any) -> bool:
     return bool(value)
 
 
+def find_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The `known` name of which `name` is probably a misspelling; "" if there is none.
+
+    cutoff: the least similarity, from 0 to 1 (`difflib.get_close_matches`).
+    """
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
+
+
 def describe_unknown(what: str, name: str, known: Iterable[str]) -> str:
     """The message for a `name` that is not among the `known` ones."""
     known = list(known)
-    similar = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {similar[0]}? " if similar else ""
+    similar = find_similar(name, known)
+    hint = f"did you mean {similar}? " if similar else ""
     return f"there is no {what} {name}; {hint}They are {', '.join(known)}"

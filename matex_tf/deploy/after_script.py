@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+from matex_tf import arguments
 from matex_tf.deploy.kinds import KINDS
 
 _ALLOWED_BEFORE_SCRIPT = {"cluster", "is_module", "dry_run", "no_follow", "script", "help"}
@@ -31,7 +31,7 @@ class SubmitCommand(click.Command):
             return self._parse_words(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name
-            if "--slurm" not in args or _find_similar(name, error.possibilities or ()):
+            if "--slurm" not in args or arguments.find_similar(name, error.possibilities or (), _SIMILARITY_CUTOFF):
                 raise
             raise click.UsageError(f"there is no option {name}. For an option of sbatch: --sbatch={name}...") from None
 
@@ -69,12 +69,6 @@ class SubmitCommand(click.Command):
             note = f"{shlex.join(job_options)} after {script[0]} goes to the job"
             print(f"matex: {note}; the script's own arguments may follow `--`", file=sys.stderr)
         return super().parse_args(ctx, [*words_before, *job_options, "--", script[0], *script_arguments])
-
-
-def _find_similar(name: str, options: Iterable[str]) -> str:
-    """The option of which `name` is probably a misspelling; "" if there is none."""
-    similar = difflib.get_close_matches(name, list(options), n=1, cutoff=_SIMILARITY_CUTOFF)
-    return similar[0] if similar else ""
 
 
 def _refuse_two_clusters(parameters: Sequence[click.Parameter]) -> None:
@@ -123,7 +117,7 @@ def refuse_misspelt(script: str, words: Sequence[str], takes_value: Mapping[str,
     _, script_arguments = split_words(words_before_separator, takes_value)
     for word in script_arguments:
         name = word.partition("=")[0]
-        if name.startswith("--") and (similar := _find_similar(name, takes_value)):
+        if name.startswith("--") and (similar := arguments.find_similar(name, takes_value, _SIMILARITY_CUTOFF)):
             raise click.UsageError(
                 f"there is no option {name}; did you mean {similar}? To pass it to the script: "
                 f"matex submit ... {script} -- {name} ..."

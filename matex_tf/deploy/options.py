@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -215,8 +214,8 @@ def _read_table(path: Path, kind: str) -> dict[str, Any]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}. It is read as TOML (https://toml.io)") from None
-    if kind not in tables and (similar := difflib.get_close_matches(kind, tables, n=1)):
-        raise ValueError(f"{path}: there is no table [{similar[0]}]; did you mean [{kind}]?")
+    if kind not in tables and (similar := arguments.find_similar(kind, tables)):
+        raise ValueError(f"{path}: there is no table [{similar}]; did you mean [{kind}]?")
     table = tables.get(kind, {})
     if not isinstance(table, dict):
         raise TypeError(f"{path}: expected [{kind}] to be a table; given {arguments.describe_value(table)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import os
 import shlex
@@ -68,8 +67,8 @@ class _Commands(click.Group):
 
 def _suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The end of an error message about an unknown `name`: the most similar `known` name; "" if none is similar."""
-    similar = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean {similar[0]}?" if similar else ""
+    similar = arguments.find_similar(name, known, cutoff)
+    return f"; did you mean {similar}?" if similar else ""
 
 
 @click.group(

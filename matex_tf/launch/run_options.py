@@ -7,7 +7,6 @@ an option of mpirun, and --epochs one of the script. `RunCommand` separates them
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from matex_tf import settings
+from matex_tf import arguments, settings
 from matex_tf.launch import check_run
 from matex_tf.launch.option_types import SettingValue
 from matex_tf.ops import cache
@@ -115,9 +114,8 @@ def refuse_misspelt(options: Sequence[str], own_names: Iterable[str]) -> None:
         name = mpirun_options.parse_option_name(word)
         if not word.startswith("-") or name in mpirun_options.ARITY:
             continue
-        meant = difflib.get_close_matches(f"--{name.lower()}", own_names, n=1, cutoff=0.8)
-        if meant:
-            raise click.UsageError(f"there is no option {word}; did you mean {meant[0]}?")
+        if meant := arguments.find_similar(f"--{name.lower()}", own_names, cutoff=0.8):
+            raise click.UsageError(f"there is no option {word}; did you mean {meant}?")
         print(f"matex: {word} is no option of matex run; it goes to mpirun", file=sys.stderr)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from matex_tf import arguments
 
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")  # the part of a line before its last carriage return
 
@@ -70,8 +71,8 @@ class Objective:
                 f"{self.name} never appeared: no epoch of Keras' fit ended, and matex_tf.report was not called. "
                 "A script that prints it is read by objective: {regex: 'test loss ([\\d.]+)'}"
             )
-        similar = difflib.get_close_matches(self.name, logged_names, n=1)
-        hint = f"; did you mean {similar[0]}?" if similar else ""
+        similar = arguments.find_similar(self.name, logged_names)
+        hint = f"; did you mean {similar}?" if similar else ""
         if self.name.startswith("val_") and not any(name.startswith("val_") for name in logged_names):
             hint = ": fit has no validation data. Pass it some, or name another objective"
         return f"{self.name} never appeared; the logged values are {', '.join(logged_names)}{hint}"

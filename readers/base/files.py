@@ -88,8 +88,8 @@ def format_names(names: Iterable[str], most: int = 12) -> str:
 
 def suggest_similar(name: Any, choices: Iterable[str]) -> str:
     """Returns "; did you mean 'x'?" if one of `choices` resembles `name`, else ""."""
-    close = difflib.get_close_matches(str(name), [str(choice) for choice in choices], n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    similar = arguments.find_similar(str(name), map(str, choices))
+    return f"; did you mean {similar!r}?" if similar else ""
 
 
 def compute_fingerprint(paths: Iterable[Path]) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from matex_tf import settings
+from matex_tf import arguments, settings
 from matex_tf.costs import collectives
 from matex_tf.costs.collectives import Link
 from matex_tf.planner.simulator.program import ImpossibleRequest
@@ -62,8 +61,8 @@ def read_changes(words: Sequence[str]) -> WhatIf:
     for word in words:
         name, equals, value = word.partition("=")
         if name not in READERS:
-            similar = difflib.get_close_matches(name, READERS, n=1, cutoff=0.5)
-            hint = f"did you mean {similar[0]}? " if similar else ""
+            similar = arguments.find_similar(name, READERS, cutoff=0.5)
+            hint = f"did you mean {similar}? " if similar else ""
             raise ImpossibleRequest(f"there is no what-if {name!r}; {hint}There are {', '.join(READERS)}")
         form, read_one = READERS[name]
         try:
@@ -102,8 +101,8 @@ def _parse_quantity(text: str, units: dict[str, float]) -> float:
 
 
 def _suggest_nearest(value: str, form: str) -> str:
-    similar = difflib.get_close_matches(value, re.split(r"[|,]", form), n=1)
-    return f"; did you mean {similar[0]}?" if similar and similar[0] != value else ""
+    similar = arguments.find_similar(value, re.split(r"[|,]", form))
+    return f"; did you mean {similar}?" if similar not in ("", value) else ""
 
 
 def _make_choice_parser(name: str, choices: Sequence[str]) -> Callable[[str], Changed]:
