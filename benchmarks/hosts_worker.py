@@ -11,7 +11,7 @@ import time
 import numpy as np
 import tensorflow as tf
 from models import CASES, EXCHANGED, ON_DEVICE
-from training import prepared
+from training import check_rows, prepared
 
 
 def timed(work, count, barrier):
@@ -53,12 +53,9 @@ def step(name, batch, ignored):
     model, data, train = prepared(case, batch)
     took, busy = [], []
     batches = tf.data.Dataset.from_tensor_slices(data).repeat().batch(batch)
-    expected = batch * (sys.modules["matex_tf"].size() if "matex_tf" in sys.modules else 1)
     for number, (batch_x, batch_y) in zip(range(ignored + 2 * case.steps), batches):
         started, worked = time.perf_counter(), time.process_time()
-        rows = int(train(batch_x, batch_y))
-        if number and rows != expected:  # the first batch is computed as the script alone does
-            raise SystemExit(f"{rows} rows were computed in a step of all ranks, {expected} were to be")
+        check_rows(number, int(train(batch_x, batch_y)), batch)
         took.append(time.perf_counter() - started)
         busy.append(time.process_time() - worked)
     print(*(1e3 * statistics.median(times[ignored:]) for times in (took, busy)), model.count_params())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,17 @@ def fitted(case: Case, rows: int, xla: bool = False, peer: Alone | None = None) 
     with peer.scope():
         model.compile(peer.share_optimizer(optimizer), loss, jit_compile=xla or "auto")
     return model, data
+
+
+def check_rows(number: int, rows: int, batch: int) -> None:
+    """Raises SystemExit if a step did not compute the batches of all ranks.
+
+    number: of the step, from 0; the first batch is computed as the script alone does. rows: what the step returned.
+    batch: rows of a rank's own batch (`MATEX_SCALING=weak`).
+    """
+    expected = batch * (sys.modules["matex_tf"].size() if "matex_tf" in sys.modules else 1)
+    if number and rows != expected:
+        raise SystemExit(f"{rows} rows were computed in a step of all ranks, {expected} were to be")
 
 
 def read_memory(file: str, name: str) -> int:
