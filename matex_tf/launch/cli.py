@@ -49,13 +49,13 @@ class _Commands(click.Group):
         return [*self.commands, *LAZY_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, which has `-h`, too. A command keeps the help option of its first context, and that context
-        may have no parent from which it inherits the option's names.
+        """The command, with `-h` as an option of its own: click keeps the help option of a command's first context,
+        and that context may have no parent from which it inherits the option's names.
         """
         module, _, name = LAZY_COMMANDS.get(cmd_name, "").partition(":")
         command = getattr(importlib.import_module(module), name) if module else super().get_command(ctx, cmd_name)
-        if command is not None:
-            command.context_settings.setdefault("help_option_names", _HELP)
+        if command is not None and not any("-h" in option.opts for option in command.params):
+            click.help_option(*_HELP)(command)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
