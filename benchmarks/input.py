@@ -1,8 +1,9 @@
 """What ranks save of reading and decoding: bytes, decoded rows and rows a second, beside the script alone, in one run.
 
-    python benchmarks/input.py [--rounds 3] [--rows 400] [--pipelines images records text cached]
+    python benchmarks/input.py [--rounds 3] [--rows 384] [--pipelines images records text cached]
 
-Each process has one core. "alone" is one process, "ranks" are two by `matex run`; they take turns, and figures are
+Each process has one core. An epoch has --rows JPEGs, 8 times as many records or 32 times as many lines, so that it takes
+at least half a second: to begin an epoch costs ranks some 20 ms more than the script alone. "alone" is one process, "ranks" are two by `matex run`; they take turns, and figures are
 medians of the epochs after the first. The physical reference is "halves": two processes without the library, each with
 half of the rows, which is all that two cores can do.
 
@@ -33,7 +34,7 @@ from matex_tf.launch import cli
 
 EPOCHS = 4
 LITTLE = 1 << 16  # bytes of an epoch
-PIPELINES = ("images", "records", "text", "cached")
+PIPELINES = {"images": 1, "records": 8, "text": 32, "cached": 1}  # the rows of an epoch, as a multiple of --rows
 
 
 def encode_images(count: int, generator: Any) -> Iterator[Any]:
@@ -48,18 +49,18 @@ def encode_images(count: int, generator: Any) -> Iterator[Any]:
 
 
 def make_data(folder: Path, rows: int) -> None:
-    """JPEGs of 500 x 375, records of 100 KB, and lines of 200 numbers."""
+    """JPEGs of 500 x 375, records of 100 KB, and lines of 200 numbers. rows: the number of JPEGs."""
     import numpy as np
     import tensorflow as tf
 
     generator = np.random.default_rng(0)
-    with (
-        tf.io.TFRecordWriter(str(folder / "rows.tfrecord")) as records,
-        (folder / "rows.csv").open("w") as lines,
-    ):
-        for number, encoded in enumerate(encode_images(rows, generator)):
-            tf.io.write_file(str(folder / f"{number:05}.jpg"), encoded)
+    for number, encoded in enumerate(encode_images(rows, generator)):
+        tf.io.write_file(str(folder / f"{number:05}.jpg"), encoded)
+    with tf.io.TFRecordWriter(str(folder / "rows.tfrecord")) as records:
+        for _ in range(rows * PIPELINES["records"]):
             records.write(generator.bytes(100_000))
+    with (folder / "rows.csv").open("w") as lines:
+        for _ in range(rows * PIPELINES["text"]):
             lines.write(",".join(f"{one:.6f}" for one in generator.random(200)) + "\n")
 
 
@@ -67,7 +68,8 @@ def make_pipeline(name: str, folder: Path, part: slice, note=None):
     """The pipeline, the shape of its rows, and their number; `note` is called with each row that is worked on."""
     import tensorflow as tf
 
-    paths = sorted(map(str, folder.glob("*.jpg")))[part]
+    all_paths = sorted(map(str, folder.glob("*.jpg")))
+    paths = all_paths[part]
 
     def load(path):
         image = tf.io.decode_jpeg(tf.io.read_file(path), 3)
@@ -99,7 +101,7 @@ def make_pipeline(name: str, folder: Path, part: slice, note=None):
     rows = rows.map(work, tf.data.AUTOTUNE)
     rows = rows.cache() if name == "cached" else rows
     batches = rows.batch(32 // step).map(lambda x: (x, tf.zeros([tf.shape(x)[0], 1])))
-    return batches.prefetch(2), shape, len(paths)
+    return batches.prefetch(2), shape, len(range(len(all_paths) * PIPELINES[name])[part])
 
 
 def work(name: str, folder: Path, setting: str, number: int) -> None:
@@ -195,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=384)
-    parser.add_argument("--pipelines", nargs="+", default=PIPELINES, choices=PIPELINES)
+    parser.add_argument("--pipelines", nargs="+", default=list(PIPELINES), choices=PIPELINES)
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:

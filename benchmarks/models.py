@@ -154,12 +154,14 @@ def on_device(case: Case, normalises: bool = False) -> Case:
         import numpy as np
         import tensorflow as tf
 
-        def after(x: Any, seconds: Any) -> Any:
-            def pause(values: Any, time_taken: Any) -> Any:
-                time.sleep(float(time_taken))
-                return values
+        def after(x: Any, seconds: float) -> Any:
+            """x, after so many seconds for each of its rows: a rank's, though tf.shape(x) is that of the batch."""
 
-            waited = tf.numpy_function(pause, [x, seconds], x.dtype)
+            def pause(rows: Any) -> Any:
+                time.sleep(seconds * len(rows))
+                return rows
+
+            waited = tf.numpy_function(pause, [x], x.dtype)
             waited.set_shape(x.shape)
             return waited
 
@@ -173,7 +175,7 @@ def on_device(case: Case, normalises: bool = False) -> Case:
             made.set_shape(value.shape)
             return made
 
-        def begin(x: Any, seconds: Any, values: Any) -> Any:
+        def begin(x: Any, seconds: float, values: Any) -> Any:
             with tf.control_dependencies(values):  # a device, too, has a layer's weights before it computes the layer
                 return after(x, seconds)
 
@@ -186,7 +188,7 @@ def on_device(case: Case, normalises: bool = False) -> Case:
                 self.values = [self.add_weight(shape=one, initializer="zeros") for one in self.shapes]
 
             def call(self, x: Any) -> Any:
-                seconds = self.operations * tf.cast(tf.shape(x)[0], tf.float32) / DEVICE
+                seconds = self.operations / DEVICE
 
                 @tf.custom_gradient
                 def compute(x: Any, *values: Any) -> Any:
