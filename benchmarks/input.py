@@ -2,10 +2,12 @@
 
     python benchmarks/input.py [--rounds 3] [--rows 384] [--pipelines images records text cached]
 
-Each process has one core. An epoch has --rows JPEGs, 8 times as many records or 32 times as many lines, so that it takes
-at least half a second: to begin an epoch costs ranks some 20 ms more than the script alone. "alone" is one process, "ranks" are two by `matex run`; they take turns, and figures are
+Each process has one core. "alone" is one process, "ranks" are two by `matex run`; they take turns, and figures are
 medians of the epochs after the first. The physical reference is "halves": two processes without the library, each with
 half of the rows, which is all that two cores can do.
+
+An epoch has --rows JPEGs, 8 times as many records or 32 times as many lines, so that it takes at least half a second:
+the start of an epoch takes ranks some 20 ms longer than the script alone.
 
 "autoshard" is the input of `tf.distribute.MultiWorkerMirroredStrategy` in two processes, by its policy DATA: what each
 reads and decodes, as a share of what the script alone does, without any training. `fit` of Keras 3 does not run under
