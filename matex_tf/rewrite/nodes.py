@@ -1,4 +1,7 @@
-"""Nodes and values: the ops and tensors of the script's graph, with called functions inlined, and the known facts."""
+"""Nodes and values: the ops and tensors of the script's graph, with called functions inlined, and the facts about them.
+
+A rule reads the facts about a `Node`'s inputs, and returns a `Decision`; the helper methods of `Node` are for rules.
+"""
 
 from __future__ import annotations
 
@@ -65,11 +68,9 @@ class Value:
     def set_shape(self, shape: list[int | None]) -> None:
         """Add fixed sizes that the script's graph does not show."""
         known = self.whole_shape
-        if known is None:
-            self._shape, self.has_more_shape = shape, True
-        elif len(known) == len(shape) and any(old is None is not new for old, new in zip(known, shape)):
-            self._shape = [new if old is None else old for old, new in zip(known, shape)]
-            self.has_more_shape = True
+        joined = shape if known is None else [new if old is None else old for old, new in zip(known, shape)]
+        if joined != known and (known is None or len(known) == len(shape)):
+            self._shape, self.has_more_shape = joined, True
 
     def estimate_bytes(self, rows: int) -> int:
         """Bytes of the script's tensor for a batch of so many rows; unknown sizes count as `USUAL_SIZE`."""
@@ -244,7 +245,7 @@ class Node:
         return None if value.whole_shape is None else value.whole_shape[value.placement.axis]
 
     def has_length(self, index: int, placement: Placement) -> bool:
-        """Whether an input of the script certainly has as many entries as the rows of `placement`, along its axis."""
+        """Whether an input certainly has, along the axis of `placement`, as many entries as the rows of all ranks."""
         shape, unit = self.inputs[index].whole_shape, placement.rows.unit
         if not placement.is_sharded or not shape or len(shape) <= placement.axis or not (self.batch_rows and unit):
             return False
@@ -291,7 +292,7 @@ class Node:
 
 
 class StandIn:
-    """Stands in for the op of a node that is not in the script's graph."""
+    """The op of a node for which the script's graph has no op, such as the conversion of a sum."""
 
     device = ""
     graph = op_def = None

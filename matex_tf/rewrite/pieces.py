@@ -38,13 +38,13 @@ def place(node: Node) -> Decision:
     Raises NoRuleError if the op must take whole tensors.
     """
     first = node.get_placement(0)
-    if first.is_held:
+    if first.is_piece_handle:
         if node.type == "ReadVariableOp":
             return node.decide([None], cut(first.cuts))
-        if node.type in ASSIGNS and not node.get_placement(1).is_held:
+        if node.type in ASSIGNS and not node.get_placement(1).is_piece_handle:
             return node.decide([None, _find_need(node.inputs[1], first.cuts)])
         raise NoRuleError
-    require(not any(placement.is_held for placement in node.placements))
+    require(not any(placement.is_piece_handle for placement in node.placements))
     if node.type in _ENTRYWISE:
         return _compute_entries(node)
     require(first.is_piece)

@@ -70,7 +70,7 @@ def _find_cuts(
         for body in node.bodies:
             _find_cuts(body, wanted, converted, found, met_rows)
             for inner, value in zip(body.inputs, node.inputs[1:] if node.type in _BRANCHES else ()):
-                if id(inner) in wanted and not value.placement.is_held:
+                if id(inner) in wanted and not value.placement.is_piece_handle:
                     want(value, wanted[id(inner)])
         for value, need in zip(node.inputs, node.decision.needs):
             if need is not None and need.is_piece:
