@@ -1,4 +1,4 @@
-"""Constant folding: values that are fixed before the graph runs, such as axes and shapes."""
+"""Constant folding: finds values that are fixed before the graph runs. Rules need the axes and shapes of many ops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def find_constants(node: Node) -> None:
 
 
 def note_sizes(value: Value) -> None:
-    """Turn the sizes that a rule found into a constant, if all of them are fixed."""
+    """Turn the sizes in the placement of a value into its constant, if all of them are fixed."""
     numbers = [size.value for size in value.placement.sizes]
     shape = value.tensor.shape
     if None not in numbers and shape.rank in (0, 1) and value.constant is None:
@@ -80,16 +80,16 @@ _evaluated: dict[tuple[str, _Attributes, tuple[Any, ...]], list[np.ndarray]] = {
 _MAX_EVALUATED = 4096
 
 
-def evaluate(node: Node, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+def evaluate(node: Node, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Run the op of a node on these arrays. Returns an empty list if the op cannot run now."""
     attributes = tuple(
         (name, value.SerializeToString(deterministic=True)) for name, value in sorted(node.definition.attr.items())
     )
-    key = node.type, attributes, tuple((array.dtype.str, array.shape, array.tobytes()) for array in given)
+    key = node.type, attributes, tuple((array.dtype.str, array.shape, array.tobytes()) for array in inputs)
     if key not in _evaluated:
         if len(_evaluated) >= _MAX_EVALUATED:
             _evaluated.clear()
-        _evaluated[key] = evaluate_op(node.op, list(given))
+        _evaluated[key] = evaluate_op(node.op, list(inputs))
     return _evaluated[key]
 
 
