@@ -6,8 +6,8 @@ A rule reads the facts about a `Node`'s inputs, and returns a `Decision`; the he
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ _PLAIN = ("b", "i", "f", "s", "func", "shape")
 """Kinds of attributes that are read from the proto directly."""
 USUAL_SIZE = 128
 """The size that cost estimates assume for unknown sizes."""
+_Fact = TypeVar("_Fact")
 
 
 class Value:
@@ -200,6 +201,10 @@ class Node:
         require(placement.is_sharded)
         return placement
 
+    def find_rows(self, indexes: Iterable[int]) -> int:
+        """The first of these inputs, by their indices, that has rows. Raises NoRuleError if none has."""
+        return require_known(next((index for index in indexes if self.inputs[index].placement.is_sharded), None))
+
     def bring_rows(self, index: int, placement: Placement) -> Placement | None:
         """The placement that an input needs in order to have the rows of `placement`, or one entry for all rows.
 
@@ -234,10 +239,7 @@ class Node:
 
     def read_shape(self, index: int) -> list[int | None]:
         """The shape of an input. Raises NoRuleError if it is unknown, as `read_constant` and `read_sizes` do."""
-        shape = self.inputs[index].shape
-        if shape is None:
-            raise NoRuleError
-        return shape
+        return require_known(self.inputs[index].shape)
 
     def read_length(self, index: int) -> int | None:
         """The number of entries that the script's tensor, an input, has along its sharded axis."""
@@ -252,10 +254,7 @@ class Node:
         return shape[placement.axis] == self.batch_rows * unit
 
     def read_constant(self, index: int) -> np.ndarray:
-        constant = self.inputs[index].constant
-        if constant is None:
-            raise NoRuleError
-        return constant
+        return require_known(self.inputs[index].constant)
 
     def read_axes(self, index: int, rank: int) -> list[int]:
         """The axes in a constant input, as non-negative numbers."""
@@ -270,10 +269,7 @@ class Node:
         return [axis in named for axis in range(rank)]
 
     def read_sizes(self, index: int) -> tuple[Size, ...]:
-        sizes = self.inputs[index].sizes
-        if sizes is None:
-            raise NoRuleError
-        return sizes
+        return require_known(self.inputs[index].sizes)
 
     def decide(
         self, needs: Sequence[Placement | None], *gives: Placement, emit: Any = None, shapes: Sequence[Any] = ()
@@ -313,6 +309,13 @@ def require(condition: bool) -> None:
     """Raise NoRuleError if a condition for a rule does not hold."""
     if not condition:
         raise NoRuleError
+
+
+def require_known(fact: _Fact | None) -> _Fact:
+    """A fact that a rule needs. Raises NoRuleError if it is None: unknown."""
+    if fact is None:
+        raise NoRuleError
+    return fact
 
 
 def has_same_outputs(first: Node, second: Node) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value, require
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value, require, require_known
 from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
 from matex_tf.rewrite.rules.entrywise import IDENTITIES, TYPES
 
@@ -97,9 +97,7 @@ def _compute_entries(node: Node) -> Decision:
 
 def _describe(node: Node) -> Decision:
     """Sizes that follow from the shape of the whole tensor."""
-    shape = find_shape(node.inputs[0])
-    if shape is None:
-        raise NoRuleError
+    shape = require_known(find_shape(node.inputs[0]))
     numbers = {"Shape": shape, "Size": math.prod(shape), "Rank": len(shape)}[node.type]
     constant = np.array(numbers, node.outputs[0].dtype.as_numpy_dtype)
     return Decision([None], [WHOLE], lambda *_: [tf.constant(constant)], [constant])

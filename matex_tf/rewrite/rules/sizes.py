@@ -1,4 +1,8 @@
-"""Rules for sizes of tensors, which count rows, and for their use in gradients."""
+"""Rules for sizes of tensors, as `tf.shape` gives them, and for their use in gradients.
+
+The size n of a batch is 5 in the script and 3 on a rank with 3 rows. So a rule notes which numbers count rows, and how
+many entries for each row (`placement.Size`): an op can then have the rank's number, or the script's.
+"""
 
 from __future__ import annotations
 
