@@ -1,8 +1,10 @@
 """Comparisons between the ranks, so that all of them hold the weights that the script alone would hold.
 
-Code that every rank computes by itself may give different values: all ranks then take rank 0's. If a weight of a shared
-step differs, that is an error: the results of the step would mix two models. Plans of steps compare traces and
-variables here; `fit`, `evaluate`, and every MATEX_DRIFT_STEPS-th step compare weights.
+Two things are compared. Before ranks share a step, they compare its traces and variables (`agree_on_trace`). While they
+train, they compare weights: in `fit` and `evaluate`, after 1, 2, 4, ... steps, and every MATEX_DRIFT_STEPS steps.
+
+If values differ, code that every rank runs by itself has made them, for example by random numbers: all ranks then take
+rank 0's. But if a weight of a shared step differs, that is an error: its gradients were sums over different models.
 """
 
 from __future__ import annotations
@@ -84,9 +86,9 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
     reasons = [why for _, why, _ in everyone if why]
     if reasons:
         return reasons[0]
-    first_digest = everyone[0][0]
     for rank, (digest_of_rank, *_) in enumerate(everyone):
-        if digest_of_rank != first_digest:
+        if digest_of_rank != everyone[0][0]:
+            # Batches of different sizes are the likely reason, which has a message of its own.
             fingerprint.check_rows([(rank, rows) for rank, (*_, rows) in enumerate(everyone)], f"a batch of {place}")
             hosts = world.get_world().hosts
             raise errors.MismatchError(

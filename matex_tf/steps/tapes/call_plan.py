@@ -118,8 +118,8 @@ class CallPlan:
         """Build the step from the number of rows, whole gradients of outputs, and residuals to whole gradients."""
         self.differentiable = [index for index, one in enumerate(self.graph.outputs) if id(one) in backward.output_ids]
         self.pack = backward.pack
-        # Each rank slices a gradient as the forward step had sliced the output; a mask's selection (`rows.chosen`)
-        # cannot be repeated.
+        # Each rank slices the gradient of an output as the forward step had sliced the output. If a mask had selected
+        # its rows (`rows.chosen`), these are not known here, and the gradient stays whole.
         outputs = [program.outputs[index].placement for index in self.differentiable]
         sliced = [one if one.is_sharded and one.rows.chosen is None else WHOLE for one in outputs]
         residuals = program.outputs[self.output_count :]
@@ -148,6 +148,7 @@ class CallPlan:
         """
         from tensorflow.python.eager import record
 
+        # The forward step now.
         batch = [tensor for tensor, has_rows in zip(inputs, self.are_rows) if has_rows]
         variables = self.graph.variables
         with (
@@ -159,6 +160,7 @@ class CallPlan:
             results = list(self.forward(*(inputs[index] for index in self.value_inputs)))
         outputs, residuals = results[: self.output_count], results[self.output_count :]
 
+        # The backward step when a tape calls `compute_gradients`.
         differentiable = [outputs[index] for index in self.differentiable]
 
         def compute_gradients(*upstream: Any) -> list[Any]:
@@ -191,18 +193,20 @@ def _list_specs(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
-    """The gradients of a graph's outputs with respect to `followed`, inputs of it."""
+    """The gradients of a graph's outputs with respect to `followed`, inputs of it, as a graph of its own."""
     from tensorflow.python.eager import backprop_util
     from tensorflow.python.eager.graph_only_ops import graph_placeholder
     from tensorflow.python.framework import func_graph
     from tensorflow.python.ops import gradients_util
 
+    # Trace the gradients. What they take from `graph` becomes a captured tensor.
     outputs = [tensor for tensor in graph.outputs if backprop_util.IsTrainable(tensor)]
     with graph.as_default():
         backward = func_graph.FuncGraph("gradients")
     with backward.as_default():
         upstream = [graph_placeholder(tensor.dtype, tensor.shape) for tensor in outputs]
         computed = gradients_util._GradientsHelper(outputs, list(followed), grad_ys=upstream, src_graph=graph)
+        # Label the gradients of variables, and capture the results (None: an input without a gradient).
         outer_tensors = {id(inner): outer for outer, inner in graph.captures}
         variables = {id(variable.handle): variable for variable in graph.variables}
         gradients.note_gradients(computed, [variables.get(id(outer_tensors.get(id(one)))) for one in followed])
@@ -214,6 +218,7 @@ def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
     backward.inputs = [*upstream, *(inner for _, inner in backward.captures)]
 
     def pack(values: Sequence[Any]) -> Any:
+        """The gradients in the structure of `computed`."""
         remaining = iter(values)
         filled = [None if component is None else next(remaining) for component in components]
         return tf.nest.pack_sequence_as(computed, filled, expand_composites=True)

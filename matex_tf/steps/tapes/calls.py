@@ -1,8 +1,13 @@
 """Calls of a Keras model, or of a `tf.function`, in eager code while tapes record. Ranks share them if that pays.
 
-A kind is a group of calls of one model or function with alike arguments. The calls of the first step are the script's
-own, and reveal behavior that a trace does not show (`first_calls`). In later steps the Python code of a model runs in a
-trace, once for each call, as it does alone; the ops of the trace select the plan (`call_plan`).
+A *kind* is a group of calls of one model or function with arguments of the same types and shapes. How a call of a kind
+is computed depends on the step:
+
+1. In the first step it is the script's own call. It shows behavior that a trace does not show (`first_calls`), such as
+   Python code that reads values of tensors. Ranks do not share calls of such kinds.
+2. Before the next call the ranks agree on what they have seen.
+3. In later steps a trace of the call is made. The Python code of a model runs once for each call, as it does alone,
+   unless nothing in the model has changed (`still_models`). The ops of the trace select the plan (`call_plan`).
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ Call = Callable[..., Any]
 def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of `original(model, *args, **kwargs)` while tapes record. Collective if ranks share the call."""
 
-    def trace(arguments: Arguments, kind: Kind) -> list[Any]:
+    def trace(arguments: Arguments, kind: Kind) -> list[Any]:  # see `_call` for the three functions
         if kind.trace is None or not kind.is_trace_valid():
             kind.undo = still_models.remember_python(model)
             graph = arguments.trace_call(lambda *given, **named: original(model, *given, **named))
@@ -55,13 +60,6 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
             are_simple = all(isinstance(leaf, (tf.Tensor, *_VALUES)) for leaf in arguments.leaves)
             kind.is_trace_valid = still_models.watch_model(model) if are_simple else lambda: False
         return arguments.list_tensors()
-
-    if not getattr(model, "built", False):
-        return original(model, *args, **kwargs)
-
-    args, kwargs = own_data.make_arrays_whole((args, kwargs), f"the call of '{model.name}'")
-
-    plain = functools.partial(original, model, *args, **kwargs)
 
     def watched(kind: Kind) -> Any:
         tensors_before = set(map(id, still_models.list_kept_tensors(model)))
@@ -79,6 +77,10 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
             attach_tensors(tensor, tensors_by_name)
         return outputs
 
+    if not getattr(model, "built", False):  # the call creates the model's variables
+        return original(model, *args, **kwargs)
+    args, kwargs = own_data.make_arrays_whole((args, kwargs), f"the call of '{model.name}'")
+    plain = functools.partial(original, model, *args, **kwargs)
     return _call(plain, watched, model, Arguments(args, kwargs), trace, unpack, str(model.name))
 
 
@@ -147,16 +149,19 @@ def _call(plain: Call, watched: Call, owner: Any, arguments: Arguments, trace: C
         return watched(kind)
     if kind.is_agreed and kind.why:
         return _run_whole(plain, kind, name)
+    # Trace the call. A rank that has a reason of its own makes no trace, but agrees as the others do.
     tensors = [] if kind.why else trace(arguments, kind)
-    if not kind.is_agreed:  # all ranks get here, also a rank that has a reason of its own
+    if not kind.is_agreed:
         kind.agree(f"calls of '{name}' with {arguments.rows} rows")
     if kind.why or kind.trace is None:
         return _run_whole(plain, kind, name)
+    # If no tape requests gradients of it, the call is the script's own.
     graph = kind.trace.graph
     tensors += kind.trace.outer
     followed = _list_followed(graph, tensors)
     if not any(followed):
         return _run_plain(plain, kind)
+    # Run the plan of these ops.
     key = kind.trace.key, tuple(followed), world.get_world().size
     if key not in kind.plans:
         kind.plans[key] = _make_plan(kind, kind.trace, arguments, tensors, followed, name)
