@@ -75,6 +75,7 @@ def propose_change(
     """
     size = len(rows) + servers
     proposals = []
+    # More ranks; the run without the slow rank; another strategy.
     if offer.ranks > size:
         gain = predict_gain(seconds, offer.ranks - servers)
         proposals.append(Proposal(Change(offer.ranks, describe_ranks(offer.ranks, size), _describe_gain(gain)), gain))

@@ -35,8 +35,8 @@ from matex_tf.world import world
 MIN_STEPS, MIN_SECONDS, MAX_STEPS = 10, 0.25, 1000
 """A window has `MIN_STEPS` steps, or more if they take less than `MIN_SECONDS`, but no more than `MAX_STEPS`."""
 COMPILED_UNITS = 16
-"""The number of units of a batch if XLA compiles each number of rows separately; more for many ranks. Slices are
-multiples of a unit, so there are few different numbers of rows."""
+"""If XLA compiles each number of rows separately, slices are multiples of a 16th of a batch, or of a smaller unit for
+many ranks. So there are few different numbers of rows."""
 MAX_NAMED_RANKS = 4
 """The maximum number of ranks that a message about new ratios names."""
 _ADAPTING = "how slice ratios of a step follow the speed of ranks"

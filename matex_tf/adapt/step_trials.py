@@ -52,7 +52,7 @@ TRIAL = "trial of ways"
 
 
 class Way(NamedTuple):
-    """A way to run a step."""
+    """A way to run a step, one of four."""
 
     in_pieces: bool  # the optimizer's variables are in pieces
     is_overlapped: bool  # updates overlap computation

@@ -4,8 +4,8 @@ A part is a number of the rank's rows. A region is a set of ops that a loop comp
 (`cutting`). The size of a part is the number of rows that it may have; the last part of a region has the rows left.
 
 With auto the first part of a region has one row, and each further part up to four times as many rows, until no rows are
-left or the next part would not fit. So no row is computed only for the measurement, and no size is used that is far
-above the measured ones.
+left or the next part would not fit: 1, 4, 16, 64, 64, ... rows if 64 fit. So no row is computed only for the
+measurement, and no size is used that is far above the measured ones.
 """
 
 from __future__ import annotations
@@ -69,18 +69,12 @@ class Fixed:
 class Size:
     """The measurement for rows of one shape."""
 
-    measured_rows: int = 0
-    """The rows of the largest measured part."""
-    fitting_rows: int = 0
-    """The rows that fit according to that part."""
-    safe_rows: int = 1
-    """The rows that may be computed next: no more than fit, and not far above the measured ones."""
-    is_limited: bool = False
-    """Whether the rows of a batch do not fit, so that parts have `fitting_rows` from now on."""
-    max_bytes: float = 0.0
-    """The resident bytes that the process may have, less a margin."""
-    start_bytes: int = 0
-    """Resident bytes before the first part. Later values are too high, as a process may keep freed memory."""
+    measured_rows: int = 0  # of the largest measured part
+    fitting_rows: int = 0  # the rows that fit according to that part
+    safe_rows: int = 1  # rows that may be computed next: no more than fit, and not far above the measured ones
+    is_limited: bool = False  # the rows of a batch do not fit: parts have `fitting_rows` from now on
+    max_bytes: float = 0.0  # the resident bytes that the process may have, less a margin
+    start_bytes: int = 0  # resident bytes before the first part; later, freed memory may count, too
 
 
 class Fitting:

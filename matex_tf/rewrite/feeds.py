@@ -101,22 +101,18 @@ class SharedFeed:
         if node.type == "IteratorGetNextAsOptional" or node.type in _ORDERS:
             return node.decide([], placement, emit=lambda copy, *inputs: self._create(node, *inputs))
         if node.type == "ZipDataset" and sum(value.placement.feed is not None for value in node.inputs) == 1:
-            return self._zip(node)
+            if node.op not in self._zipped:
+                self._zipped[node.op] = Placement(REPLICATED, feed=self._widen(node))
+            zipped = self._zipped[node.op]
+            return node.decide([], zipped, emit=lambda copy, *inputs: zipped.feed._create(node, inputs))
         if takes_rows(node) or any(value.dtype.name == "variant" for value in node.outputs):
             why = f"{node.type} '{node.op.name}' takes the elements of the dataset itself"
             raise FeedRefusedError(self.origin, why)
         # Other ops take the handle as it is.
         return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
 
-    def _zip(self, node: Node) -> Decision:
-        """`ZipDataset` of the dataset of this feed and of ranges of numbers, as `enumerate` makes it."""
-        if node.op not in self._zipped:
-            self._zipped[node.op] = Placement(REPLICATED, feed=self._widen(node))
-        placement = self._zipped[node.op]
-        return node.decide([], placement, emit=lambda copy, *inputs: placement.feed._create(node, inputs))
-
     def _widen(self, node: Node) -> SharedFeed:
-        """The feed of elements of which one part is an element of this feed, and each other part a number."""
+        """The feed of a `ZipDataset`. One part of its elements is an element of this feed, each other part a number."""
         others = [value for value in node.inputs if value.placement.feed is None]
         types = list(map(_find_type_of_range, others))
         if None in types:

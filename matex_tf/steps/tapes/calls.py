@@ -24,7 +24,7 @@ from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import capture, events, own_data, whole_code
 from matex_tf.steps.arguments import Arguments, attach_tensors, list_attached
 from matex_tf.steps.tapes import first_calls, still_models
-from matex_tf.steps.tapes.call_plan import CallPlan
+from matex_tf.steps.tapes.call_plan import CallPlan, pack_tensors
 from matex_tf.steps.tapes.first_calls import Kind, Trace, find_kinds
 from matex_tf.world import world
 
@@ -172,7 +172,7 @@ def _call(plain: Call, watched: Call, owner: Any, arguments: Arguments, trace: C
     followed_tensors = [tensor for tensor, is_followed in zip(tensors, followed) if is_followed]
     outputs = plan.call(tensors, arguments.rows, followed_tensors)
     kind.undo = None
-    return unpack(_pack(graph.structured_outputs, outputs))
+    return unpack(pack_tensors(graph.structured_outputs, outputs))
 
 
 def _find_kind(owner: Any, arguments: Arguments, name: str) -> Kind | None:
@@ -237,11 +237,3 @@ def _make_plan(
     if settings.get_settings().explain:
         notes.print_note(f"in eager code {call} is sharded: each rank computes its slice of every batch")
     return plan
-
-
-def _pack(structure: Any, outputs: Sequence[Any]) -> Any:
-    remaining = iter(outputs)
-    leaves = tf.nest.flatten(structure, expand_composites=True)
-    flat = [None if leaf is None else next(remaining) for leaf in leaves]
-    assert next(remaining, None) is None
-    return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
