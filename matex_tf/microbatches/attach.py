@@ -39,7 +39,7 @@ def start_parts() -> None:
 
 def _cut_copy(plan: Any, copy: Any) -> None:
     """Let a new copy cut its program, if a step of `tf.function` has it and auto can measure it."""
-    if not copy.is_ordered:  # of a session
+    if not copy.is_ordered:  # the copy of a session's run, which changes weights if `plan.changed` is not empty
         if plan.changed:
             _report_whole("a training step", SESSION)
         return

@@ -1,7 +1,8 @@
-"""Accumulators: they combine the results of a region's parts, one part after the other (`region`).
+"""Accumulators: they combine the results of a region's parts to the region's results (`region`).
 
-An accumulator of a value has some tensors, which the loop over the parts passes from part to part: `begin` returns the
-tensors before all parts, `add` the tensors after a part, and `finish` computes the value from the last tensors.
+A region computes some rows after the others, in a loop. The accumulator of a partial sum adds up the parts' sums, that
+of rows keeps a list of the parts' rows. `begin` returns the accumulator's tensors before all parts, `add` its tensors
+after a part, and `finish` computes the result from the last tensors.
 """
 
 from __future__ import annotations

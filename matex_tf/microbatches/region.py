@@ -27,11 +27,12 @@ def compute_parts(region: Region, sizes: Fixed | Fitting, copy: Any, *inputs: An
     part (`sizes`); and the accumulators' tensors.
     """
     count = copy.batch_slice.count  # the number of the rank's rows
-    shapes = [
-        _drop_axis(tf.shape(tensor, tf.int64), value.placement.axis)
+    sharded = [
+        (tf.shape(tensor, tf.int64), value.placement.axis)
         for (value, need), tensor in zip(region.takes, inputs)
         if need is None and value.placement.is_sharded
     ]
+    row_shapes = [tf.concat([shape[:axis], shape[axis + 1 :]], 0) for shape, axis in sharded]
     accumulators = [make_accumulator(value) for value in region.gives]
     are_rows = [value.placement.is_sharded for value in region.gives]
 
@@ -51,7 +52,7 @@ def compute_parts(region: Region, sizes: Fixed | Fitting, copy: Any, *inputs: An
     _, _, accumulated = tf.while_loop(
         lambda start, *_: start < count,
         compute_part,
-        [tf.zeros([], tf.int64), sizes.begin(count, shapes), [tensors for tensors, _ in starts]],
+        [tf.zeros([], tf.int64), sizes.begin(count, row_shapes), [tensors for tensors, _ in starts]],
         shape_invariants=[scalar, scalar, [shapes_of_tensors for _, shapes_of_tensors in starts]],
         parallel_iterations=1,
     )
@@ -62,10 +63,6 @@ def compute_parts(region: Region, sizes: Fixed | Fitting, copy: Any, *inputs: An
             output.set_shape(value.shape)
         outputs.append(tf.identity(output, value.tensor.op.name.rsplit("/", 1)[-1].lstrip("_")))
     return outputs
-
-
-def _drop_axis(shape: Any, axis: int) -> Any:
-    return tf.concat([shape[:axis], shape[axis + 1 :]], 0)
 
 
 def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any]) -> list[Any]:

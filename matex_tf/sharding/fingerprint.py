@@ -1,6 +1,7 @@
 """Compares the data of ranks by their hashes: batches, and arrays that a script passes to `fit`.
 
-In all functions `what` names the data, for messages.
+Ranks share a batch only if all of them read the same one. A script with random data breaks that, and the sum of the
+ranks' gradients would not be the gradient of any batch. In all functions `what` names the data, for messages.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
     Raises:
         BatchError: on every rank, if they are neither.
     """
+    # Shards are compared by the types and shapes of their rows, other arrays by all of their contents.
     contents = _gather_contents(arrays, what)
     all_shards = all(is_shard for is_shard, _ in contents)
     row_types = [[(dtype, shape[1:]) for dtype, shape, _ in of_rank] for _, of_rank in contents]

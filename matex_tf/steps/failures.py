@@ -44,12 +44,14 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
             error._message = _UNKNOWN_LINES.sub(lambda match: _add_lines(match, graph), error.message)
         if not world.is_active() or ops.read_failure():
             raise  # no collective continues
+        # Announce an error of this rank, which ends the collective in which the other ranks wait.
         is_of_other_rank = ops.count_completed(_FAILURE) != failures_before
         if not is_of_other_rank:
             with contextlib.suppress(errors.MismatchError):  # the error that other ranks get, which names this rank
                 ops.rendezvous(_FAILURE, 0, f"{place}: {error.message}")
             if ops.read_failure():
                 raise
+        # Exchange the errors, and raise the first one on all ranks.
         mine = None if is_of_other_rank else (error.error_code, error.message)
         everyone = objects.allgather(mine, "which ranks failed in a step")
         variables.synchronize_variables(used, "comparing variables after an error in a step")

@@ -1,6 +1,7 @@
 """Datasets of each rank's own rows, from its arrays or its dataset, with equally many batches on all ranks.
 
-The hooks of Keras' `fit`, `evaluate` and `predict` call it for arrays of `matex_tf.shard` and readers.
+The hooks of Keras' `fit`, `evaluate` and `predict` call it for arrays of `matex_tf.shard` and readers. Example: rank 0
+has 6 rows, rank 1 has 2, and the script's batch size is 4. Each step takes 3 rows of rank 0 and 1 row of rank 1.
 """
 
 from __future__ import annotations
