@@ -35,9 +35,8 @@ MAX_FACTOR = 2.0
 class Control:
     """The slice ratios of one step, and the measurements since their last change.
 
-    Args:
-        size: the number of ranks.
-        units: a slice is a multiple of 1/units of a batch; 0: of a row.
+    size: the number of ranks.
+    units: a slice is a multiple of 1/units of a batch; 0: of a row.
     """
 
     size: int
@@ -51,9 +50,8 @@ class Control:
     def choose_ratios(self, rows: int, seconds: Sequence[float]) -> tuple[int, ...] | None:
         """Add a window. Returns the ratios from now on; None if they stay.
 
-        Args:
-            rows: of the batch of all ranks, which the current ratios have divided.
-            seconds: the time that each rank needed for its slice.
+        rows: of the batch of all ranks, which the current ratios have divided.
+        seconds: the time that each rank needed for its slice.
         """
         units = self.units or rows
         if units < 2 * self.size or min(seconds) <= 0:

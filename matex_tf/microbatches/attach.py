@@ -22,7 +22,6 @@ from matex_tf.steps import events, report
 SESSION = "a session of tf.compat.v1 runs it"
 EAGER = "eager code is computed at once: decorate the training step with @tf.function"
 
-
 _cut: dict[int, tuple[list[Left], list[Region]]] = {}
 """By the id of a new plan: the ops on rows that its copy computes for all rows at once, and regions."""
 

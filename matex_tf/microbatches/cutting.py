@@ -68,10 +68,9 @@ class Left(NamedTuple):
 def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Region], Any], left: list[Left]) -> Program:
     """The program with each region replaced by one node.
 
-    Args:
-        gives: the placements that the outputs are brought to.
-        make_emit: returns the `Decision.emit` of a region's node.
-        left: receives the ops on rows outside of all regions.
+    gives: the placements that the outputs are brought to.
+    make_emit: returns the `Decision.emit` of a region's node.
+    left: receives the ops on rows outside of all regions.
     """
     program = paths.drop_unused(program, gives)
     waves.schedule(program, list(gives), is_early=_is_end_of_rows)
@@ -146,9 +145,8 @@ def _find_positions(nodes: Sequence[Node], outside: Any) -> dict[int, _Position]
 
     A region has the ops on rows, and the ops between them, which need an op on rows and are needed by one.
 
-    Args:
-        nodes: in the order of levels; a node comes after its inputs.
-        outside: ids of ops that are in no region.
+    nodes: in the order of levels; a node comes after its inputs.
+    outside: ids of ops that are in no region.
     """
     needed = {id(node): list(_list_needed(node)) for node in nodes}
     on_rows = {id(node) for node in nodes if id(node) not in outside and _is_on_rows(node)}

@@ -68,9 +68,8 @@ def compute_parts(region: Region, sizes: Fixed | Fitting, copy: Any, *inputs: An
 def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any]) -> list[Any]:
     """The results of a region for a part: a copy of its ops.
 
-    Args:
-        copy: the copy of the step, whose slice are the rank's rows of the batch.
-        part_copy: a `Copy` whose slice are the part's rows of the rank's rows.
+    copy: the copy of the step, whose slice are the rank's rows of the batch.
+    part_copy: a `Copy` whose slice are the part's rows of the rank's rows.
     """
     part, mine = part_copy.batch_slice, copy.batch_slice
     is_first = tf.equal(part.first, 0)

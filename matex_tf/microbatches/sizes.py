@@ -56,11 +56,10 @@ class Fixed:
     def go_on(self, size: Any, count: Any, part: Any, sums: Sequence[Any], rows: Sequence[Any]) -> Any:
         """The size of the next part.
 
-        Args:
-            size: the value that `begin` or `go_on` returned for the previous part.
-            count, part: the number of rows of the rank, and of the previous part, which is at most `size`.
-            sums: the tensors that accumulate sums and other results without rows.
-            rows: the tensors with rows that the previous part computed.
+        size: the value that `begin` or `go_on` returned for the previous part.
+        count, part: the number of rows of the rank, and of the previous part, which is at most `size`.
+        sums: the tensors that accumulate sums and other results without rows.
+        rows: the tensors with rows that the previous part computed.
         """
         return size
 
@@ -80,9 +79,8 @@ class Size:
 class Fitting:
     """The number of rows that fit, for one region of a step.
 
-    Args:
-        place: names the step.
-        of_step: the `Fitting` of each region of the step; this one is added.
+    place: names the step.
+    of_step: the `Fitting` of each region of the step; this one is added.
     """
 
     def __init__(self, place: str, of_step: list[Fitting]):
@@ -123,11 +121,10 @@ class Fitting:
     def note_part(self, part_size: Any, count: Any, part: Any, sums: Any, rows: Any, *_: Any) -> np.int64:
         """The size of the next part, after a part.
 
-        Args:
-            part_size: the result of `start` or `note_part` for the part.
-            count: the rows of the rank.
-            part: the rows of the part.
-            sums, rows: the bytes of accumulated sums, and of the part's rows that are kept.
+        part_size: the result of `start` or `note_part` for the part.
+        count: the rows of the rank.
+        part: the rows of the part.
+        sums, rows: the bytes of accumulated sums, and of the part's rows that are kept.
         """
         size = self._measured
         if size is None or part < size.measured_rows:  # not measured, or a smaller last part

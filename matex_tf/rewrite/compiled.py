@@ -12,7 +12,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.functions import find_callee
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
+from matex_tf.rewrite.nodes import Decision, Node, Value, require
 from matex_tf.rewrite.placement import PARTIAL
 from matex_tf.rewrite.sharing import Request, Slice
 
@@ -26,13 +26,13 @@ def is_compiled(op: Any) -> bool:
 
 
 def place_call(reader: Any, node: Node) -> Decision:
-    """Decide on a call whose inputs have rows: its function becomes a body, as a branch does. If XLA cannot compile one
-    of the exchanges, all ranks compute the call on whole inputs.
+    """Decide on a call whose inputs have rows: its function becomes a body, as a branch does.
+
+    Raises NoRuleError if XLA cannot compile one of the exchanges: the call then takes whole inputs.
     """
     callee = find_callee(node.op, node.read_attribute("f").name)
     body = reader.read(callee, node.placements, (*node.key, "compiled"), [value.constant for value in node.inputs])
-    if not all(_can_travel(value) for value, _ in body.iterate_exchanged()):
-        raise NoRuleError
+    require(all(_can_travel(value) for value, _ in body.iterate_exchanged()))
     node.bodies = [body]
     gives = [value.placement for value in body.outputs]
 
@@ -79,8 +79,7 @@ class _Padding:
 
         padded = [Request("sum", self._pad(one.tensor)) if one.kind == "gather" else one for one in requests]
         with overlap.trace_for_xla():
-            results: list[Any] = self.exchanger.exchange(padded, batch_slice, labels, is_last)
-        return results
+            return list(self.exchanger.exchange(padded, batch_slice, labels, is_last))
 
     def _pad(self, rows: Any) -> Any:
         """The rows at their place among the rows of all ranks, and 0 elsewhere."""

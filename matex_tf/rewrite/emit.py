@@ -37,12 +37,9 @@ class Copy:
     """Whether ops with effects run in the order of their creation, as in functions that eager code calls."""
 
     def __init__(
-        self,
-        batch_slice: Slice,
-        exchanger: Exchanger,
-        make_slice: Callable[[Sequence[Any]], Slice] | None = None,
+        self, batch_slice: Slice, exchanger: Exchanger, make_slice: Callable[[Sequence[Any]], Slice] | None = None,
         make_own_slice: Callable[[Sequence[Any], Any], OwnRows] | None = None,
-    ):
+    ):  # fmt: skip
         self.batch_slice, self.exchanger = batch_slice, exchanger
         self.make_slice, self.make_own_slice = make_slice, make_own_slice
         self.transform: Callable[[Program, Sequence[Placement]], Program] | None = None

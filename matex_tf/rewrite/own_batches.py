@@ -144,5 +144,4 @@ def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> 
 
 def gather_rows(exchanger: Any, tensors: Sequence[Any], batch_slice: Any) -> list[Any]:
     """The rows of all ranks, concatenated."""
-    rows: list[Any] = exchanger.exchange([Request("gather", tensor) for tensor in tensors], batch_slice)
-    return rows
+    return list(exchanger.exchange([Request("gather", tensor) for tensor in tensors], batch_slice))

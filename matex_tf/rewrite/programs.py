@@ -64,11 +64,9 @@ class Program:
 
 
 def drop_unneeded(
-    nodes: list[Node],
-    outputs: Iterable[Value],
-    effects: Iterable[Node],
+    nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node],
     is_used: Callable[[Value, Placement | None], bool] | None = None,
-) -> list[Node]:
+) -> list[Node]:  # fmt: skip
     """The nodes that outputs or effects need, in their order.
 
     is_used: `is_used(value, need)` tells whether the tensor of a value is needed in order to bring the value to the

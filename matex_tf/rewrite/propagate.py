@@ -86,9 +86,8 @@ class Reader:
     ) -> Program:
         """The program of a function's graph for inputs of these placements.
 
-        Args:
-            key: the call path; empty for the outermost graph.
-            constants: for each input, its fixed value or None.
+        key: the call path; empty for the outermost graph.
+        constants: for each input, its fixed value or None.
         """
         inputs = [
             self._read_input(tensor, (*key, tensor.op.name, tensor.value_index), placement, constant)
@@ -342,13 +341,9 @@ def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
 
 
 def read_program(
-    graph: Any,
-    placements: Sequence[Placement],
-    takes_batches: bool = True,
-    rows: int = USUAL_SIZE,
-    constants: Sequence[Any] = (),
-    reused: Container[Any] | None = None,
-) -> Program:
+    graph: Any, placements: Sequence[Placement], takes_batches: bool = True, rows: int = USUAL_SIZE,
+    constants: Sequence[Any] = (), reused: Container[Any] | None = None,
+) -> Program:  # fmt: skip
     """The program of `graph`, with each partial sum converted once; see `Reader` and `Reader.read`.
 
     Raises PiecesRefusedError if ops take variables whole that are given in pieces.

@@ -61,10 +61,9 @@ class Exchanger(Protocol):
     ) -> list[Any]:
         """The results of one wave, in order.
 
-        Args:
-            batch_slice: if it does not contribute, this rank adds 0, whatever its tensors hold.
-            labels: the label of each request, see `rewrite.labels`.
-            is_last: no later wave of the copy has a label.
+        batch_slice: if it does not contribute, this rank adds 0, whatever its tensors hold.
+        labels: the label of each request, see `rewrite.labels`.
+        is_last: no later wave of the copy has a label.
         """
 
     def can_publish(self, handle: Any, dtype: Any) -> bool:

@@ -40,8 +40,7 @@ class Subgraph:
         self.control_outputs = list(control_outputs)
 
     def get_operations(self) -> list[Any]:
-        operations: list[Any] = self.whole_graph.get_operations()
-        return operations
+        return list(self.whole_graph.get_operations())
 
 
 class SessionSubgraph(Subgraph):
@@ -55,20 +54,12 @@ class SessionSubgraph(Subgraph):
     """
 
     def __init__(
-        self,
-        needed: Sequence[Any],
-        fed: Sequence[Any],
-        sliced: Sequence[Any],
-        tensors: Iterable[Any],
-        operations: Iterable[Any],
-        roots: Iterable[Any] = (),
-    ):
-        """
-        Args:
-            needed: see `list_needed`.
-            fed, sliced: tensors.
-            tensors, operations: the fetches.
-            roots: ops that are copied with all their dependents, as if they depended on sliced tensors.
+        self, needed: Sequence[Any], fed: Sequence[Any], sliced: Sequence[Any], tensors: Iterable[Any],
+        operations: Iterable[Any], roots: Iterable[Any],
+    ):  # fmt: skip
+        """Divide the ops `needed` (see `list_needed`) of a run with the fetches `tensors` and `operations`.
+
+        roots: ops that are copied with all their dependents, as if they depended on sliced tensors.
         """
         sliced_names = {tensor.name for tensor in sliced}
         fed_names = {tensor.name for tensor in fed}

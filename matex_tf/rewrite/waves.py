@@ -36,17 +36,14 @@ class Exchange:
 
 
 def schedule(
-    program: Program,
-    needs: list[Placement],
-    publishing: Container[int] = (),
+    program: Program, needs: list[Placement], publishing: Container[int] = (),
     is_early: Callable[[Node], bool] | None = None,
-) -> list[list[Exchange]]:
+) -> list[list[Exchange]]:  # fmt: skip
     """Set the level of each node, and list the exchanges of each wave.
 
-    Args:
-        needs: the placements that the outputs are brought to.
-        publishing: the ids of nodes that an exchange replaces: the exchange runs one level after the node's controls.
-        is_early: whether a node runs as early as it can; else it runs as late as it can.
+    needs: the placements that the outputs are brought to.
+    publishing: the ids of nodes that an exchange replaces: the exchange runs one level after the node's controls.
+    is_early: whether a node runs as early as it can; else it runs as late as it can.
     """
     earliest = _find_earliest(program, publishing)
     ends = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, needs))

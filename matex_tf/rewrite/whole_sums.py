@@ -50,12 +50,9 @@ def _note_needs(program: Program, converted: set[Key], unchanged: set[Key]) -> N
 
 
 def _find_cuts(
-    program: Program,
-    cuts_by_id: dict[int, tuple[int, ...]],
-    converted: set[Key],
-    found: dict[Key, Placement],
+    program: Program, cuts_by_id: dict[int, tuple[int, ...]], converted: set[Key], found: dict[Key, Placement],
     met_rows: set[Key],
-) -> None:
+) -> None:  # fmt: skip
     """Go back from pieces to the sums that they are made of.
 
     cuts_by_id: the cuts of the pieces that some op needs, directly or later, by the ids of values.

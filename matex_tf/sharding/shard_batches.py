@@ -22,10 +22,9 @@ _before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.Weak
 def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
     """A function that returns the rows of `inputs` with given indices, and the action before each epoch or None.
 
-    Args:
-        inputs: arrays of this rank's rows, in any structure.
-        counts: the number of rows of each rank.
-        reshuffle: the seed with which ranks exchange rows before each epoch; None: they do not.
+    inputs: arrays of this rank's rows, in any structure.
+    counts: the number of rows of each rank.
+    reshuffle: the seed with which ranks exchange rows before each epoch; None: they do not.
     """
     rows = counts[world.get_world().rank]
     # A rank without rows computes one row of zeros, which adds 0 to every sum.

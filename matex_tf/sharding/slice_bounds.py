@@ -1,7 +1,7 @@
 """Computes the bounds of slices and shards: contiguous rows of a batch, or of an array, for each rank.
 
-With 2 ranks and 5 rows, rank 0 gets rows 0-2 and rank 1 rows 3-4. Nothing here communicates. The functions also take
-tensors, and then compute in a graph; readers call them without TensorFlow.
+With 2 ranks and 5 rows, rank 0 gets rows 0-2 and rank 1 rows 3-4. Nothing here communicates. The functions take numbers
+and arrays, or tensors; only for tensors they need TensorFlow.
 """
 
 from __future__ import annotations

@@ -84,12 +84,11 @@ def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> sha
 def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, dealt: shard_arrays.Dealt) -> Any:
     """A dataset of this rank's rows of each batch, possibly none, marked as its own rows.
 
-    Args:
-        inputs: a structure of arrays, each with this rank's `counts[rank]` rows.
-        counts: the number of rows of each rank.
-        batch_size: rows of all ranks in each step; the last step takes the remainder.
-        shuffle: this rank's rows come in a new order in each epoch.
-        dealt: how the rows were dealt to the ranks.
+    inputs: a structure of arrays, each with this rank's `counts[rank]` rows.
+    counts: the number of rows of each rank.
+    batch_size: rows of all ranks in each step; the last step takes the remainder.
+    shuffle: this rank's rows come in a new order in each epoch.
+    dealt: how the rows were dealt to the ranks.
     """
     rank, steps = world.get_world().rank, -(-sum(counts) // batch_size)  # rounded up
     rows_of_ranks = (apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size) for step in range(steps))

@@ -301,9 +301,8 @@ class StepPlan:
     def call(self, inputs: Sequence[Any], taken: Batch | None, iterators: Sequence[Any] = ()) -> Any:
         """The results of the script's function for these tensors, computed by all ranks. Collective.
 
-        Args:
-            taken: see `take_batch`; None without a `source`. A call with the same batch can be repeated.
-            iterators: the iterators and datasets among the arguments.
+        taken: see `take_batch`; None without a `source`. A call with the same batch can be repeated.
+        iterators: the iterators and datasets among the arguments.
         """
         rows = [tensor for tensor, is_divided in zip(inputs, self.divided) if is_divided]
         batch = WholeBatch(rows, [True] * len(rows)) if taken is None and rows else taken  # None: the graph takes it

@@ -48,10 +48,9 @@ def run_session(
 ) -> list[Any]:
     """The values of `tensors` after a run of a session, computed by all ranks if possible; then collective.
 
-    Args:
-        operations: further fetches.
-        feeds: arrays, by references to the tensors that they are fed to.
-        run: runs other operations and returns the values of other tensors, with the same feeds and further feeds.
+    operations: further fetches.
+    feeds: arrays, by references to the tensors that they are fed to.
+    run: runs other operations and returns the values of other tensors, with the same feeds and further feeds.
     """
     if is_inside or not world.is_active():
         return run(operations, tensors)
@@ -218,10 +217,9 @@ class SessionPlan:
     def run(self, session: Any, variables: SessionVariables, rows: Sequence[Any], run: Run) -> list[Any]:
         """The results of the script's run. Collective, if ranks share it.
 
-        Args:
-            variables: the known state of the session's variables.
-            rows: the arrays with rows, if any are fed.
-            run: see `run_session`.
+        variables: the known state of the session's variables.
+        rows: the arrays with rows, if any are fed.
+        run: see `run_session`.
         """
         if self.why_whole:
             variables.forget(self.changed)

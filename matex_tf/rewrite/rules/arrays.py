@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require, require_known
+from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import WHOLE, Placement, Rows, Size, shard
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
@@ -58,9 +58,9 @@ def split(node: Node) -> Decision:
     needs = [WHOLE, None] if node.type == "Split" else [None]
     if placement.axis not in node.read_axes(axis_input, node.count_axes(data)):
         return node.decide(needs, shard(*placement.layout))
-    unit = placement.rows.unit  # entries of concatenated batches, which the op splits again
-    if node.type == "SplitV" or unit is None or unit % count:
-        raise NoRuleError
+    # The op splits along the axis of the rows: entries of concatenated batches, at the borders of blocks.
+    unit = require_known(placement.rows.unit)
+    require(node.type == "Split" and unit % count == 0)
     bounds = [unit // count * part for part in range(count + 1)]
     rows = [take_blocks(placement.rows, begin, end) for begin, end in itertools.pairwise(bounds)]
     return node.decide(needs, *(shard(placement.axis, part) for part in rows))

@@ -66,10 +66,9 @@ class CallPlan:
     def __init__(self, graph: Any, are_rows: Sequence[bool], are_followed: Sequence[bool], place: str):
         """Plan the calls. Collective: all ranks make the same plan.
 
-        Args:
-            are_rows: for each input, whether it has as many rows as the batch.
-            are_followed: for each input, whether its gradients may be requested.
-            place: names the call in messages.
+        are_rows: for each input, whether it has as many rows as the batch.
+        are_followed: for each input, whether its gradients may be requested.
+        place: names the call in messages.
         """
         self.graph, self.place, self.ranks = graph, place, world.get_world().size
         self.are_rows = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, graph.inputs)]

@@ -137,10 +137,9 @@ def _is_of_libraries(function: Any, seen: frozenset[int] = frozenset()) -> bool:
 def _call(plain: Call, watched: Call, owner: Any, arguments: Arguments, trace: Call, unpack: Call, name: str) -> Any:
     """The result of `plain()`, a call of `owner`, which `name` names in messages. Collective if ranks share the call.
 
-    Args:
-        watched: (kind) calls `plain`, and records for the kind of call which behavior a shared call could not have.
-        trace: (arguments, kind) sets the trace of the kind, if it has one, and returns tensors for the trace's inputs.
-        unpack: maps the structured outputs of the trace to the result of the call.
+    watched: (kind) calls `plain`, and records for the kind of call which behavior a shared call could not have.
+    trace: (arguments, kind) sets the trace of the kind, if it has one, and returns tensors for the trace's inputs.
+    unpack: maps the structured outputs of the trace to the result of the call.
     """
     kind = _find_kind(owner, arguments, name)
     if kind is None:
