@@ -50,6 +50,7 @@ def find_shapes(node: Node) -> list[list[int | None] | None]:
         return []
     if any(value.dtype.name in ("resource", "variant") for value in node.inputs):
         return []
+    # Create the op in a graph of its own, where TensorFlow infers the shapes of its outputs.
     with tf.Graph().as_default() as graph:
         inputs = [
             tf.compat.v1.placeholder(value.dtype, value.shape)
@@ -58,9 +59,8 @@ def find_shapes(node: Node) -> list[list[int | None] | None]:
             for value in node.inputs
         ]
         attributes = {name: value for name, value in node.definition.attr.items() if not name.startswith("_")}
-        created = graph._create_op_internal(
-            node.type, inputs, [tensor.dtype for tensor in op.outputs], attrs=attributes
-        )
+        dtypes = [tensor.dtype for tensor in op.outputs]
+        created = graph._create_op_internal(node.type, inputs, dtypes, attrs=attributes)
         return [None if tensor.shape.rank is None else tensor.shape.as_list() for tensor in created.outputs]
 
 

@@ -40,21 +40,30 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
 
 
 def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
-    rows_first = swap_axes(tensor, axis)
-    parts = [rows_first]
-    if len(rows.blocks) > 1:
-        parts = tf.split(rows_first, [block * copy.batch_slice.count for block in rows.blocks], num=len(rows.blocks))
-
     def finish(results: Sequence[Any]) -> Any:
-        whole = swap_axes(results[0] if len(results) == 1 else tf.concat(list(results), 0), axis)
+        whole = join_blocks(results, axis)
         if tensor.shape.rank is not None:
             whole.set_shape([None if index == axis else size for index, size in enumerate(tensor.shape)])
         return whole
 
-    return Prepared([Request("gather", part) for part in parts], finish)
+    blocks = split_blocks(tensor, axis, rows, copy.batch_slice.count)
+    return Prepared([Request("gather", block) for block in blocks], finish)
 
 
-def swap_axes(tensor: Any, axis: int) -> Any:
+def split_blocks(tensor: Any, axis: int, rows: Rows, count: Any) -> list[Any]:
+    """The blocks of a tensor that is sharded along `axis`, each with this axis in front. count: the rank's rows."""
+    rows_first = _swap_axes(tensor, axis)
+    if len(rows.blocks) == 1:
+        return [rows_first]
+    return list(tf.split(rows_first, [block * count for block in rows.blocks], num=len(rows.blocks)))
+
+
+def join_blocks(blocks: Sequence[Any], axis: int) -> Any:
+    """The tensor that consists of these blocks; see `split_blocks`."""
+    return _swap_axes(blocks[0] if len(blocks) == 1 else tf.concat(list(blocks), 0), axis)
+
+
+def _swap_axes(tensor: Any, axis: int) -> Any:
     """The tensor with this axis and the first one exchanged."""
     if axis == 0:
         return tensor

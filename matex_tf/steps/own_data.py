@@ -100,9 +100,8 @@ def explain_obstacle(place: str, why: str) -> str:
 
 def is_own(source: Any) -> bool:
     """Whether an iterator, a dataset, or an eager tensor that stands for one in a function, gives a rank's own rows."""
-    if tags.get_tag(source, _OWN, False):
-        return True
-    return hasattr(source, "element_spec") and shard_arrays.is_shard(source)
+    is_shard = hasattr(source, "element_spec") and shard_arrays.is_shard(source)
+    return is_shard or bool(tags.get_tag(source, _OWN, False))
 
 
 def note_batches(dataset: Any) -> Any:

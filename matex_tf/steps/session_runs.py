@@ -80,13 +80,10 @@ def _find_fed_batch(feeds: Mapping[Any, Any]) -> list[Any]:
 
 
 def _find_iterator_batch(needed: Sequence[Any]) -> list[Any]:
-    """The tensors with rows of the first iterator."""
-    for op in needed:
-        if op.type in sources.SOURCES:
-            rows = [tensor for tensor in op.outputs if sources.has_open_rows(tensor.shape)]
-            if rows:
-                return rows
-    return []
+    """The tensors with rows that the first iterator gives; none without an iterator of such tensors."""
+    takers = [op for op in needed if op.type in sources.SOURCES]
+    rows = ([tensor for tensor in op.outputs if sources.has_open_rows(tensor.shape)] for op in takers)
+    return next(filter(None, rows), [])
 
 
 class SessionPlan:
