@@ -86,7 +86,7 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
     The graph has the inputs and outputs of the op, in their order.
     """
     from tensorflow.python.eager import context
-    from tensorflow.python.framework import function_def_to_graph
+    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
     tensors = list(op.inputs) if inputs is None else list(inputs)
     function = op.graph._get_function(name)
@@ -97,9 +97,7 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
     if definition is None:
         raise LookupError(f"the graph of the function {name}, which {op.type} '{op.name}' calls, is not known")
     with op.graph.as_default():  # which has the functions that this one calls
-        return function_def_to_graph.function_def_to_graph(
-            definition, input_shapes=[tensor.shape for tensor in tensors]
-        )
+        return function_def_to_graph(definition, input_shapes=[tensor.shape for tensor in tensors])
 
 
 def list_ops(graph: Any, effects: Iterable[Any], has_loops: bool = False) -> list[OpRecord]:

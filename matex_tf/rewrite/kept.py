@@ -202,9 +202,7 @@ class _Definition:
         for op, value in kept.stand_ins.items():
             self._replaced[f"{self._names[op]}:output:0"] = names[id(value)]
             self._replaced[f"^{self._names[op]}"] = f"^{names[id(value.node)]}"
-        waited.update(
-            (self._names[op], [f"^{names[id(node)]}" for node in nodes]) for op, nodes in kept.waiting.items()
-        )
+        waited |= {self._names[op]: [f"^{names[id(node)]}" for node in nodes] for op, nodes in kept.waiting.items()}
         return names
 
     def _add(self, kept: Kept, names: dict[int, str], tensors: Sequence[str]) -> None:

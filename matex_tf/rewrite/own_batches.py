@@ -101,22 +101,20 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
     handle: the input of that op: an iterator, or an optional.
     outputs: tensors or specs of the components.
     """
-    attributes = {"output_types": [each.dtype for each in outputs], "output_shapes": [each.shape for each in outputs]}
+    specs = {"output_types": [each.dtype for each in outputs], "output_shapes": [each.shape for each in outputs]}
     is_optional = kind == "OptionalGetValue"
-    optional = handle if is_optional else tf.raw_ops.IteratorGetNextAsOptional(iterator=handle, **attributes)
+    optional = handle if is_optional else tf.raw_ops.IteratorGetNextAsOptional(iterator=handle, **specs)
     has_batch = tf.raw_ops.OptionalHasValue(optional=optional)
 
     def make_no_rows() -> list[Any]:
         return [tf.zeros([0, *(size or 0 for size in output.shape.as_list()[1:])], output.dtype) for output in outputs]
 
-    rows = _choose(
-        has_batch, lambda: tf.raw_ops.OptionalGetValue(optional=optional, **attributes), make_no_rows, outputs
-    )
+    rows = _choose(has_batch, lambda: tf.raw_ops.OptionalGetValue(optional=optional, **specs), make_no_rows, outputs)
     own = make_own_slice(rows, has_batch)
     if not is_optional:
         # When all ranks have ended, IteratorGetNext raises the script's error. No op of the step runs before it.
         rows = _choose(
-            own.has_batch, lambda: rows, lambda: tf.raw_ops.IteratorGetNext(iterator=handle, **attributes), outputs
+            own.has_batch, lambda: rows, lambda: tf.raw_ops.IteratorGetNext(iterator=handle, **specs), outputs
         )
         with tf.control_dependencies(rows):
             own = own._replace(batch_slice=own.batch_slice.map(tf.identity))
