@@ -73,13 +73,12 @@ class Body:
         levels.
         """
         # Divide each wave into publications and other exchanges. Labels tell which of these carry gradients.
-        published = self._list_published()
-        values = [[exchange.value for exchange in wave] for wave in exchanges]
-        labels_of_waves = labels.label_waves(
-            self.program, [[value for value in wave if id(value) not in self.publications] for wave in values]
-        )
+        pieces = [[one.value for one in wave if id(one.value) in self.publications] for wave in exchanges]
+        other_exchanges = [[one for one in wave if id(one.value) not in self.publications] for wave in exchanges]
+        labels_of_waves = labels.label_waves(self.program, [[one.value for one in wave] for wave in other_exchanges])
         last_labelled = max((level for level, wave in enumerate(labels_of_waves) if any(wave)), default=None)
         # Build level by level. A constant is created where it is used.
+        published = self._list_published()
         nodes = (node for node in self.program.nodes if id(node) not in published and not paths.is_constant(node))
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
         for level in range(len(exchanges) + 1):
@@ -89,9 +88,8 @@ class Body:
                 else:
                     self._build_node(node)
             if level < len(exchanges):
-                wave = [exchange for exchange in exchanges[level] if id(exchange.value) not in self.publications]
-                self._exchange(wave, labels_of_waves[level], is_last=level == last_labelled)
-                self._publish([value for value in values[level] if id(value) in self.publications])
+                self._exchange(other_exchanges[level], labels_of_waves[level], is_last=level == last_labelled)
+                self._publish(pieces[level])
         outputs = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
         for tensor, value, need in zip(outputs, self.program.outputs, self.gives):
             if (shape := self._find_shape(value, need)) is not None:

@@ -1,9 +1,9 @@
 """Finds the placements of a graph's tensors: reads its ops in order, with called functions inlined, into a `Program`.
 
 An op's outputs get their placements from its inputs' placements, by the rule for its type. One decision needs the ops
-that follow. If an op needs a partial sum whole, and another op could take it as it is, the sum is best all-reduced
-once, where it arises. So `read_program` finds such sums in the program, and reads the graph again, until no sum is new.
-A further reading keeps the nodes of the last reading whose inputs are the same.
+that follow. The op `s * s` needs the partial sum s whole, the op `2 * s` could take it as it is. If a graph has both,
+s is best all-reduced once, where it arises. So `read_program` finds such sums in the program, and reads the graph
+again, until no sum is new. A further reading keeps the nodes of the last reading whose inputs are the same.
 """
 
 from __future__ import annotations
