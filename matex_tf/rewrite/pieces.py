@@ -37,6 +37,7 @@ def place(node: Node) -> Decision:
 
     Raises NoRuleError if the op must take whole tensors.
     """
+    # The handle of a variable: a read gives a piece, an assignment takes one.
     first = node.get_placement(0)
     if first.is_piece_handle:
         if node.type == "ReadVariableOp":
@@ -44,6 +45,7 @@ def place(node: Node) -> Decision:
         if node.type in ASSIGNS and not node.get_placement(1).is_piece_handle:
             return node.decide([None, _find_need(node.inputs[1], first.cuts)])
         raise NoRuleError
+    # A piece.
     require(not any(placement.is_piece_handle for placement in node.placements))
     if node.type in _ENTRYWISE:
         return _compute_entries(node)
