@@ -201,7 +201,7 @@ class Node:
         require(placement.is_sharded)
         return placement
 
-    def find_rows(self, indexes: Iterable[int]) -> int:
+    def find_input_with_rows(self, indexes: Iterable[int]) -> int:
         """The first of these inputs, by their indices, that has rows. Raises NoRuleError if none has."""
         return require_known(next((index for index in indexes if self.inputs[index].placement.is_sharded), None))
 

@@ -16,7 +16,7 @@ from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement]:
     """The placements that give all of these inputs the rows of the first sharded input."""
-    placement = shard(*node.get_placement(node.find_rows(indexes)).layout)
+    placement = shard(*node.get_placement(node.find_input_with_rows(indexes)).layout)
     return [node.bring_rows(index, placement) for index in indexes], placement
 
 
@@ -90,7 +90,7 @@ def pad(node: Node) -> Decision:
 
 @register_rule("ReverseSequence", linear=0)
 def reverse_sequence(node: Node) -> Decision:
-    axis, first = node.read_attribute("batch_dim"), node.get_placement(node.find_rows((0, 1)))
+    axis, first = node.read_attribute("batch_dim"), node.get_placement(node.find_input_with_rows((0, 1)))
     require(first.axis == axis or not node.get_placement(0).is_sharded)
     placement = shard(axis, first.rows)
     return node.decide([node.bring_rows(0, placement), node.bring_rows(1, shard(0, first.rows))], placement)

@@ -40,7 +40,7 @@ def compute_entries(node: Node, first_index: int = 0) -> Decision:
     `first_index` become whole.
     """
     indexes = range(first_index, len(node.inputs))
-    first = node.find_rows(indexes)
+    first = node.find_input_with_rows(indexes)
     # Broadcasting aligns the last axes, so the axis of the rows is counted from the end.
     rows, from_end = node.get_placement(first).rows, node.count_axes(first) - node.get_placement(first).axis
     counts = [node.count_axes(index) for index in indexes]
@@ -117,7 +117,7 @@ def select_rows(node: Node) -> Decision:
         return compute_entries(node)
     if node.count_axes(0) == 0 and node.has_rows:
         return compute_entries(node, first_index=1)
-    sharded = node.get_placement(node.find_rows(range(3)))
+    sharded = node.get_placement(node.find_input_with_rows(range(3)))
     require(sharded.axis == 0 and sharded.rows.chosen is None)
     return node.decide([shard(0, sharded.rows)] * 3, shard(0, sharded.rows))
 

@@ -85,7 +85,7 @@ _LINEAR: list[tuple[str, str, str]] = [
 
 def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) -> Decision:
     """The decision on an op by its line in the table. takes, gives: what its inputs and outputs are."""
-    first = node.find_rows(index for index, kind in enumerate(takes) if kind == "rows")
+    first = node.find_input_with_rows(index for index, kind in enumerate(takes) if kind == "rows")
     placement = shard(*node.get_placement(first).layout)
     require(not mixes(node, first, placement.axis))
     needs: list[Placement | None] = []

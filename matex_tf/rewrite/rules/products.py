@@ -17,7 +17,7 @@ def place_product(node: Node, factors: Sequence[Sequence[str]], result: Sequence
     """The placements of a product. `factors`: the labels of the axes of each input, as in `tf.einsum`; `result`: those
     of the output.
     """
-    first = node.find_rows(range(len(node.inputs)))
+    first = node.find_input_with_rows(range(len(node.inputs)))
     row_label, rows = factors[first][node.get_placement(first).axis], node.get_placement(first).rows
     require(all(labels.count(row_label) <= 1 for labels in factors))
     needs = [
