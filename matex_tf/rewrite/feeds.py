@@ -106,8 +106,7 @@ class SharedFeed:
             zipped = self._zipped[node.op]
             return node.decide([], zipped, emit=lambda copy, *inputs: zipped.feed._create(node, inputs))
         if takes_rows(node) or any(value.dtype.name == "variant" for value in node.outputs):
-            why = f"{node.type} '{node.op.name}' takes the elements of the dataset itself"
-            raise FeedRefusedError(self.origin, why)
+            raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' takes the elements of the dataset itself")
         # Other ops take the handle as it is.
         return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
 

@@ -86,30 +86,32 @@ def _follow_axis(
     needs: list[Placement | None] = [  # of inputs 1 to 3
         None if node.get_placement(number).kind == SIZES else WHOLE for number in (_BEGIN, _END, _STRIDE)
     ]
+    # An entry of begin, end and stride is for "...", the axes that no other entry names; for a new axis; or for an axis.
     for index in range(entries):
         bits = {name for name, mask in masks.items() if mask >> index & 1}
-        if "ellipsis" in bits:  # all axes that no other entry names
+        if "ellipsis" in bits:
             skipped = count - named
             if axis <= placement.axis < axis + skipped:
                 result = shard(result_axis + placement.axis - axis, placement.rows)
             result_axis, axis = result_axis + skipped, axis + skipped
-        elif "new_axis" in bits:
+            continue
+        if "new_axis" in bits:
             result_axis += 1
-        else:
-            takes_one = "shrink_axis" in bits  # the entry at `begin`; then the result does not have the axis
-            bounding = [number for number, name in ((_BEGIN, "begin"), (_END, "end")) if name not in bits]
-            if axis == placement.axis:
-                require(not takes_one and node.read_sizes(_STRIDE)[index] == Size(None, 1))
-                bounds: dict[int, Size] = {}
-                for number in bounding:
-                    sizes = read_along(node, number, index, placement, length)
-                    bounds[number], needs[number - 1] = sizes[index], find_need(node, number, sizes)
-                result = shard(result_axis, _cut(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
-            else:  # this axis must not be cut at a number of rows, which is another one on a rank
-                for number in bounding:
-                    is_read = node.get_placement(number).kind == SIZES and not (takes_one and number == _END)
-                    require(not is_read or node.read_sizes(number)[index].rows is None)
-            result_axis, axis = result_axis + (not takes_one), axis + 1
+            continue
+        takes_one = "shrink_axis" in bits  # the entry at `begin`; then the result does not have the axis
+        bounding = [number for number, name in ((_BEGIN, "begin"), (_END, "end")) if name not in bits]
+        if axis == placement.axis:
+            require(not takes_one and node.read_sizes(_STRIDE)[index] == Size(None, 1))
+            bounds: dict[int, Size] = {}
+            for number in bounding:
+                sizes = read_along(node, number, index, placement, length)
+                bounds[number], needs[number - 1] = sizes[index], find_need(node, number, sizes)
+            result = shard(result_axis, _cut(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
+        else:  # this axis must not be cut at a number of rows, which is another one on a rank
+            for number in bounding:
+                is_read = node.get_placement(number).kind == SIZES and not (takes_one and number == _END)
+                require(not is_read or node.read_sizes(number)[index].rows is None)
+        result_axis, axis = result_axis + (not takes_one), axis + 1
     if result is None:  # the slice names fewer axes, and not the axis of the rows
         result = shard(result_axis + placement.axis - axis, placement.rows)
     return result, needs
