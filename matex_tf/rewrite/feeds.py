@@ -106,7 +106,8 @@ class SharedFeed:
             zipped = self._zipped[node.op]
             return node.decide([], zipped, emit=lambda copy, *inputs: zipped.feed._create(node, inputs))
         if takes_rows(node) or any(value.dtype.name == "variant" for value in node.outputs):
-            raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' takes the elements of the dataset itself")
+            why = f"{node.type} '{node.op.name}' takes the elements of the dataset itself"
+            raise FeedRefusedError(self.origin, why)
         # Other ops take the handle as it is.
         return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
 

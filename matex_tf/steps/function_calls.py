@@ -121,7 +121,7 @@ def call_function(
     batch = None
     if plan.source is not None:
         batch = _take_batch(plan, inputs)
-        if batch is None:
+        if batch is None:  # the data have ended
             return plan.call_at_end(inputs)
     return plan.call(inputs, batch, list(filter(is_source, arguments.leaves)))
 

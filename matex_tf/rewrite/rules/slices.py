@@ -86,7 +86,7 @@ def _follow_axis(
     needs: list[Placement | None] = [  # of inputs 1 to 3
         None if node.get_placement(number).kind == SIZES else WHOLE for number in (_BEGIN, _END, _STRIDE)
     ]
-    # An entry of begin, end and stride is for "...", the axes that no other entry names; for a new axis; or for an axis.
+    # An entry of begin, end and stride names an axis, a new axis, or "...": the axes that no other entry names.
     for index in range(entries):
         bits = {name for name, mask in masks.items() if mask >> index & 1}
         if "ellipsis" in bits:
