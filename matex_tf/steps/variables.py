@@ -1,4 +1,4 @@
-"""Facts about variables, and their synchronization: compared between ranks, and sent if they differ."""
+"""Compares variables between ranks. If a variable differs, all ranks get rank 0's value."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str
     Raises:
         MismatchError: on every rank, if the ranks have different variables or shapes; it names the first difference.
     """
+    # One hash of all values first, which mostly settles it. Only if these differ, the facts about each variable.
     digests = [(value.dtype.str, value.shape, ops.hash_content(value)) for value in values]
     if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), what))) == 1:
         return []
