@@ -47,8 +47,7 @@ def compare_batch(own: tuple[int, int] | None, what: str) -> None:
     """Compare the complete batches of all ranks. Prints a note if their contents differ, or if the batch has fewer rows
     than there are ranks. own: see `is_batch_of_all`. Collective.
 
-    Raises:
-        BatchError: on every rank, if the numbers of rows differ.
+    Raises BatchError on every rank if the numbers of rows differ.
     """
     batches = _gather_batches(own, what)
     check_rows([(rank, rows) for rank, rows, _ in batches], what)
@@ -87,8 +86,7 @@ def check_rows(counts: Sequence[tuple[int, int]], what: str) -> None:
 def are_shares(arrays: list[np.ndarray], what: str) -> bool:
     """Whether `arrays` are shards: each rank's own rows. Other arrays are equal on all ranks. Collective.
 
-    Raises:
-        BatchError: on every rank, if they are neither.
+    Raises BatchError on every rank if they are neither.
     """
     # Shards are compared by the types and shapes of their rows, other arrays by all of their contents.
     contents = _gather_contents(arrays, what)

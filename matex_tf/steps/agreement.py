@@ -60,8 +60,7 @@ def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str
     Afterwards all ranks have equal traces, and equal values of the variables that the function uses.
     rows: see `count_rows`.
 
-    Raises:
-        MismatchError: on every rank, if the traces differ.
+    Raises MismatchError on every rank if the traces differ.
     """
     events.ranks_meet(place)
     why_whole = agree_on_plan(capture.digest_graph(graph, for_ranks=True), why_whole, place, rows)
@@ -74,13 +73,11 @@ def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str
 def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> str:
     """The reason why a step is not shared; empty if it is. Collective.
 
-    Args:
-        digest: a digest of the ops of the step, without constants: file names may differ between ranks.
-        why_whole: the reason why this rank would compute it whole.
-        rows: see `count_rows`.
+    digest: a digest of the ops of the step, without constants: file names may differ between ranks.
+    why_whole: the reason why this rank would compute it whole.
+    rows: see `count_rows`.
 
-    Raises:
-        MismatchError: on every rank, if all ranks would share the step but have different ops.
+    Raises MismatchError on every rank if all ranks would share the step but have different ops.
     """
     everyone = objects.allgather((digest, why_whole, rows), f"whether ranks can share {place}", rows)
     reasons = [why for _, why, _ in everyone if why]
@@ -111,8 +108,7 @@ def note_step() -> None:
 def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
     """Compare the weights of all steps so far, and the variables `more`, between all ranks. Collective.
 
-    Raises:
-        MismatchError: on every rank, if a weight of a shared step differs.
+    Raises MismatchError on every rank if a weight of a shared step differs.
     """
     global _has_unchecked
     events.ranks_meet(f"comparing weights {when}")

@@ -71,12 +71,10 @@ class BatchWatch:
     def compare_batches(self, sources: Sequence[Any], batch: Batch | None) -> Iterator[None]:
         """Compare the batch of a call, in a context around the call. Collective if a batch is due.
 
-        Args:
-            sources: the iterators and datasets from which the step may take batches.
-            batch: None if the graph takes it.
+        sources: the iterators and datasets from which the step may take batches.
+        batch: None if the graph takes it.
 
-        Raises:
-            BatchError: on every rank, if the numbers of rows differ.
+        Raises BatchError on every rank if the numbers of rows differ.
         """
         self._calls += 1
         is_new = [id(reference()) for reference in self._sources] != list(map(id, sources))

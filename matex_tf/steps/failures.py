@@ -28,13 +28,11 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
     The failed rank announces its error, and the collective in which the other ranks wait fails. All ranks then exchange
     their errors, and take rank 0's values of the variables `used`, because some ranks may not have assigned them.
 
-    Args:
-        place: names the step in messages.
-        graph: the script's graph of the step, whose source lines the error shows.
+    place: names the step in messages.
+    graph: the script's graph of the step, whose source lines the error shows.
 
-    Raises:
-        tf.errors.OpError: on every rank, of the kind of the first error, whose rank the text names. If all ranks failed
-        alike, each raises its own.
+    Raises tf.errors.OpError on every rank, of the kind of the first error, whose rank the text names. If all ranks
+    failed alike, each raises its own.
     """
     failures_before = ops.count_completed(_FAILURE)
     try:

@@ -24,8 +24,7 @@ _EVEN = "as many batches as other ranks"
 def are_own(inputs: Any, name: str) -> bool:
     """Whether a structure of arrays, `name`, holds each rank's own rows. Collective.
 
-    Raises:
-        BatchError: on every rank, if the arrays do not, and differ between ranks.
+    Raises BatchError on every rank if the arrays do not, and differ between ranks.
     """
     arrays = _list_arrays(inputs)
     return bool(arrays) and fingerprint.are_shares(arrays, name)
@@ -61,8 +60,7 @@ def count_rows(inputs: Any, name: str) -> list[int]:
 def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> shard_arrays.Dealt:
     """How a reader dealt the rows to the ranks, which depends on the batch size. Collective.
 
-    Raises:
-        BatchError: on every rank, if the rows were dealt for batches of another size than `batch_size`.
+    Raises BatchError on every rank if the rows were dealt for batches of another size than `batch_size`.
     """
     dealt = shard_arrays.Dealt()
     for deal in map(shard_arrays.find_deal, _list_arrays(inputs)):

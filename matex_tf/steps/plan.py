@@ -94,14 +94,12 @@ class StepPlan:
     def __init__(self, traced: Any, are_rows: Sequence[bool], inputs: Sequence[Any], place: str, rows: int = 0):
         """Plan the calls of `traced`, and tell how they are computed. Collective: all ranks make the same plan.
 
-        Args:
-            are_rows: for each tensor argument, whether it has the rows that ranks divide.
-            inputs: the tensor arguments of this call, eager tensors.
-            rows: the number of rows of this call; 0 if it is unknown.
+        are_rows: for each tensor argument, whether it has the rows that ranks divide.
+        inputs: the tensor arguments of this call, eager tensors.
+        rows: the number of rows of this call; 0 if it is unknown.
 
-        Raises:
-            UnsupportedError, MismatchError: on every rank, if the ranks' own rows cannot be combined, or if the traces
-                differ.
+        Raises UnsupportedError or MismatchError on every rank if the ranks' own rows cannot be combined, or if the
+        traces differ.
         """
         self.traced, self.place, self.rows = traced, place, rows
         self.argument_count = len(are_rows)

@@ -110,13 +110,11 @@ class SessionPlan:
     ):
         """Plan the runs. Collective if they have work that can be shared: all ranks make the same plan.
 
-        Args:
-            operations, tensors: the fetches of the script.
-            fed: a list of the tensors that are fed.
-            batch: a list of the tensors among these whose rows ranks divide.
+        operations, tensors: the fetches of the script.
+        fed: a list of the tensors that are fed.
+        batch: a list of the tensors among these whose rows ranks divide.
 
-        Raises:
-            UnsupportedError: on every rank, if each rank has its own rows and they cannot be combined.
+        Raises UnsupportedError on every rank if each rank has its own rows and they cannot be combined.
         """
         from tensorflow.python.eager import context
 

@@ -82,8 +82,7 @@ def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str
     The list is empty if all ranks have the same values in another order: an optimizer creates its variables in the
     order of the script's list of weights, which may come from a set.
 
-    Raises:
-        MismatchError: on every rank, if the ranks have different variables or shapes; it names the first difference.
+    Raises MismatchError on every rank if the ranks have different variables or shapes; it names the first difference.
     """
     # One hash of all values first, which mostly settles it. Only if these differ, the facts about each variable.
     digests = [(value.dtype.str, value.shape, ops.hash_content(value)) for value in values]
@@ -114,8 +113,7 @@ def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable
 
     Returns the names of the variables that differed.
 
-    Raises:
-        MismatchError: on every rank, if one of `trained` differs: updates have changed it differently on the ranks.
+    Raises MismatchError on every rank if one of `trained` differs: updates have changed it differently on the ranks.
     """
     chosen = _select_readable(variables)
     names = [find_name(variable) for variable in chosen]
