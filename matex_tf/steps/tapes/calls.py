@@ -3,9 +3,9 @@
 A *kind* is a group of calls of one model or function with arguments of the same types and shapes. How a call of a kind
 is computed depends on the step:
 
-1. In the first step it is the script's own call. It shows behavior that a trace does not show (`first_calls`), such as
-   Python code that reads values of tensors. Ranks do not share calls of such kinds.
-2. Before the next call the ranks agree on what they have seen.
+1. In the first step it is the script's own call, which is watched for behavior that a trace does not show
+   (`first_calls`), such as Python code that reads values of tensors.
+2. Before the next call the ranks agree: if one of them has seen such behavior, no rank shares calls of the kind.
 3. In later steps a trace of the call is made. The Python code of a model runs once for each call, as it does alone,
    unless nothing in the model has changed (`still_models`). The ops of the trace select the plan (`call_plan`).
 """
@@ -81,7 +81,7 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
         return original(model, *args, **kwargs)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), f"the call of '{model.name}'")
     plain = functools.partial(original, model, *args, **kwargs)
-    return _call(plain, watched, model, Arguments(args, kwargs), trace, unpack, str(model.name))
+    return _call(plain, watched, trace, unpack, owner=model, arguments=Arguments(args, kwargs), name=str(model.name))
 
 
 def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments) -> Any:
@@ -97,7 +97,7 @@ def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments)
 
     watched = functools.partial(first_calls.watch_call, plain)
     name = str(getattr(inspect.unwrap(function.python_function), "__name__", "a function"))
-    return _call(plain, watched, function, arguments, trace, lambda result: result, name)
+    return _call(plain, watched, trace, lambda result: result, owner=function, arguments=arguments, name=name)
 
 
 def _find_hidden(model: Any, graph: Any) -> str:
@@ -134,7 +134,7 @@ def _is_of_libraries(function: Any, seen: frozenset[int] = frozenset()) -> bool:
     return all(_is_of_libraries(item, seen | {id(function)}) for item in items if callable(item))
 
 
-def _call(plain: Call, watched: Call, owner: Any, arguments: Arguments, trace: Call, unpack: Call, name: str) -> Any:
+def _call(plain: Call, watched: Call, trace: Call, unpack: Call, owner: Any, arguments: Arguments, name: str) -> Any:
     """The result of `plain()`, a call of `owner`, which `name` names in messages. Collective if ranks share the call.
 
     watched: (kind) calls `plain`, and records for the kind of call which behavior a shared call could not have.

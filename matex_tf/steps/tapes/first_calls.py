@@ -3,7 +3,7 @@
 A *kind* is a group of calls of one model or function with alike arguments (`calls`). Its first calls are the script's
 own. They show behavior that shared calls could not have: Python code that reads values of tensors, or draws random
 numbers whose state is in no variable, and gradients of gradients. Hooks of TensorFlow count reads and draws.
-`watch_call` compares these counts, and follows the results of the call to the computation of their gradients.
+`watch_call` compares the reads, and follows the results of the call to the computation of their gradients.
 """
 
 from __future__ import annotations
