@@ -21,7 +21,8 @@ _LABELS = "labels of tensors"
 
 def set_label(tensor: Any, label: Any) -> None:
     """Label a tensor. The table keeps the tensor alive, so that its id stays unique."""
-    tags.get_or_make_tag(tensor.graph, _LABELS, dict)[id(tensor)] = tensor, label
+    labels: dict[int, tuple[Any, Any]] = tags.get_or_make_tag(tensor.graph, _LABELS, dict)
+    labels[id(tensor)] = tensor, label
 
 
 def get_labels(graph: Any) -> dict[int, tuple[Any, Any]]:
