@@ -64,17 +64,17 @@ def propose_change(
 ) -> Proposal | None:  # fmt: skip
     """The possible change with the largest gain; None if no change gains anything.
 
-    Args:
-        hosts: the host of each rank.
-        rows: the rows of a batch that each training rank computes.
-        seconds: the time that each of them needs.
-        slow: the rank that may be dropped.
-        other_strategy: another strategy with the same results, and the predicted gain for a step, in seconds; ""
-            without one.
-        servers: the number of further ranks that only serve.
+    hosts: the host of each rank.
+    rows: the rows of a batch that each training rank computes.
+    seconds: the time that each of them needs.
+    slow: the rank that may be dropped.
+    other_strategy: another strategy with the same results, and the predicted gain for a step, in seconds; ""
+        without one.
+    servers: the number of further ranks that only serve.
     """
     size = len(rows) + servers
     proposals = []
+    # More ranks; the run without the slow rank; another strategy.
     if offer.ranks > size:
         gain = predict_gain(seconds, offer.ranks - servers)
         proposals.append(Proposal(Change(offer.ranks, describe_ranks(offer.ranks, size), _describe_gain(gain)), gain))
@@ -96,9 +96,8 @@ def propose_change(
 def propose_undoing(offer: Offer, size: int, step_seconds: float) -> Proposal | None:
     """The reversal of the last change, if a step has become longer by more than chance; else None.
 
-    Args:
-        size: the present number of ranks.
-        step_seconds: the time of a step now.
+    size: the present number of ranks.
+    step_seconds: the time of a step now.
     """
     gain = step_seconds - offer.step_seconds_before
     if not offer.step_seconds_before or gain <= MIN_GAIN * step_seconds:
@@ -119,9 +118,8 @@ def predict_gain(seconds: Sequence[float], ranks: int) -> float:
 def find_slow(rows: Sequence[int], seconds: Sequence[float], smallest: int) -> Slow | None:
     """The rank that others wait for although it has the smallest possible slice; None if there is none.
 
-    Args:
-        rows, seconds: see `propose_change`.
-        smallest: the rows of the smallest possible slice.
+    rows, seconds: see `propose_change`.
+    smallest: the rows of the smallest possible slice.
     """
     slowest = max(range(len(rows)), key=lambda rank: seconds[rank])
     others = [rank for rank in range(len(rows)) if rank != slowest]

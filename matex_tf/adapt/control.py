@@ -35,9 +35,8 @@ MAX_FACTOR = 2.0
 class Control:
     """The slice ratios of one step, and the measurements since their last change.
 
-    Args:
-        size: the number of ranks.
-        units: a slice is a multiple of 1/units of a batch; 0: of a row.
+    size: the number of ranks.
+    units: a slice is a multiple of 1/units of a batch; 0: of a row.
     """
 
     size: int
@@ -46,15 +45,13 @@ class Control:
     _windows: list[list[float]] = field(default_factory=list)  # the seconds of each rank in each of the last windows
     _age: int = 0  # windows since the last change
     _confirming: int = CONFIRMING_WINDOWS  # the number of consecutive windows that must ask for a change
-    _last_growth: list[float] = field(default_factory=list)
-    """The rows by which the slice of each rank grew in the last change."""
+    _last_growth: list[float] = field(default_factory=list)  # rows by which each slice grew in the last change
 
     def choose_ratios(self, rows: int, seconds: Sequence[float]) -> tuple[int, ...] | None:
         """Add a window. Returns the ratios from now on; None if they stay.
 
-        Args:
-            rows: of the batch of all ranks, which the current ratios have divided.
-            seconds: the time that each rank needed for its slice.
+        rows: of the batch of all ranks, which the current ratios have divided.
+        seconds: the time that each rank needed for its slice.
         """
         units = self.units or rows
         if units < 2 * self.size or min(seconds) <= 0:
@@ -69,18 +66,21 @@ class Control:
         growth = _compute_growth(slices, typical)
         if not growth:
             return None
-        # Changes are vectors, with the rows of each rank. Their dot product is negative if they are opposite.
+        # Does this change undo the last one? Changes are vectors, with the rows of each rank. Their dot product is
+        # negative if they are opposite.
         last = self._last_growth or [0.0] * self.size
         back = -_compute_dot(growth, last)
         is_undoing = self._age <= max(UNDOING_WINDOWS, self._confirming) and back > 0
         if is_undoing and back <= MAX_UNDOING_FACTOR * _compute_dot(last, last):
             growth = [of_rank / 2 for of_rank in growth]  # one of the two changes was wrong: meet in the middle
+        # Round the new slices to units. If they are equal, so are the ratios, also for batches of other sizes.
         ratios = _round_to_units([old + more for old, more in zip(slices, growth)], units)
         new_slices = slice_bounds.count_dealt_rows(rows, ratios)
         if new_slices == slices:
             return None
         if new_slices == slice_bounds.count_dealt_rows(rows, equal):
-            ratios = equal  # also for batches of other sizes
+            ratios = equal
+        # After a change that was undone, more windows must confirm the next one; after a long time, two again.
         self._last_growth = [new - old for new, old in zip(new_slices, slices)]
         if is_undoing:
             self._confirming = min(2 * self._confirming, MAX_CONFIRMING_WINDOWS)

@@ -35,8 +35,8 @@ from matex_tf.world import world
 MIN_STEPS, MIN_SECONDS, MAX_STEPS = 10, 0.25, 1000
 """A window has `MIN_STEPS` steps, or more if they take less than `MIN_SECONDS`, but no more than `MAX_STEPS`."""
 COMPILED_UNITS = 16
-"""The number of units of a batch if XLA compiles each number of rows separately; more for many ranks. Slices are
-multiples of a unit, so there are few different numbers of rows."""
+"""If XLA compiles each number of rows separately, slices are multiples of a 16th of a batch, or of a smaller unit for
+many ranks. So there are few different numbers of rows."""
 MAX_NAMED_RANKS = 4
 """The maximum number of ranks that a message about new ratios names."""
 _ADAPTING = "how slice ratios of a step follow the speed of ranks"
@@ -78,9 +78,8 @@ _agreed: Ratios = ()
 def override_choice(choose: Choose | None, steps: int = MIN_STEPS) -> None:
     """For tests and benchmarks: begin with equal ratios, and replace `Control.choose_ratios` by `choose`.
 
-    Args:
-        choose: has the arguments and the result of `Control.choose_ratios`. If `choose` is None, nothing is replaced.
-        steps: the number of steps of each window; 0: as many as usual.
+    choose: has the arguments and the result of `Control.choose_ratios`. If `choose` is None, nothing is replaced.
+    steps: the number of steps of each window; 0: as many as usual.
     """
     global _override, _override_steps, _agreed
     _override, _override_steps, _agreed = choose, steps, ()
@@ -152,10 +151,9 @@ def _end_step(plan: StepPlan) -> None:
 class Adapting:
     """Adapts the slice ratios of one step.
 
-    Args:
-        slice_ratios: the `SliceRatios` of the step.
-        is_compiled: XLA compiles each number of rows separately, so there should be few different numbers.
-        trains: whether the step is measured; otherwise it uses the ratios last agreed on.
+    slice_ratios: the `SliceRatios` of the step.
+    is_compiled: XLA compiles each number of rows separately, so there should be few different numbers.
+    trains: whether the step is measured; otherwise it uses the ratios last agreed on.
     """
 
     def __init__(self, slice_ratios: Any, is_compiled: bool = False, trains: bool = True):
@@ -200,8 +198,7 @@ class Adapting:
 
         All ranks decide alike: they have gathered the measurements, and all other conditions are equal on all ranks.
 
-        Args:
-            rows: of the largest batch in this window, as the last batch of an epoch may be smaller; 0: there was none.
+        rows: of the largest batch in this window, as the last batch of an epoch may be smaller; 0: there was none.
         """
         self._follow_fit()
         windows = objects.allgather(self._measure_window(), "measured times of the ranks' slices")
@@ -257,8 +254,7 @@ class Adapting:
     ) -> bool:
         """Returns whether the ranks leave for other ranks or another strategy.
 
-        Args:
-            slices, seconds: the rows of each training rank, and the time that it needed for them.
+        slices, seconds: the rows of each training rank, and the time that it needed for them.
         """
         rows = sum(slices)
         smallest = max(rows // (self._control.units or rows), 1)  # rows of a unit, or one row without units
@@ -277,8 +273,7 @@ class Adapting:
     def _choose_ratios(self, slices: Sequence[int], seconds: Sequence[float]) -> None:
         """Choose the ratios from now on, and report a change.
 
-        Args:
-            slices, seconds: see `_leave_if_better`.
+        slices, seconds: see `_leave_if_better`.
         """
         global _agreed
         rows, choose = sum(slices), _override or self._control.choose_ratios

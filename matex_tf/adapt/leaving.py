@@ -55,9 +55,8 @@ def find_change(
 ) -> Proposal | None:
     """The change with the largest gain. Call it on all ranks with equal arguments.
 
-    Args:
-        sizes: the result of `count_bytes` of one rank.
-        rows, seconds, slow: see `changes.propose_change`.
+    sizes: the result of `count_bytes` of one rank.
+    rows, seconds, slow: see `changes.propose_change`.
     """
     strategy = owners.compare_strategies(*sizes) if offer.may_choose else ("", 0.0)  # name, gain in seconds; "": none
     here = world.get_world()
@@ -67,9 +66,8 @@ def find_change(
 def leave_if_worth(fit: Fit, offer: Offer, proposal: Proposal | None, steps_left: int, step_seconds: float) -> bool:
     """Leave if a change gains enough; returns whether the ranks leave. Call it on all ranks with equal arguments.
 
-    Args:
-        steps_left: the number of steps to go.
-        step_seconds: the time of a step now.
+    steps_left: the number of steps to go.
+    step_seconds: the time of a step now.
     """
     if proposal is None or not fit.may_change():
         return False

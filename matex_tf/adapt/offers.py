@@ -32,12 +32,9 @@ class Offer:
     restart_seconds: float  # expected duration: from saving the state to the first step after the restart
     reason_to_leave: str = ""  # why ranks must leave their hosts even if that gains nothing; empty if they may stay
     may_choose: bool = False  # whether the ranks may choose another strategy
-    step_seconds_before: float = 0.0
-    """Duration of a step before the last change, if the ranks may undo that change; otherwise 0."""
-    undo_text: str = ""
-    """The result of undoing the last change, for messages, such as "2 ranks in place of 3 again"."""
-    kept_hosts: Sequence[str] = field(default_factory=list)
-    """Hosts that must not lose a rank, because such a change has been undone."""
+    step_seconds_before: float = 0.0  # duration of a step before the last change, if that may be undone; otherwise 0
+    undo_text: str = ""  # the result of undoing it, for messages, such as "2 ranks in place of 3 again"
+    kept_hosts: Sequence[str] = field(default_factory=list)  # must not lose a rank: such a change has been undone
 
 
 @dataclass(frozen=True)
@@ -45,13 +42,11 @@ class Change:
     """The restart that the ranks ask for."""
 
     ranks: int  # the number of ranks after the restart
-    what: str
-    """The new ranks or strategy, for messages, such as "3 ranks in place of 2"."""
+    what: str  # the new ranks or strategy, for messages, such as "3 ranks in place of 2"
     why: str  # the reason for the change, for messages
     strategy: str | None = None  # the new strategy; None: the strategy stays
     dropped_host: str = ""  # the host that loses a rank; empty if none does
-    saved_at: str = ""
-    """The place in the script at which the state was saved, for messages, such as "epoch 2"."""
+    saved_at: str = ""  # the place in the script at which the state was saved, for messages, such as "epoch 2"
     saving_seconds: float = 0.0  # the time that saving the state took, a part of the duration of the restart
     is_forced: bool = False  # whether the ranks had to leave (`Offer.reason_to_leave`)
     step_seconds_before: float = 0.0  # duration of a step before the change; 0 if it was not measured

@@ -52,7 +52,7 @@ TRIAL = "trial of ways"
 
 
 class Way(NamedTuple):
-    """A way to run a step."""
+    """A way to run a step, one of four."""
 
     in_pieces: bool  # the optimizer's variables are in pieces
     is_overlapped: bool  # updates overlap computation
@@ -170,9 +170,8 @@ class Trial:
     def _find_reason(self, plan: Any, seconds: float, sums: list[float]) -> str:
         """Why no other way is tried; empty if there is no reason.
 
-        Args:
-            seconds: the time of a call.
-            sums: the time of the sums of a call, on each rank.
+        seconds: the time of a call.
+        sums: the time of the sums of a call, on each rank.
         """
         # The last rank that comes to a sum waits for no other rank, so its time is the shortest.
         if min(sums) < LEAST_SHARE * seconds:

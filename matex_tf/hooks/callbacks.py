@@ -1,7 +1,8 @@
-"""Keras' callbacks run on every rank, between two callbacks of the library.
+"""Adds two callbacks of the library to Keras' list: one before, one after the callbacks of the script.
 
-The first one compares weights at the beginning of `fit`, `evaluate` and `predict`, and at the end of an epoch. The last
-one stops training on all ranks if one rank stops it.
+Every rank runs the script's callbacks, and one may change the model, or stop training, on one rank only. The first
+callback compares the ranks' weights at the beginning of `fit`, `evaluate` and `predict`, and at the end of an epoch.
+The last one stops training on all ranks if one rank stops it. Both raise the events of training (`steps.events`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _wrap_list(original: Any) -> Any:
 
 
 def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
-    """The classes of the two callbacks: the first, the last, and the last one if the ends of batches matter."""
+    """Three classes: of the first callback, of the last one, and of the last one if the ends of batches matter."""
 
     class CompareWeights(events.Watcher, base):
         """The first callback. callbacks: Keras' list of all callbacks."""
@@ -103,8 +104,11 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
 
 
 def _is_used_within_epoch(callback: Any) -> bool:
-    """Whether the script wrote the callback, and Keras calls it during an epoch."""
-    kind = type(callback)  # Keras' own callbacks decide by the logs, which are equal on all ranks
+    """Whether a callback may stop training on one rank within an epoch: the script wrote it, and Keras calls it there.
+
+    Keras' own callbacks decide by the logs, which are equal on all ranks.
+    """
+    kind = type(callback)
     if kind.__name__ == "LambdaCallback":
         return True
     owners = [base for base in kind.__mro__ if not base.__module__.startswith(("keras.", "tf_keras."))]

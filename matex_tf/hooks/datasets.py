@@ -45,6 +45,7 @@ def _wrap_iter(original: Any) -> Any:
         is_eager = tf.executing_eagerly()
         if is_eager:
             shard_batches.prepare_epoch(self)
+        # Turns, tickets in eager code, or else the dataset itself. Other threads, and own rows, share nothing.
         may_share = agreement.is_watched() and not shard_arrays.is_shard(self)
         by_turns = turns.find_source(self) if may_share and is_eager else None
         by_tickets = shared_batches.find_source(self) if may_share and by_turns is None else None
@@ -148,7 +149,7 @@ def _wrap_next(original: Any) -> Any:
 
 
 def _find_shared_batches(iterator: Any) -> Any:
-    """The source of an iterator's batches for eager code; None if the iterator itself makes them."""
+    """The object that makes an iterator's batches for eager code; None if the iterator itself does."""
     shared = batches.find_shared_batches(iterator)
     return None if isinstance(shared, turns.Pass) and not agreement.is_watched() else shared
 

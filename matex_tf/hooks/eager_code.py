@@ -1,7 +1,8 @@
 """Training steps in eager code: gradients of tapes, optimizers of Keras 3 and 2, and calls of models.
 
-Every rank computes such a step whole, except for calls of Keras models and functions, which ranks may share. The other
-hooks at the end observe the first calls (`first_calls`): reads of tensors, random numbers, and the tapes that record.
+Every rank computes such a step whole. The first hooks keep the ranks' weights equal, after each gradient and update.
+Only calls of Keras models are shared, by the last hook. The hooks before it observe the first calls, which decide
+whether that is possible (`first_calls`): reads of tensors, random numbers, and the tapes that record.
 """
 
 from __future__ import annotations
@@ -65,18 +66,14 @@ def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -
     return make
 
 
-def _list_applied(optimizer: Any, gradients: list[Any], trainable_variables: Any) -> Iterable[Any]:
-    return optimizer._trainable_variables if trainable_variables is None else trainable_variables
-
-
-def _list_paired(optimizer: Any, pairs: list[Any], _: Any) -> Iterable[Any]:
-    return (variable for _, variable in pairs)
-
-
-_KERAS_2 = "optimizers.optimizer:Optimizer", "optimizers.legacy.optimizer_v2:OptimizerV2"
-HOOKS.replace_in(_IF_HOOK_MISSING, "optimizers.base_optimizer:BaseOptimizer.apply")(_wrap_update(_list_applied))
-for _class in _KERAS_2:
-    HOOKS.replace_in(_IF_HOOK_MISSING, keras2=f"{_class}.apply_gradients")(_wrap_update(_list_paired))
+# Keras 3: apply(gradients, trainable_variables=None). Keras 2: apply_gradients(pairs of gradient and variable, ...).
+HOOKS.replace_in(_IF_HOOK_MISSING, "optimizers.base_optimizer:BaseOptimizer.apply")(
+    _wrap_update(lambda optimizer, _, given: optimizer._trainable_variables if given is None else given)
+)
+for _class in ("optimizers.optimizer:Optimizer", "optimizers.legacy.optimizer_v2:OptimizerV2"):
+    HOOKS.replace_in(_IF_HOOK_MISSING, keras2=f"{_class}.apply_gradients")(
+        _wrap_update(lambda optimizer, pairs, _: [variable for _, variable in pairs])
+    )
 
 
 def _put_into_base(owner: Any, name: str, make: Any) -> None:

@@ -1,4 +1,4 @@
-"""`tf.function`: calls in eager code are steps."""
+"""Calls of a `tf.function` in eager code are steps, which ranks share (`steps.function_calls`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _wrap_call(original: Any) -> Any:
     from tensorflow.python.eager import record
 
     def __call__(self, *args, **kwargs):
-        if not tf.executing_eagerly():
+        if not tf.executing_eagerly():  # a call within another function is a part of that step
             return original(self, *args, **kwargs)
         if agreement.is_watched():
             args = tuple(map(_give_whole, args))

@@ -1,4 +1,10 @@
-"""The data of Keras' `fit`, `evaluate` and `predict`: each rank's own rows, and batches of its own in weak scaling."""
+"""The data that a script gives to Keras' `fit`, `evaluate` and `predict`, if these are each rank's own rows.
+
+Such data are arrays or datasets of `matex_tf.shard`, or of a reader. Ranks may have different numbers of rows, and must
+make equally many steps. So `fit` and `evaluate` get a dataset in place of arrays, which gives each step this rank's
+share of the rows (`own_arrays`). In `predict` each rank computes its rows by itself. Data that all ranks have whole
+stay as they are, except in weak scaling, where the batch of `fit` becomes one batch for each rank.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +24,7 @@ from matex_tf.world import world
 _TRAINING, _TESTED = "the training data of fit", "the data of evaluate"
 _INPUTS = ("x", "y", "sample_weight")
 _BATCH_SIZE = 32  # Keras' default
-_state = threading.local()  # `kind`: "fit", "predict", or "" (`_call_kind`)
+_state = threading.local()  # `kind`: "fit" or "predict", the call for which Keras prepares data; "" (`_call_kind`)
 
 HOOKS = KerasTable()
 _TRAINERS = ("models.model:Model", "engine.training:Model")
@@ -46,21 +52,22 @@ def _prepare(arguments: dict[str, Any], trains: bool) -> None:
         elif is_weak:
             arguments["x"] = weak_scaling.group_source(x)
         return
+    # From here on: arrays.
     inputs = _list_inputs(arguments)
     if not inputs:
         return
     are_own = own_arrays.are_own(inputs, name)
-    factor = 1
+    factor = world.get_world().trainers if is_weak else 1  # of the batch size
     if is_weak:
-        factor = world.get_world().trainers
         weak_scaling.say_weak("the batch given to fit is each rank's own")
     if not are_own:
         if is_weak:
             arguments["batch_size"] = (batch_size or _BATCH_SIZE) * factor
         return
+    # A dataset of this rank's own rows replaces them.
     counts = own_arrays.count_rows(inputs, name)
     if not batch_size:
-        batch_size = -(-sum(counts) // steps) if steps else _BATCH_SIZE
+        batch_size = -(-sum(counts) // steps) if steps else _BATCH_SIZE  # rounded up
     batch_size *= factor
     shuffle = bool(arguments.get("shuffle"))
     dealt = own_arrays.agree_on_deal(inputs, batch_size, shuffle, name) if trains else shard_arrays.Dealt()
@@ -165,9 +172,11 @@ def _wrap_predict(original: Any) -> Any:
         x = call.arguments.get("x")
         if not world.is_active() or own_data.is_alone():
             return original(*args, **kwargs)
+        # Data that all ranks have: ranks share the batches.
         if not (_is_own(x) if _is_source(x) else own_arrays.are_for_one(x, "the data of predict")):
             with _call_kind("predict"):
                 return original(*args, **kwargs)
+        # A rank without rows predicts a row of zeros, and returns no predictions.
         with own_data.compute_alone():
             call.arguments["x"], has_rows = own_arrays.prepare_alone(x)
             predictions = original(*call.args, **call.kwargs)

@@ -1,6 +1,7 @@
 """`PyDataset` and `Sequence` of Keras 3: ranks take turns (`input.turns`), so that one rank makes each item.
 
-The first hook finds whether ranks can take turns in a call of Keras; the second one makes the dataset.
+Such an object computes an item, a batch, in Python. Without turns every rank would compute all items. The first hook
+finds whether ranks can take turns in a call of `fit` or the like; the second one makes the dataset of Keras' batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sessions of `tf.compat.v1`: runs are steps, and a saved graph has the script's ops only."""
+"""Sessions of `tf.compat.v1`: ranks share runs (`session_runs`), and a saved graph has the script's ops only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _wrap_do_run(original: Any) -> Any:
             feeds = {**feed_dict, **{tensor.ref(): value for tensor, value in further_feeds.items()}}
             return original(self, handle, operations, tensors, feeds, options, run_metadata)
 
-        if handle is not None:  # of `partial_run`, whose parts are no steps
+        if handle is not None:  # a part of a `partial_run`: ranks share whole runs only
             return run(target_list, fetch_list)
         return session_runs.run_session(self, target_list, fetch_list, feed_dict, run)
 

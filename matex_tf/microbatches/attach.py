@@ -22,7 +22,6 @@ from matex_tf.steps import events, report
 SESSION = "a session of tf.compat.v1 runs it"
 EAGER = "eager code is computed at once: decorate the training step with @tf.function"
 
-
 _cut: dict[int, tuple[list[Left], list[Region]]] = {}
 """By the id of a new plan: the ops on rows that its copy computes for all rows at once, and regions."""
 
@@ -39,7 +38,7 @@ def start_parts() -> None:
 
 def _cut_copy(plan: Any, copy: Any) -> None:
     """Let a new copy cut its program, if a step of `tf.function` has it and auto can measure it."""
-    if not copy.is_ordered:  # of a session
+    if not copy.is_ordered:  # the copy of a session's run, which changes weights if `plan.changed` is not empty
         if plan.changed:
             _report_whole("a training step", SESSION)
         return

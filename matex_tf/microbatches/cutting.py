@@ -1,12 +1,13 @@
 """Selects the ops of a program that run part by part, and replaces them by nodes, the regions.
 
-A part is a number of rows of this rank's slice. A wave is a set of collectives that travel together (`rewrite.waves`).
-A region is a set of ops between two waves, which a loop computes for one part after the other (`region`). The inputs of
-a region that have rows are sliced; its partial sums are added up, and its rows are concatenated. An op that may run
-only once, because it has effects or collectives, is outside of all regions.
+A *part* is some rows of this rank's slice, such as 8 of 32. A *region* is a set of ops that a loop computes for one
+part after the other (`region`). Its inputs with rows are sliced, its partial sums are added up, and its rows are
+concatenated. A region ends before the next *wave*, a set of collectives that travel together (`rewrite.waves`). So a
+step without batch normalization has one region, from the batch to the gradients of the rank. An op that may run only
+once, because it has effects or collectives, is outside of all regions.
 
-The position of an op has a level, which is the number of waves before the op, and a stage within the level. An op that
-is outside of a region, and needs a result of it, moves to the next stage. The ops on rows of one stage are a region.
+The *position* of an op is a level, the number of waves before it, and a stage within the level. An op outside of a
+region that needs a result of it is in the next stage. The ops on rows of one stage are a region.
 
 A `need` is the placement that an op needs for an input (`Decision.needs`); None: the input's own placement.
 """
@@ -67,22 +68,20 @@ class Left(NamedTuple):
 def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Region], Any], left: list[Left]) -> Program:
     """The program with each region replaced by one node.
 
-    Args:
-        gives: the placements that the outputs are brought to.
-        make_emit: returns the `Decision.emit` of a region's node.
-        left: receives the ops on rows outside of all regions.
+    gives: the placements that the outputs are brought to.
+    make_emit: returns the `Decision.emit` of a region's node.
+    left: receives the ops on rows outside of all regions.
     """
     program = paths.drop_unused(program, gives)
     waves.schedule(program, list(gives), is_early=_is_end_of_rows)
     nodes = sorted(program.nodes, key=lambda node: node.level)
     program = Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
+    # Find the regions. An op that cannot be in its region moves other ops to other positions: find them again.
     outside = {id(node): why for node in nodes if (why := _find_obstacle(node))}
-    while True:  # an op that is refused moves other ops to other positions
-        positions = _find_positions(nodes, outside)
-        refused = _find_refused(program, gives, positions)
-        if not refused:
-            break
+    positions = _find_positions(nodes, outside)
+    while refused := _find_refused(program, gives, positions):
         outside.update(refused)
+        positions = _find_positions(nodes, outside)
     left += [Left(node, outside[id(node)]) for node in nodes if id(node) in outside and _has_rows_of_rank(node)]
     return _Rebuilt(program, gives, positions, make_emit).program
 
@@ -146,17 +145,18 @@ def _find_positions(nodes: Sequence[Node], outside: Any) -> dict[int, _Position]
 
     A region has the ops on rows, and the ops between them, which need an op on rows and are needed by one.
 
-    Args:
-        nodes: in the order of levels; a node comes after its inputs.
-        outside: ids of ops that are in no region.
+    nodes: in the order of levels; a node comes after its inputs.
+    outside: ids of ops that are in no region.
     """
     needed = {id(node): list(_list_needed(node)) for node in nodes}
     on_rows = {id(node) for node in nodes if id(node) not in outside and _is_on_rows(node)}
-    before_rows = set(on_rows)  # ops that ops on rows need, in their own level
+    # Backward: the ops on rows, and the ops of the same level that these need, directly or not.
+    before_rows = set(on_rows)
     for node in reversed(nodes):
         if id(node) in before_rows:
             before_rows.update(map(id, needed[id(node)]))
-    after_rows: set[int] = set()  # ops that need ops on rows
+    # Forward: the ops that need ops on rows, directly or not, and the position of each op.
+    after_rows: set[int] = set()
     positions: dict[int, _Position] = {}
     for node in nodes:
         number = id(node)
@@ -164,11 +164,9 @@ def _find_positions(nodes: Sequence[Node], outside: Any) -> dict[int, _Position]
             after_rows.add(number)
         is_between = number in after_rows and number in before_rows and number not in outside
         is_in = (number in on_rows or is_between) and not paths.is_constant(node)
-        stage = 0
-        for one in needed[number]:
-            other = positions[id(one)]
-            must_follow_region = other.is_in_region and not is_in
-            stage = max(stage, other.stage + must_follow_region)
+        # An op outside comes a stage after each region that it needs. Any other op is in the stage of what it needs.
+        before = [positions[id(one)] for one in needed[number]]
+        stage = max((one.stage + (one.is_in_region and not is_in) for one in before), default=0)
         positions[number] = _Position(node.level, stage, is_in)
     return positions
 
@@ -186,11 +184,11 @@ def _find_refused(program: Program, gives: Sequence[Placement], positions: dict[
     """The ids of ops in regions whose inputs cannot be sliced, or whose results cannot be combined, with the reason."""
     refused: dict[int, str] = {}
     for value, need, user in _list_crossings(program, gives, positions):
+        # A value from a region, to which the results of parts cannot be combined:
         source, position = value.node, positions.get(id(value.node))  # None for an input of the program
-        # The results of parts cannot be combined to this result of a region:
         if source is not None and position is not None and position.is_in_region and not _can_leave(value):
             refused[id(source)] = LISTED
-        # A region cannot slice this input:
+        # A value for a region, which the region cannot slice:
         is_whole = value.placement.is_replicated or needs_exchange(value.placement, need)
         is_sliced = user is not None and positions[id(user)].is_in_region and not is_whole
         if is_sliced and not _can_enter(value.placement):
@@ -243,10 +241,12 @@ class _Rebuilt:
         self._make_emit = make_emit
         self._values: dict[int, Value] = {}  # the new value, by the id of the original
         self._nodes: dict[int, Node] = {}  # the new node, or the region, by the id of the original
+        # The values and nodes that ops in other positions use or wait for, by their ids.
         used = {id(value) for value, _, _ in _list_crossings(program, gives, positions)}
         controls = [(one, node) for node in program.nodes for one in node.controls]
         awaited = {id(one) for one, node in controls if positions[id(one)] != positions[id(node)]}
         awaited |= set(map(id, program.effects))
+        # The nodes of each position, in order: one node for a region, copies of the others.
         new_nodes: list[Node] = []
         ordered = sorted(program.nodes, key=lambda node: positions[id(node)])
         for position, group in itertools.groupby(ordered, key=lambda node: positions[id(node)]):
@@ -286,23 +286,19 @@ class _Rebuilt:
         own = set(map(id, nodes))
         constants: dict[int, Node] = {}
         takes: dict[tuple[int, Placement | None], tuple[Value, Placement | None]] = {}
-        for node in nodes:
-            for value, need in _list_used(node):
-                if value.node is not None and paths.is_constant(value.node):
-                    constants[id(value.node)] = value.node
-                elif id(value.node) not in own:
-                    placement = _find_input_placement(value, need)
-                    takes[id(value), placement] = value, placement
+        for value, need in itertools.chain.from_iterable(map(_list_used, nodes)):
+            if value.node is not None and paths.is_constant(value.node):
+                constants[id(value.node)] = value.node
+            elif id(value.node) not in own:
+                placement = _find_input_placement(value, need)
+                takes[id(value), placement] = value, placement
         gives = [value for node in nodes for value in node.outputs if id(value) in used]
         awaited_nodes = [node for node in nodes if id(node) in awaited]
         region = Region([*constants.values(), *nodes], list(takes.values()), gives, awaited_nodes)
         inputs = [self._values.get(id(value), value) for value, _ in region.takes]
         new = Node(StandIn("Parts", []), ("parts", *nodes[0].key), inputs, self._find_controls(nodes))
-        new.decision = Decision(
-            [need for _, need in region.takes],
-            [value.placement for value in gives],
-            self._make_emit(region),
-        )
+        needs = [need for _, need in region.takes]
+        new.decision = Decision(needs, [value.placement for value in gives], self._make_emit(region))
         new.outputs = [self._copy_value(value, new) for value in gives]
         self._nodes.update((number, new) for number in own)
         return new

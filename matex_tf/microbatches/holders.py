@@ -1,7 +1,8 @@
-"""Accumulators: they combine the results of a region's parts, one part after the other (`region`).
+"""Accumulators: they combine the results of a region's parts to the region's results (`region`).
 
-An accumulator of a value has some tensors, which the loop over the parts passes from part to part: `begin` returns the
-tensors before all parts, `add` the tensors after a part, and `finish` computes the value from the last tensors.
+A region computes some rows after the others, in a loop. The accumulator of a partial sum adds up the parts' sums, that
+of rows keeps a list of the parts' rows. `begin` returns the accumulator's tensors before all parts, `add` its tensors
+after a part, and `finish` computes the result from the last tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.gathering import swap_axes
+from matex_tf.rewrite.gathering import join_blocks, split_blocks
 from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import HALF, PARTIAL, SHARDED, SIZES
 from matex_tf.steps.exchanger import find_neutral
@@ -40,7 +41,7 @@ class _Sizes(_Last):
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
         sizes = self.value.placement.sizes
-        is_selected = [one.rows is not None and one.rows.chosen is not None for one in sizes]  # by a mask
+        is_selected = [one.rows is not None and one.rows.chosen is not None for one in sizes]
         whole = part_copy.make_sizes_whole(result, self.value.placement)
         return [tf.where(is_selected[0] if result.shape.rank == 0 else is_selected, tensors[0] + result, whole)]
 
@@ -76,14 +77,9 @@ class _Rows(_Last):
         return [make_list(element_dtype=self.value.dtype) for _ in blocks], [tf.TensorShape([])] * len(blocks)
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
-        placement = self.value.placement
-        rows_first, blocks = swap_axes(result, placement.axis), placement.rows.blocks
-        parts_of_blocks = [rows_first]
-        if len(blocks) > 1:
-            sizes = [block * part_copy.batch_slice.count for block in blocks]
-            parts_of_blocks = tf.split(rows_first, sizes, num=len(blocks))
+        blocks = split_blocks(result, *self.value.placement.layout, part_copy.batch_slice.count)
         push = tf.raw_ops.TensorListPushBack
-        return [push(input_handle=one, tensor=part) for one, part in zip(tensors, parts_of_blocks)]
+        return [push(input_handle=one, tensor=block) for one, block in zip(tensors, blocks)]
 
     def finish(self, tensors: Sequence[Any]) -> Any:
         placement, shape = self.value.placement, self.value.shape
@@ -91,16 +87,10 @@ class _Rows(_Last):
         if shape is not None:
             element_shape = [-1 if size is None else size for size in shape]
             element_shape[placement.axis], element_shape[0] = element_shape[0], -1  # rows first, any number
-        blocks = [
-            tf.raw_ops.TensorListConcatV2(
-                input_handle=one,
-                element_shape=tf.constant(element_shape, tf.int64),
-                leading_dims=tf.constant([], tf.int64),
-                element_dtype=self.value.dtype,
-            )[0]
-            for one in tensors
-        ]
-        return swap_axes(blocks[0] if len(blocks) == 1 else tf.concat(blocks, 0), placement.axis)
+        sizes, none = tf.constant(element_shape, tf.int64), tf.constant([], tf.int64)
+        options = {"element_shape": sizes, "leading_dims": none, "element_dtype": self.value.dtype}
+        blocks = [tf.raw_ops.TensorListConcatV2(input_handle=one, **options)[0] for one in tensors]
+        return join_blocks(blocks, placement.axis)
 
 
 def make_accumulator(value: Value) -> _Last:

@@ -1,6 +1,7 @@
-"""A region in the copy of a step: a loop over the parts of this rank's slice (`cutting`).
+"""Builds a region, a set of ops of a step, as a loop over the parts of this rank's slice (`cutting`).
 
-The tensors of one part are in memory at a time. Accumulators (`holders`) combine the results of the parts.
+So only the tensors of one part are in memory at a time. With 32 rows and parts of 8, the loop has 4 turns. Accumulators
+(`holders`) combine the results of the parts.
 """
 
 from __future__ import annotations
@@ -27,31 +28,32 @@ def compute_parts(region: Region, sizes: Fixed | Fitting, copy: Any, *inputs: An
     part (`sizes`); and the accumulators' tensors.
     """
     count = copy.batch_slice.count  # the number of the rank's rows
-    shapes = [
-        _drop_axis(tf.shape(tensor, tf.int64), value.placement.axis)
+    sharded = [
+        (tf.shape(tensor, tf.int64), value.placement.axis)
         for (value, need), tensor in zip(region.takes, inputs)
         if need is None and value.placement.is_sharded
     ]
+    row_shapes = [tf.concat([shape[:axis], shape[axis + 1 :]], 0) for shape, axis in sharded]
     accumulators = [make_accumulator(value) for value in region.gives]
     are_rows = [value.placement.is_sharded for value in region.gives]
 
     def compute_part(start: Any, size: Any, accumulated: Sequence[Sequence[Any]]) -> list[Any]:
-        part = tf.minimum(size, count - start)  # the number of its rows
+        part_rows = tf.minimum(size, count - start)
         part_copy = copies.copy(copy)
-        part_copy.batch_slice = Slice(start, part, count, copy.batch_slice.contributes, copy.batch_slice.keeps)
+        part_copy.batch_slice = Slice(start, part_rows, count, copy.batch_slice.contributes, copy.batch_slice.keeps)
         results = _copy_region(copy, region, part_copy, inputs)
         parts = zip(accumulators, accumulated, results)
         after = [accumulator.add(part_copy, tensors, result) for accumulator, tensors, result in parts]
         sums = [tensors[0] for tensors, has_rows in zip(after, are_rows) if not has_rows]
         rows = [result for result, has_rows in zip(results, are_rows) if has_rows]
-        return [start + part, sizes.go_on(size, count, part, sums, rows), after]
+        return [start + part_rows, sizes.go_on(size, count, part_rows, sums, rows), after]
 
     starts = [accumulator.begin() for accumulator in accumulators]
     scalar = tf.TensorShape([])
     _, _, accumulated = tf.while_loop(
         lambda start, *_: start < count,
         compute_part,
-        [tf.zeros([], tf.int64), sizes.begin(count, shapes), [tensors for tensors, _ in starts]],
+        [tf.zeros([], tf.int64), sizes.begin(count, row_shapes), [tensors for tensors, _ in starts]],
         shape_invariants=[scalar, scalar, [shapes_of_tensors for _, shapes_of_tensors in starts]],
         parallel_iterations=1,
     )
@@ -64,24 +66,19 @@ def compute_parts(region: Region, sizes: Fixed | Fitting, copy: Any, *inputs: An
     return outputs
 
 
-def _drop_axis(shape: Any, axis: int) -> Any:
-    return tf.concat([shape[:axis], shape[axis + 1 :]], 0)
-
-
 def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any]) -> list[Any]:
     """The results of a region for a part: a copy of its ops.
 
-    Args:
-        copy: the copy of the step, whose slice are the rank's rows of the batch.
-        part_copy: a `Copy` whose slice are the part's rows of the rank's rows.
+    copy: the copy of the step, whose slice are the rank's rows of the batch.
+    part_copy: a `Copy` whose slice are the part's rows of the rank's rows.
     """
-    part, mine = part_copy.batch_slice, copy.batch_slice
-    is_first = tf.equal(part.first, 0)
-    keeps = tf.logical_and(mine.keeps, is_first)  # one part of one rank adds a replicated tensor to a sum
+    part_slice, rank_slice = part_copy.batch_slice, copy.batch_slice
+    is_first = tf.equal(part_slice.first, 0)
+    keeps = tf.logical_and(rank_slice.keeps, is_first)  # one part of one rank adds a replicated tensor to a sum
     body_copy = copies.copy(copy)
     body_copy.transform = None
-    # The part's rows of the batch.
-    body_copy.batch_slice = Slice(mine.first + part.first, part.count, mine.total, mine.contributes, keeps)
+    first = rank_slice.first + part_slice.first  # of the part's rows, in the batch
+    body_copy.batch_slice = Slice(first, part_slice.count, rank_slice.total, rank_slice.contributes, keeps)
     gives = [value.placement for value in region.gives]
     body = Body(body_copy, Program(region.nodes, [], region.gives, region.awaited), gives)
     for node in body.program.nodes:
@@ -112,7 +109,7 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
     elif placement.kind == SIZES:
         # `make_sizes_whole` turns sizes of `count` rows into sizes of `total` rows. With these numbers exchanged, it
         # turns sizes of the rank's rows into sizes of the part's rows.
-        inverse, part = copies.copy(part_copy), part_copy.batch_slice
-        inverse.batch_slice = Slice(part.first, part.total, part.count, True, True)
+        inverse, part_slice = copies.copy(part_copy), part_copy.batch_slice
+        inverse.batch_slice = Slice(part_slice.first, part_slice.total, part_slice.count, True, True)
         tensor = inverse.make_sizes_whole(tensor, placement)
     body.tensors[id(value)] = tensor

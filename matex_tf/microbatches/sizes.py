@@ -4,8 +4,8 @@ A part is a number of the rank's rows. A region is a set of ops that a loop comp
 (`cutting`). The size of a part is the number of rows that it may have; the last part of a region has the rows left.
 
 With auto the first part of a region has one row, and each further part up to four times as many rows, until no rows are
-left or the next part would not fit. So no row is computed only for the measurement, and no size is used that is far
-above the measured ones.
+left or the next part would not fit: 1, 4, 16, 64, 64, ... rows if 64 fit. So no row is computed only for the
+measurement, and no size is used that is far above the measured ones.
 """
 
 from __future__ import annotations
@@ -56,11 +56,10 @@ class Fixed:
     def go_on(self, size: Any, count: Any, part: Any, sums: Sequence[Any], rows: Sequence[Any]) -> Any:
         """The size of the next part.
 
-        Args:
-            size: the value that `begin` or `go_on` returned for the previous part.
-            count, part: the number of rows of the rank, and of the previous part, which is at most `size`.
-            sums: the tensors that accumulate sums and other results without rows.
-            rows: the tensors with rows that the previous part computed.
+        size: the value that `begin` or `go_on` returned for the previous part.
+        count, part: the number of rows of the rank, and of the previous part, which is at most `size`.
+        sums: the tensors that accumulate sums and other results without rows.
+        rows: the tensors with rows that the previous part computed.
         """
         return size
 
@@ -69,26 +68,19 @@ class Fixed:
 class Size:
     """The measurement for rows of one shape."""
 
-    measured_rows: int = 0
-    """The rows of the largest measured part."""
-    fitting_rows: int = 0
-    """The rows that fit according to that part."""
-    safe_rows: int = 1
-    """The rows that may be computed next: no more than fit, and not far above the measured ones."""
-    is_limited: bool = False
-    """Whether the rows of a batch do not fit, so that parts have `fitting_rows` from now on."""
-    max_bytes: float = 0.0
-    """The resident bytes that the process may have, less a margin."""
-    start_bytes: int = 0
-    """Resident bytes before the first part. Later values are too high, as a process may keep freed memory."""
+    measured_rows: int = 0  # of the largest measured part
+    fitting_rows: int = 0  # the rows that fit according to that part
+    safe_rows: int = 1  # rows that may be computed next: no more than fit, and not far above the measured ones
+    is_limited: bool = False  # the rows of a batch do not fit: parts have `fitting_rows` from now on
+    max_bytes: float = 0.0  # the resident bytes that the process may have, less a margin
+    start_bytes: int = 0  # resident bytes before the first part; later, freed memory may count, too
 
 
 class Fitting:
     """The number of rows that fit, for one region of a step.
 
-    Args:
-        place: names the step.
-        of_step: the `Fitting` of each region of the step; this one is added.
+    place: names the step.
+    of_step: the `Fitting` of each region of the step; this one is added.
     """
 
     def __init__(self, place: str, of_step: list[Fitting]):
@@ -129,11 +121,10 @@ class Fitting:
     def note_part(self, part_size: Any, count: Any, part: Any, sums: Any, rows: Any, *_: Any) -> np.int64:
         """The size of the next part, after a part.
 
-        Args:
-            part_size: the result of `start` or `note_part` for the part.
-            count: the rows of the rank.
-            part: the rows of the part.
-            sums, rows: the bytes of accumulated sums, and of the part's rows that are kept.
+        part_size: the result of `start` or `note_part` for the part.
+        count: the rows of the rank.
+        part: the rows of the part.
+        sums, rows: the bytes of accumulated sums, and of the part's rows that are kept.
         """
         size = self._measured
         if size is None or part < size.measured_rows:  # not measured, or a smaller last part

@@ -31,7 +31,7 @@ def _load(name: str) -> Any:
 
 
 def install() -> None:
-    """Install all patches. Communicates only where TensorFlow is not needed."""
+    """Install all patches."""
     for module in map(_load, _ALWAYS):
         module.install() if hasattr(module, "install") else module.HOOKS.install()
     if owners.is_chosen() or update_costs.are_noted():

@@ -1,4 +1,6 @@
-"""Patches of TensorFlow: control flow in traces, text of errors, `tf.distribute`, and compilation by XLA."""
+"""Patches of TensorFlow: collectives in branches and loops, the text of errors, `tf.distribute`, and collectives in
+functions that XLA compiles.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ _PYTHON = "tensorflow.python"
 _OWN_FILES = [os.path.abspath(str(module.__file__)) for module in (settings, ops)]
 _OWN_FOLDERS = tuple(os.path.join(os.path.dirname(path), "") for path in _OWN_FILES)
 _DEFAULTS = "_DefaultDistributionStrategy _DefaultDistributionStrategyV1 _DefaultReplicaThreadStrategy".split()
+"""The strategies of a script that uses none."""
 _SKIPPED_PACKAGES = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "runpy", "importlib")
 """Packages whose frames may be between the user's line and ours."""
 

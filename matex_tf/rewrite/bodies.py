@@ -1,7 +1,10 @@
 """Builds the copy of one program: the ops of level 0, the collectives of wave 0, the ops of level 1, and so on.
 
-Levels and waves come from `waves`. Ops that need no change are kept by their definitions (`kept`); the others are
-created.
+A wave is a group of collectives that travel together (`waves`). Ops that need no change are *kept*: their definitions
+are copied in the end (`kept`), which is faster than creating ops.
+
+A *publication* is used if each rank has computed a piece of a weight's new value. Without it, an all-gather would make
+the new value whole, and an op would assign it. A publication brings each piece into the variables of all ranks at once.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ class Body:
         self.after: list[Any] = []
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of the program for these inputs. `after` is set, too."""
         self.tensors = {id(value): tensor for value, tensor in zip(self.program.inputs, inputs)}
         if self.copy.is_ordered:
             self.publications = {
@@ -68,12 +72,13 @@ class Body:
         """The outputs, after the ops of each level and the exchanges of each wave. Nodes must be in the order of their
         levels.
         """
-        published = self._list_published()
-        values = [[exchange.value for exchange in wave] for wave in exchanges]
-        labels_of_waves = labels.label_waves(
-            self.program, [[value for value in wave if id(value) not in self.publications] for wave in values]
-        )
+        # Divide each wave into publications and other exchanges. Labels tell which of these carry gradients.
+        pieces = [[one.value for one in wave if id(one.value) in self.publications] for wave in exchanges]
+        other_exchanges = [[one for one in wave if id(one.value) not in self.publications] for wave in exchanges]
+        labels_of_waves = labels.label_waves(self.program, [[one.value for one in wave] for wave in other_exchanges])
         last_labelled = max((level for level, wave in enumerate(labels_of_waves) if any(wave)), default=None)
+        # Build level by level. A constant is created where it is used.
+        published = self._list_published()
         nodes = (node for node in self.program.nodes if id(node) not in published and not paths.is_constant(node))
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
         for level in range(len(exchanges) + 1):
@@ -83,13 +88,13 @@ class Body:
                 else:
                     self._build_node(node)
             if level < len(exchanges):
-                wave = [exchange for exchange in exchanges[level] if id(exchange.value) not in self.publications]
-                self._exchange(wave, labels_of_waves[level], is_last=level == last_labelled)
-                self._publish([value for value in values[level] if id(value) in self.publications])
+                self._exchange(other_exchanges[level], labels_of_waves[level], is_last=level == last_labelled)
+                self._publish(pieces[level])
         outputs = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
         for tensor, value, need in zip(outputs, self.program.outputs, self.gives):
             if (shape := self._find_shape(value, need)) is not None:
                 tensor.set_shape(shape)
+        # Effects of kept ops have happened when the op that stands for all kept ops has run.
         kept = [node for node in self.program.effects if node in self.kept]
         self.after = self._wait_for([node for node in self.program.effects if node not in self.kept])
         self.after += self.kept.finish(kept)
@@ -107,7 +112,8 @@ class Body:
             return
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         before = self._wait_for(node.controls)
-        # All ranks must run collectives in the same order, so an op with collectives waits for the last one.
+        # All ranks must run collectives in the same order, so an op with collectives waits for the last one. If ops are
+        # not ordered otherwise, any branch or loop waits.
         has_collectives = has_collective(node) or any(body.has_collectives for body in node.bodies)
         is_ordered = has_collectives or (bool(node.bodies) and not self.copy.is_ordered)
         before += self.last if is_ordered else []
@@ -123,7 +129,7 @@ class Body:
             self.last = [tensors[0].op]
 
     def _wait_for(self, nodes: Sequence[Node]) -> list[Any]:
-        """The operations of the graph after which these ops have run."""
+        """The operations of the graph after which the ops of these nodes have run."""
         created = [op for node in nodes for op in self.operations.get(id(node), ())]
         return created + self.kept.wait_for([node for node in nodes if node in self.kept])
 
@@ -136,13 +142,12 @@ class Body:
 
     def _find_input(self, value: Value, need: Placement | None) -> Any:
         """The tensor that a kept op takes; the value itself if another kept op computes it."""
-        if paths.find_path(value, need) == paths.SAME:
-            node = value.node
-            if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.takes(node):
-                self.kept.add(node, [], [])
-            if value in self.kept:
-                return value
-        return self._convert(value, need)
+        if paths.find_path(value, need) != paths.SAME:
+            return self._convert(value, need)
+        node = value.node
+        if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.takes(node):
+            self.kept.add(node, [], [])
+        return value if value in self.kept else self._convert(value, need)
 
     def _find_tensor(self, value: Value) -> Any:
         """The tensor of a value in this graph."""
@@ -171,11 +176,11 @@ class Body:
         return self.counted[key]
 
     def _convert(self, value: Value, need: Placement | None) -> Any:
-        """The tensor of a value in the placement `need`. A collective that this needs has been made before."""
+        """The tensor of a value in the placement `need`. If this needs a collective, `_exchange` has run it before."""
         path = paths.find_path(value, need)
         if path == paths.SAME or need is None:
             return self._find_tensor(value)
-        if path == paths.COUNTED:
+        if path == paths.COUNTED:  # the numbers follow from the number of rows of the batch, or of this rank's slice
             batch_slice = self.copy.batch_slice
             sizes = value.placement.sizes or need.sizes
             return self._count(value, sizes, batch_slice.total if need.kind == REPLICATED else batch_slice.count)
@@ -187,7 +192,7 @@ class Body:
                 self.brought[key] = self.copy.slice_rows(self._convert(value, WHOLE), need)
             elif need.kind == PIECE:
                 self.brought[key] = cut_piece(self._convert(value, WHOLE), need.cuts, self.copy.exchanger.rank)
-            elif value.placement.kind == SIZES:
+            elif value.placement.kind == SIZES:  # numbers of rows; `whole` has numbers of rows that a mask selects
                 tensor = self.whole[id(value)] if id(value) in self.whole else self._find_tensor(value)
                 self.brought[key] = self.copy.make_sizes_whole(tensor, value.placement)
             else:
@@ -198,6 +203,7 @@ class Body:
         """Run the exchanges of one wave after those of the wave before. is_last: no later wave has labelled values."""
         if not wave:
             return
+        # One value may need several requests: rows are gathered block by block.
         values, pieces = [exchange.value for exchange in wave], [exchange.find_piece() for exchange in wave]
         prepared = [prepare(self.copy, value, self._find_tensor(value), piece) for value, piece in zip(values, pieces)]
         requests = [request for each in prepared for request in each.requests]
@@ -240,10 +246,9 @@ class Body:
 def _find_publications(program: Program, needs: Sequence[Placement]) -> dict[int, Node]:
     """The assignments that a publication replaces, by the id of the assigned piece.
 
-    An assignment qualifies if no other op needs the piece as a whole tensor. Every rank holds the whole variable, so
-    the ranks publish their new values to one another.
+    It replaces an assignment of a piece to a whole variable if no other op needs the piece as a whole tensor.
     """
-    users: dict[int, list[Node | None]] = {}  # of each piece that becomes whole: assignments, or None
+    users: dict[int, list[Node | None]] = {}  # of each piece that becomes whole: assignments; None: another use
     for value, need, node in program.iterate_needs(needs):
         if value.placement.is_piece and needs_exchange(value.placement, need):
             is_assigned = node is not None and node.type in ASSIGNS and node.inputs[1] is value

@@ -1,16 +1,19 @@
-"""Functions that XLA compiles (`jit_compile=True`): a call stays one compiled function with its collectives inside."""
+"""Calls of functions that XLA compiles (`jit_compile=True`): the copy compiles them with their collectives inside.
+
+XLA needs the shapes of all tensors when it compiles, and a rank does not know how many rows the others have. So in
+compiled code ranks do not gather rows: each puts its rows into a tensor of zeros for all rows, and these are added up.
+"""
 
 from __future__ import annotations
 
 import copy as copies
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.functions import find_callee
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError
-from matex_tf.rewrite.placement import PARTIAL, Placement
+from matex_tf.rewrite.nodes import Decision, Node, Value, require
+from matex_tf.rewrite.placement import PARTIAL
 from matex_tf.rewrite.sharing import Request, Slice
 
 MUST_COMPILE = "_XlaMustCompile"
@@ -23,13 +26,13 @@ def is_compiled(op: Any) -> bool:
 
 
 def place_call(reader: Any, node: Node) -> Decision:
-    """Decide on a call whose inputs have rows: its function becomes a body, as a branch does. If XLA cannot compile one
-    of the exchanges, all ranks compute the call on whole inputs.
+    """Decide on a call whose inputs have rows: its function becomes a body, as a branch does.
+
+    Raises NoRuleError if XLA cannot compile one of the exchanges: the call then takes whole inputs.
     """
     callee = find_callee(node.op, node.read_attribute("f").name)
     body = reader.read(callee, node.placements, (*node.key, "compiled"), [value.constant for value in node.inputs])
-    if not all(map(_can_travel, _list_exchanged(body))):
-        raise NoRuleError
+    require(all(_can_travel(value) for value, _ in body.iterate_exchanged()))
     node.bodies = [body]
     gives = [value.placement for value in body.outputs]
 
@@ -54,29 +57,17 @@ def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any
     return tf.function(function, jit_compile=True, autograph=False)
 
 
-def _list_exchanged(program: Any) -> Iterable[tuple[Placement, Any]]:
-    """The placement and the dtype of each value that a program exchanges."""
-    for value, need, _ in program.iterate_needs():
-        if needs_exchange(value.placement, need):
-            yield value.placement, value.dtype
-    for body in (body for node in program.nodes for body in node.bodies):
-        yield from _list_exchanged(body)
-
-
-def _can_travel(exchanged: tuple[Placement, Any]) -> bool:
+def _can_travel(value: Value) -> bool:
     """Whether XLA can exchange a value. It cannot exchange strings, nor rows that a mask selects: their number on the
     other ranks is unknown.
     """
-    placement, dtype = exchanged
-    inner = placement.item or placement
+    inner, dtype = value.placement.item or value.placement, value.dtype
     is_counted = inner.kind == PARTIAL or (inner.is_sharded and inner.rows.chosen is None)
     return is_counted and dtype.name != "string"
 
 
 class _Padding:
-    """Exchanges inside a compiled function, where XLA needs static shapes. A gather becomes a sum of full-size tensors
-    that are 0 in the rows of the other ranks.
-    """
+    """The `Exchanger` inside of a compiled function: it gathers rows by sums of padded tensors."""
 
     def __init__(self, copy: Any):
         self.exchanger, self.batch_slice, self.rank = copy.exchanger, copy.batch_slice, copy.exchanger.rank
@@ -86,18 +77,14 @@ class _Padding:
     ) -> list[Any]:
         from matex_tf.ops import overlap
 
-        given = [
-            Request("sum", self._pad(request.tensor)) if request.kind == "gather" else request for request in requests
-        ]
+        padded = [Request("sum", self._pad(one.tensor)) if one.kind == "gather" else one for one in requests]
         with overlap.trace_for_xla():
-            found: list[Any] = self.exchanger.exchange(given, batch_slice, labels, is_last)
-        return found
+            return list(self.exchanger.exchange(padded, batch_slice, labels, is_last))
 
     def _pad(self, rows: Any) -> Any:
         """The rows at their place among the rows of all ranks, and 0 elsewhere."""
-        batch_slice = self.batch_slice
-        length = tf.shape(rows, tf.int64)[0]
-        unit = length // batch_slice.count
+        batch_slice, length = self.batch_slice, tf.shape(rows, tf.int64)[0]
+        unit = length // batch_slice.count  # entries for each row of the batch
         before = unit * batch_slice.first
         ends = tf.reshape(tf.stack([before, unit * batch_slice.total - before - length]), [1, 2])
         return tf.pad(rows, tf.concat([ends, tf.zeros([tf.rank(rows) - 1, 2], tf.int64)], 0))

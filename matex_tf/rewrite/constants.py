@@ -1,4 +1,4 @@
-"""Constant folding: values that are fixed before the graph runs, such as axes and shapes."""
+"""Constant folding: finds values that are fixed before the graph runs. Rules need the axes and shapes of many ops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def find_constants(node: Node) -> None:
 
 
 def note_sizes(value: Value) -> None:
-    """Turn the sizes that a rule found into a constant, if all of them are fixed."""
+    """Turn the sizes in the placement of a value into its constant, if all of them are fixed."""
     numbers = [size.value for size in value.placement.sizes]
     shape = value.tensor.shape
     if None not in numbers and shape.rank in (0, 1) and value.constant is None:
@@ -50,6 +50,7 @@ def find_shapes(node: Node) -> list[list[int | None] | None]:
         return []
     if any(value.dtype.name in ("resource", "variant") for value in node.inputs):
         return []
+    # Create the op in a graph of its own, where TensorFlow infers the shapes of its outputs.
     with tf.Graph().as_default() as graph:
         inputs = [
             tf.compat.v1.placeholder(value.dtype, value.shape)
@@ -58,9 +59,8 @@ def find_shapes(node: Node) -> list[list[int | None] | None]:
             for value in node.inputs
         ]
         attributes = {name: value for name, value in node.definition.attr.items() if not name.startswith("_")}
-        created = graph._create_op_internal(
-            node.type, inputs, [tensor.dtype for tensor in op.outputs], attrs=attributes
-        )
+        dtypes = [tensor.dtype for tensor in op.outputs]
+        created = graph._create_op_internal(node.type, inputs, dtypes, attrs=attributes)
         return [None if tensor.shape.rank is None else tensor.shape.as_list() for tensor in created.outputs]
 
 
@@ -80,16 +80,16 @@ _evaluated: dict[tuple[str, _Attributes, tuple[Any, ...]], list[np.ndarray]] = {
 _MAX_EVALUATED = 4096
 
 
-def evaluate(node: Node, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+def evaluate(node: Node, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Run the op of a node on these arrays. Returns an empty list if the op cannot run now."""
     attributes = tuple(
         (name, value.SerializeToString(deterministic=True)) for name, value in sorted(node.definition.attr.items())
     )
-    key = node.type, attributes, tuple((array.dtype.str, array.shape, array.tobytes()) for array in given)
+    key = node.type, attributes, tuple((array.dtype.str, array.shape, array.tobytes()) for array in inputs)
     if key not in _evaluated:
         if len(_evaluated) >= _MAX_EVALUATED:
             _evaluated.clear()
-        _evaluated[key] = evaluate_op(node.op, list(given))
+        _evaluated[key] = evaluate_op(node.op, list(inputs))
     return _evaluated[key]
 
 

@@ -1,7 +1,9 @@
-"""Branches and loops. Each body is a program of its own, for the placements of its inputs.
+"""Rules for `tf.cond`, `tf.switch_case` and `tf.while_loop`. Each branch and loop body is a program of its own.
 
-All ranks take the same branch, and the same number of turns: conditions are whole. The outputs of all branches, and
-the variables that a loop carries from turn to turn, need placements that hold after each branch and turn.
+Conditions become whole, so all ranks take the same branch, and the same number of turns of a loop. An output needs one
+placement whichever branch was taken, and a variable of a loop needs one before and after each turn. For example, if one
+branch returns a partial sum and the other a constant, the output is a partial sum: rank 0 keeps the constant, the other
+ranks have 0.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def needs_exchange(placement: Placement, need: Placement | None) -> bool:
         return need.kind != PARTIAL
     if placement.kind in (SHARDED, PIECE):
         return not placement.has_layout(need)
-    if placement.kind == SIZES:
+    if placement.kind == SIZES:  # a rank does not know how many rows a mask has selected on the others
         return any(size.rows is not None and size.rows.chosen is not None for size in placement.sizes)
     if placement.kind == LIST:
         item, needed_item = (each.item if each.kind == LIST else None for each in (placement, need))
@@ -97,27 +99,27 @@ def _join_branches(node: Node, index: int) -> Placement:
 def place_loop(reader: Any, node: Node) -> Decision:
     """`tf.while_loop`: finds placements of the loop variables that a turn preserves.
 
-    The body is read with the placements that the variables have before the loop. Where a turn gives another placement,
-    the variable gets one to which both can be brought, and the body is read again, until no placement changes.
+    The body is read with the placements that the variables have before the loop. If a turn changes the placement of a
+    variable, the variable gets one to which both can be brought, and the body is read again, until none changes.
     """
     cond_name, body_name = (node.read_attribute(name).name for name in ("cond", "body"))
     body_graph, inputs = find_callee(node.op, body_name), node.inputs
-    # Whether a turn leaves a loop variable unchanged.
+    # For each loop variable: whether a turn leaves it unchanged, its placement, and whether that placement is final.
     are_kept = [output is tensor for tensor, output in zip(body_graph.inputs, body_graph.outputs, strict=True)]
     constants = [value.constant if is_kept else None for value, is_kept in zip(inputs, are_kept)]
     carried = [_find_start(value, is_kept) for value, is_kept in zip(inputs, are_kept)]
-    are_fixed = are_kept  # whether the placement of a variable stays
+    are_fixed = are_kept
     for _ in range(MAX_READINGS):
         body = reader.read_turn(body_graph, carried, (*node.key, "body"), constants)
         strip = strip_slice if body.takes_batch else strip_placement
         results = [strip(value.placement) for value in body.outputs]
-        # First variables that can be carried in slices get slices, since other placements may follow from these.
+        # First, variables that can be carried in slices get slices, since other placements may follow from these.
         can_slice = map(_can_slice, inputs, carried, body.outputs, results)
         new = [
             result if is_sliced and not is_fixed else old
             for old, result, is_sliced, is_fixed in zip(carried, results, can_slice, are_fixed)
         ]
-        if new == carried:
+        if new == carried:  # no slice was added: join the placements of all variables
             new = [old if is_fixed else join(old, result) for old, result, is_fixed in zip(carried, results, are_fixed)]
         if new == carried:
             break

@@ -1,6 +1,7 @@
 """Builds the copy of a step: its ops on this rank's rows, with collectives between them.
 
-A `Copy` builds each program of a step by a `Body`, and gives the rules' `emit` functions this rank's slice.
+A step has a program for its graph, and one for each branch and loop body. `Copy.build` makes the ops of one program
+(`bodies.Body`). Where a rule replaces an op, its `emit` function gets the `Copy`, and finds there this rank's slice.
 """
 
 from __future__ import annotations
@@ -36,12 +37,9 @@ class Copy:
     """Whether ops with effects run in the order of their creation, as in functions that eager code calls."""
 
     def __init__(
-        self,
-        batch_slice: Slice,
-        exchanger: Exchanger,
-        make_slice: Callable[[Sequence[Any]], Slice] | None = None,
+        self, batch_slice: Slice, exchanger: Exchanger, make_slice: Callable[[Sequence[Any]], Slice] | None = None,
         make_own_slice: Callable[[Sequence[Any], Any], OwnRows] | None = None,
-    ):
+    ):  # fmt: skip
         self.batch_slice, self.exchanger = batch_slice, exchanger
         self.make_slice, self.make_own_slice = make_slice, make_own_slice
         self.transform: Callable[[Program, Sequence[Placement]], Program] | None = None
@@ -71,9 +69,7 @@ class Copy:
         return tf.where(self.batch_slice.keeps, tensor, tf.zeros_like(tensor))
 
     def make_once(self, key_parts: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
-        """The tensors that `make` creates in the current graph, once for equal `key_parts`: a tensor, and hashable
-        values.
-        """
+        """The tensors that `make` creates, once for each graph and equal `key_parts`: a tensor, and hashable values."""
         tensor, *rest = key_parts
         key = id(tf.compat.v1.get_default_graph()), id(tensor), *rest
         if key not in self._once:
@@ -121,6 +117,7 @@ class Copy:
         sizes = tf.shape(tensor, tf.int64)
         length, is_axis = sizes[to.axis], tf.equal(tf.range(tf.rank(tensor)), to.axis)
         known = None if tensor.shape.rank is None else tensor.shape.as_list()[to.axis]
+        # Each block has all rows of the batch, `unit` entries for each row. The rank takes its rows of each block.
         block_start, parts = tf.constant(0, tf.int64), []
         for index, block in enumerate(blocks):
             unit = length // batch_slice.total if len(blocks) == 1 else tf.constant(block, tf.int64)
@@ -138,9 +135,7 @@ class Copy:
         return rows
 
     def make_sizes_whole(self, tensor: Any, placement: Placement) -> Any:
-        """Turn sizes of this rank's slice into sizes of the whole batch. Needs no message: each row has equally many
-        entries.
-        """
+        """Turn sizes of this rank's slice into sizes of the whole batch: 6 entries of 2 rows are 15 of 5 rows."""
         count, total = (tf.cast(number, tensor.dtype) for number in (self.batch_slice.count, self.batch_slice.total))
         counts = [size.rows is not None and size.rows.chosen is None for size in placement.sizes]
         mask = counts[0] if tensor.shape.rank == 0 else counts

@@ -1,9 +1,9 @@
-"""Iterators, datasets and optionals that give each rank its rows of a batch, rather than the whole batch.
+"""Feeds: how a step takes batches from an iterator that gives each rank its rows, rather than the whole batch.
 
-A feed decides how ops use an iterator whose batches are divided: it replaces "take the whole batch" by ops that take
-the rank's rows. Tensors of iterators, datasets and optionals carry their feed in `Placement.feed`, and the rules ask it
-for the `Decision` on an op that takes such a tensor. A tensor that is made of it has the same feed, or one of wider
-elements.
+If a step loops over a dataset, its graph has an op that takes a whole batch. The feed of the dataset replaces that op
+by ops that take the rank's rows. A tensor that stands for the dataset, for an iterator over it, or for an optional
+batch of it, has the feed in its placement (`Placement.feed`). `propagate` asks the feed for the `Decision` on each op
+that takes such a tensor.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ class SharedFeed:
     specs: the dtypes and shapes of the flat tensors of an element.
     are_rows: which of the flat tensors of a batch have rows.
     communicates: whether `take` runs collectives.
-    take: `take(copy, element)` adds ops to the graph; it gives the tensors of a batch and the rank's share.
-    origin: the feed of the dataset from which the elements come, if this feed widens it; by default this feed.
+    take: `take(copy, element)` adds ops to the graph; it returns the tensors of a batch with this rank's rows, and the
+        rank's `sharing.Slice`.
+    origin: for the feed of a `ZipDataset`, as `enumerate` makes it: the feed of the dataset with the batches. Otherwise
+        this feed.
     _zipped: the placements of `ZipDataset` ops, so that each reading of a loop finds equal placements.
     """
 
@@ -88,36 +90,35 @@ class SharedFeed:
         return Decision([WHOLE], [WHOLE])  # all ranks have batches, or none
 
     def pass_on(self, node: Node, placement: Placement) -> Decision:
+        # MakeIterator returns nothing: the placement goes to the op that created the iterator, decided on before.
         if node.type == "MakeIterator":
-            # The op returns nothing: the placement goes to the op that created the iterator, decided on before.
             iterator = node.inputs[1].node
             if iterator is None or iterator.type != "AnonymousIteratorV3":
                 raise FeedRefusedError(self.origin, f"{node.type} '{node.op.name}' is for an iterator from outside")
             iterator.decide_on(iterator.decide([], placement, emit=lambda copy: self._create(iterator)))
             return node.decide([])
+        # Ops whose results have the elements of the dataset, or these with numbers.
         if node.type == "IteratorGetNextAsOptional" or node.type in _ORDERS:
             return node.decide([], placement, emit=lambda copy, *inputs: self._create(node, *inputs))
         if node.type == "ZipDataset" and sum(value.placement.feed is not None for value in node.inputs) == 1:
-            return self._zip(node)
+            if node.op not in self._zipped:
+                self._zipped[node.op] = Placement(REPLICATED, feed=self._widen(node))
+            zipped = self._zipped[node.op]
+            return node.decide([], zipped, emit=lambda copy, *inputs: zipped.feed._create(node, inputs))
         if takes_rows(node) or any(value.dtype.name == "variant" for value in node.outputs):
             why = f"{node.type} '{node.op.name}' takes the elements of the dataset itself"
             raise FeedRefusedError(self.origin, why)
+        # Other ops take the handle as it is.
         return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
 
-    def _zip(self, node: Node) -> Decision:
-        """`ZipDataset` of the dataset of this feed and of ranges of numbers, as `enumerate` makes it."""
-        if node.op not in self._zipped:
-            self._zipped[node.op] = Placement(REPLICATED, feed=self._widen(node))
-        placement = self._zipped[node.op]
-        return node.decide([], placement, emit=lambda copy, *inputs: placement.feed._create(node, inputs))
-
     def _widen(self, node: Node) -> SharedFeed:
-        """The feed of elements of which one part is an element of this feed, and each other part a number."""
+        """The feed of a `ZipDataset`. One part of its elements is an element of this feed, each other part a number."""
         others = [value for value in node.inputs if value.placement.feed is None]
         types = list(map(_find_type_of_range, others))
         if None in types:
             why = f"{node.type} '{node.op.name}' takes another dataset, too, in which ranks may find different elements"
             raise FeedRefusedError(self.origin, why)
+        # The tensors from `start` to `end` of an element belong to this feed.
         start = next(index for index, value in enumerate(node.inputs) if value.placement.feed is not None)
         end = start + len(self.specs)
         numbers = [(dtype, tf.TensorShape([])) for dtype in types]

@@ -1,4 +1,4 @@
-"""The graphs of functions that ops call, or that replace an op, and the order in which the ops of a graph are read."""
+"""What `propagate` reads: a graph's ops in order, and the graphs of functions that ops call, or that replace ops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
 
 
 class OpRecord:
-    """The facts about an op that each reading of its graph needs: its tensors and ops, by their ids.
+    """The facts about an op that each reading of its graph needs. TensorFlow computes them at each access.
 
     number: the id of the op.
     needs: the ops that run before it.
@@ -86,7 +86,7 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
     The graph has the inputs and outputs of the op, in their order.
     """
     from tensorflow.python.eager import context
-    from tensorflow.python.framework import function_def_to_graph
+    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
     tensors = list(op.inputs) if inputs is None else list(inputs)
     function = op.graph._get_function(name)
@@ -97,9 +97,7 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
     if definition is None:
         raise LookupError(f"the graph of the function {name}, which {op.type} '{op.name}' calls, is not known")
     with op.graph.as_default():  # which has the functions that this one calls
-        return function_def_to_graph.function_def_to_graph(
-            definition, input_shapes=[tensor.shape for tensor in tensors]
-        )
+        return function_def_to_graph(definition, input_shapes=[tensor.shape for tensor in tensors])
 
 
 def list_ops(graph: Any, effects: Iterable[Any], has_loops: bool = False) -> list[OpRecord]:
@@ -110,6 +108,7 @@ def list_ops(graph: Any, effects: Iterable[Any], has_loops: bool = False) -> lis
 
     has_loops: the graph may have loops of tf.compat.v1, whose back edges are left out.
     """
+    # Find the ops, backward from the outputs.
     input_ids = {id(tensor) for tensor in graph.inputs}
     pending = [*(tensor.op for tensor in graph.outputs if id(tensor) not in input_ids), *effects]
     records: dict[Any, OpRecord] = {}
@@ -118,6 +117,7 @@ def list_ops(graph: Any, effects: Iterable[Any], has_loops: bool = False) -> lis
         if op not in records:
             records[op] = OpRecord(op, list_inputs(op) if has_loops else op.inputs, input_ids)
             pending += records[op].needs
+    # List them in the order of their creation, each after the ops that it needs (a depth-first search).
     ordered: list[OpRecord] = []
     is_listed: dict[Any, bool] = {}  # False: the op waits for its inputs
     for created in graph.get_operations():

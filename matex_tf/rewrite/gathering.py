@@ -1,6 +1,8 @@
-"""The requests of a collective on a value, and the whole tensor that is made of their results.
+"""How a value is exchanged: the requests to the ranks, and the whole tensor that is made of their results.
 
-A `Body` prepares all exchanges of a wave, hands their requests to the exchanger together, and finishes each.
+`bodies.Body` prepares all exchanges of a wave, hands their requests to the exchanger together, and finishes each one.
+Ranks gather along the first axis. So a tensor that is sharded along axis 2 is gathered with this axis in front, and a
+tensor of two blocks (`placement.Rows`) block by block: all rows of block 0 come before the rows of block 1.
 """
 
 from __future__ import annotations
@@ -38,22 +40,30 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
 
 
 def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
-    """Gathers rows with the sharded axis in front, block by block."""
-    rows_first = swap_axes(tensor, axis)
-    parts = [rows_first]
-    if len(rows.blocks) > 1:
-        parts = tf.split(rows_first, [block * copy.batch_slice.count for block in rows.blocks], num=len(rows.blocks))
-
     def finish(results: Sequence[Any]) -> Any:
-        whole = swap_axes(results[0] if len(results) == 1 else tf.concat(list(results), 0), axis)
+        whole = join_blocks(results, axis)
         if tensor.shape.rank is not None:
             whole.set_shape([None if index == axis else size for index, size in enumerate(tensor.shape)])
         return whole
 
-    return Prepared([Request("gather", part) for part in parts], finish)
+    blocks = split_blocks(tensor, axis, rows, copy.batch_slice.count)
+    return Prepared([Request("gather", block) for block in blocks], finish)
 
 
-def swap_axes(tensor: Any, axis: int) -> Any:
+def split_blocks(tensor: Any, axis: int, rows: Rows, count: Any) -> list[Any]:
+    """The blocks of a tensor that is sharded along `axis`, each with this axis in front. count: the rank's rows."""
+    rows_first = _swap_axes(tensor, axis)
+    if len(rows.blocks) == 1:
+        return [rows_first]
+    return list(tf.split(rows_first, [block * count for block in rows.blocks], num=len(rows.blocks)))
+
+
+def join_blocks(blocks: Sequence[Any], axis: int) -> Any:
+    """The tensor that consists of these blocks; see `split_blocks`."""
+    return _swap_axes(blocks[0] if len(blocks) == 1 else tf.concat(list(blocks), 0), axis)
+
+
+def _swap_axes(tensor: Any, axis: int) -> Any:
     """The tensor with this axis and the first one exchanged."""
     if axis == 0:
         return tensor
@@ -63,7 +73,7 @@ def swap_axes(tensor: Any, axis: int) -> Any:
 
 
 def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
-    """Numbers of rows that a mask selected: each rank knows its own number, and the sum is the script's."""
+    """Adds up numbers of rows that a mask selected. Each rank knows its own number. Other sizes stay."""
     are_selected = [size.rows is not None and size.rows.chosen is not None for size in placement.sizes]
     mask = tf.constant(are_selected[0] if tensor.shape.rank == 0 else are_selected)
     part = tf.where(mask, tensor, tf.zeros_like(tensor))

@@ -67,16 +67,12 @@ def iterate_graphs(graph: Any) -> Iterator[Any]:
     pending, seen = [graph], {id(graph)}
     for current in pending:
         yield current
-        calls = filter(_is_call, current.get_operations())
+        calls = (op for op in current.get_operations() if any(kind in op.type for kind in _CALLS))
         for name in (name for op in calls for name in list_functions(op.node_def)):
             called = getattr(current._get_function(name), "graph", None)
             if called is not None and id(called) not in seen:
                 seen.add(id(called))
                 pending.append(called)
-
-
-def _is_call(op: Any) -> bool:
-    return any(kind in op.type for kind in _CALLS)
 
 
 def evaluate_op(op: Any, inputs: list[Any]) -> list[Any]:

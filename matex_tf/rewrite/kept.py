@@ -1,8 +1,9 @@
-"""Ops that a copy (`emit`) keeps: their definitions are spliced into the copy's function, and no Python op is created.
+"""Ops that the copy of a step keeps as they are: their definitions are added to the copy's function after its trace.
 
-Creating an op from Python takes 0.1 ms, copying its definition 0.001 ms. While the other ops of the copy are created,
-`FakeParam` ops stand in for the outputs of kept ops, and one call op consumes all inputs of kept ops. `trace_copy`
-replaces these by the kept ops, once the function has been traced.
+The reason is time: creating an op from Python takes 0.1 ms, copying its definition 0.001 ms. While the copy is traced,
+the kept ops do not exist. If a created op takes the output of a kept op, a `FakeParam` op stands in for the output. One
+call op, "matex_tf_kept", takes all tensors that kept ops take from created ops. When the trace has ended, `trace_copy`
+replaces the stand-ins and the call op by the kept ops in the definition of the function.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def trace_copy(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """The ConcreteFunction of a Python function that builds copies, for inputs of these specs; see `tf.function`."""
     with _are_kept.set():
         traced = tf.function(function, autograph=False, input_signature=specs).get_concrete_function()
-    pending = [(traced.name, traced.graph)]
+    pending = [(traced.name, traced.graph)]  # and the functions that these call
     for name, graph in pending:
         if groups := tags.get_tag(graph, _KEPT):
             _splice_into(name, graph, groups)
@@ -37,7 +38,9 @@ def trace_copy(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
 
 
 class _Use(NamedTuple):
-    """A kept op. inputs: values of other kept ops, or indices into `Kept.tensors`. controls: nodes or operations."""
+    """A kept op. inputs: values of other kept ops, or indices into `Kept.tensors`. controls: kept nodes, or operations
+    of the graph.
+    """
 
     node: Node
     inputs: list[Value | int]
@@ -97,10 +100,8 @@ class Kept:
         from tensorflow.core.framework import attr_value_pb2
 
         Attribute = attr_value_pb2.AttrValue
-        attributes = {
-            "dtype": Attribute(type=value.dtype.as_datatype_enum),
-            "shape": Attribute(shape=tf.TensorShape(shape).as_proto()),
-        }
+        shape_proto = tf.TensorShape(shape).as_proto()
+        attributes = {"dtype": Attribute(type=value.dtype.as_datatype_enum), "shape": Attribute(shape=shape_proto)}
         with tf.control_dependencies(None):
             op = self._graph._create_op_internal("FakeParam", [], [value.dtype], attrs=attributes)
         self.stand_ins[op] = value
@@ -155,7 +156,8 @@ class _Definition:
     """Splices kept ops into `original`, the FunctionDef of a graph. The result is `spliced`.
 
     _names: the names of the graph's operations in the definition.
-    _used: all names in use. _numbers: for each name that was taken, the last number that was added to make it unique.
+    _used: all names in use.
+    _numbers: for each name that several nodes had, the last number that was added to make one unique.
     _replaced: names of tensors and control inputs of kept ops, by the names of their stand-ins.
     """
 
@@ -172,14 +174,17 @@ class _Definition:
         self._used = {definition.name for definition in (*original.signature.input_arg, *original.node_def)}
         self._numbers = collections.Counter[str]()
         self._replaced: dict[str, str] = {}
-        waited: dict[str, list[str]] = {}  # the control inputs that waiting operations get, by their names
+        # Name the kept ops. waited: the control inputs that waiting operations get, by the operations' names.
+        waited: dict[str, list[str]] = {}
         names_of_groups = [self._name_nodes(kept, waited) for kept in groups]
+        # Copy the created ops, with kept ops in place of stand-ins.
         left_out = {self._names[op] for kept in groups for op in (kept.call, *kept.stand_ins)}
         for node in original.node_def:
             if node.name not in left_out:
                 new = self.spliced.node_def.add()
                 new.CopyFrom(node)
                 new.input[:] = [*map(self._find, node.input), *waited.get(node.name, ())]
+        # Add the kept ops. A NoOp that waits for their effects replaces the call op, for ops that wait for it.
         for kept, names in zip(groups, names_of_groups):
             call = nodes[kept.call]
             self.spliced.node_def.add(name=call.name, op="NoOp", input=waited[call.name])
@@ -197,9 +202,7 @@ class _Definition:
         for op, value in kept.stand_ins.items():
             self._replaced[f"{self._names[op]}:output:0"] = names[id(value)]
             self._replaced[f"^{self._names[op]}"] = f"^{names[id(value.node)]}"
-        waited.update(
-            (self._names[op], [f"^{names[id(node)]}" for node in nodes]) for op, nodes in kept.waiting.items()
-        )
+        waited |= {self._names[op]: [f"^{names[id(node)]}" for node in nodes] for op, nodes in kept.waiting.items()}
         return names
 
     def _add(self, kept: Kept, names: dict[int, str], tensors: Sequence[str]) -> None:
@@ -210,7 +213,7 @@ class _Definition:
             new.name = names[id(use.node)]
             inputs = [tensors[source] if type(source) is int else names[id(source)] for source in use.inputs]
             controls = (names[id(item)] if isinstance(item, Node) else self._names.get(item) for item in use.controls)
-            # A control without a name is an input of the function, or is captured from outside.
+            # A control without a name is an input of the function, or is captured from outside: it has run before.
             inputs += dict.fromkeys(self._find(f"^{name}") for name in controls if name is not None)
             new.input[:] = inputs
             for name in [name for name in new.attr if name[0] == "_" and name != MUST_COMPILE]:

@@ -1,7 +1,8 @@
-"""Labels of tensors of the script's graph, and the assignment of the copy's sums to labels.
+"""Finds, for each sum over the ranks, the gradient to which it belongs.
 
-A gradient is labelled where the script computes it (`steps.gradients`). Its sum over the ranks may be made before or
-after that place, so each sum of a wave is assigned to the labelled tensor that it is a part of, or that is made of it.
+The script's gradients have labels, which name their variables (`steps.gradients`). But the copy may add up other
+tensors than these. For a gradient `g = a + b`, it may add up `a` and `b` over the ranks: both sums get the label of
+`g`. If the script scales `g`, the copy may add up the scaled tensor, which gets the label of `g`, too.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def get_labels(graph: Any) -> dict[int, tuple[Any, Any]]:
 def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list[Any]]:
     """The label of each value of each wave; None if the value belongs to no labelled tensor, or to several.
 
-    A sum belongs to a tensor if the tensor is a linear combination of sums that include it, or is computed from the
-    whole sum and other whole tensors. Among several sums of a tensor, the last ones count.
+    A sum belongs to a labelled tensor if it is a linear combination of terms of which that tensor is one, or if that
+    tensor is computed from the whole sum and other whole tensors. If sums of one tensor are in several waves, only the
+    sums of the last of these waves get its label.
     """
     labels_of_waves: list[list[Any]] = [[None] * len(wave) for wave in waves]
     _spread_labels(program)
@@ -90,8 +92,8 @@ def _list_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
     return [result.label for result in reach([value], list_results) if result.label is not None]
 
 
-def are_looked_at(program: Program, types: Sequence[str]) -> bool:
-    """Whether an op of these types takes whole tensors that are made of labelled tensors."""
+def checks_labelled(program: Program, types: Sequence[str]) -> bool:
+    """Whether an op of these types, such as IsFinite, takes whole tensors that are made of labelled tensors."""
     made: set[int] = set()
     for node in program.nodes:
         is_made = any(value.label is not None or id(value) in made for value in node.inputs)
@@ -101,4 +103,4 @@ def are_looked_at(program: Program, types: Sequence[str]) -> bool:
             made.update(
                 id(value) for value in node.outputs if value.placement.kind == PARTIAL or value.placement.is_replicated
             )
-    return any(are_looked_at(body, types) for node in program.nodes for body in node.bodies)
+    return any(checks_labelled(body, types) for node in program.nodes for body in node.bodies)

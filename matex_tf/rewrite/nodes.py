@@ -1,10 +1,13 @@
-"""Nodes and values: the ops and tensors of the script's graph, with called functions inlined, and the known facts."""
+"""Nodes and values: the ops and tensors of the script's graph, with called functions inlined, and the facts about them.
+
+A rule reads the facts about a `Node`'s inputs, and returns a `Decision`; the helper methods of `Node` are for rules.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +20,7 @@ _PLAIN = ("b", "i", "f", "s", "func", "shape")
 """Kinds of attributes that are read from the proto directly."""
 USUAL_SIZE = 128
 """The size that cost estimates assume for unknown sizes."""
+_Fact = TypeVar("_Fact")
 
 
 class Value:
@@ -65,11 +69,9 @@ class Value:
     def set_shape(self, shape: list[int | None]) -> None:
         """Add fixed sizes that the script's graph does not show."""
         known = self.whole_shape
-        if known is None:
-            self._shape, self.has_more_shape = shape, True
-        elif len(known) == len(shape) and any(old is None is not new for old, new in zip(known, shape)):
-            self._shape = [new if old is None else old for old, new in zip(known, shape)]
-            self.has_more_shape = True
+        joined = shape if known is None else [new if old is None else old for old, new in zip(known, shape)]
+        if joined != known and (known is None or len(known) == len(shape)):
+            self._shape, self.has_more_shape = joined, True
 
     def estimate_bytes(self, rows: int) -> int:
         """Bytes of the script's tensor for a batch of so many rows; unknown sizes count as `USUAL_SIZE`."""
@@ -199,6 +201,10 @@ class Node:
         require(placement.is_sharded)
         return placement
 
+    def find_input_with_rows(self, indexes: Iterable[int]) -> int:
+        """The first of these inputs, by their indices, that has rows. Raises NoRuleError if none has."""
+        return require_known(next((index for index in indexes if self.inputs[index].placement.is_sharded), None))
+
     def bring_rows(self, index: int, placement: Placement) -> Placement | None:
         """The placement that an input needs in order to have the rows of `placement`, or one entry for all rows.
 
@@ -233,10 +239,7 @@ class Node:
 
     def read_shape(self, index: int) -> list[int | None]:
         """The shape of an input. Raises NoRuleError if it is unknown, as `read_constant` and `read_sizes` do."""
-        shape = self.inputs[index].shape
-        if shape is None:
-            raise NoRuleError
-        return shape
+        return require_known(self.inputs[index].shape)
 
     def read_length(self, index: int) -> int | None:
         """The number of entries that the script's tensor, an input, has along its sharded axis."""
@@ -244,17 +247,14 @@ class Node:
         return None if value.whole_shape is None else value.whole_shape[value.placement.axis]
 
     def has_length(self, index: int, placement: Placement) -> bool:
-        """Whether an input of the script certainly has as many entries as the rows of `placement`, along its axis."""
+        """Whether an input certainly has, along the axis of `placement`, as many entries as the rows of all ranks."""
         shape, unit = self.inputs[index].whole_shape, placement.rows.unit
         if not placement.is_sharded or not shape or len(shape) <= placement.axis or not (self.batch_rows and unit):
             return False
         return shape[placement.axis] == self.batch_rows * unit
 
     def read_constant(self, index: int) -> np.ndarray:
-        constant = self.inputs[index].constant
-        if constant is None:
-            raise NoRuleError
-        return constant
+        return require_known(self.inputs[index].constant)
 
     def read_axes(self, index: int, rank: int) -> list[int]:
         """The axes in a constant input, as non-negative numbers."""
@@ -269,10 +269,7 @@ class Node:
         return [axis in named for axis in range(rank)]
 
     def read_sizes(self, index: int) -> tuple[Size, ...]:
-        sizes = self.inputs[index].sizes
-        if sizes is None:
-            raise NoRuleError
-        return sizes
+        return require_known(self.inputs[index].sizes)
 
     def decide(
         self, needs: Sequence[Placement | None], *gives: Placement, emit: Any = None, shapes: Sequence[Any] = ()
@@ -291,7 +288,7 @@ class Node:
 
 
 class StandIn:
-    """Stands in for the op of a node that is not in the script's graph."""
+    """The op of a node for which the script's graph has no op, such as the conversion of a sum."""
 
     device = ""
     graph = op_def = None
@@ -312,6 +309,13 @@ def require(condition: bool) -> None:
     """Raise NoRuleError if a condition for a rule does not hold."""
     if not condition:
         raise NoRuleError
+
+
+def require_known(fact: _Fact | None) -> _Fact:
+    """A fact that a rule needs. Raises NoRuleError if it is None: unknown."""
+    if fact is None:
+        raise NoRuleError
+    return fact
 
 
 def has_same_outputs(first: Node, second: Node) -> bool:

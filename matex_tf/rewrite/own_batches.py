@@ -1,7 +1,8 @@
-"""Batches of which each rank holds rows of its own, for instance from an iterator over a rank's part of the data.
+"""Batches of which each rank has rows of its own, for instance from an iterator over a rank's part of the data.
 
-The script's batch is the concatenation of the ranks' rows. A rank whose data have ended goes on with 0 rows until all
-ranks have ended. The ranks exchange their numbers of rows with each batch.
+The script's batch is the concatenation of the ranks' rows. With each batch the ranks exchange their numbers of rows. A
+rank whose data have ended goes on without rows until all ranks have ended: ops may not accept 0 rows, so it computes a
+row of zeros, which counts nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def takes_rows(node: Node) -> bool:
 
 
 class OwnFeed:
-    """The feed of data of which each rank has its own part (see `feeds.Feed`)."""
+    """The feed of such data: it decides on the ops that take their iterator (see `feeds.Feed`)."""
 
     def place_batch(self, node: Node, is_batch: bool) -> Decision:
         outputs = node.op.outputs
@@ -100,24 +101,22 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
     handle: the input of that op: an iterator, or an optional.
     outputs: tensors or specs of the components.
     """
-    attributes = {"output_types": [each.dtype for each in outputs], "output_shapes": [each.shape for each in outputs]}
+    specs = {"output_types": [each.dtype for each in outputs], "output_shapes": [each.shape for each in outputs]}
     is_optional = kind == "OptionalGetValue"
-    optional = handle if is_optional else tf.raw_ops.IteratorGetNextAsOptional(iterator=handle, **attributes)
+    optional = handle if is_optional else tf.raw_ops.IteratorGetNextAsOptional(iterator=handle, **specs)
     has_batch = tf.raw_ops.OptionalHasValue(optional=optional)
 
     def make_no_rows() -> list[Any]:
         return [tf.zeros([0, *(size or 0 for size in output.shape.as_list()[1:])], output.dtype) for output in outputs]
 
-    rows = _choose(
-        has_batch, lambda: tf.raw_ops.OptionalGetValue(optional=optional, **attributes), make_no_rows, outputs
-    )
+    rows = _choose(has_batch, lambda: tf.raw_ops.OptionalGetValue(optional=optional, **specs), make_no_rows, outputs)
     own = make_own_slice(rows, has_batch)
     if not is_optional:
-        # At the end, IteratorGetNext raises the error.
+        # When all ranks have ended, IteratorGetNext raises the script's error. No op of the step runs before it.
         rows = _choose(
-            own.has_batch, lambda: rows, lambda: tf.raw_ops.IteratorGetNext(iterator=handle, **attributes), outputs
+            own.has_batch, lambda: rows, lambda: tf.raw_ops.IteratorGetNext(iterator=handle, **specs), outputs
         )
-        with tf.control_dependencies(rows):  # no op of the step runs without a batch
+        with tf.control_dependencies(rows):
             own = own._replace(batch_slice=own.batch_slice.map(tf.identity))
     return fill_rows(rows, own), own
 
@@ -133,6 +132,7 @@ def fill_rows(rows: Sequence[Any], own: OwnRows) -> list[Any]:
 
 
 def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> list[Any]:
+    """`tf.cond` as a list of tensors that have any number of rows, and otherwise the shapes of `outputs`."""
     chosen = tf.cond(condition, first, second)
     chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
     for tensor, output in zip(chosen, outputs):
@@ -142,5 +142,4 @@ def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> 
 
 def gather_rows(exchanger: Any, tensors: Sequence[Any], batch_slice: Any) -> list[Any]:
     """The rows of all ranks, concatenated."""
-    rows: list[Any] = exchanger.exchange([Request("gather", tensor) for tensor in tensors], batch_slice)
-    return rows
+    return list(exchanger.exchange([Request("gather", tensor) for tensor in tensors], batch_slice))

@@ -1,4 +1,8 @@
-"""How an op of the copy (`emit`) gets a value in the placement that it needs."""
+"""How an op of the copy gets a value in the placement that it needs: by which of four paths.
+
+The number of rows n is an example of the second path. The script computes n as the size of a tensor. In the copy it is
+a constant of the rank's slice, and the ops that compute the script's n are left out (`drop_unused`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZE
 from matex_tf.rewrite.programs import Program, drop_unneeded
 
 SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
-"""The paths: the value's own tensor; numbers that the slice of the rank determines; the result of a collective; and a
-conversion by ops, possibly of the result of a collective."""
+"""The value's own tensor; numbers that the slice of the rank determines; the result of a collective; and a conversion
+by ops, such as slicing, possibly of the result of a collective."""
 
 
 def find_path(value: Value, need: Placement | None) -> str:

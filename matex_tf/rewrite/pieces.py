@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value, require
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value, require, require_known
 from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
 from matex_tf.rewrite.rules.entrywise import IDENTITIES, TYPES
 
@@ -37,14 +37,16 @@ def place(node: Node) -> Decision:
 
     Raises NoRuleError if the op must take whole tensors.
     """
+    # The handle of a variable: a read gives a piece, an assignment takes one.
     first = node.get_placement(0)
-    if first.is_held:
+    if first.is_piece_handle:
         if node.type == "ReadVariableOp":
             return node.decide([None], cut(first.cuts))
-        if node.type in ASSIGNS and not node.get_placement(1).is_held:
+        if node.type in ASSIGNS and not node.get_placement(1).is_piece_handle:
             return node.decide([None, _find_need(node.inputs[1], first.cuts)])
         raise NoRuleError
-    require(not any(placement.is_held for placement in node.placements))
+    # A piece.
+    require(not any(placement.is_piece_handle for placement in node.placements))
     if node.type in _ENTRYWISE:
         return _compute_entries(node)
     require(first.is_piece)
@@ -97,9 +99,7 @@ def _compute_entries(node: Node) -> Decision:
 
 def _describe(node: Node) -> Decision:
     """Sizes that follow from the shape of the whole tensor."""
-    shape = find_shape(node.inputs[0])
-    if shape is None:
-        raise NoRuleError
+    shape = require_known(find_shape(node.inputs[0]))
     numbers = {"Shape": shape, "Size": math.prod(shape), "Rank": len(shape)}[node.type]
     constant = np.array(numbers, node.outputs[0].dtype.as_numpy_dtype)
     return Decision([None], [WHOLE], lambda *_: [tf.constant(constant)], [constant])

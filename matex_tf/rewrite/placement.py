@@ -1,4 +1,8 @@
-"""Placements: how the tensors of the ranks make up the tensor of the script."""
+"""Placements: how the tensors of the ranks make up the tensor of the script.
+
+Example: a batch of 5 rows on 2 ranks is `BATCH`, sharded along axis 0: rank 0 has rows 0-2, rank 1 has rows 3-4. The
+weights are `WHOLE`. The sum over the batch is `SUM`: each rank has the sum over its rows.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +127,7 @@ class Placement(NamedTuple):
         return self.kind == PIECE
 
     @property
-    def is_held(self) -> bool:
+    def is_piece_handle(self) -> bool:
         """Whether the tensor is the handle of a variable that ranks hold in pieces."""
         return self.kind == REPLICATED and bool(self.cuts)
 
@@ -133,7 +137,7 @@ class Placement(NamedTuple):
         return self.axis, self.rows
 
     def has_layout(self, other: Placement) -> bool:
-        """Whether both are sharded alike, or cut alike."""
+        """Whether both are sharded alike, or are pieces with the same cuts."""
         if self.is_piece:
             return other.is_piece and self.cuts == other.cuts
         return self.is_sharded and other.is_sharded and self.layout == other.layout
@@ -155,7 +159,7 @@ def cut(cuts: tuple[int, ...]) -> Placement:
 
 
 def hold(cuts: tuple[int, ...], variable: int) -> Placement:
-    """The placement of the handle of a variable in pieces."""
+    """The placement of the handle of a variable in pieces; see `Placement` for the arguments."""
     return Placement(REPLICATED, cuts=cuts, variable=variable)
 
 
@@ -171,39 +175,39 @@ def make_sizes(sizes: Sequence[Size]) -> Placement:
 
 
 def multiply_sizes(sizes: Sequence[Size]) -> Size | None:
-    """The product of sizes; None if it counts the entries of no known axis."""
+    """The product of sizes; None if no `Size` describes it, such as the product of two numbers of rows."""
     row_sizes = [size.rows for size in sizes if size.rows is not None]
     numbers = [size.value for size in sizes if size.rows is None]
     product = None if None in numbers else math.prod(number for number in numbers if number is not None)
     if not row_sizes:
         return Size(None, product)
-    rows = row_sizes[0]
-    if len(row_sizes) > 1 or (product is None and len(rows.blocks) > 1):
+    if len(row_sizes) > 1 or (product is None and len(row_sizes[0].blocks) > 1):
         return None
-    return Size(rows.scale(product))
+    return Size(row_sizes[0].scale(product))
 
 
 def join(first: Placement, second: Placement) -> Placement:
-    """A placement to which both can be brought, for example after a branch or a turn of a loop.
-
-    Replicated becomes partial (rank 0 keeps the tensor, the others have 0). Other differences become replicated.
-    """
+    """A placement to which both can be brought, for example after a branch or a turn of a loop."""
     if first == second:
         return first
     if ANY in (first.kind, second.kind):
         return second if first.kind == ANY else first
+    # Two lists: an empty one takes the placement of the other's items.
     if LIST in (first.kind, second.kind):
         if first.kind != second.kind:
             return WHOLE
         if first.item is None or second.item is None:
             return first if second.item is None else second
         return list_of(first.item if first.item == second.item else WHOLE, first.dtype)
+    # Equal except for facts that hold for one of them only.
     plain = [placement._replace(is_zero=False, numbers=None) for placement in (first, second)]
     if plain[0] == plain[1]:
         return plain[0]
+    # A replicated tensor becomes a partial sum: rank 0 keeps it, the others have 0.
     kinds = {placement.kind for placement in plain}
     if kinds == {REPLICATED, PARTIAL} and any(placement.is_partial for placement in plain):
         return SUM
+    # Sizes that count the same rows, with different fixed numbers: these become unknown numbers.
     pairs = list(zip(first.sizes, second.sizes))
     is_same_shape = kinds == {SIZES} and len(first.sizes) == len(second.sizes)
     if is_same_shape and all(a.rows == b.rows for a, b in pairs):

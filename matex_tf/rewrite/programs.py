@@ -1,4 +1,4 @@
-"""A program: the ops of a graph, with the placements of their tensors."""
+"""A program: the ops of a graph, with the placements of their tensors. `propagate` makes it, `bodies` copies it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Program:
 
     inputs, outputs: the values of the graph's inputs and outputs.
     effects: the nodes that run although no output needs them.
-    takes_batch: the program takes its batch by itself, and each rank a slice of it.
+    takes_batch: one of the ops takes the batch, for example from an iterator, and each rank goes on with a slice of it.
     gives: the placements that the outputs are brought to. Outputs of branches, and of the turns of a loop, may be
         brought to other placements than their own.
     """
@@ -35,10 +35,10 @@ class Program:
     def iterate_needs(
         self, gives: Sequence[Placement] | None = None
     ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
-        """Each value that is not replicated, with the placement in which a node takes it, and the node.
+        """Each use of a value that is not replicated: the value, the placement to which it is brought, and the node.
 
-        The placement is None if the value is taken unchanged. The node is None for an output, which is brought to
-        `gives`.
+        The placement is None if the node takes the value unchanged. The node is None for an output of the program,
+        which is brought to `gives` (default: the attribute).
         """
         for node in self.nodes:
             for value, need in zip(node.inputs, node.decision.needs):
@@ -48,6 +48,14 @@ class Program:
             if value.placement.kind != REPLICATED:
                 yield value, need, None
 
+    def iterate_exchanged(self, gives: Sequence[Placement] | None = None) -> Iterator[tuple[Value, Node | None]]:
+        """Each use of a value for which a collective is needed, here and in the programs of called functions."""
+        for value, need, node in self.iterate_needs(gives):
+            if needs_exchange(value.placement, need):
+                yield value, node
+        for body in (body for node in self.nodes for body in node.bodies):
+            yield from body.iterate_exchanged()
+
     @property
     def has_collectives(self) -> bool:
         if any(needs_exchange(value.placement, need) for value, need, _ in self.iterate_needs()):
@@ -56,13 +64,13 @@ class Program:
 
 
 def drop_unneeded(
-    nodes: list[Node],
-    outputs: Iterable[Value],
-    effects: Iterable[Node],
+    nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node],
     is_used: Callable[[Value, Placement | None], bool] | None = None,
-) -> list[Node]:
-    """The nodes that outputs or effects need. `is_used(value, need)`: whether bringing a value to `need` uses its
-    tensor; None: always.
+) -> list[Node]:  # fmt: skip
+    """The nodes that outputs or effects need, in their order.
+
+    is_used: `is_used(value, need)` tells whether the tensor of a value is needed in order to bring the value to the
+        placement `need`; None: always.
     """
     needed = {value.node for value in outputs}.union(effects)
     for node in reversed(nodes):

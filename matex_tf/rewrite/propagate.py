@@ -1,8 +1,9 @@
-"""Propagates placements forward: reads a graph op by op, with called functions inlined, into a program.
+"""Finds the placements of a graph's tensors: reads its ops in order, with called functions inlined, into a `Program`.
 
-A partial sum that several ops need whole is best converted once, where it arises. Which sums these are is known only
-after all ops have been read, so `read_program` reads the graph again until no sum is new; each reading keeps the nodes
-of the last one whose inputs are the same.
+An op's outputs get their placements from its inputs' placements, by the rule for its type. One decision needs the ops
+that follow. The op `s * s` needs the partial sum s whole, the op `2 * s` could take it as it is. If a graph has both,
+s is best all-reduced once, where it arises. So `read_program` finds such sums in the program, and reads the graph
+again, until no sum is new. A further reading keeps the nodes of the last reading whose inputs are the same.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient",
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _Reading:
-    """The last reading of one graph at one call path.
+    """The last reading of one graph at one call path: the names of the ops that call it, the outermost first.
 
     controls: the nodes that the call of the graph waits for.
     values: the values of tensors, by the ids of the tensors.
@@ -85,9 +86,8 @@ class Reader:
     ) -> Program:
         """The program of a function's graph for inputs of these placements.
 
-        Args:
-            key: the call path; empty for the outermost graph.
-            constants: for each input, its fixed value or None.
+        key: the call path; empty for the outermost graph.
+        constants: for each input, its fixed value or None.
         """
         inputs = [
             self._read_input(tensor, (*key, tensor.op.name, tensor.value_index), placement, constant)
@@ -150,7 +150,8 @@ class Reader:
             if self.reused is None and record.outputs and record.outputs[0] in input_ids:
                 continue  # the placeholder of an input
             op_key = (*key, record.name)
-            # If nothing that the op depends on has changed, its nodes of the last reading stay.
+            # If nothing that the op depends on has changed, its nodes of the last reading stay. It depends on its
+            # inputs, on conversions of sums inside of it, and, if it has effects, on the nodes before the call.
             is_same = record.number in reading.nodes and changed.isdisjoint(record.before)
             is_same = is_same and not _has_old_inputs(reading, record.number)
             if is_same and op_key not in self._changed_keys and not (have_controls_changed and record.is_stateful):
@@ -158,6 +159,7 @@ class Reader:
                 for node in filter(is_batch, reading.nodes[record.number]):
                     self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
                 continue
+            # Otherwise the op is read. The ops after it are read again, too, if one of its results is another one.
             before = [node for number in record.controls for node in reading.ends.get(number, ())]
             if record.is_stateful:
                 before += controls
@@ -196,12 +198,15 @@ class Reader:
         Returns the values of the op's outputs, and the nodes that ops wait for whose control input this op is.
         """
         op = record.op
-        if op.op_def is None and op not in (self.reused or ()):  # its type is the name of the function that it calls
+        # Calls of functions are inlined. An op without a definition calls the function that its type names.
+        if op.op_def is None and op not in (self.reused or ()):
             return self._read_into(nodes, find_callee(op, op.type), inputs, key, controls)
         if record.type in compiled.CALLS and not compiled.is_compiled(op) and self.is_shared(op, inputs):
             return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)
-        if record.type in ALIASES and self.reused is None:  # in a session's graph an alias orders ops, or ends a branch
+        # Aliases are left out, except in a session's graph, where an alias orders ops, or ends a branch.
+        if record.type in ALIASES and self.reused is None:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
+        # Any other op becomes a node, or the ops by which its rule replaces it.
         node = Node(op, key, inputs, controls, self.rows, self.batch_rows, repeats=bool(self.loops))
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
@@ -220,7 +225,7 @@ class Reader:
             node.set_shapes(find_shapes(node))
         last_node = next((each for each in last_nodes if each.key == key), None)
         if last_node is not None and has_same_outputs(last_node, node):
-            node = last_node.become(node)  # so that later ops see the values of the last reading, and need no new one
+            node = last_node.become(node)  # later ops see the values of the last reading, and need not be read again
         nodes.append(node)
         return [self._convert_sum(nodes, value) for value in node.outputs], [node]
 
@@ -232,12 +237,10 @@ class Reader:
         return value
 
     def _convert_sum(self, nodes: list[Node], value: Value) -> Value:
-        """The value, or in its place the sum after its conversion: for sums in `converted`, and sums of half precision
-        (see `HALF`).
-        """
+        """The value that later ops take: of a sum that is converted where it arises, the sum after its conversion."""
         if value.placement.kind != PARTIAL:
             return value
-        is_rounded = value.dtype.name in HALF and not self.loops
+        is_rounded = value.dtype.name in HALF and not self.loops  # see `HALF`
         need = self.converted.get(value.key, WHOLE if is_rounded else None)
         if need is None:
             return value
@@ -250,7 +253,7 @@ class Reader:
 
     def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
         """Whether the functions that `op` calls must be read: they take rows, or a batch by themselves."""
-        if _is_split(inputs) or any(value.placement.feed or value.placement.is_held for value in inputs):
+        if _is_split(inputs) or any(value.placement.feed or value.placement.is_piece_handle for value in inputs):
             return True
         return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
 
@@ -259,6 +262,7 @@ class Reader:
         bodies of a branch or loop, pieces of variables, compilation, the rule of the op's type; else whole inputs.
         """
         special = [value.placement for value in node.inputs if value.placement is not WHOLE]
+        # The placement of an iterator, dataset or optional of divided batches. Its feed decides on ops that take it.
         fed = next((placement for placement in special if placement.feed is not None), None)
         if node.type in SOURCES:
             is_batch = self.takes_batches and not self._have_batch[-1]
@@ -268,10 +272,10 @@ class Reader:
             return fed.feed.place_end(node)
         if node.type in ALIASES:
             return Decision([None] * len(node.inputs), node.placements)
-        try:
+        try:  # the rules, each of which may raise NoRuleError
             if node.type in control.FLOW and self.is_shared(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
-            if any(placement.is_held or placement.is_piece for placement in special):
+            if any(placement.is_piece_handle or placement.is_piece for placement in special):
                 return pieces.place(node)
             # A session does not run collectives inside of a compiled function: all ranks call it with all rows.
             if special and self.reused is None and compiled.is_compiled(node.op) and _is_split(node.inputs):
@@ -280,8 +284,9 @@ class Reader:
                 return RULES[node.type](node)
         except NoRuleError:
             node.bodies = []  # which a failed rule has read
+        # No rule applies: the op takes whole inputs.
         for placement in special:
-            if placement.is_held:
+            if placement.is_piece_handle:
                 self.refused.setdefault(placement.variable, node.op)
         if fed:
             return fed.feed.pass_on(node, fed)
@@ -324,23 +329,21 @@ def _is_split(inputs: Iterable[Value]) -> bool:
 
 
 def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
-    """Make values whole before an op wraps them in optionals that leave the program."""
+    """Make values whole before an op wraps them in optionals for code outside of the program.
+
+    A residual of a branch is such an optional. If an op of the program takes the optional, too, it stays as it is.
+    """
     for value in outputs:
         node = value.node
-        if node is None or node.type != "OptionalFromValue" or any(value in user.inputs for user in nodes):
-            continue
-        value.placement = list_of(WHOLE)
-        node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
+        if node is not None and node.type == "OptionalFromValue" and all(value not in user.inputs for user in nodes):
+            value.placement = list_of(WHOLE)
+            node.decision = Decision([WHOLE] * len(node.inputs), [value.placement])
 
 
 def read_program(
-    graph: Any,
-    placements: Sequence[Placement],
-    takes_batches: bool = True,
-    rows: int = USUAL_SIZE,
-    constants: Sequence[Any] = (),
-    reused: Container[Any] | None = None,
-) -> Program:
+    graph: Any, placements: Sequence[Placement], takes_batches: bool = True, rows: int = USUAL_SIZE,
+    constants: Sequence[Any] = (), reused: Container[Any] | None = None,
+) -> Program:  # fmt: skip
     """The program of `graph`, with each partial sum converted once; see `Reader` and `Reader.read`.
 
     Raises PiecesRefusedError if ops take variables whole that are given in pieces.

@@ -1,4 +1,7 @@
-"""The interface between a copy and the ranks: this rank's slice of the batch, and the collectives."""
+"""The interface between the copy of a step and the ranks: this rank's slice of the batch, and the collectives.
+
+The copy knows ranks only by these classes. So tests can build copies for several simulated ranks in one process.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ class Request(NamedTuple):
 
     kind: "sum", "max" or "min" over the ranks, whose tensors have one shape; or "gather", the concatenation of the
         ranks' rows. Sums of half precision are computed in float32 and rounded once.
-    cuts: the boundaries of the ranks' pieces; empty: none. Of a sum each rank receives only its piece, flattened; to a
-        gather it sends its piece.
+    cuts: the boundaries of the ranks' pieces; empty: none. A sum with cuts gives each rank its piece only, flattened.
+        A gather with cuts takes each rank's piece.
     owned: a rank without rows contributes, too.
     """
 
@@ -58,10 +61,9 @@ class Exchanger(Protocol):
     ) -> list[Any]:
         """The results of one wave, in order.
 
-        Args:
-            batch_slice: if it does not contribute, this rank adds 0, whatever its tensors hold.
-            labels: the label of each request, see `rewrite.labels`.
-            is_last: no later wave of the copy has a label.
+        batch_slice: if it does not contribute, this rank adds 0, whatever its tensors hold.
+        labels: the label of each request, see `rewrite.labels`.
+        is_last: no later wave of the copy has a label.
         """
 
     def can_publish(self, handle: Any, dtype: Any) -> bool:

@@ -1,7 +1,7 @@
 """Tensors that repeat one row, such as the gradient of a mean: each rank repeats it for its own rows only.
 
-Otherwise each rank would make all rows and slice them, and a partial sum would be repeated before its all-reduce, which
-then sends it once for each row. `propagate` calls `spread_rows` for each op that slices an input.
+Without this, a rank would make all rows and slice them. If the row is a partial sum, its all-reduce would even come
+after the repetition, and send the same row many times. `propagate` calls `spread_rows` for each op with a sliced input.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value, require
 from matex_tf.rewrite.placement import PARTIAL, REPLICATED, WHOLE, Placement, shard
 from matex_tf.rewrite.rules.entrywise import TYPES
 from matex_tf.rewrite.rules.sizes import find_need, replace_size
@@ -61,8 +61,7 @@ def _repeat_rows(node: Node, need: Placement) -> Decision:
     if node.type != "Fill":
         shape = node.read_shape(0)
         axis = need.axis - len(node.outputs[0].whole_shape or []) + len(shape)
-        if axis >= 0 and shape[axis] != 1:
-            raise NoRuleError
+        require(axis < 0 or shape[axis] == 1)
     sizes = replace_size(node.read_sizes(sizes_input), need.axis, need.rows)
     sizes_need = find_need(node, sizes_input, sizes)
     return node.decide([sizes_need] if sizes_input == 0 else [WHOLE, sizes_need], shard(*need.layout))
@@ -76,8 +75,7 @@ def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:
         axis = need.axis - count + len(shape)
         if axis >= 0 and shape[axis] != 1:
             new = _make_rows(node, index, shard(axis, need.rows), (*node.key, index), decide)
-            if not new:
-                raise NoRuleError
+            require(bool(new))
             added += new
             node.inputs[index] = new[-1].outputs[0]
     decision = decide(node)

@@ -5,7 +5,9 @@ call with its residuals, the tensors that its gradient needs, as further outputs
 
 A run of a session gives values to some tensors, which are *fed*, and returns the values of others, the *fetches*. Ranks
 slice the fed tensors that have the rows of the batch. The ops that depend on *sliced* tensors are *copied*; the other
-ops that the run needs are *reused*: the copy takes their outputs from the script's graph.
+ops that the run needs are *reused*: the copy takes their outputs from the script's graph. In
+`session.run([loss, rate], {x: batch})` the ops from `x` to `loss` are copied, and an op that computes `rate` from a
+step counter is reused.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _Item = TypeVar("_Item")
 class Subgraph:
     """The ops of `whole_graph` between `inputs` and `outputs`, and the ops `control_outputs`, which run in any case.
 
-    Its attributes have the names of the attributes of a FuncGraph.
+    It has the attributes of a FuncGraph that `propagate` reads.
     """
 
     building_function = False
@@ -38,8 +40,7 @@ class Subgraph:
         self.control_outputs = list(control_outputs)
 
     def get_operations(self) -> list[Any]:
-        operations: list[Any] = self.whole_graph.get_operations()
-        return operations
+        return list(self.whole_graph.get_operations())
 
 
 class SessionSubgraph(Subgraph):
@@ -53,20 +54,12 @@ class SessionSubgraph(Subgraph):
     """
 
     def __init__(
-        self,
-        needed: Sequence[Any],
-        fed: Sequence[Any],
-        sliced: Sequence[Any],
-        tensors: Iterable[Any],
-        operations: Iterable[Any],
-        roots: Iterable[Any] = (),
-    ):
-        """
-        Args:
-            needed: see `list_needed`.
-            fed, sliced: tensors.
-            tensors, operations: the fetches.
-            roots: ops that are copied with all their dependents, as if they depended on sliced tensors.
+        self, needed: Sequence[Any], fed: Sequence[Any], sliced: Sequence[Any], tensors: Iterable[Any],
+        operations: Iterable[Any], roots: Iterable[Any],
+    ):  # fmt: skip
+        """Divide the ops `needed` (see `list_needed`) of a run with the fetches `tensors` and `operations`.
+
+        roots: ops that are copied with all their dependents, as if they depended on sliced tensors.
         """
         sliced_names = {tensor.name for tensor in sliced}
         fed_names = {tensor.name for tensor in fed}

@@ -1,12 +1,13 @@
 """Schedules the collectives of a program in waves: collectives that do not depend on one another travel together.
 
 The ops of a program run in levels: the ops of level 0, then the collectives of wave 0, the ops of level 1, wave 1, and
-so on. An op that takes the result of a collective is at least one level after the op that makes the collective's term.
-So the number of waves is the length of the longest chain of dependent collectives. The loss, the metrics and the
-gradients of a step do not depend on one another: they are one wave. Batch normalization adds waves.
+so on. An op that takes the result of a collective of wave 0 is in level 1 or later. For example, batch normalization
+takes the mean over all rows: its sum is wave 0. The loss, the metrics and the gradients follow from the normalized
+rows, and do not depend on one another: they are wave 1. No schedule has fewer waves, since two collectives of which one
+needs the result of the other cannot share a wave.
 
-Ops and collectives run as late as possible. A sum that could travel in several waves joins the last wave that has sums
-anyway, so that it causes no further message.
+Ops and collectives run as late as possible. But a sum that could travel in several waves joins the last wave that has
+sums anyway, so that it causes no further message.
 """
 
 from __future__ import annotations
@@ -35,17 +36,14 @@ class Exchange:
 
 
 def schedule(
-    program: Program,
-    needs: list[Placement],
-    publishing: Container[int] = (),
+    program: Program, needs: list[Placement], publishing: Container[int] = (),
     is_early: Callable[[Node], bool] | None = None,
-) -> list[list[Exchange]]:
+) -> list[list[Exchange]]:  # fmt: skip
     """Set the level of each node, and list the exchanges of each wave.
 
-    Args:
-        needs: the placements that the outputs are brought to.
-        publishing: the ids of nodes that an exchange replaces: the exchange runs one level after the node's controls.
-        is_early: whether a node runs as early as it can; else it runs as late as it can.
+    needs: the placements that the outputs are brought to.
+    publishing: the ids of nodes that an exchange replaces: the exchange runs one level after the node's controls.
+    is_early: whether a node runs as early as it can; else it runs as late as it can.
     """
     earliest = _find_earliest(program, publishing)
     ends = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, needs))
@@ -62,7 +60,7 @@ def schedule(
         def note_use(value: Value, need: Placement | None, level: int) -> None:
             """Record that the ops of a level take a value in the placement `need`."""
             if needs_exchange(value.placement, need):
-                wave = level - 1
+                wave = level - 1  # the last one before the level
                 if value.placement.is_partial:
                     first_wave = earliest.get(id(value.node), 0)
                     possible = range(wave, first_wave - 1, -1)
@@ -85,15 +83,16 @@ def schedule(
                     latest[id(control)] = min(latest[id(control)], node.level - (id(node) in publishing))
         return exchanges
 
+    # Place all exchanges as late as possible. Waves with a sum that cannot travel earlier have sums anyway. If other
+    # sums are in other waves, place all again.
     exchanges = place(())
     sums = [exchange for exchange in exchanges.values() if exchange.value.placement.is_partial]
-    # Waves that have a sum anyway: one that cannot travel earlier. If other sums have other waves, place all again.
     sum_waves = {exchange.wave for exchange in sums if exchange.wave == earliest.get(id(exchange.value.node), 0)}
     if any(exchange.wave not in sum_waves for exchange in sums):
         exchanges = place(sum_waves)
+    # List each wave in the order of the values, which is equal on all ranks. The order of their uses may not be: a
+    # script may keep variables in a set.
     waves: list[list[Exchange]] = [[] for _ in range(last_level)]
-    # In the order of the values, which is equal on all ranks. The order of their uses may not be, if a script keeps
-    # variables in a set.
     for value in (*program.inputs, *(value for node in program.nodes for value in node.outputs)):
         if id(value) in exchanges:
             waves[exchanges[id(value)].wave].append(exchanges[id(value)])

@@ -1,4 +1,8 @@
-"""The number of rows that each rank contributes to a step, if the ranks have shards of different sizes."""
+"""The number of rows that each rank contributes to a step, if the ranks have shards of different sizes.
+
+Example: rank 0 has 6 rows, rank 1 has 2. With batches of 4 rows each step has 3 rows of rank 0 and 1 row of rank 1, so
+both shards last for 2 steps.
+"""
 
 from __future__ import annotations
 

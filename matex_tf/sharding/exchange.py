@@ -1,5 +1,7 @@
-"""reshuffle="epoch": before an epoch, ranks exchange rows of their shards at random, so that each rank sees all rows in
-time.
+"""Exchanges rows between the ranks' arrays of own rows.
+
+With reshuffle="epoch" of a reader, ranks exchange rows at random before each epoch but the first, so that over many
+epochs each rank trains on all rows (`exchange_rows`). `join_rows` gives every rank the rows of all.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from matex_tf.runtime import excepthook, objects
 from matex_tf.world import world
 
 _ROUND_BYTES = 16 << 20
+"""The bytes that a rank sends at once, about."""
 
 
 def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     """Exchange rows of all ranks' `arrays` at random, in place; each rank keeps its number of rows. Collective.
 
-    Every rank puts its rows in a random order and deals them to the ranks that train, one row after the other. That is
-    done in rounds, with about 16 MiB of memory in addition to the arrays.
+    Every rank puts its rows in a random order and deals them to the ranks that train, one row after the other. This
+    needs `_ROUND_BYTES` of memory in addition to the arrays, since it is done in rounds.
 
     arrays: arrays that belong together (data, labels): row i of each is sent to the same rank. The shards of the
         ranks that train are equally long, up to one row.

@@ -1,6 +1,7 @@
 """Compares the data of ranks by their hashes: batches, and arrays that a script passes to `fit`.
 
-In all functions `what` names the data, for messages.
+Ranks share a batch only if all of them read the same one. A script with random data breaks that, and the sum of the
+ranks' gradients would not be the gradient of any batch. In all functions `what` names the data, for messages.
 """
 
 from __future__ import annotations
@@ -46,8 +47,7 @@ def compare_batch(own: tuple[int, int] | None, what: str) -> None:
     """Compare the complete batches of all ranks. Prints a note if their contents differ, or if the batch has fewer rows
     than there are ranks. own: see `is_batch_of_all`. Collective.
 
-    Raises:
-        BatchError: on every rank, if the numbers of rows differ.
+    Raises BatchError on every rank if the numbers of rows differ.
     """
     batches = _gather_batches(own, what)
     check_rows([(rank, rows) for rank, rows, _ in batches], what)
@@ -86,9 +86,9 @@ def check_rows(counts: Sequence[tuple[int, int]], what: str) -> None:
 def are_shares(arrays: list[np.ndarray], what: str) -> bool:
     """Whether `arrays` are shards: each rank's own rows. Other arrays are equal on all ranks. Collective.
 
-    Raises:
-        BatchError: on every rank, if they are neither.
+    Raises BatchError on every rank if they are neither.
     """
+    # Shards are compared by the types and shapes of their rows, other arrays by all of their contents.
     contents = _gather_contents(arrays, what)
     all_shards = all(is_shard for is_shard, _ in contents)
     row_types = [[(dtype, shape[1:]) for dtype, shape, _ in of_rank] for _, of_rank in contents]

@@ -128,6 +128,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
         raise ValueError(f"shard: rank has to be 0 to size - 1; given rank={rank}, size={size}")
     if is_shard(x):
         return x
+    # Structures: each item by itself.
     if isinstance(x, dict):
         _check_rows(x)
         shards = copy.copy(x)
@@ -136,7 +137,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
     if isinstance(x, tuple):
         _check_rows(dict(enumerate(x)))
         items = [shard(value, **position) for value in x]
-        return tuple(items) if type(x) is tuple else type(x)(*items)
+        return tuple(items) if type(x) is tuple else type(x)(*items)  # a named tuple takes its items one by one
     if hasattr(x, "element_spec") and hasattr(x, "map"):
         return _shard_dataset(x, rank, size)
     if isinstance(x, np.ma.MaskedArray):
@@ -180,6 +181,5 @@ def _shard_dataset(dataset: Any, rank: int, size: int) -> Any:
 def _is_eager(x: Any) -> bool:
     """Whether `x` is a dense tensor, or a variable, whose value is known now."""
     tf = sys.modules.get("tensorflow")
-    return (
-        tf is not None and isinstance(x, (tf.Tensor, tf.Variable)) and hasattr(x, "numpy") and x.shape.rank is not None
-    )
+    is_tensor = tf is not None and isinstance(x, (tf.Tensor, tf.Variable))
+    return is_tensor and hasattr(x, "numpy") and x.shape.rank is not None

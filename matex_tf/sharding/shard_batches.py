@@ -1,4 +1,8 @@
-"""Reads rows of a rank's own arrays for `fit`, and runs registered actions before each epoch over a dataset."""
+"""The pipeline of `fit` on each rank's own arrays: reads chosen rows, and exchanges rows between ranks before an epoch.
+
+`own_arrays` makes the dataset. Its reader takes the indices of a batch's rows. A reader with reshuffle="epoch" asks for
+an exchange, which the hook of a dataset's iteration runs (`prepare_epoch`).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from matex_tf.lazy import tf
-from matex_tf.sharding import shard_arrays, slice_bounds
+from matex_tf.sharding import exchange, shard_arrays, slice_bounds
 from matex_tf.world import world
 
 _before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
@@ -16,13 +22,10 @@ _before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.Weak
 def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
     """A function that returns the rows of `inputs` with given indices, and the action before each epoch or None.
 
-    Args:
-        inputs: arrays of this rank's rows, in any structure.
-        counts: the number of rows of each rank.
-        reshuffle: the seed with which ranks exchange rows before each epoch; None: they do not.
+    inputs: arrays of this rank's rows, in any structure.
+    counts: the number of rows of each rank.
+    reshuffle: the seed with which ranks exchange rows before each epoch; None: they do not.
     """
-    import numpy as np
-
     rows = counts[world.get_world().rank]
     # A rank without rows computes one row of zeros, which adds 0 to every sum.
     arrays = tf.nest.map_structure(
@@ -33,9 +36,7 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
             tensors = tf.nest.map_structure(tf.convert_to_tensor, arrays)
         return lambda chosen: tf.nest.map_structure(lambda tensor: tf.gather(tensor, chosen), tensors), None
 
-    from matex_tf.sharding.exchange import make_epoch_action
-
-    # Not tensors: they would be copies, and the arrays change between epochs.
+    # The arrays change between epochs. A tensor would be a copy.
     flat = [array if array.flags.writeable else array.copy() for array in tf.nest.flatten(arrays)]
 
     def read_rows(chosen: Any) -> Any:
@@ -44,7 +45,7 @@ def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -
             tensor.set_shape([None, *array.shape[1:]])
         return tf.nest.pack_sequence_as(arrays, tensors)
 
-    return read_rows, make_epoch_action([array[:rows] for array in flat], reshuffle)
+    return read_rows, exchange.make_epoch_action([array[:rows] for array in flat], reshuffle)
 
 
 def note_before_epoch(dataset: Any, action: Callable[[], None]) -> None:

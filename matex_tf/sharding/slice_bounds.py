@@ -1,6 +1,7 @@
 """Computes the bounds of slices and shards: contiguous rows of a batch, or of an array, for each rank.
 
-Nothing here communicates. TensorFlow is used only for tensors.
+With 2 ranks and 5 rows, rank 0 gets rows 0-2 and rank 1 rows 3-4. Nothing here communicates. The functions take numbers
+and arrays, or tensors; only for tensors they need TensorFlow.
 """
 
 from __future__ import annotations
@@ -101,14 +102,9 @@ def slice_rows(component: Any, start: Any, stop: Any) -> Any:
 
 
 def _slice_sparse(component: Any, start: Any, stop: Any) -> Any:
-    shape = component.dense_shape
-    first = tf.cast(start, tf.int64)
-    rows = tf.cast(stop, tf.int64) - first
-    return tf.sparse.slice(
-        component,
-        start=tf.concat([[first], tf.zeros_like(shape[1:])], axis=0),
-        size=tf.concat([[rows], shape[1:]], axis=0),
-    )
+    first, other_sizes = tf.cast(start, tf.int64), component.dense_shape[1:]
+    size = tf.concat([[tf.cast(stop, tf.int64) - first], other_sizes], axis=0)
+    return tf.sparse.slice(component, tf.concat([[first], tf.zeros_like(other_sizes)], axis=0), size)
 
 
 def count_batch_rows(batch: Any) -> Any:

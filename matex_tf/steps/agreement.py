@@ -1,8 +1,10 @@
 """Comparisons between the ranks, so that all of them hold the weights that the script alone would hold.
 
-Code that every rank computes by itself may give different values: all ranks then take rank 0's. If a weight of a shared
-step differs, that is an error: the results of the step would mix two models. Plans of steps compare traces and
-variables here; `fit`, `evaluate`, and every MATEX_DRIFT_STEPS-th step compare weights.
+Two things are compared. Before ranks share a step, they compare its traces and variables (`agree_on_trace`). While they
+train, they compare weights: in `fit` and `evaluate`, after 1, 2, 4, ... steps, and every MATEX_DRIFT_STEPS steps.
+
+If values differ, code that every rank runs by itself has made them, for example by random numbers: all ranks then take
+rank 0's. But if a weight of a shared step differs, that is an error: its gradients were sums over different models.
 """
 
 from __future__ import annotations
@@ -58,8 +60,7 @@ def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str
     Afterwards all ranks have equal traces, and equal values of the variables that the function uses.
     rows: see `count_rows`.
 
-    Raises:
-        MismatchError: on every rank, if the traces differ.
+    Raises MismatchError on every rank if the traces differ.
     """
     events.ranks_meet(place)
     why_whole = agree_on_plan(capture.digest_graph(graph, for_ranks=True), why_whole, place, rows)
@@ -72,21 +73,19 @@ def agree_on_trace(graph: Any, why_whole: str, place: str, rows: int = 0) -> str
 def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> str:
     """The reason why a step is not shared; empty if it is. Collective.
 
-    Args:
-        digest: a digest of the ops of the step, without constants: file names may differ between ranks.
-        why_whole: the reason why this rank would compute it whole.
-        rows: see `count_rows`.
+    digest: a digest of the ops of the step, without constants: file names may differ between ranks.
+    why_whole: the reason why this rank would compute it whole.
+    rows: see `count_rows`.
 
-    Raises:
-        MismatchError: on every rank, if all ranks would share the step but have different ops.
+    Raises MismatchError on every rank if all ranks would share the step but have different ops.
     """
     everyone = objects.allgather((digest, why_whole, rows), f"whether ranks can share {place}", rows)
     reasons = [why for _, why, _ in everyone if why]
     if reasons:
         return reasons[0]
-    first_digest = everyone[0][0]
     for rank, (digest_of_rank, *_) in enumerate(everyone):
-        if digest_of_rank != first_digest:
+        if digest_of_rank != everyone[0][0]:
+            # Batches of different sizes are the likely reason, which has a message of its own.
             fingerprint.check_rows([(rank, rows) for rank, (*_, rows) in enumerate(everyone)], f"a batch of {place}")
             hosts = world.get_world().hosts
             raise errors.MismatchError(
@@ -109,8 +108,7 @@ def note_step() -> None:
 def compare_weights(when: str, more: Iterable[Any] = ()) -> None:
     """Compare the weights of all steps so far, and the variables `more`, between all ranks. Collective.
 
-    Raises:
-        MismatchError: on every rank, if a weight of a shared step differs.
+    Raises MismatchError on every rank if a weight of a shared step differs.
     """
     global _has_unchecked
     events.ranks_meet(f"comparing weights {when}")

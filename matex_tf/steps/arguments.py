@@ -21,9 +21,9 @@ class Arguments:
 
     given: the positional and the keyword arguments.
     leaves: the same, flattened.
-    rows: the first size that most tensors share; 0 if there is none.
-    are_rows: for each leaf, whether it has so many rows. These tensors are sliced; another choice changes the
-        messages, and no result.
+    rows: the number of rows of the batch: the most common first size of the tensors, if it is 2 or more; else 0.
+    are_rows: for each leaf, whether it has so many rows. These tensors are sliced. Another choice would need other
+        collectives, and changes no result.
     kept: references to the leaves that the last key identifies by address. The key is invalid once one of them is gone.
     """
 

@@ -1,7 +1,8 @@
-"""Compares batches between ranks: the first of each iterator, and the batches of the 1st, 2nd, 4th, ... call.
+"""Compares batches between ranks: all ranks must have the same batch, of which each computes its slice.
 
-A batch that the call is given is compared before the call; every batch if the step trains nothing, since ranks with
-different rows then compute their own. The graph keeps a batch that it takes, as in a loop, if a flag there is set.
+A comparison costs time. So only some are compared: the first batch of each iterator, and the batches of the 1st, 2nd,
+4th, 8th, ... call. A batch that is known before the call is compared before it. If the graph takes the batch by itself,
+as in a loop, a flag tells the graph to keep its next batch, which is compared after the call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from matex_tf.steps.batches import Batch, WholeBatch
 class BatchWatch:
     """The comparisons of one step. what: names the step's batch in messages.
 
-    _flag: a bool variable; if it is true, the graph keeps its next batch, and sets it to false.
+    _flag: a bool variable; if it is true, the graph keeps its next batch, and sets it to false. None: no graph has it.
     _calls: the number of calls so far.
     _sources: weak references to the iterators and datasets of the last comparison.
     _kept: the batch that the graph has kept.
@@ -70,12 +71,10 @@ class BatchWatch:
     def compare_batches(self, sources: Sequence[Any], batch: Batch | None) -> Iterator[None]:
         """Compare the batch of a call, in a context around the call. Collective if a batch is due.
 
-        Args:
-            sources: the iterators and datasets from which the step may take batches.
-            batch: None if the graph takes it.
+        sources: the iterators and datasets from which the step may take batches.
+        batch: None if the graph takes it.
 
-        Raises:
-            BatchError: on every rank, if the numbers of rows differ.
+        Raises BatchError on every rank if the numbers of rows differ.
         """
         self._calls += 1
         is_new = [id(reference()) for reference in self._sources] != list(map(id, sources))

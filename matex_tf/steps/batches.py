@@ -1,4 +1,10 @@
-"""The batch of a step, taken before the call: a whole batch, or the rank's rows from an iterator that ranks share."""
+"""Batches of steps: whole ones, and batches from iterators that ranks share, of which a rank makes its rows only.
+
+For an iterator that ranks share (`input.shared_batches`), each rank reads and decodes its rows of each batch. A step
+whose batch is taken before the call gets these by `SharedBatches`. A step that takes batches in its graph, as in a
+loop, gets *elements* in place of batches: tuples of tensors with the rank's rows, and what the graph must know about
+the batch. A `Dealer` makes them.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +19,8 @@ from matex_tf.world import world
 
 _SHARED, _DEALT = "shares of batches", "elements of shares"
 NUMBERS = 5
-"""The leading tensors of an element of a shared iterator: first, count, total, contributes (see `Slice`) and a digest.
-All are int64 scalars, except for the bool `contributes`. The rank's rows follow.
+"""The number of leading tensors of an element: first, count, total, contributes (see `Slice`), and a digest of the
+batch. All are int64 scalars, except for the bool `contributes`. The rank's rows follow.
 """
 
 
@@ -160,7 +166,7 @@ class Dealer(Protocol):
 
 
 class Dealt(NamedTuple):
-    """The elements that steps take in place of whole batches, of a tensor that stands for an iterator or a dataset.
+    """For a tensor that stands for an iterator or dataset of batches: what stands for its elements.
 
     dealer: makes batches from the elements.
     handle: the tensor that stands for the iterator or dataset of the elements.

@@ -1,4 +1,8 @@
-"""The trace of a step, as the script alone traces it, with the sizes of the call's arguments."""
+"""The trace of a step, as the script alone traces it, and digests by which traces are compared.
+
+Ranks compare the digests of their traces before they share a step. In one process, a digest shows whether two calls of
+a model have the same ops.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +73,7 @@ def digest_nodes(
 
     library: function protos by name. takes, gives: the names of arguments and of results.
     """
-    # Nodes get numbers from 0 on.
+    # Names may differ, so inputs are identified by numbers: arguments have -1, -2, ..., nodes have 0, 1, ...
     numbers = {name: -1 - number for number, name in enumerate(takes)}
 
     def identify(name: str) -> tuple[Any, ...]:

@@ -102,12 +102,15 @@ class RankExchanger:
     def _add_up(
         self, labels: Sequence[Any], requests: Sequence[Request], batch_slice: Slice, checked: bool, is_update: bool
     ) -> list[Any]:
-        """Floating-point sums, in one message; one sum of 0 if there are no requests."""
+        """Floating-point sums, in one message; a sum of 0 if there are no requests.
+
+        is_update: the message also carries the number of rows of the batch, and counts as an update of the weights.
+        """
         tensors = [request.tensor for request in requests] or [tf.zeros([])]
         names, numbers = name_sums(tensors, labels or [None])
         weight = self._find_weight(batch_slice, is_update)
         cuts = [request.cuts for request in requests] or [()]
-        # With `cuts`, the message may bring each rank its pieces only. An elastic run needs complete sums.
+        # With `sent_cuts`, the message may bring each rank its pieces only. An elastic run needs complete sums.
         sent_cuts = [] if settings.get_settings().elastic or not any(cuts) else cuts
         sums = ops.reduce_gradients(tensors, names, weight, self.place, checked, numbers, is_update, sent_cuts)
         return [self._cut(total, cut) for total, cut in zip(sums, cuts)]

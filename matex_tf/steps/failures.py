@@ -28,13 +28,11 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
     The failed rank announces its error, and the collective in which the other ranks wait fails. All ranks then exchange
     their errors, and take rank 0's values of the variables `used`, because some ranks may not have assigned them.
 
-    Args:
-        place: names the step in messages.
-        graph: the script's graph of the step, whose source lines the error shows.
+    place: names the step in messages.
+    graph: the script's graph of the step, whose source lines the error shows.
 
-    Raises:
-        tf.errors.OpError: on every rank, of the kind of the first error, whose rank the text names. If all ranks failed
-        alike, each raises its own.
+    Raises tf.errors.OpError on every rank, of the kind of the first error, whose rank the text names. If all ranks
+    failed alike, each raises its own.
     """
     failures_before = ops.count_completed(_FAILURE)
     try:
@@ -44,12 +42,14 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
             error._message = _UNKNOWN_LINES.sub(lambda match: _add_lines(match, graph), error.message)
         if not world.is_active() or ops.read_failure():
             raise  # no collective continues
+        # Announce an error of this rank, which ends the collective in which the other ranks wait.
         is_of_other_rank = ops.count_completed(_FAILURE) != failures_before
         if not is_of_other_rank:
             with contextlib.suppress(errors.MismatchError):  # the error that other ranks get, which names this rank
                 ops.rendezvous(_FAILURE, 0, f"{place}: {error.message}")
             if ops.read_failure():
                 raise
+        # Exchange the errors, and raise the first one on all ranks.
         mine = None if is_of_other_rank else (error.error_code, error.message)
         everyone = objects.allgather(mine, "which ranks failed in a step")
         variables.synchronize_variables(used, "comparing variables after an error in a step")

@@ -1,7 +1,8 @@
 """Calls of `tf.function` in eager code: the steps of custom loops and of Keras.
 
-The hook of `tf.function` calls `call_function`. It finds the plan of the call by the arguments and the trace, and makes
-a new one if there is none. Then all ranks compute the call by the plan, or every rank computes it whole.
+The hook of `tf.function` calls `call_function`. It finds the plan of the call, and makes one if there is none. Then all
+ranks compute the call by the plan, or every rank computes it whole. A function may have several plans: one for each
+trace, for example for batches of 64 rows and for the last batch of 16 rows.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class _Plans:
         ids_with_rows = {id(leaf) for leaf, has_rows in zip(arguments.leaves, arguments.are_rows) if has_rows}
         inputs = _unpack_inputs(traced, arguments)
         are_rows = [id(tensor) in ids_with_rows for tensor in inputs]
+        # Equal traces need different plans if other inputs have the rows, or batches come from other iterators.
         key = id(traced.graph), *are_rows, *map(own_data.is_own, inputs), *map(find_signature, inputs)
         if key not in self.by_trace:
             self.by_trace[key] = StepPlan(traced, are_rows, inputs, place, arguments.rows)
@@ -87,22 +89,24 @@ def call_function(
 
     is_recorded: a gradient tape of the script records the call.
     """
+    # Calls that other code takes over, work of this rank alone, and other threads, which are not in step between ranks.
     is_main = threading.current_thread() is threading.main_thread()
     if _takers and is_main:
         return _takers[-1](original, function, args, kwargs)
     if own_data.is_alone():
         return original(function, *args, **kwargs)
-    if not is_main:  # other threads are not in step between ranks
+    if not is_main:
         return call_whole(original, function, args, kwargs)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), report.name_step(function))
     try:
         arguments = _bind_arguments(function, args, kwargs)
-    except (TypeError, ValueError):  # as the call itself does
+    except (TypeError, ValueError):  # wrong arguments: the call itself raises the error
         return original(function, *args, **kwargs)
     if is_recorded:
         _prepare_whole_call(function, args, kwargs, NOT_SHARED)
         return calls.call_function(lambda: original(function, *args, **kwargs), function, arguments)
     plan = _get_plans(function).find(function, arguments)
+    # Every rank computes the call whole. The weights that it changes are compared later.
     if plan.why_whole:
         trains = bool(plan.trained) and agreement.is_watched()
         if trains:
@@ -112,11 +116,12 @@ def call_function(
         if trains:
             events.step_trained(plan)
         return result
+    # All ranks compute the call.
     inputs = _unpack_inputs(plan.traced, arguments)
     batch = None
     if plan.source is not None:
         batch = _take_batch(plan, inputs)
-        if batch is None:
+        if batch is None:  # the data have ended
             return plan.call_at_end(inputs)
     return plan.call(inputs, batch, list(filter(is_source, arguments.leaves)))
 

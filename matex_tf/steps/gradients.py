@@ -56,7 +56,7 @@ def make_label(variable: Any) -> Label:
 
 def are_checked(program: Program) -> bool:
     """Whether a gradient that is not finite is an error; it is not if the step itself checks for such gradients."""
-    return settings.get_settings().check_numerics and not labels.are_looked_at(program, _FINITE)
+    return settings.get_settings().check_numerics and not labels.checks_labelled(program, _FINITE)
 
 
 def name_sums(tensors: Sequence[Any], labels_of_sums: Sequence[Label | None]) -> tuple[list[str], list[int]]:

@@ -1,6 +1,7 @@
 """Datasets of each rank's own rows, from its arrays or its dataset, with equally many batches on all ranks.
 
-The hooks of Keras' `fit`, `evaluate` and `predict` call it for arrays of `matex_tf.shard` and readers.
+The hooks of Keras' `fit`, `evaluate` and `predict` call it for arrays of `matex_tf.shard` and readers. Example: rank 0
+has 6 rows, rank 1 has 2, and the script's batch size is 4. Each step takes 3 rows of rank 0 and 1 row of rank 1.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ _EVEN = "as many batches as other ranks"
 def are_own(inputs: Any, name: str) -> bool:
     """Whether a structure of arrays, `name`, holds each rank's own rows. Collective.
 
-    Raises:
-        BatchError: on every rank, if the arrays do not, and differ between ranks.
+    Raises BatchError on every rank if the arrays do not, and differ between ranks.
     """
     arrays = _list_arrays(inputs)
     return bool(arrays) and fingerprint.are_shares(arrays, name)
@@ -60,8 +60,7 @@ def count_rows(inputs: Any, name: str) -> list[int]:
 def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> shard_arrays.Dealt:
     """How a reader dealt the rows to the ranks, which depends on the batch size. Collective.
 
-    Raises:
-        BatchError: on every rank, if the rows were dealt for batches of another size than `batch_size`.
+    Raises BatchError on every rank if the rows were dealt for batches of another size than `batch_size`.
     """
     dealt = shard_arrays.Dealt()
     for deal in map(shard_arrays.find_deal, _list_arrays(inputs)):
@@ -83,12 +82,11 @@ def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> sha
 def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: bool, dealt: shard_arrays.Dealt) -> Any:
     """A dataset of this rank's rows of each batch, possibly none, marked as its own rows.
 
-    Args:
-        inputs: a structure of arrays, each with this rank's `counts[rank]` rows.
-        counts: the number of rows of each rank.
-        batch_size: rows of all ranks in each step; the last step takes the remainder.
-        shuffle: this rank's rows come in a new order in each epoch.
-        dealt: how the rows were dealt to the ranks.
+    inputs: a structure of arrays, each with this rank's `counts[rank]` rows.
+    counts: the number of rows of each rank.
+    batch_size: rows of all ranks in each step; the last step takes the remainder.
+    shuffle: this rank's rows come in a new order in each epoch.
+    dealt: how the rows were dealt to the ranks.
     """
     rank, steps = world.get_world().rank, -(-sum(counts) // batch_size)  # rounded up
     rows_of_ranks = (apportion.apportion_step_rows(counts, step, batch_size, dealt.batch_size) for step in range(steps))

@@ -39,8 +39,7 @@ def is_alone() -> bool:
 def note_constant(array: np.ndarray) -> None:
     """Record that a tensor was made from an array; the tensor does not tell that the rows are this rank's own.
 
-    Raises:
-        UnsupportedError: in a graph, where such a tensor would count as equal on all ranks.
+    Raises UnsupportedError in a graph, where such a tensor would count as equal on all ranks.
     """
     if shard_arrays.keeps_rows or not world.is_active() or is_alone() or not shard_arrays.is_shard(array):
         return
@@ -100,9 +99,8 @@ def explain_obstacle(place: str, why: str) -> str:
 
 def is_own(source: Any) -> bool:
     """Whether an iterator, a dataset, or an eager tensor that stands for one in a function, gives a rank's own rows."""
-    if tags.get_tag(source, _OWN, False):
-        return True
-    return hasattr(source, "element_spec") and shard_arrays.is_shard(source)
+    is_shard = hasattr(source, "element_spec") and shard_arrays.is_shard(source)
+    return is_shard or bool(tags.get_tag(source, _OWN, False))
 
 
 def note_batches(dataset: Any) -> Any:
@@ -130,8 +128,7 @@ def _require_batches(dataset: Any) -> None:
 def take_whole(iterator: Any) -> Any:
     """The next batch of all ranks, from an iterator over this rank's own rows, in eager code. Collective.
 
-    Raises:
-        tf.errors.OutOfRangeError: on every rank, once no rank has a batch.
+    Raises tf.errors.OutOfRangeError on every rank, once no rank has a batch.
     """
     spec = iterator.element_spec
     name = f"{_TAKER} of {world.get_world().size} ranks"

@@ -128,9 +128,8 @@ class Holding:
     def refuse(self, refused: dict[int, Any], place: str) -> None:
         """Keep whole the variables that ops take whole. Collective.
 
-        Args:
-            refused: these ops, by the numbers in the placements of the variables' handles.
-            place: names the step in messages.
+        refused: these ops, by the numbers in the placements of the variables' handles.
+        place: names the step in messages.
         """
         for number in sorted(refused):
             variable = self._taken.pop(number)

@@ -1,8 +1,12 @@
 """The plan of a step: its trace, the placements of its tensors, and the copy that all ranks run together.
 
-`function_calls` captures the trace of a function and makes one plan for it. The plan finds the placements, builds the
-copy, and lets the ranks agree that all of them have one. Each call then runs the copy on this rank's slice of the
-batch. A step without a copy is computed whole: every rank runs the script's function on the complete batch.
+`function_calls` captures the trace of a function and makes one plan for it. The plan finds the placements (`rewrite`),
+builds the copy, and lets the ranks agree that all of them have one. Each call then runs the copy on this rank's slice
+of the batch: with 2 ranks and 5 rows, rank 0 computes rows 0-2, rank 1 rows 3-4. A step without a copy is computed
+whole: every rank runs the script's function on the complete batch.
+
+The batch may be an argument of the step. Or the step takes it from an iterator (`source`). Then the rank takes it
+before the call if it can, so that ranks can compare their batches before they compute.
 """
 
 from __future__ import annotations
@@ -90,14 +94,12 @@ class StepPlan:
     def __init__(self, traced: Any, are_rows: Sequence[bool], inputs: Sequence[Any], place: str, rows: int = 0):
         """Plan the calls of `traced`, and tell how they are computed. Collective: all ranks make the same plan.
 
-        Args:
-            are_rows: for each tensor argument, whether it has the rows that ranks divide.
-            inputs: the tensor arguments of this call, eager tensors.
-            rows: the number of rows of this call; 0 if it is unknown.
+        are_rows: for each tensor argument, whether it has the rows that ranks divide.
+        inputs: the tensor arguments of this call, eager tensors.
+        rows: the number of rows of this call; 0 if it is unknown.
 
-        Raises:
-            UnsupportedError, MismatchError: on every rank, if the ranks' own rows cannot be combined, or if the traces
-                differ.
+        Raises UnsupportedError or MismatchError on every rank if the ranks' own rows cannot be combined, or if the
+        traces differ.
         """
         self.traced, self.place, self.rows = traced, place, rows
         self.argument_count = len(are_rows)
@@ -122,6 +124,7 @@ class StepPlan:
 
     def _find_batch(self, are_rows: Sequence[bool], handles: Sequence[Any]) -> None:
         """Find the inputs that have rows, or that give batches. handles: the arguments, then the captured tensors."""
+        # `divided` gets one entry for each argument, each captured tensor, and each component of the source's batch.
         self.graph = self.traced.graph
         self.are_own = list(map(own_data.is_own, handles))
         self.divided = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, self.graph.inputs)]
@@ -219,27 +222,30 @@ class StepPlan:
             self.pieces, self._copies = pieces.Holding(self.traced.graph), {}
             self.program = self._read(self.divided)
         key = world.get_world().size, self.copy_kind, self.pieces, *divided
-        if key not in self._copies:
-            if self._copies and has_sequence(self.traced.graph):
-                why = "ranks were lost" if divided == self.divided else "each rank computes some batches whole"
-                notes.print_note(
-                    f"{self.place}: {why}, and the random numbers of what it computes then are not those of the script "
-                    "alone, as those of tf.random.stateless_uniform would be"
-                )
-            is_read = not self._copies and list(divided) == self.divided
-            program = self.program if is_read and self.program is not None else self._read(divided)
-            with self.copy_kind.make_within():
-                self._copies[key] = self._make_copy(program, divided)
+        if key in self._copies:
+            return self._copies[key]
+        # A further copy has random ops of its own, which begin their sequences of numbers again.
+        if self._copies and has_sequence(self.traced.graph):
+            why = "ranks were lost" if divided == self.divided else "each rank computes some batches whole"
+            notes.print_note(
+                f"{self.place}: {why}, and the random numbers of what it computes then are not those of the script "
+                "alone, as those of tf.random.stateless_uniform would be"
+            )
+        is_read = not self._copies and list(divided) == self.divided
+        program = self.program if is_read and self.program is not None else self._read(divided)
+        with self.copy_kind.make_within():
+            self._copies[key] = self._make_copy(program, divided)
         return self._copies[key]
 
     def _make_copy(self, program: Program, divided: Sequence[bool]) -> Any:
         """Build a copy. Its parameters: the arguments; the tensors of a batch that was taken before the call; and, if
         these tensors have this rank's rows only, first, count, total and contributes (`slices.make_given_slice`).
         """
+        # The graph's inputs: `count` arguments, captured tensors up to `end`, the components of the batch.
         count = self.argument_count
         captured = self.pieces.find_handles(outer for outer, _ in self.traced.graph.captures)
         captured = find_handles(captured, self.feeds[count:])
-        end = count + len(captured)  # where the batch begins
+        end = count + len(captured)
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in (*self.graph.inputs[:count], *self.graph.inputs[end:])]
         is_batch_sliced = self.source is not None and any(divided)
         if is_batch_sliced:
@@ -293,12 +299,11 @@ class StepPlan:
     def call(self, inputs: Sequence[Any], taken: Batch | None, iterators: Sequence[Any] = ()) -> Any:
         """The results of the script's function for these tensors, computed by all ranks. Collective.
 
-        Args:
-            taken: see `take_batch`; None without a `source`. A call with the same batch can be repeated.
-            iterators: the iterators and datasets among the arguments.
+        taken: see `take_batch`; None without a `source`. A call with the same batch can be repeated.
+        iterators: the iterators and datasets among the arguments.
         """
         rows = [tensor for tensor, is_divided in zip(inputs, self.divided) if is_divided]
-        batch = WholeBatch(rows, [True] * len(rows)) if taken is None and rows else taken
+        batch = WholeBatch(rows, [True] * len(rows)) if taken is None and rows else taken  # None: the graph takes it
         self.rows = 0 if batch is None else batch.total
         events.step_begins(self)
         # A step that trains nothing compares every batch, before the call: ranks with different rows compute their own.
@@ -325,7 +330,7 @@ class StepPlan:
         publishing.move_weights()
         self.pieces.prepare()
         handles = list(inputs)
-        if any(self.feeds):  # prepare captured iterators for this call, too
+        if any(self.feeds):  # with the captured tensors, too, since `find_handles` prepares their iterators
             handles = find_handles([*inputs, *self.traced.captured_inputs], self.feeds)[: len(inputs)]
         arguments = [replacements.get(id(tensor), tensor) for tensor in handles]
         if taken is not None and is_shared:

@@ -1,8 +1,9 @@
 """Publishes weights of which each rank has updated a piece: through shared memory, or by messages.
 
-A step's copy updates a small variable that refers to this rank's piece of the weight (`matex_lend`), and then brings
-the pieces of the other ranks (`matex_publish`). In host memory a piece lies in the whole weight, so no rank copies its
-own. Ranks of one host keep the weights in shared memory, to which they move before the first step.
+Every rank holds the whole weight, and must get the other ranks' pieces. Two ops do this. `matex_lend` lets a small
+variable refer to this rank's piece of the weight, so that the step's own assignment changes the weight in place.
+`matex_publish` then brings the other pieces. Ranks of one host keep the weights in shared memory, to which they move
+before the first step: there a piece that one rank has changed needs no message.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MIN_GROUP_BYTES = 256 << 10
 """Each group costs a synchronization, 0.1 ms over Ethernet. These bytes take 2 ms at 1 Gbit/s."""
 _MAX_GROUPS = 8
 _holdings: dict[tuple[int, ...], int] = {}
-"""The number of the shared memory of each group of variables, by the ids of their handles."""
+"""The number by which the engine knows the shared memory of a group of variables, by the ids of their handles."""
 _numbers = itertools.count()
 _unmoved: list[tuple[list[Any], dict[str, Any]]] = []
 """Handles of variables that must still move to shared memory, with the arguments of the op that moves them."""

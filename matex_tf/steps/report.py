@@ -8,14 +8,12 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import settings, tags
 from matex_tf.rewrite import waves
-from matex_tf.rewrite.control import needs_exchange
-from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE, Placement
+from matex_tf.rewrite.nodes import Value
+from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import events
@@ -79,7 +77,7 @@ def _describe(program: Program) -> str:
     size = "sums" if summed_bytes is None else f"sums of {settings.format_bytes(summed_bytes)}"
     parts = [f"{wave_count} collective{'s' if wave_count != 1 else ''} a step, {size}"]
     gathered: set[int] = set()
-    for value, node in _list_needs(program, gives):
+    for value, node in program.iterate_exchanged(gives):
         if value.placement.kind == SHARDED and id(value) not in gathered:
             gathered.add(id(value))
             name, op = ("the result", value.tensor.op) if node is None else (node.type, node.op)
@@ -91,22 +89,10 @@ def _describe(program: Program) -> str:
 
 def count_summed_bytes(program: Program) -> int | None:
     """Bytes of all sums; None if unknown."""
-    needs = _list_needs(program, [WHOLE] * len(program.outputs))
-    sums = {id(value): value for value, _ in needs if value.placement.kind == PARTIAL}
+    exchanged = program.iterate_exchanged([WHOLE] * len(program.outputs))
+    sums = {id(value): value for value, _ in exchanged if value.placement.kind == PARTIAL}
     sizes = [count_bytes(value) for value in sums.values()]
     return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def _list_needs(program: Program, gives: Sequence[Placement]) -> Iterator[tuple[Value, Node | None]]:
-    """Each value that a collective brings to another placement, with each op that needs it.
-
-    The op is None for a result of the program, which is brought to its placement in `gives`.
-    """
-    for value, need, node in program.iterate_needs(gives):
-        if needs_exchange(value.placement, need):
-            yield value, node
-    for body in (body for node in program.nodes for body in node.bodies):
-        yield from _list_needs(body, body.gives)
 
 
 def has_shared_work(program: Program) -> bool:

@@ -101,6 +101,7 @@ class SessionCopy(Copy):
         op = node.op
         if op.type not in _STATELESS or op.graph is not self.graph:
             return super().draw(node, inputs)
+        # Advance the counter by the numbers of this draw, and draw from where it was.
         shape, *bounds = inputs
         state, self.starts[op.name] = _find_state(op)
         step = tf.reduce_prod(tf.cast(shape, tf.int64)) * _RESERVED

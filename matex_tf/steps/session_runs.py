@@ -48,10 +48,9 @@ def run_session(
 ) -> list[Any]:
     """The values of `tensors` after a run of a session, computed by all ranks if possible; then collective.
 
-    Args:
-        operations: further fetches.
-        feeds: arrays, by references to the tensors that they are fed to.
-        run: runs other operations and returns the values of other tensors, with the same feeds and further feeds.
+    operations: further fetches.
+    feeds: arrays, by references to the tensors that they are fed to.
+    run: runs other operations and returns the values of other tensors, with the same feeds and further feeds.
     """
     if is_inside or not world.is_active():
         return run(operations, tensors)
@@ -81,29 +80,29 @@ def _find_fed_batch(feeds: Mapping[Any, Any]) -> list[Any]:
 
 
 def _find_iterator_batch(needed: Sequence[Any]) -> list[Any]:
-    """The tensors with rows of the first iterator."""
-    for op in needed:
-        if op.type in sources.SOURCES:
-            rows = [tensor for tensor in op.outputs if sources.has_open_rows(tensor.shape)]
-            if rows:
-                return rows
-    return []
+    """The tensors with rows that the first iterator gives; none without an iterator of such tensors."""
+    takers = [op for op in needed if op.type in sources.SOURCES]
+    rows = ([tensor for tensor in op.outputs if sources.has_open_rows(tensor.shape)] for op in takers)
+    return next(filter(None, rows), [])
 
 
 class SessionPlan:
-    """How runs with the same fetches and alike feeds are computed.
+    """How runs with the same fetches, and feeds of the same tensors, are computed.
 
-    why_whole: the reason why every rank computes the runs whole; empty if ranks share them.
-    program: the placements; None if ranks cannot share the runs.
-    operations, tensors: the fetches of a run: of the copy if ranks share the runs, else of the script.
-    part: the ops that a run needs.
-    variables: the variable ops among these.
-    changed: the names of variables that a run may leave different on the ranks.
-    sliced_count: the number of tensors that ranks slice, the first inputs of `part`.
-    are_own: each rank feeds its own rows.
-    own_row_count: a placeholder for the number of this rank's own rows; None unless `are_own`.
-    starts: the operations that start sequences of random numbers (`SessionCopy`).
-    turns: the numbers of the script's own collectives, by which they are ordered (`cond_turns`).
+    Every run:
+        why_whole: the reason why every rank computes the runs whole; empty if ranks share them.
+        operations, tensors: the fetches of a run: of the copy if ranks share the runs, else of the script.
+        part: the ops that a run needs.
+        variables: the variable ops among these.
+        changed: the names of variables that a run may leave different on the ranks.
+    Runs that ranks share:
+        program: the placements.
+        sliced_count: the number of tensors that ranks slice, the first inputs of `part`.
+        are_own: each rank feeds its own rows.
+        own_row_count: a placeholder for the number of this rank's own rows; None unless `are_own`.
+        starts: the operations that start sequences of random numbers (`SessionCopy`).
+    Runs with collectives of the script, which is written for ranks:
+        turns: the numbers of these collectives, by which they are ordered (`cond_turns`).
     """
 
     def __init__(
@@ -111,13 +110,11 @@ class SessionPlan:
     ):
         """Plan the runs. Collective if they have work that can be shared: all ranks make the same plan.
 
-        Args:
-            operations, tensors: the fetches of the script.
-            fed: a list of the tensors that are fed.
-            batch: a list of the tensors among these whose rows ranks divide.
+        operations, tensors: the fetches of the script.
+        fed: a list of the tensors that are fed.
+        batch: a list of the tensors among these whose rows ranks divide.
 
-        Raises:
-            UnsupportedError: on every rank, if each rank has its own rows and they cannot be combined.
+        Raises UnsupportedError on every rank if each rank has its own rows and they cannot be combined.
         """
         from tensorflow.python.eager import context
 
@@ -130,6 +127,7 @@ class SessionPlan:
         needed = list_needed(graph, {tensor.name for tensor in fed}, tensors, operations)
         batch = batch or ([] if are_own else _find_iterator_batch(needed))
         self.sliced_count = len(batch)
+        # Random ops without a seed are copied, too. As reused ops they would give each rank other numbers.
         self.part = SessionSubgraph(needed, fed, batch, tensors, operations, filter(has_no_seed, needed))
         self.variables = list_variables(needed)
         self.changed = list_changed(needed, bool(fed))
@@ -203,7 +201,7 @@ class SessionPlan:
         return reused + effects, [copied.get(tensor.name, tensor) for tensor in self.tensors]
 
     def _order_collectives(self) -> None:
-        """Make the script's own collectives run in the order of their creation."""
+        """Make the script's own collectives run in the order of their creation, which is the same on all ranks."""
         own = [op for op in self.part.needed if op.type in ops.OP_TYPES]
         if len(own) > 1:
             passes, within_loops = cond_turns.pass_turns(self.graph, own)
@@ -214,10 +212,9 @@ class SessionPlan:
     def run(self, session: Any, variables: SessionVariables, rows: Sequence[Any], run: Run) -> list[Any]:
         """The results of the script's run. Collective, if ranks share it.
 
-        Args:
-            variables: the known state of the session's variables.
-            rows: the arrays with rows, if any are fed.
-            run: see `run_session`.
+        variables: the known state of the session's variables.
+        rows: the arrays with rows, if any are fed.
+        run: see `run_session`.
         """
         if self.why_whole:
             variables.forget(self.changed)

@@ -17,6 +17,7 @@ import numpy as np
 from matex_tf import tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite.rules.randoms import has_no_seed
+from matex_tf.rewrite.subgraphs import reach
 from matex_tf.runtime import objects
 from matex_tf.steps import session_graphs, variables
 from matex_tf.thread_flag import ThreadFlag
@@ -85,13 +86,8 @@ def _is_reference(tensor: Any) -> bool:
 
 def _find_variables(tensor: Any) -> list[Any]:
     """The variables to which a handle, or a reference from an assignment, may refer."""
-    pending, seen = [tensor.op], set()
-    while pending:
-        op = pending.pop()
-        if op not in seen:
-            seen.add(op)
-            pending += [one.op for one in op.inputs if _is_reference(one)]
-    return [op for op in seen if op.type in _VARIABLES]
+    makers = reach([tensor.op], lambda op: [one.op for one in op.inputs if _is_reference(one)])
+    return [op for op in makers if op.type in _VARIABLES]
 
 
 class SessionVariables:

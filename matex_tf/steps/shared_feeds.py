@@ -1,8 +1,9 @@
 """Batches that a step takes within its graph, from iterators and datasets that ranks share.
 
-An element has a ticket, which is a cheap stand-in for the batch (`input.tickets`), and the rows that this rank has
-prepared ahead of time. If the step needs other rows, because slice ratios have changed, the rank makes these rows from
-the ticket. A feed of an input (`rewrite.feeds`) gives the elements.
+In place of a batch, the graph takes an *element* (`batches.Dealer`). It has the rows that this rank has prepared ahead
+of time, and a *ticket*, a cheap stand-in for the batch (`input.tickets`). If the step needs other rows, because slice
+ratios have changed, the rank makes these rows from the ticket. The *feed* of the iterator (`rewrite.feeds`) lets the
+copy take elements.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ class StepFeed:
 
     def _take(self, copy: Any, element: list[Any]) -> tuple[list[Any], Slice]:
         """This rank's rows of the batch of an element, and its slice; in a graph."""
+        # The element: its numbers, the rows from `first` to `first + count` of the batch, the ticket.
         first, count, total = element[:3]  # see `batches.NUMBERS`
         end = NUMBERS + len(self._are_rows)
         prepared, ticket, dealer = element[NUMBERS:end], element[end:], self._dealer
+        # The slice that the step takes. All components must have equally many rows.
         with_rows = [tensor for tensor, has_rows in zip(prepared, self._are_rows) if has_rows]
         counts = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in with_rows])
         is_even = tf.reduce_all(tf.equal(counts, counts[0])) & (count <= total)
@@ -54,6 +57,7 @@ class StepFeed:
         total = slices.require(is_even, [slices.UNEVEN, counts], total)
         batch_slice = slices.make_slice_of_rows(total, self._slice_ratios)
         slice_end = batch_slice.first + batch_slice.count
+        # Its rows: prepared ones, or made from the ticket.
         are_prepared = (first <= batch_slice.first) & (slice_end <= first + count)
 
         def cut_rows() -> list[Any]:
@@ -65,8 +69,7 @@ class StepFeed:
         def make_rows() -> list[Any]:
             return dealer.take(ticket, batch_slice.first, batch_slice.count, total)
 
-        may_change = slices.may_change()
-        rows = tf.nest.flatten(tf.cond(are_prepared, cut_rows, make_rows) if may_change else cut_rows())
+        rows = tf.nest.flatten(tf.cond(are_prepared, cut_rows, make_rows) if slices.may_change() else cut_rows())
         for tensor, prepared_tensor in zip(rows, prepared):
             tensor.set_shape(prepared_tensor.shape)
         return self._pad_alike(rows, batch_slice), batch_slice

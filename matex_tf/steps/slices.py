@@ -1,4 +1,8 @@
-"""This rank's slice of a batch, as tensors of a graph."""
+"""Makes this rank's slice of a batch (`sharing.Slice`), as tensors of a graph.
+
+Slices are equal by default: of 5 rows, rank 0 of 2 gets rows 0-2. With slice ratios, a faster rank gets more rows
+(`adapt`): by the ratios 4 and 1, rank 0 gets rows 0-3.
+"""
 
 from __future__ import annotations
 
@@ -117,12 +121,15 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     excepthook.refuse_after_loss("a step on each rank's own rows")
     me = world.get_world()
     mine = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
-    (everyone,) = exchanger.exchange([Request("gather", mine[tf.newaxis])], _make_slice_of_ranks())
+    rank, one, size = (tf.constant(number, tf.int64) for number in (me.rank, 1, me.size))
+    slice_of_ranks = _make_slice(rank, one, size, tf.constant(True))  # a batch with one row for each rank
+    (everyone,) = exchanger.exchange([Request("gather", mine[tf.newaxis])], slice_of_ranks)
     # The shape of component k has the entries from bounds[k] to bounds[k + 1]; entry 0 is `has_batch`.
     bounds = list(itertools.accumulate([1, *(component.shape.rank for component in components)]))
     rows = tf.stack([everyone[:, start] for start in bounds[:-1]])  # by component and rank
     message = "the components of a rank's own batch have different numbers of rows; by component and rank:"
     counts = require(tf.reduce_all(tf.equal(rows, rows[0])), [message, rows], rows[0])
+    # A rank without rows computes one that does not contribute.
     count, rows_before = counts[me.rank], tf.reduce_sum(counts[: me.rank])
     has_rows = count > 0
     first = tf.where(has_rows, rows_before, tf.zeros_like(rows_before))
@@ -130,13 +137,6 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     largest = tf.reduce_max(everyone, 0)
     sizes = [largest[start + 1 : end] for start, end in itertools.pairwise(bounds)]
     return OwnRows(batch_slice, largest[0] > 0, sizes)
-
-
-def _make_slice_of_ranks() -> Slice:
-    """The slice of data with one row for each rank."""
-    me = world.get_world()
-    rank, one, size = (tf.constant(number, tf.int64) for number in (me.rank, 1, me.size))
-    return _make_slice(rank, one, size, tf.constant(True))
 
 
 def make_empty_slice() -> Slice:

@@ -1,4 +1,4 @@
-"""Facts about variables, and their synchronization: compared between ranks, and sent if they differ."""
+"""Compares variables between ranks. If a variable differs, all ranks get rank 0's value."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str
     The list is empty if all ranks have the same values in another order: an optimizer creates its variables in the
     order of the script's list of weights, which may come from a set.
 
-    Raises:
-        MismatchError: on every rank, if the ranks have different variables or shapes; it names the first difference.
+    Raises MismatchError on every rank if the ranks have different variables or shapes; it names the first difference.
     """
+    # One hash of all values first, which mostly settles it. Only if these differ, the facts about each variable.
     digests = [(value.dtype.str, value.shape, ops.hash_content(value)) for value in values]
     if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), what))) == 1:
         return []
@@ -113,8 +113,7 @@ def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable
 
     Returns the names of the variables that differed.
 
-    Raises:
-        MismatchError: on every rank, if one of `trained` differs: updates have changed it differently on the ranks.
+    Raises MismatchError on every rank if one of `trained` differs: updates have changed it differently on the ranks.
     """
     chosen = _select_readable(variables)
     names = [find_name(variable) for variable in chosen]

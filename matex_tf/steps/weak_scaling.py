@@ -1,4 +1,7 @@
-"""Weak scaling: the script's batch is each rank's own, so a global batch consists of one batch for each rank."""
+"""Weak scaling: the script's batch is each rank's own, so a global batch consists of one batch for each rank.
+
+With 4 ranks, a step then takes 4 of the script's batches, and each rank's slice is one of them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Training steps in eager code, which every rank computes whole, and the variables that traced functions change.
 
-The hook of `GradientTape.gradient` calls `take_gradients`, which marks the end of a training step in eager code.
+The hook of `GradientTape.gradient` calls `take_gradients`, which marks the end of a training step in eager code: it
+counts the step, has the weights compared between ranks when that is due, and tells the user why the step is not shared.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_sums_have_the_names_of_variables(update):
     program, _ = trace(UPDATES[update])
     assert sorted(name for names, _ in name_sums(program) for name in names) == ["kernel", "scale"]
     assert name_sums(program)[-1] == (["kernel", "scale"], 1), "the loss travels with the gradients"
-    assert labels.are_looked_at(program, ("IsFinite",)) == (update == "scaled")
+    assert labels.checks_labelled(program, ("IsFinite",)) == (update == "scaled")
 
 
 @pytest.mark.parametrize("update", ["plain", "clipped"])

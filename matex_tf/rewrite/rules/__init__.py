@@ -1,6 +1,4 @@
-"""The rules: for each type of op, the placements that it takes and returns. An op without a rule
-takes whole tensors.
-"""
+"""The rules: for each type of op, the placements of inputs and outputs. An op without a rule takes whole tensors."""
 
 from matex_tf.rewrite.rules import (  # noqa: F401 - each module adds its rules to the table
     arrays,

@@ -1,20 +1,22 @@
-"""Rules for ops that join, split and move tensors along their axes."""
+"""Rules for ops that join, split and move tensors along their axes.
+
+Two batches of n rows, concatenated along the rows, have 2n entries in two blocks (`placement.Rows`). A rank has its
+rows of each block, so rank 0 of 2 does not have the first half of the result.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import WHOLE, Placement, Rows, Size, shard
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 
 def _match_rows(node: Node, indexes: Sequence[int]) -> tuple[list[Placement | None], Placement]:
     """The placements that give all of these inputs the rows of the first sharded input."""
-    layouts = [node.get_placement(index).layout for index in indexes if node.get_placement(index).is_sharded]
-    require(bool(layouts))
-    placement = shard(*layouts[0])
+    placement = shard(*node.get_placement(node.find_input_with_rows(indexes)).layout)
     return [node.bring_rows(index, placement) for index in indexes], placement
 
 
@@ -56,9 +58,9 @@ def split(node: Node) -> Decision:
     needs = [WHOLE, None] if node.type == "Split" else [None]
     if placement.axis not in node.read_axes(axis_input, node.count_axes(data)):
         return node.decide(needs, shard(*placement.layout))
-    unit = placement.rows.unit  # entries of concatenated batches, which the op splits again
-    if node.type == "SplitV" or unit is None or unit % count:
-        raise NoRuleError
+    # The op splits along the axis of the rows: entries of concatenated batches, at the borders of blocks.
+    unit = require_known(placement.rows.unit)
+    require(node.type == "Split" and unit % count == 0)
     bounds = [unit // count * part for part in range(count + 1)]
     rows = [take_blocks(placement.rows, begin, end) for begin, end in itertools.pairwise(bounds)]
     return node.decide(needs, *(shard(placement.axis, part) for part in rows))
@@ -88,10 +90,7 @@ def pad(node: Node) -> Decision:
 
 @register_rule("ReverseSequence", linear=0)
 def reverse_sequence(node: Node) -> Decision:
-    axis = node.read_attribute("batch_dim")
-    first = next((placement for placement in node.placements if placement.is_sharded), None)
-    if first is None:
-        raise NoRuleError
+    axis, first = node.read_attribute("batch_dim"), node.get_placement(node.find_input_with_rows((0, 1)))
     require(first.axis == axis or not node.get_placement(0).is_sharded)
     placement = shard(axis, first.rows)
     return node.decide([node.bring_rows(0, placement), node.bring_rows(1, shard(0, first.rows))], placement)
@@ -108,6 +107,7 @@ def space_to_batch(node: Node) -> Decision:
 
 @register_rule("BatchToSpaceND", linear=0)
 def batch_to_space(node: Node) -> Decision:
+    """The inverse of `space_to_batch`."""
     placement = node.require_rows()
     copies, blocks = int(node.read_constant(1).prod()), placement.rows.blocks
     require(placement.axis == 0 and placement.rows.unit is not None)
@@ -115,8 +115,6 @@ def batch_to_space(node: Node) -> Decision:
     return node.decide([None], shard(0, Rows(blocks[:1])))
 
 
-def count_rows(size: Size) -> int | None:
-    """The number of entries for each row of the batch that a number counts; None if it is unknown."""
-    if size.rows is not None:
-        return size.rows.unit
-    return 0 if size.value == 0 else None
+def count_rows(size: Size) -> int:
+    """The number of entries for each row of the batch that a number counts. Raises NoRuleError if it is unknown."""
+    return 0 if size == Size(None, 0) else require_known(None if size.rows is None else size.rows.unit)

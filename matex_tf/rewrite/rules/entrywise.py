@@ -1,10 +1,13 @@
-"""Rules for elementwise ops, with broadcasting."""
+"""Rules for elementwise ops, with broadcasting: if an input has rows, the result has these rows.
+
+Such ops also compute sizes of tensors. A size that counts rows, such as n * 3, must keep that meaning (`placement`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Node, require
 from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Rows, Size, make_sizes, multiply_sizes, shard
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
@@ -37,9 +40,8 @@ def compute_entries(node: Node, first_index: int = 0) -> Decision:
     `first_index` become whole.
     """
     indexes = range(first_index, len(node.inputs))
-    first = next((index for index in indexes if node.get_placement(index).is_sharded), None)
-    if first is None:
-        raise NoRuleError
+    first = node.find_input_with_rows(indexes)
+    # Broadcasting aligns the last axes, so the axis of the rows is counted from the end.
     rows, from_end = node.get_placement(first).rows, node.count_axes(first) - node.get_placement(first).axis
     counts = [node.count_axes(index) for index in indexes]
     needs = [
@@ -104,8 +106,8 @@ def divide(node: Node) -> Decision:
 @register_rule("FloorDiv Maximum Minimum FloorMod")
 def compute_numbers(node: Node) -> Decision:
     """Arithmetic on integers that may count rows, such as sizes divided by sizes."""
-    sizes = _combine_sizes(node, {"FloorDiv": _divide_sizes, "Maximum": _raise_sizes}.get(node.type, _give_no_size))
-    return sizes or compute_entries(node)
+    rules: dict[str, Callable[[Size, Size], Size | None]] = {"FloorDiv": _divide_sizes, "Maximum": _raise_sizes}
+    return _combine_sizes(node, rules.get(node.type, lambda *_: None)) or compute_entries(node)
 
 
 @register_rule("Select", linear=slice(1, 3))
@@ -115,9 +117,7 @@ def select_rows(node: Node) -> Decision:
         return compute_entries(node)
     if node.count_axes(0) == 0 and node.has_rows:
         return compute_entries(node, first_index=1)
-    sharded = next((placement for placement in node.placements if placement.is_sharded), None)
-    if sharded is None:
-        raise NoRuleError
+    sharded = node.get_placement(node.find_input_with_rows(range(3)))
     require(sharded.axis == 0 and sharded.rows.chosen is None)
     return node.decide([shard(0, sharded.rows)] * 3, shard(0, sharded.rows))
 
@@ -137,10 +137,6 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
     if len(first) != len(second) or None in combined:
         return None
     return node.decide([None, None], make_sizes([size for size in combined if size is not None]))
-
-
-def _give_no_size(first: Size, second: Size) -> Size | None:
-    return None
 
 
 def _add_sizes(first: Size, second: Size) -> Size | None:

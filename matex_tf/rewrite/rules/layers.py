@@ -1,4 +1,11 @@
-"""Rules for ops that compute each row by itself, as a table, and for batch normalization."""
+"""Rules for ops that compute each row by itself, as a table, and for batch normalization.
+
+A line of the table, such as "rows, same, rows -> sum" for the gradient of a convolution's filter, says: input 0 and 2
+have the batch's rows, input 1 is whole; each rank's result, from its rows, is a partial sum.
+
+Batch normalization needs statistics of all rows. Its rules replace the fused op by its formulas, of which the other
+rules make sums over the ranks.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Expansion, Node, require
 from matex_tf.rewrite.placement import SUM, WHOLE, Placement, Size, shard
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_need
@@ -57,7 +64,7 @@ _TABLE: list[tuple[str, str, str]] = [
     ("same, rows -> rows", "batches", "ResourceGather"),
     ("same, rows -> rows", "last", "ResourceGatherNd"),
 ]  # fmt: skip
-"""The inputs and outputs of ops, the axes along which they mix entries, and the ops.
+"""The inputs and outputs of ops, the axes along which they combine entries (`_MIXES`), and the ops.
 
     rows     sharded along the axis of the rows
     same     replicated
@@ -77,10 +84,8 @@ _LINEAR: list[tuple[str, str, str]] = [
 
 
 def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) -> Decision:
-    inputs_with_rows = [index for index, kind in enumerate(takes) if kind == "rows"]
-    first = next((index for index in inputs_with_rows if node.get_placement(index).is_sharded), None)
-    if first is None:
-        raise NoRuleError
+    """The decision on an op by its line in the table. takes, gives: what its inputs and outputs are."""
+    first = node.find_input_with_rows(index for index, kind in enumerate(takes) if kind == "rows")
     placement = shard(*node.get_placement(first).layout)
     require(not mixes(node, first, placement.axis))
     needs: list[Placement | None] = []

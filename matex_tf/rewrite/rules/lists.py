@@ -1,6 +1,7 @@
-"""Rules for TensorLists, the basis of TensorArrays and of loops' backward passes, and for optionals.
+"""Rules for TensorLists, which TensorArrays and the backward passes of loops use, and for optionals.
 
-All items of a list have one placement, `Placement.item`. An optional is placed like a list of one item.
+All items of a list have one placement, `Placement.item`. An optional is placed like a list of one item. A rank's list
+has as many items as the script's; an item with rows has the rank's rows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import LIST, SIZES, UNUSED, WHOLE, Placement, Size, join, list_of, make_sizes, shard
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_need
@@ -28,12 +29,12 @@ def _read_item(node: Node) -> Placement | None:
 
 @register_rule("EmptyTensorList TensorListReserve")
 def make(node: Node) -> Decision:
-    """The items have the shape of a rank's slice; the number of items is the script's."""
+    """A list without items: `item` is None until an op puts one in."""
     sizes, rows = node.inputs[0].constant, node.batch_rows
     count_name = "max_num_elements" if node.type == "EmptyTensorList" else "num_elements"
 
     def emit(_: Any, shape: Any, count: Any) -> list[Any]:
-        if sizes is not None and rows:  # a size that may count rows is known once the list has an item
+        if sizes is not None and rows:  # a multiple of the number of rows may be another size on a rank: leave it open
             shape = tf.constant(np.where(sizes % rows, sizes, -1), shape.dtype)
         attributes = {"element_dtype": node.read_attribute("element_dtype"), count_name: count}
         return [getattr(tf.raw_ops, node.type)(element_shape=shape, **attributes)]
@@ -115,22 +116,9 @@ def find_item_shape(node: Node) -> Decision:
     item = _read_item(node)
     if item is None or not item.is_sharded:
         return node.decide([None], WHOLE)
-    shape = node.outputs[0].shape
-    if shape is None or shape[0] is None:
-        raise NoRuleError
-    sizes = [Size()] * shape[0]
+    sizes = [Size()] * require_known(require_known(node.outputs[0].shape)[0])
     sizes[item.axis] = Size(item.rows)
     return node.decide([None], make_sizes(sizes))
-
-
-@register_rule("OptionalNone")
-def make_none(node: Node) -> Decision:
-    return node.decide([], list_of(None))
-
-
-@register_rule("FakeParam")
-def stand_in(node: Node) -> Decision:
-    return node.decide([], UNUSED)
 
 
 @register_rule("OptionalFromValue")
@@ -139,11 +127,7 @@ def wrap(node: Node) -> Decision:
     return node.decide([None], list_of(node.get_placement(0))) if is_kept else node.decide([], list_of(WHOLE))
 
 
-@register_rule("OptionalGetValue")
-def unwrap(node: Node) -> Decision:
-    return node.decide([None], _read_item(node) or WHOLE)
-
-
-@register_rule("OptionalHasValue")
-def is_wrapped(node: Node) -> Decision:
-    return node.decide([None], WHOLE)
+register_rule("OptionalNone")(lambda node: node.decide([], list_of(None)))
+register_rule("OptionalGetValue")(lambda node: node.decide([None], _read_item(node) or WHOLE))
+register_rule("OptionalHasValue")(lambda node: node.decide([None], WHOLE))
+register_rule("FakeParam")(lambda node: node.decide([], UNUSED))  # the residual of a branch that was not taken

@@ -1,10 +1,14 @@
-"""Rules for matrix products: linear in each factor; a sum over the rows is a partial sum."""
+"""Rules for matrix products. They are linear in each factor, and a product that sums over the rows is a partial sum.
+
+The activations times the weights, `ij,jk->ik` with rows along i, keep the rows. The gradient of the weights,
+`ij,ik->jk`, sums over the rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import SUM, WHOLE, shard
 from matex_tf.rewrite.rules.registry import register_rule
 
@@ -13,9 +17,7 @@ def place_product(node: Node, factors: Sequence[Sequence[str]], result: Sequence
     """The placements of a product. `factors`: the labels of the axes of each input, as in `tf.einsum`; `result`: those
     of the output.
     """
-    first = next((index for index, placement in enumerate(node.placements) if placement.is_sharded), None)
-    if first is None:
-        raise NoRuleError
+    first = node.find_input_with_rows(range(len(node.inputs)))
     row_label, rows = factors[first][node.get_placement(first).axis], node.get_placement(first).rows
     require(all(labels.count(row_label) <= 1 for labels in factors))
     needs = [
@@ -43,10 +45,7 @@ def einsum(node: Node) -> Decision:
     equation = node.read_attribute("equation").decode().replace(" ", "")
     left, right = equation.split("->")
     factors = [_label_axes(term, node.count_axes(index)) for index, term in enumerate(left.split(","))]
-    result_rank = node.op.outputs[0].shape.rank
-    if result_rank is None:
-        raise NoRuleError
-    return place_product(node, factors, _label_axes(right, result_rank))
+    return place_product(node, factors, _label_axes(right, require_known(node.op.outputs[0].shape.rank)))
 
 
 def _label_axes(term: str, count: int) -> list[str]:

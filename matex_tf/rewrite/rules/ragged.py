@@ -1,11 +1,15 @@
-"""Rules for ragged rows: the words of texts, dense rows made of them, and sequences of labels."""
+"""Rules for ragged rows: the words of texts, dense rows made of them, and sequences of labels.
+
+Entries of ragged rows come with the numbers of their rows. A rule converts these between the script's tensor and a
+rank's: if rank 1 has texts 3 and 4, its text 0 is the script's text 3.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, Size, shard
 from matex_tf.rewrite.rules.registry import register_rule
 
@@ -40,9 +44,7 @@ def make_dense(node: Node) -> Decision:
     """Rows of a fixed length, from values that are numbered by their rows."""
     require(list(node.read_attribute("row_partition_types")) == [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"])
     values, numbers = node.require_rows(1), node.require_rows(4)
-    rows = numbers.numbers
-    if rows is None:
-        raise NoRuleError
+    rows = require_known(numbers.numbers)
     row_count, *lengths = node.read_constant(0).reshape(-1).tolist()  # of a scalar shape, the lengths are unknown
     require(row_count == -1 and bool(lengths) and -1 not in lengths)
     require(values.has_layout(numbers))

@@ -1,4 +1,8 @@
-"""Rules for random ops: a draw for the rows of the batch is the slice of the script's draw."""
+"""Rules for random ops. If the script draws numbers for all rows of a batch, a rank needs the numbers for its rows.
+
+Ops that draw by a counter start at the rank's first row. Other ops with a seed draw for all rows on each rank. Without
+a seed, any numbers will do.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import Any
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.graph_ops import cache_by_type
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import SIZES, SUM, Placement, Rows, Size, make_sizes
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_rows
@@ -17,9 +21,7 @@ _LANES = {"float32": 4, "float64": 2}
 
 @register_rule("StatelessRandomUniformV2 StatelessRandomNormalV2")
 def draw_by_counter(node: Node) -> Decision:
-    """Draws of a counter-based generator: the counter skips the numbers of the ranks before this one. So a rank draws
-    the script's numbers for its rows, and no others.
-    """
+    """Draws of a counter-based generator: the counter skips the numbers of the ranks before this one."""
     shape = _read_shape(node)
     found = _find_rows(shape)
     lanes = _LANES.get(node.op.outputs[0].dtype.name)
@@ -49,9 +51,7 @@ def draw_by_counter(node: Node) -> Decision:
 def draw_all(node: Node) -> Decision:
     """Other draws: every rank draws for all rows and takes its own."""
     shape = _read_shape(node)
-    placement = _find_rows(shape)
-    if placement is None:
-        raise NoRuleError
+    placement = require_known(_find_rows(shape))
     if has_no_seed(node.op):  # any numbers will do for the rows of a rank
         return node.decide([shape], placement)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Expansion, Node, NoRuleError, require, require_known
 from matex_tf.rewrite.placement import HALF, PARTIAL, SIZES, SUM, WHOLE, Placement, make_sizes, multiply_sizes, shard
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
@@ -114,10 +114,7 @@ def _make_norm(axes: tuple[int, ...], keeps_axes: bool, rows: Any, _: Any) -> An
 
 @register_rule("ArgMax ArgMin")
 def find_along_axis(node: Node) -> Decision:
-    kept = _keep_rows(node)
-    if kept is None:
-        raise NoRuleError
-    return node.decide([None], kept)
+    return node.decide([None], require_known(_keep_rows(node)))
 
 
 def _is_cheaper_gathered(node: Node) -> bool:

@@ -1,7 +1,8 @@
-"""The table of rules, by op type. A rule maps the placements of an op's inputs to a decision.
+"""The table of rules, by op type. A rule maps the placements of an op's inputs to a `Decision`.
 
 A rule has to handle inputs with rows only. For other inputs it may raise NoRuleError: then, as without a rule, the op
-takes whole tensors, except for partial sums in which the op is linear.
+takes whole tensors. Except for partial sums: an op that is linear in an input, such as the multiplication by a whole
+tensor, keeps a partial sum there, and its result is a partial sum, too.
 """
 
 from __future__ import annotations
@@ -72,9 +73,8 @@ def _move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
     outputs = evaluate(node, inputs)
     require(len(outputs) == len(node.outputs) and all(positions.ndim <= 1 for positions in outputs))
     needs = [None if placement.kind == SIZES else WHOLE for placement in node.placements]
-    return node.decide(
-        needs, *(make_sizes([entries[index] for index in positions.reshape(-1)]) for positions in outputs)
-    )
+    gives = [make_sizes([entries[index] for index in positions.reshape(-1)]) for positions in outputs]
+    return node.decide(needs, *gives)
 
 
 def _select(node: Node, which: int | slice) -> Sequence[int]:

@@ -1,11 +1,15 @@
-"""Rules for selections by indices, masks or keys: gathers, tables, one-hot vectors, order statistics."""
+"""Rules for selections by indices or masks: gathers, `tf.where`, one-hot vectors.
+
+Indices may be numbers of rows of the script's batch. If rank 1 has rows 3 and 4, its row 0 is the script's row 3: a
+rule adds or subtracts the index of the rank's first row.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import WHOLE, Rows, shard
 from matex_tf.rewrite.rules.registry import register_rule
 
@@ -43,9 +47,7 @@ def _take_own(node: Node, take: Any) -> Decision:
     """
     table, indices = node.get_placement(0), node.get_placement(1)
     require(table.axis == 0 and table.rows == indices.numbers)
-    coordinates = 1 if take is tf.gather else node.read_shape(1)[-1]
-    if coordinates is None:
-        raise NoRuleError
+    coordinates = require_known(1 if take is tf.gather else node.read_shape(1)[-1])
 
     def emit(copy: Any, part: Any, chosen: Any, *_: Any) -> list[Any]:
         return [take(part, chosen - tf.cast(_make_offset(copy, part, coordinates), chosen.dtype))]

@@ -1,4 +1,8 @@
-"""Rules for tensors whose shape is computed from the number of rows, and for ops that keep the order of entries."""
+"""Rules for tensors whose shape is computed from the number of rows, and for ops that keep the order of entries.
+
+If the script makes zeros of the shape [n, 3] for a batch of n rows, a rank makes zeros for its rows. If it reshapes a
+batch of 64 rows of 3x5 to [64, 15], a rank with 32 rows reshapes its slice to [32, 15].
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import math
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, ZERO, Placement, Rows, Size, shard
 from matex_tf.rewrite.rules.entrywise import compute_entries
 from matex_tf.rewrite.rules.registry import register_rule
@@ -40,13 +44,10 @@ def fill(node: Node) -> Decision:
 
 @register_rule("Reshape", moves=0)
 def reshape(node: Node) -> Decision:
-    """Finds the axis that has the rows afterwards. There the rank's own length replaces a fixed one.
-
-    Example: a batch of 64 rows of 3x5 becomes [64, 15]. A rank with 32 rows reshapes its slice to [32, 15].
-    """
+    """Finds the axis that has the rows afterwards. There the rank's own length replaces a fixed one."""
     placement = node.require_rows()
     wanted, before = node.read_sizes(1), node.inputs[0].shape
-    if before is None:
+    if before is None:  # the new shape must begin with the number of rows
         require(placement.axis == 0 and bool(wanted) and wanted[0].rows == placement.rows)
         return node.decide([None, None], shard(*placement.layout))
     whole = node.outputs[0].whole_shape
@@ -67,17 +68,17 @@ def reshape(node: Node) -> Decision:
 def _follow_rows(placement: Placement, before: list[int | None], wanted: tuple[Size, ...]) -> tuple[int, Rows]:
     """The axis of the rows after a reshape from sizes `before` to `wanted`, and the rows along it.
 
-    The axes before the rows must stay. The axis of the rows takes entries from the axes after it, or gives them some:
-    if rows of 3x5 entries, [n, 3, 5], become [3n, 5], the axis has 3 entries for each row.
+    The axis of the rows takes entries from the axes after it, or gives them some: if rows of 3x5 entries, [n, 3, 5],
+    become [3n, 5], the axis has 3 entries for each row.
     """
-    outermost = placement.axis
-    while outermost > 0 and before[outermost - 1] == 1:
-        outermost -= 1  # axes of one entry directly outside of the rows may go
-    axis = outermost
+    # Axes of one entry directly outside of the rows may go, and new ones may come. The axes before these must stay.
+    axis = placement.axis
+    while axis > 0 and before[axis - 1] == 1:
+        axis -= 1
     require(len(wanted) > axis and None not in before[:axis])
     require([Size(None, size) for size in before[:axis]] == list(wanted[:axis]))
     while wanted[axis] == Size(None, 1) and len(wanted) > axis + 1:
-        axis += 1  # and new ones may come
+        axis += 1
     rows, row_size, inner = placement.rows, wanted[axis], wanted[axis + 1 :]
     require(all(size.rows is None for size in inner))
     factor = _divide(before[placement.axis + 1 :], [size.value for size in inner])
@@ -100,11 +101,9 @@ def _follow_rows(placement: Placement, before: list[int | None], wanted: tuple[S
 
 def _scale(rows: Rows, factor: float | None) -> Rows:
     """The rows of an axis with `factor` entries, possibly fewer than one, in the place of each."""
-    if factor is None:
-        raise NoRuleError
     if factor == 1:
         return rows
-    blocks = [block * factor for block in rows.blocks if block is not None]
+    blocks = [block * require_known(factor) for block in rows.blocks if block is not None]
     require(rows.unit is not None and all(block == int(block) for block in blocks))
     return Rows(tuple(map(int, blocks)))
 
@@ -175,10 +174,8 @@ def broadcast(node: Node) -> Decision:
 
 def _find_new_rows(node: Node) -> Placement:
     """The placement of the result, if the second input is a shape that counts rows."""
-    found = find_rows(node.read_sizes(1)) if node.get_placement(1).kind == SIZES else None
-    if found is None:
-        raise NoRuleError
-    return found
+    require(node.get_placement(1).kind == SIZES)
+    return require_known(find_rows(node.read_sizes(1)))
 
 
 @register_rule("Tile", moves=0)
@@ -196,9 +193,7 @@ def tile(node: Node) -> Decision:
 def count_up(node: Node) -> Decision:
     """`tf.range(rows)` numbers the rows of the script's batch: a rank begins with the index of its first row."""
     start, limit, delta = (node.inputs[index].sizes for index in range(3))
-    rows = limit[0].rows if limit else None
-    if rows is None:
-        raise NoRuleError
+    rows = require_known(limit[0].rows if limit else None)
     require(start == (Size(None, 0),) and delta == (Size(None, 1),) and rows.is_contiguous)
 
     def emit(copy: Any, start: Any, limit: Any, delta: Any) -> list[Any]:

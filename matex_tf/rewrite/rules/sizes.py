@@ -1,8 +1,12 @@
-"""Rules for sizes of tensors, which count rows, and for their use in gradients."""
+"""Rules for sizes of tensors, as `tf.shape` gives them, and for their use in gradients.
+
+The size n of a batch is 5 in the script and 3 on a rank with 3 rows. So a rule notes which numbers count rows, and how
+many entries for each row (`placement.Size`): an op can then have the rank's number, or the script's.
+"""
 
 from __future__ import annotations
 
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Placement, Rows, Size, make_sizes, multiply_sizes, shard
 from matex_tf.rewrite.rules.registry import register_rule
 
@@ -140,7 +144,6 @@ def _join_lengths(first: Size, second: Size) -> Size:
     if first.rows is None and second.rows is None:
         known = None not in (first.value, second.value)
         return Size(None, first.value + second.value if known else None)  # type: ignore[operator]
-    if first.rows is None or second.rows is None:
-        raise NoRuleError
-    require(first.rows.chosen is None and second.rows.chosen is None)
-    return Size(Rows(first.rows.blocks + second.rows.blocks))
+    rows = [require_known(first.rows), require_known(second.rows)]
+    require(all(one.chosen is None for one in rows))
+    return Size(Rows(rows[0].blocks + rows[1].blocks))

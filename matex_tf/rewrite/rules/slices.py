@@ -1,4 +1,4 @@
-"""Rules for slices: a slice may take all rows, or blocks of them, but no part of a block.
+"""Rules for slices such as `x[a:b]`: a slice may take all rows, or blocks of them, but no part of a block.
 
 A tensor of two concatenated batches has two blocks. `x[:batch]` is then the first block, of which each rank has its
 rows. `x[:10]` takes rows that some ranks do not have, so no rule applies.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require
+from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require, require_known
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, Size, make_sizes, shard
 from matex_tf.rewrite.rules.arrays import count_rows, take_blocks
 from matex_tf.rewrite.rules.registry import register_rule
@@ -61,10 +61,8 @@ def _take_size(node: Node) -> Decision:
     sizes = node.get_placement(0).sizes
     indices = [index for index in _list_entries(node) if index is not None]
     require(len(indices) == 1 and 0 <= indices[0] < len(sizes))
-    rows = sizes[indices[0]].rows
-    if rows is None or rows.unit is None:
-        raise NoRuleError
-    unit = rows.unit
+    rows = require_known(sizes[indices[0]].rows)
+    unit = require_known(rows.unit)
 
     def emit(copy: Any, *_: Any) -> list[Any]:
         return [tf.cast(copy.batch_slice.count * unit, node.inputs[0].dtype)]
@@ -81,15 +79,14 @@ def _follow_axis(
     length: the length of the axis with the rows, if it is constant.
     """
     masks = _read_masks(node)
-    entries = node.read_shape(_BEGIN)[0]
-    if entries is None:
-        raise NoRuleError
+    entries = require_known(node.read_shape(_BEGIN)[0])
     named = entries - (masks["new_axis"] | masks["ellipsis"]).bit_count()
     result_axis = axis = 0  # the next axes of the result and of the sliced tensor
     result: Placement | None = None
     needs: list[Placement | None] = [  # of inputs 1 to 3
         None if node.get_placement(number).kind == SIZES else WHOLE for number in (_BEGIN, _END, _STRIDE)
     ]
+    # An entry of begin, end and stride names an axis, a new axis, or "...": the axes that no other entry names.
     for index in range(entries):
         bits = {name for name, mask in masks.items() if mask >> index & 1}
         if "ellipsis" in bits:
@@ -97,23 +94,24 @@ def _follow_axis(
             if axis <= placement.axis < axis + skipped:
                 result = shard(result_axis + placement.axis - axis, placement.rows)
             result_axis, axis = result_axis + skipped, axis + skipped
-        elif "new_axis" in bits:
+            continue
+        if "new_axis" in bits:
             result_axis += 1
-        else:
-            takes_one = "shrink_axis" in bits  # the entry at `begin`; then the result does not have the axis
-            bounding = [number for number, name in ((_BEGIN, "begin"), (_END, "end")) if name not in bits]
-            if axis == placement.axis:
-                require(not takes_one and node.read_sizes(_STRIDE)[index] == Size(None, 1))
-                bounds: dict[int, Size] = {}
-                for number in bounding:
-                    sizes = read_along(node, number, index, placement, length)
-                    bounds[number], needs[number - 1] = sizes[index], find_need(node, number, sizes)
-                result = shard(result_axis, _cut(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
-            else:  # this axis must not be cut at a number of rows, which is another one on a rank
-                for number in bounding:
-                    is_read = node.get_placement(number).kind == SIZES and not (takes_one and number == _END)
-                    require(not is_read or node.read_sizes(number)[index].rows is None)
-            result_axis, axis = result_axis + (not takes_one), axis + 1
+            continue
+        takes_one = "shrink_axis" in bits  # the entry at `begin`; then the result does not have the axis
+        bounding = [number for number, name in ((_BEGIN, "begin"), (_END, "end")) if name not in bits]
+        if axis == placement.axis:
+            require(not takes_one and node.read_sizes(_STRIDE)[index] == Size(None, 1))
+            bounds: dict[int, Size] = {}
+            for number in bounding:
+                sizes = read_along(node, number, index, placement, length)
+                bounds[number], needs[number - 1] = sizes[index], find_need(node, number, sizes)
+            result = shard(result_axis, _cut(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
+        else:  # this axis must not be cut at a number of rows, which is another one on a rank
+            for number in bounding:
+                is_read = node.get_placement(number).kind == SIZES and not (takes_one and number == _END)
+                require(not is_read or node.read_sizes(number)[index].rows is None)
+        result_axis, axis = result_axis + (not takes_one), axis + 1
     if result is None:  # the slice names fewer axes, and not the axis of the rows
         result = shard(result_axis + placement.axis - axis, placement.rows)
     return result, needs
@@ -144,10 +142,7 @@ def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
     end = None if end is not None and end.rows == rows else end
     if begin == Size(None, 0) and end is None:
         return rows
-    first, last = count_rows(begin), None if end is None else count_rows(end)
-    if first is None or (end is not None and last is None):
-        raise NoRuleError
-    return take_blocks(rows, first, last)
+    return take_blocks(rows, count_rows(begin), None if end is None else count_rows(end))
 
 
 @register_rule("Slice", moves=0)
@@ -159,8 +154,6 @@ def slice_by_sizes(node: Node) -> Decision:
     begin, count = begins[placement.axis], counts[placement.axis]
     rows, takes_rest = placement.rows, count == Size(None, -1)
     if begin != Size(None, 0) or not (takes_rest or count.rows == rows):
-        first, length = count_rows(begin), None if takes_rest else count_rows(count)
-        if first is None or (length is None and not takes_rest):
-            raise NoRuleError
-        rows = take_blocks(rows, first, None if length is None else first + length)
+        first = count_rows(begin)
+        rows = take_blocks(rows, first, None if takes_rest else first + count_rows(count))
     return node.decide([None, find_need(node, 1, begins), find_need(node, 2, counts)], shard(placement.axis, rows))

@@ -36,9 +36,9 @@ class _Backward(NamedTuple):
     graph: its inputs are the gradients of outputs of the forward graph, then the residuals.
     output_ids: the ids of these outputs of the forward graph.
     residuals: tensors of the forward graph.
-    outputs: the components of the computed gradients, without the gradients that are None.
+    outputs: the tensors of the computed gradients, without the gradients that are None.
     effects: ops that run although no gradient needs them.
-    pack: makes a list of gradients from their components.
+    structure: the list of gradients.
     """
 
     graph: Any
@@ -46,7 +46,7 @@ class _Backward(NamedTuple):
     residuals: list[Any]
     outputs: list[Any]
     effects: list[Any]
-    pack: Any
+    structure: Any
 
 
 class CallPlan:
@@ -60,15 +60,15 @@ class CallPlan:
     differentiable: the indices of the outputs whose gradients the backward step takes.
     value_inputs: the indices of the inputs that are no variables.
     forward, backward: the steps, ConcreteFunctions.
+    gradients: a list of the gradients in the trace; None for an input without one.
     """
 
     def __init__(self, graph: Any, are_rows: Sequence[bool], are_followed: Sequence[bool], place: str):
         """Plan the calls. Collective: all ranks make the same plan.
 
-        Args:
-            are_rows: for each input, whether it has as many rows as the batch.
-            are_followed: for each input, whether its gradients may be requested.
-            place: names the call in messages.
+        are_rows: for each input, whether it has as many rows as the batch.
+        are_followed: for each input, whether its gradients may be requested.
+        place: names the call in messages.
         """
         self.graph, self.place, self.ranks = graph, place, world.get_world().size
         self.are_rows = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, graph.inputs)]
@@ -117,9 +117,9 @@ class CallPlan:
     def _build_backward(self, program: Program, backward: _Backward) -> None:
         """Build the step from the number of rows, whole gradients of outputs, and residuals to whole gradients."""
         self.differentiable = [index for index, one in enumerate(self.graph.outputs) if id(one) in backward.output_ids]
-        self.pack = backward.pack
-        # Each rank slices a gradient as the forward step had sliced the output; a mask's selection (`rows.chosen`)
-        # cannot be repeated.
+        self.gradients = backward.structure
+        # Each rank slices the gradient of an output as the forward step had sliced the output. If a mask had selected
+        # its rows (`rows.chosen`), these are not known here, and the gradient stays whole.
         outputs = [program.outputs[index].placement for index in self.differentiable]
         sliced = [one if one.is_sharded and one.rows.chosen is None else WHOLE for one in outputs]
         residuals = program.outputs[self.output_count :]
@@ -148,6 +148,7 @@ class CallPlan:
         """
         from tensorflow.python.eager import record
 
+        # The forward step now.
         batch = [tensor for tensor, has_rows in zip(inputs, self.are_rows) if has_rows]
         variables = self.graph.variables
         with (
@@ -159,6 +160,7 @@ class CallPlan:
             results = list(self.forward(*(inputs[index] for index in self.value_inputs)))
         outputs, residuals = results[: self.output_count], results[self.output_count :]
 
+        # The backward step when a tape calls `compute_gradients`.
         differentiable = [outputs[index] for index in self.differentiable]
 
         def compute_gradients(*upstream: Any) -> list[Any]:
@@ -174,8 +176,8 @@ class CallPlan:
                 for output, gradient in zip(differentiable, upstream)
             ]
             with failures.fail_together(self.place, variables):
-                components = list(self.backward(tf.constant(rows, tf.int64), *gradients_of_outputs, *residuals))
-            return self.pack(components)
+                results = self.backward(tf.constant(rows, tf.int64), *gradients_of_outputs, *residuals)
+            return list(pack_tensors(self.gradients, results))
 
         record.record_operation("SharedCall", differentiable, list(followed), compute_gradients)
         return outputs
@@ -191,33 +193,38 @@ def _list_specs(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
-    """The gradients of a graph's outputs with respect to `followed`, inputs of it."""
+    """The gradients of a graph's outputs with respect to `followed`, inputs of it, as a graph of its own."""
     from tensorflow.python.eager import backprop_util
     from tensorflow.python.eager.graph_only_ops import graph_placeholder
     from tensorflow.python.framework import func_graph
     from tensorflow.python.ops import gradients_util
 
+    # Trace the gradients. What they take from `graph` becomes a captured tensor.
     outputs = [tensor for tensor in graph.outputs if backprop_util.IsTrainable(tensor)]
     with graph.as_default():
         backward = func_graph.FuncGraph("gradients")
     with backward.as_default():
         upstream = [graph_placeholder(tensor.dtype, tensor.shape) for tensor in outputs]
         computed = gradients_util._GradientsHelper(outputs, list(followed), grad_ys=upstream, src_graph=graph)
+        # Label the gradients of variables, and capture the results (None: an input without a gradient).
         outer_tensors = {id(inner): outer for outer, inner in graph.captures}
         variables = {id(variable.handle): variable for variable in graph.variables}
         gradients.note_gradients(computed, [variables.get(id(outer_tensors.get(id(one)))) for one in followed])
-        components = tf.nest.flatten(computed, expand_composites=True)
-        captured = [backward.capture(component) for component in components if component is not None]
+        tensors = tf.nest.flatten(computed, expand_composites=True)
+        captured = [backward.capture(tensor) for tensor in tensors if tensor is not None]
     for outer, _ in backward.captures:
         if not tf.is_symbolic_tensor(outer) or outer.graph is not graph:
             raise NotImplementedError("its gradients need a tensor that is no input of it")
     backward.inputs = [*upstream, *(inner for _, inner in backward.captures)]
 
-    def pack(values: Sequence[Any]) -> Any:
-        remaining = iter(values)
-        filled = [None if component is None else next(remaining) for component in components]
-        return tf.nest.pack_sequence_as(computed, filled, expand_composites=True)
-
     effects = [op for op in backward.get_operations() if op.op_def is not None and op.op_def.is_stateful]
     residuals = [outer for outer, _ in backward.captures]
-    return _Backward(backward, {id(tensor) for tensor in outputs}, residuals, captured, effects, pack)
+    return _Backward(backward, {id(tensor) for tensor in outputs}, residuals, captured, effects, computed)
+
+
+def pack_tensors(structure: Any, tensors: Sequence[Any]) -> Any:
+    """A structure with `tensors` in place of its own tensors, in order. None stays."""
+    remaining = iter(tensors)
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    filled = [None if leaf is None else next(remaining) for leaf in leaves]
+    return tf.nest.pack_sequence_as(structure, filled, expand_composites=True)

@@ -1,8 +1,13 @@
 """Calls of a Keras model, or of a `tf.function`, in eager code while tapes record. Ranks share them if that pays.
 
-A kind is a group of calls of one model or function with alike arguments. The calls of the first step are the script's
-own, and reveal behavior that a trace does not show (`first_calls`). In later steps the Python code of a model runs in a
-trace, once for each call, as it does alone; the ops of the trace select the plan (`call_plan`).
+A *kind* is a group of calls of one model or function with arguments of the same types and shapes. How a call of a kind
+is computed depends on the step:
+
+1. In the first step it is the script's own call, which is watched for behavior that a trace does not show
+   (`first_calls`), such as Python code that reads values of tensors.
+2. Before the next call the ranks agree: if one of them has seen such behavior, no rank shares calls of the kind.
+3. In later steps a trace of the call is made. The Python code of a model runs once for each call, as it does alone,
+   unless nothing in the model has changed (`still_models`). The ops of the trace select the plan (`call_plan`).
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from matex_tf.runtime import notes, script_frames
 from matex_tf.steps import capture, events, own_data, whole_code
 from matex_tf.steps.arguments import Arguments, attach_tensors, list_attached
 from matex_tf.steps.tapes import first_calls, still_models
-from matex_tf.steps.tapes.call_plan import CallPlan
+from matex_tf.steps.tapes.call_plan import CallPlan, pack_tensors
 from matex_tf.steps.tapes.first_calls import Kind, Trace, find_kinds
 from matex_tf.world import world
 
@@ -43,7 +48,7 @@ Call = Callable[..., Any]
 def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of `original(model, *args, **kwargs)` while tapes record. Collective if ranks share the call."""
 
-    def trace(arguments: Arguments, kind: Kind) -> list[Any]:
+    def trace(arguments: Arguments, kind: Kind) -> list[Any]:  # see `_call` for the three functions
         if kind.trace is None or not kind.is_trace_valid():
             kind.undo = still_models.remember_python(model)
             graph = arguments.trace_call(lambda *given, **named: original(model, *given, **named))
@@ -55,13 +60,6 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
             are_simple = all(isinstance(leaf, (tf.Tensor, *_VALUES)) for leaf in arguments.leaves)
             kind.is_trace_valid = still_models.watch_model(model) if are_simple else lambda: False
         return arguments.list_tensors()
-
-    if not getattr(model, "built", False):
-        return original(model, *args, **kwargs)
-
-    args, kwargs = own_data.make_arrays_whole((args, kwargs), f"the call of '{model.name}'")
-
-    plain = functools.partial(original, model, *args, **kwargs)
 
     def watched(kind: Kind) -> Any:
         tensors_before = set(map(id, still_models.list_kept_tensors(model)))
@@ -79,7 +77,11 @@ def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], 
             attach_tensors(tensor, tensors_by_name)
         return outputs
 
-    return _call(plain, watched, model, Arguments(args, kwargs), trace, unpack, str(model.name))
+    if not getattr(model, "built", False):  # the call creates the model's variables
+        return original(model, *args, **kwargs)
+    args, kwargs = own_data.make_arrays_whole((args, kwargs), f"the call of '{model.name}'")
+    plain = functools.partial(original, model, *args, **kwargs)
+    return _call(plain, watched, trace, unpack, owner=model, arguments=Arguments(args, kwargs), name=str(model.name))
 
 
 def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments) -> Any:
@@ -95,7 +97,7 @@ def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments)
 
     watched = functools.partial(first_calls.watch_call, plain)
     name = str(getattr(inspect.unwrap(function.python_function), "__name__", "a function"))
-    return _call(plain, watched, function, arguments, trace, lambda result: result, name)
+    return _call(plain, watched, trace, lambda result: result, owner=function, arguments=arguments, name=name)
 
 
 def _find_hidden(model: Any, graph: Any) -> str:
@@ -132,13 +134,12 @@ def _is_of_libraries(function: Any, seen: frozenset[int] = frozenset()) -> bool:
     return all(_is_of_libraries(item, seen | {id(function)}) for item in items if callable(item))
 
 
-def _call(plain: Call, watched: Call, owner: Any, arguments: Arguments, trace: Call, unpack: Call, name: str) -> Any:
+def _call(plain: Call, watched: Call, trace: Call, unpack: Call, owner: Any, arguments: Arguments, name: str) -> Any:
     """The result of `plain()`, a call of `owner`, which `name` names in messages. Collective if ranks share the call.
 
-    Args:
-        watched: (kind) calls `plain`, and records for the kind of call which behavior a shared call could not have.
-        trace: (arguments, kind) sets the trace of the kind, if it has one, and returns tensors for the trace's inputs.
-        unpack: maps the structured outputs of the trace to the result of the call.
+    watched: (kind) calls `plain`, and records for the kind of call which behavior a shared call could not have.
+    trace: (arguments, kind) sets the trace of the kind, if it has one, and returns tensors for the trace's inputs.
+    unpack: maps the structured outputs of the trace to the result of the call.
     """
     kind = _find_kind(owner, arguments, name)
     if kind is None:
@@ -147,16 +148,19 @@ def _call(plain: Call, watched: Call, owner: Any, arguments: Arguments, trace: C
         return watched(kind)
     if kind.is_agreed and kind.why:
         return _run_whole(plain, kind, name)
+    # Trace the call. A rank that has a reason of its own makes no trace, but agrees as the others do.
     tensors = [] if kind.why else trace(arguments, kind)
-    if not kind.is_agreed:  # all ranks get here, also a rank that has a reason of its own
+    if not kind.is_agreed:
         kind.agree(f"calls of '{name}' with {arguments.rows} rows")
     if kind.why or kind.trace is None:
         return _run_whole(plain, kind, name)
+    # If no tape requests gradients of it, the call is the script's own.
     graph = kind.trace.graph
     tensors += kind.trace.outer
     followed = _list_followed(graph, tensors)
     if not any(followed):
         return _run_plain(plain, kind)
+    # Run the plan of these ops.
     key = kind.trace.key, tuple(followed), world.get_world().size
     if key not in kind.plans:
         kind.plans[key] = _make_plan(kind, kind.trace, arguments, tensors, followed, name)
@@ -167,7 +171,7 @@ def _call(plain: Call, watched: Call, owner: Any, arguments: Arguments, trace: C
     followed_tensors = [tensor for tensor, is_followed in zip(tensors, followed) if is_followed]
     outputs = plan.call(tensors, arguments.rows, followed_tensors)
     kind.undo = None
-    return unpack(_pack(graph.structured_outputs, outputs))
+    return unpack(pack_tensors(graph.structured_outputs, outputs))
 
 
 def _find_kind(owner: Any, arguments: Arguments, name: str) -> Kind | None:
@@ -232,11 +236,3 @@ def _make_plan(
     if settings.get_settings().explain:
         notes.print_note(f"in eager code {call} is sharded: each rank computes its slice of every batch")
     return plan
-
-
-def _pack(structure: Any, outputs: Sequence[Any]) -> Any:
-    remaining = iter(outputs)
-    leaves = tf.nest.flatten(structure, expand_composites=True)
-    flat = [None if leaf is None else next(remaining) for leaf in leaves]
-    assert next(remaining, None) is None
-    return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)

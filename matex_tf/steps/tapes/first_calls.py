@@ -1,8 +1,9 @@
-"""Kinds of calls under tapes, by their arguments, and what the first calls of each kind show.
+"""Watches the first calls of a model or function under a `tf.GradientTape`, before ranks share such calls.
 
-The first calls are the script's own: they reveal behavior that shared calls could not have. Hooks of TensorFlow count
-reads of eager tensors, and random numbers whose state is in no variable. `watch_call` compares the reads, and follows
-the results of the call to the computation of their gradients.
+A *kind* is a group of calls of one model or function with alike arguments (`calls`). Its first calls are the script's
+own. They show behavior that shared calls could not have: Python code that reads values of tensors, or draws random
+numbers whose state is in no variable, and gradients of gradients. Hooks of TensorFlow count reads and draws.
+`watch_call` compares the reads, and follows the results of the call to the computation of their gradients.
 """
 
 from __future__ import annotations
