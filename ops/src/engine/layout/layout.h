@@ -39,7 +39,8 @@ struct Fragment {
 };
 
 // The owners of elements, if each rank updates only a piece of a variable: rank r owns elements cuts[i][r] up to
-// cuts[i][r + 1] of entry i. If cuts[i] is empty, all ranks need all elements of entry i.
+// cuts[i][r + 1] of entry i. With cuts[i] = {0, 3, 6}, rank 0 owns elements 0-2 and rank 1 elements 3-5. If cuts[i] is
+// empty, all ranks need all elements of entry i.
 using Cuts = std::vector<std::vector<int64_t>>;
 
 // One sum over ranks, of at most `chunk_bytes`. A transfer of one fragment is reduced in place; several fragments are
@@ -78,7 +79,7 @@ class Layout {
   // The residual of entry `i`; null if the entry is not compressed.
   const Residual& residual(int i) const { return residuals_[i]; }
 
-  // The transfers for given buckets: fragments of different buckets are never fused. `boundaries` as in buckets.h.
+  // The transfers for given buckets: entries of different buckets never share a transfer. `boundaries` as in buckets.h.
   std::vector<Transfer> TransfersOf(const std::vector<int>& boundaries) const;
 
   // The transfers in the order of entries; only entries smaller than `fuse_bytes` share one.

@@ -107,7 +107,7 @@ Error Meet(const Call& call) {
   const World& world = TheWorld();
   Sequence& sequence = TheSequence();
   sequence.begin = Clock::now();
-  // BrokenJobs: the error of a communication thread, if any.
+  // After an earlier error, here or in a communication thread (BrokenJobs), other ranks may never come.
   if (world.has_peers() && !sequence.poison) sequence.poison = BrokenJobs();
   if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);

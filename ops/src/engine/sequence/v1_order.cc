@@ -1,5 +1,4 @@
-// Runs the collectives of a v1 graph in the order of their turns: a queue of the turns to come, and a map of the jobs
-// that wait for their turns. v1_order.h says why.
+// Runs the collectives of a v1 graph in the order of their turns (v1_order.h).
 #include "engine/sequence/v1_order.h"
 
 #include <algorithm>

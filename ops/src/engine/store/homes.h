@@ -1,7 +1,7 @@
-// Homes: shared memory of one host, in which each rank has a buffer for its copies of certain variables; the memory of
-// one copy is its home. publish.cc uses it so that ranks read the pieces of other ranks directly, without messages. A
-// rank publishes the address of its piece (`Show`) before a rendezvous; the others read the piece after that rendezvous
-// and before the next barrier.
+// Homes: shared memory of one host, in which the ranks keep variables, so that a rank reads the pieces of other ranks
+// directly, without messages. Each rank has a buffer with its copy of each variable; the memory of one copy is its
+// home. publish.cc uses it: a rank publishes the address of its piece (`Show`) before a rendezvous; the others read the
+// piece after that rendezvous and before the next barrier.
 #pragma once
 
 #include <mpi.h>

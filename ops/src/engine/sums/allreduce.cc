@@ -1,4 +1,5 @@
-// An Adder sums by one of four algorithms; this file makes its communicators and memory, and tries the algorithms.
+// An Adder sums by one of four algorithms (allreduce.h). `Prepare` makes its communicators and memory before the first
+// sum. If several algorithms are possible, `Choose` times them; then `Run` uses the fastest.
 #include "engine/sums/allreduce.h"
 
 #include <algorithm>
@@ -110,6 +111,7 @@ int Adder::Prepare() {
       if (algorithm_ != Algorithm::kShared) shared_.reset();
     }
   }
+  // With several nodes (one node alone has all ranks as carriers), the sum between nodes has an Adder of its own.
   if (levels_.across != MPI_COMM_NULL && levels_.carriers < Calls{communicator_, asleep_}.size()) {
     // In this communicator each rank is a node of its own.
     const int node = Calls{levels_.across, asleep_}.rank();

@@ -15,7 +15,8 @@ namespace matex {
 
 // The communicators of a sum in two levels. The buffer is divided into segments; on each node one rank, the carrier,
 // handles each segment. The carriers are the first `carriers` ranks of the node: the smallest number of ranks on any
-// node. `within` joins the ranks of a node, `across` the carriers of one segment on all nodes.
+// node. With 3 ranks on one node and 2 on another, there are 2 segments; the first two ranks of each node carry them.
+// `within` joins the ranks of a node, `across` the carriers of one segment on all nodes.
 struct Levels {
   MPI_Comm within = MPI_COMM_NULL;
   MPI_Comm across = MPI_COMM_NULL;  // null on a rank that handles no segment

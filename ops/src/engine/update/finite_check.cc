@@ -1,4 +1,5 @@
-// The result is checked after each sum. The inputs are inspected before it, because the sum may overwrite them.
+// Each sum is checked; the result is equal on all ranks, so all find the same. The message also names the ranks whose
+// own gradients were not finite, so each rank inspects its input before the sum, which may overwrite it.
 #include "engine/update/finite_check.h"
 
 #include <algorithm>
@@ -51,6 +52,7 @@ struct Findings {
   }
 };
 
+// Without a branch in the loop, so that the compiler vectorizes it.
 template <typename Word>
 bool AllFinite(const void* data, int64_t count, Bits<Word> bits) {
   const Word* const words = static_cast<const Word*>(data);
@@ -59,6 +61,7 @@ bool AllFinite(const void* data, int64_t count, Bits<Word> bits) {
   return found == 0;
 }
 
+// Counts the non-finite elements, and notes the index of the first.
 template <typename Word>
 void Count(const void* data, int64_t count, Bits<Word> bits, Finding* finding) {
   const Word* const words = static_cast<const Word*>(data);

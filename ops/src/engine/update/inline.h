@@ -1,5 +1,6 @@
-// The inline reduction: the calling thread reduces all transfers of a layout, in order, and returns the sums. The
-// kernels of TensorFlow and XLA and the C interface call it. It is one collective of the sequence.
+// The inline reduction: the calling thread sums all gradients of a layout (layout.h) over ranks, one transfer after
+// another, and returns the sums. The kernels of TensorFlow and XLA and the C interface call it. It is one collective of
+// the sequence (rendezvous.h).
 #pragma once
 
 #include <functional>

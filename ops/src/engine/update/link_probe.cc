@@ -1,4 +1,5 @@
-// Times small and large sums; the difference of their medians gives the time per byte.
+// Times small and large sums. The median time of the small ones is the start-up time; the difference of the medians,
+// divided by the difference in bytes, is the time per byte.
 #include "engine/update/link_probe.h"
 
 #include <sys/resource.h>

@@ -31,8 +31,8 @@ int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const
 using Gather = std::function<int(const Transfer& transfer, void* data)>;
 int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<char>* buffer, const Gather& gather);
 
-// All elements of one type in a layout with cuts: for each rank a share, the elements that only this rank needs; and
-// last the elements that all ranks need. A Scatter has the Shares of each type.
+// All elements of one type in a layout with cuts: for each rank a share, which has the elements that only this rank
+// needs; and one more share with the elements that all ranks need. A Scatter has the Shares of each type.
 using Shares = std::vector<Transfer>;
 struct Scatter {
   Scatter(const Layout& layout, int ranks);

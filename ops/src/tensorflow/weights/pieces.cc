@@ -1,9 +1,11 @@
-// Pieces of variables: each rank, the owner of a piece, updates only its piece of a whole variable. MatexLend makes the
-// value of a second variable, the piece variable, a view of this piece, for the optimizer. MatexPublish puts the
-// updated pieces back and publishes them: it gives every rank the pieces of all ranks (engine/store/publish.h), at
-// once, or later, while the next step computes.
+// Pieces of variables: each rank, the owner of a piece, updates only its piece of a whole variable, so the work of the
+// optimizer and its memory are divided among the ranks. An optimizer updates whole variables; so each piece has a
+// variable of its own, the piece variable. MatexLend makes its value a view of the piece. After the optimizer has
+// updated it, MatexPublish puts the piece back into the whole variable and publishes it: every rank gets the pieces of
+// all ranks (engine/store/publish.h), at once, or later, while the next step computes.
 //
-// `cuts` defines the owners: for each variable the start of every rank's piece, and the end of the last piece.
+// `cuts` defines the owners: for each variable the start of every rank's piece, and the end of the last piece. With
+// cuts 0, 3, 6, rank 0 updates elements 0-2 and rank 1 elements 3-5.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -32,6 +34,7 @@ struct Pair {
   int64_t first = 0, count = 0;
 };
 
+// What both kernels need: the attributes, and the variables behind the inputs.
 class PiecesKernel : public AsyncOpKernel {
  public:
   explicit PiecesKernel(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
@@ -168,6 +171,7 @@ class PublishKernel : public PiecesKernel {
     return TfStatus();
   }
 
+  // The description of the publication; the layout is made at the first call.
   Shared SharedOf(const std::vector<Pair>& pairs) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (layout_ == nullptr) {
