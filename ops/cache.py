@@ -23,10 +23,8 @@ speaks = True
 
 
 def find_cache_folder() -> Path:
-    """The folder for compiled ops: MATEX_CACHE_DIR; else matex_tf in the user's cache folder; else, if that one cannot
-    be used, a folder of the user's own in the folder for temporary files.
-
-    Its files are loaded as code: a folder that another user could have written to is not used.
+    """The folder for compiled ops, made if necessary: MATEX_CACHE_DIR; else matex_tf in the user's cache folder; else,
+    if that one cannot be used, a folder of the user's own in the folder for temporary files.
 
     Raises:
         BuildError: MATEX_CACHE_DIR cannot be written to, or others can write to it; or no folder can be used.
@@ -129,6 +127,7 @@ def _name_spare() -> Path:
 
 
 def can_write(folder: Path) -> bool:
+    """Make the folder `folder` if necessary; returns whether files can be made in it."""
     try:
         for each in (*reversed(folder.parents), folder):
             if not each.exists():
