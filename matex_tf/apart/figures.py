@@ -9,7 +9,7 @@ from matex_tf.runtime import objects
 
 
 class Figures:
-    """The metrics of the current epoch."""
+    """The metrics of the current epoch, by name, and the logs made of them."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Any] = {}

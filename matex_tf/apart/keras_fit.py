@@ -1,7 +1,7 @@
-"""Hooks on Keras for ranks that train by themselves: on `fit` and its data source.
+"""Hooks on Keras for ranks that train by themselves: on `fit` and its data source, the object that yields its steps.
 
-The hooks make a `fit.Fit` for each call of `fit`, and pass the events of its training on to it. `local` uses
-`is_within`.
+With `MATEX_STRATEGY=async` the hooks make a `fit.Fit` for each call of `fit`; the listeners pass the events of its
+training on to it. `local` uses `is_within`.
 """
 
 from __future__ import annotations

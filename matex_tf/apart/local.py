@@ -1,8 +1,9 @@
 """`MATEX_STRATEGY=local:H`: in `fit` each rank trains H steps by itself, then all ranks average their weights.
 
-`LocalSteps` listens to the events of steps and of `fit`. It replaces the copy of a training step by one that uses only
-the rank's own rows (`own_rows`). Weights are also averaged before all ranks use the model together: at the end of an
-epoch, for validation, or to save it.
+`LocalSteps` listens to the events of steps and of `fit`. A step runs as a copy of its graph, which its plan makes;
+usually the copy exchanges gradients with other ranks. `LocalSteps` lets the plan of a training step use another copy,
+in which the rank uses only its own rows (`own_rows`). Weights are also averaged before all ranks use the model
+together: at the end of an epoch, for validation, or to save it.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class LocalSteps:
         self._model = None if why or not is_chosen() else model
 
     def _begin_step(self, plan: Any) -> None:
-        """Synchronize before a step that ranks compute together: it needs one model."""
+        """Before a step: choose its copy. Ranks that are apart meet before a step that they compute together, because
+        it needs equal variables on all ranks.
+        """
         is_training = bool(keras_fit.is_within) and self._model is not None and bool(plan.trained)
         is_apart = is_training and self._can_run_apart(plan)
         if not is_apart:

@@ -2,7 +2,7 @@
 
 A process has one store at most. It holds the values of variables, and the progress of each rank: the batches of an
 epoch have numbers, and each rank takes the next number. A rank begins a batch only while the oldest batch in training
-is at most `bound` numbers behind.
+is at most `bound` numbers behind: with bound 2, batch 5 begins only after batches 0 to 2 have ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Chooses the ranks that own pieces of an optimizer's variables, and cuts variables for them.
 
-With `sharded` all ranks own pieces, with `servers:S` S ranks, with `servers:auto` the number of ranks that the cost
-model finds fastest. `slots` creates the variables. With `auto`, `adapt.step_trials` chooses between pieces and whole
-variables by measured times; here is decided whether there is a choice.
+The owner of a piece, a range of a variable's elements, is the rank that updates it. With MATEX_STRATEGY `sharded` all
+ranks own pieces, with `servers:S` S ranks, with `servers:auto` the number of ranks that the cost model finds fastest.
+With `auto`, `adapt.step_trials` chooses between pieces and whole variables by measured times; this module decides
+whether there is a choice. `slots` creates the variables.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from matex_tf.world import world
 
 _known_hosts: list[Hosts] = []  # one entry, after `note_hosts`
 _chosen_count: list[int] = []  # one entry after the cost model has chosen: the number of owners
-_balances: dict[Any, partition.Balance] = {}
-_CUTS = "cuts"
+_balances: dict[Any, partition.Balance] = {}  # by owners and dtype: what the owners have of the variables cut so far
+_CUTS = "cuts"  # in tags of variables
 _why_whole = ""
 """With `auto`: why variables are no longer held in pieces; "" if they may be."""
 
@@ -81,7 +82,7 @@ def may_change_strategy() -> bool:
 
 
 def compare_strategies(weights: float, slots: float) -> tuple[str, float]:
-    """The strategy of allreduce and servers:auto that is not in use, and the seconds that a step would save with it.
+    """The other of the strategies allreduce and servers:auto, and the seconds that a step would save with it.
 
     Args:
         weights, slots: the bytes of the weights and slots that could be held in pieces.

@@ -1,9 +1,9 @@
 """Copies of pieces on other ranks, so that the pieces of a lost rank survive (`sharded` with MATEX_ELASTIC).
 
-Within a step each rank sends its changed pieces of slots to another rank, their keeper (`send_copies`). The copies
-become valid once all ranks have completed the step (`keep_sent`). After a loss, `restore_lost` assembles complete
-variables from pieces and copies, and cuts them for the remaining ranks. `slots` and `resilience.elastic` call these
-functions.
+With `sharded`, each rank has and updates only its piece of an optimizer's variable. Within a step each rank sends its
+changed pieces to another rank, their keeper (`send_copies`). The copies become valid once all ranks have completed the
+step (`keep_sent`). After a loss, `restore_lost` assembles complete variables from pieces and copies, and cuts them for
+the remaining ranks. `slots` and `resilience.elastic` call these functions.
 
 Ranks are renumbered after a loss. An origin is the number of a rank when the run began.
 """

@@ -1,7 +1,8 @@
-"""Records which parts of an optimizer's update could be sharded.
+"""Records which parts of an optimizer's update could be sharded: divided among ranks, each of which updates its piece.
 
-`matex plan` needs the records of its phantom rank to predict other strategies (`describe_updates`), and also the end of
-each update. `--adapt=ranks` compares strategies with them (`count_bytes`).
+`matex plan` predicts other strategies from the records (`describe_updates`) of its phantom, a process that computes as
+one of several ranks that do not exist; it needs the end of each update, too. `--adapt=ranks` compares strategies with
+the records (`count_bytes`).
 """
 
 from __future__ import annotations
