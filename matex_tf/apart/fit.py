@@ -87,8 +87,8 @@ class Fit:
             return
         source: Any = self.source
         first_step = first[0][0]  # greater than 0 in a restarted run
-        # The steps that the call asks for, and the batches left in the iterator, of which Keras has counted the first as
-        # seen. The lesser is the number of steps of this epoch. None or 0: unknown.
+        # The steps that the call asks for, and the batches left in the iterator, of which Keras has counted the first
+        # as seen. The lesser is the number of steps of this epoch. None or 0: unknown.
         remaining = [source.steps_per_epoch and source.steps_per_epoch - first_step]
         remaining.append(source._num_batches and source._num_batches - source._steps_seen + 1)
         try:

@@ -1,7 +1,7 @@
 """A world in which this process is rank 0 and the other ranks do not exist.
 
-`matex plan` measures a rank in such a world. `world` also uses it for a single rank that must run the code of several.
-Data from other ranks are copies of this rank's data.
+`matex plan` measures a rank in such a world: it predicts the steps of 64 ranks on a machine for one. `world` also uses
+it for a single rank that must run the code of several. Data from other ranks are copies of this rank's data.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class Communicator:
     def allgather(self, value: Any) -> list[Any]:
         return [value] * self.size
 
-    def gather(self, value: Any) -> list[Any]:
-        return [value] * self.size
+    gather = allgather
 
     def bcast(self, value: Any, root: int = 0) -> Any:
         return value

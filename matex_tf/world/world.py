@@ -131,8 +131,8 @@ def has_threads() -> bool:
 
 
 def _start_world() -> World:
-    # Without a launcher, invalid settings must not end the script. So they are read here only if PLAN or MICROBATCH is
-    # set: these two make a world.
+    # Without a launcher, invalid settings must not end the script. So they are read here only if a variable is set that
+    # makes a world: MATEX_PLAN (a phantom), or MATEX_MICROBATCH (one rank that computes a batch in parts).
     if settings.PREFIX + "PLAN" in os.environ:
         phantom = settings.get_settings().plan
         if phantom and phantom.ranks:
