@@ -1,7 +1,7 @@
 """Functions of Keras and TensorFlow that save: rank 0 writes the file, and all ranks return when they can read it.
 
 Concurrent writes of all ranks to one path would damage the file, or fail if HDF5 locks it. Ranks can be lost at any
-moment, so rank 0 writes atomically (see `atomic`).
+moment, so rank 0 writes atomically: to a temporary path, which it renames when the file is complete (see `atomic`).
 """
 
 from __future__ import annotations
@@ -55,11 +55,13 @@ def _wrap_save(original: Any) -> Any:
         except TypeError:
             return original(*args, **kwargs)  # raises the appropriate error
         path = _find_path(call)
-        # A buffer or an open file belongs to the rank.
+        # A single rank; or a buffer or an open file, which belongs to the rank.
         if not world.is_active() or path is None:
             return original(*args, **kwargs)
+        # Within a save of this rank: a part of it, or the file that it writes.
         if _is_inside:
             return _write_whole(original, call, path)
+        # A measurement: each rank saves to its private folder.
         if _is_measured():
             place = find_real_path(path, "w")
             call.arguments[list(call.arguments)[1]] = place

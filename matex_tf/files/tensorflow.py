@@ -1,7 +1,7 @@
 """TensorFlow's files: `tf.io.gfile`, records, summaries, and the ops that read and write files.
 
-TensorFlow's C++ code knows nothing of the private folder of a rank. So the Python functions of TensorFlow, also those
-that create ops, give it the real path of each file.
+A rank other than 0 writes to a private folder (`overlay`), of which TensorFlow's C++ code knows nothing. So the Python
+functions of TensorFlow, and the functions that create ops, give it the real path of each file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Writing through the two layers of a rank: new files go to the upper layer; removed files of the lower are hidden."""
+"""Writing through the two layers of a rank (`layers`): new files go to the upper layer, the private folder of the rank;
+removed files of the lower layer, the disk, are hidden.
+"""
 
 from __future__ import annotations
 
@@ -111,6 +113,7 @@ class View(Layers):
         if lower is None:  # a new file
             self.ensure_folder(os.path.dirname(key))
             return self.locate_upper(key)
+        # A file of the disk: it is copied, or replaced by a new one, in the upper layer.
         if exclusive:
             raise make_error(errno.EEXIST, key)
         kind = os.stat(lower).st_mode
