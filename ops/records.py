@@ -61,8 +61,7 @@ class Totals:
     pull: int = 0
 
 
-_FIELDS = [field.name for field in fields(Totals)][1:]
-"""The fields of the engine's struct Totals, in its order."""
+_FIELDS = [field.name for field in fields(Totals)][1:]  # the fields of the engine's struct Totals, in its order
 
 
 def set_recording(detail: int, capacity: int = 0) -> None:

@@ -13,8 +13,7 @@ from matex_tf.apart import additive
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.variables import find_name, find_tf_variable
 
-_TYPES = ("float32", "float64", "int32", "int64")
-"""Dtypes of variables that the ops for shared memory can change."""
+_TYPES = ("float32", "float64", "int32", "int64")  # dtypes of variables that the ops for shared memory can change
 
 
 class SharedStep:

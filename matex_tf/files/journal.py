@@ -29,8 +29,7 @@ from matex_tf.world import world
 _PREFIX = "matex_tf-journal-"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 """The flags of `os.open` that create or change a file."""
-_OF_SQLITE = ("", "-journal", "-wal", "-shm")
-"""Suffixes of the files that SQLite creates for a transaction."""
+_OF_SQLITE = ("", "-journal", "-wal", "-shm")  # suffixes of the files that SQLite creates for a transaction
 _EVENTS = set(
     "open os.mkdir os.truncate os.remove os.rmdir shutil.rmtree os.rename os.link os.symlink sqlite3.connect".split()
 )

@@ -56,8 +56,7 @@ _PATHS = """
     sqlite3 connect database 0 a
     sqlite3.dbapi2 connect database 0 a
 """
-_NOTED = ("ParquetWriter.__init__", "write_dataset")
-"""Functions whose writes rank 0 notes in the journal."""
+_NOTED = ("ParquetWriter.__init__", "write_dataset")  # functions whose writes rank 0 notes in the journal
 
 
 def _find_place(path: Any, mode: str, creates_others: bool = False) -> Any:

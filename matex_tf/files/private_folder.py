@@ -20,10 +20,8 @@ from matex_tf.world import exit_codes, terminal, world
 
 _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 _CHECK_SECONDS = 1.0  # the least time between two checks of the size
-_CHECK_FACTOR = 20
-"""The time between two checks is at least this multiple of the time that a check takes."""
-_made: list[str] = []
-"""The folders that this process has created."""
+_CHECK_FACTOR = 20  # the time between two checks is at least this multiple of the time that a check takes
+_made: list[str] = []  # the folders that this process has created
 
 
 def choose_parent() -> str:

@@ -34,8 +34,7 @@ HOOKS = KerasTable(when=_is_saved_once)
 
 _IF_HOOK_MISSING = "each rank writes the file that a script saves"
 
-_is_inside = ThreadFlag()
-"""Set while this thread writes a save of its rank."""
+_is_inside = ThreadFlag()  # set while this thread writes a save of its rank
 _is_atomic = ThreadFlag()
 """Set while this thread writes a save to a temporary path. A save within that save is part of it."""
 _is_by_clock = ThreadFlag()

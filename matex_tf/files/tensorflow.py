@@ -28,10 +28,8 @@ HOOKS = Table(when=overlay.is_on)
 
 _IF_HOOK_MISSING = "what TensorFlow reads and writes is not the rank's own file"
 
-_WILD = re.compile(r"[*?\[\\]")
-"""A character that makes a path a pattern to TensorFlow."""
-_CACHE_SUFFIX = ".index"
-"""The suffix of a file that exists once a dataset's cache is complete."""
+_WILD = re.compile(r"[*?\[\\]")  # a character that makes a path a pattern to TensorFlow
+_CACHE_SUFFIX = ".index"  # the suffix of a file that exists once a dataset's cache is complete
 
 
 def is_local(path: Any) -> bool:

@@ -19,8 +19,7 @@ from matex_tf.world import world
 
 HOOKS = Table()
 
-_roots: list[np.random.SeedSequence] = []
-"""The seed sequences of NumPy generators that are created without a seed."""
+_roots: list[np.random.SeedSequence] = []  # the seed sequences of NumPy generators that are created without a seed
 
 
 class _AgreedSeed(int):

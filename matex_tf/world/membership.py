@@ -23,8 +23,7 @@ RAISED_ELSEWHERE = "its own message says why"
 survivors: list[int] = []
 """The ranks' numbers before the last loss, indexed by their present numbers."""
 
-_origins: list[int] = []
-"""The result of `list_origins` after a loss; empty before any loss."""
+_origins: list[int] = []  # the result of `list_origins` after a loss; empty before any loss
 
 _retry: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any] | None = None  # see `set_retry`
 

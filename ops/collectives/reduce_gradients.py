@@ -17,8 +17,7 @@ from ..library import get_library
 from ..order import list_order_handles, make_in_order
 from . import common, reduce_on_device
 
-_NO_UPDATE = -1.0
-"""Passed in place of the rows of the global batch (`sequence/mismatch.h`)."""
+_NO_UPDATE = -1.0  # passed in place of the rows of the global batch (`sequence/mismatch.h`)
 
 
 def make_weight(weight: Any, rows: Any = None) -> Any:

@@ -15,8 +15,7 @@ from typing import Any
 from matex_tf import arguments
 from matex_tf.errors import ReaderError
 
-_COMPARED_BYTES = 1 << 16
-"""Ranks compare the first bytes of files, up to this number."""
+_COMPARED_BYTES = 1 << 16  # ranks compare the first bytes of files, up to this number
 _KINDS = {
     b"PK\x03\x04": "a zip archive; unpack it (a Zarr store or a spreadsheet is one, too)",
     b"\x1f\x8b": "a file compressed by gzip; decompress it",

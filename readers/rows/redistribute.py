@@ -21,8 +21,7 @@ from matex_tf.readers.rows.samples import Source
 from matex_tf.sharding.shard_arrays import ShardArray
 
 _ROUND_BYTES = 1 << 20
-_ROUNDS = 64
-"""A rank sends _ROUND_BYTES or 1/_ROUNDS of its rows in a round, whichever is larger."""
+_ROUNDS = 64  # a rank sends _ROUND_BYTES or 1/_ROUNDS of its rows in a round, whichever is larger
 
 Arrays = dict[tuple[str, str], np.ndarray]
 """The rows of a rank by part and field."""

@@ -18,8 +18,7 @@ from matex_tf.sharding.shard_arrays import ShardArray
 
 PIECE_BYTES = 8 << 20
 """The size of a block that is read at once."""
-_GAP_BYTES = 64 << 10
-"""Rows with smaller gaps are read together with the gap, which the disk would read anyway."""
+_GAP_BYTES = 64 << 10  # rows with smaller gaps are read together with the gap, which the disk would read anyway
 
 _one_at_a_time = threading.RLock()
 """Streams read on their own threads. The lock protects formats that are not thread-safe."""

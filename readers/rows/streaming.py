@@ -18,10 +18,8 @@ from matex_tf.readers.rows.samples import PIECE_BYTES, Source
 from matex_tf.sharding import shard_arrays, slice_bounds
 from matex_tf.world import world
 
-_MIXED = 4
-"""The number of ranges whose rows are mixed when shuffling."""
-_MIN_RUNS = 16
-"""A rank's rows are split into at least this many runs, which are taken in random order."""
+_MIXED = 4  # the number of ranges whose rows are mixed when shuffling
+_MIN_RUNS = 16  # a rank's rows are split into at least this many runs, which are taken in random order
 
 
 class Order:

@@ -27,8 +27,7 @@ _known_hosts: list[Hosts] = []  # one entry, after `note_hosts`
 _chosen_count: list[int] = []  # one entry after the cost model has chosen: the number of owners
 _balances: dict[Any, partition.Balance] = {}  # by owners and dtype: what the owners have of the variables cut so far
 _CUTS = "cuts"  # in tags of variables
-_why_whole = ""
-"""With `auto`: why variables are no longer held in pieces; "" if they may be."""
+_why_whole = ""  # with `auto`: why variables are no longer held in pieces; "" if they may be
 
 
 def is_chosen() -> bool:

@@ -21,8 +21,7 @@ from matex_tf.steps import pieces
 from matex_tf.world import membership, world
 
 _MAX_MESSAGE_BYTES = 1 << 30  # MPI counts bytes in 32 bits
-_Copies = dict[int, np.ndarray]
-"""Copies of other ranks' pieces of a variable, as bytes, by origin."""
+_Copies = dict[int, np.ndarray]  # copies of other ranks' pieces of a variable, as bytes, by origin
 
 
 class _Kept(NamedTuple):
@@ -32,12 +31,10 @@ class _Kept(NamedTuple):
     copies: _Copies
 
 
-_kept: dict[int, _Kept] = {}
-"""The valid copies, by the number of the variable."""
+_kept: dict[int, _Kept] = {}  # the valid copies, by the number of the variable
 _sent: dict[int, tuple[Any, _Copies]] = {}
 """For the number of a variable: the variable, and its copies from a step that some rank may not have completed."""
-_cut_for: list[int] = []
-"""The origins of the ranks for which variables are cut."""
+_cut_for: list[int] = []  # the origins of the ranks for which variables are cut
 _buffers: list[np.ndarray] = []
 """Buffers of an exchange. If a rank is lost in the exchange they stay here, as MPI may still read and write them."""
 
