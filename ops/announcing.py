@@ -199,9 +199,7 @@ class _Order:
         self._last_positions: dict[Any, int] = {}  # results of `find_position`
 
     def find_position(self, last: Any) -> int:
-        """The position in the sequence of the op `last` or, if that is later, of the last collective among its
-        ancestors; -1: none.
-        """
+        """The position in the sequence of the last collective among the op `last` and its ancestors; -1: none."""
         if not self.sequence:
             return -1
         for op in readiness.list_ancestors(last, self._last_positions, self.list_sources):

@@ -255,9 +255,7 @@ def describe_errors(output: str) -> str:
 
 
 def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:
-    """Compile `source` by `command`; returns exit code and output. If this process ends, the compiler ends, and `made`
-    is removed.
-    """
+    """Compile `source`; returns exit code and output. If this process ends, so does the compiler, without `made`."""
     guarded = [sys.executable, "-I", "-S", "-c", _GUARDED, str(os.getpid()), str(made), *command]
     with subprocess.Popen(
         guarded,

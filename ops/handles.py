@@ -43,9 +43,7 @@ def let_go(resource: Any) -> None:
 
 
 def wait_for_ends() -> None:
-    """Return when all released iterators have ended, also the iterators of unreachable objects, but after two minutes
-    at the latest.
-    """
+    """Return when all released iterators have ended, also those of unreachable objects, or after two minutes."""
     wait = load_tensorflow_ops().c.matex_wait_for_let_go
     wait.restype, wait.argtypes = ctypes.c_int, [ctypes.c_int]
     if wait(_SHORT_WAIT_MS):

@@ -223,9 +223,7 @@ def count_global_rows() -> int:
 
 
 def get_collective_seconds(kind: int) -> float:
-    """The seconds that collectives of `kind` (as in `count_completed`) took this process, including the wait for other
-    ranks.
-    """
+    """The seconds that collectives of `kind` (see `count_completed`) took this process, with the wait for others."""
     return get_library().c.matex_seconds(kind) if _has_engine() else 0.0
 
 
@@ -250,9 +248,7 @@ def read_failure() -> str:
 
 
 def has_mpi_failed(text: str) -> bool:
-    """Whether `text` contains the error of an MPI call of the engine in this process. MPI usually fails because another
-    rank was lost. Never blocks.
-    """
+    """Whether `text` contains the error of an MPI call of this engine: usually another rank was lost. Never blocks."""
     return _library is not None and _library.c.matex_cause(text.encode(errors="replace")) == _MPI_FAILED
 
 

@@ -152,9 +152,7 @@ def list_written(graph: Any, variables: Sequence[Any]) -> list[Any]:
 
 
 def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """(variable, amount) of each of `variables` that a step changes by a constant amount, such as the state of a random
-    generator.
-    """
+    """(variable, amount) of each of `variables` that a step changes by a constant, such as a random generator."""
     import tensorflow as tf
 
     inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}

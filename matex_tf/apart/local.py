@@ -74,9 +74,7 @@ class LocalSteps:
         self._model = None if why or not is_chosen() else model
 
     def _begin_step(self, plan: Any) -> None:
-        """Before a step: choose its copy. Ranks that are apart meet before a step that they compute together, because
-        it needs equal variables on all ranks.
-        """
+        """Choose the copy of a step. Before a step that ranks compute together, they average variables (`_meet`)."""
         is_training = bool(keras_fit.is_within) and self._model is not None and bool(plan.trained)
         is_apart = is_training and self._can_run_apart(plan)
         if not is_apart:

@@ -25,8 +25,7 @@ class Rescue:
         self._turns: Any = None
         self._offset = 0  # of the first slot in the store, in bytes
         self._version = 1  # the slot that this rank has written last, 0 or 1
-        # After a loss the remaining ranks get new numbers. The store, and these fields, use the numbers at the start of
-        # the epoch.
+        # After a loss ranks get new numbers. The store, and these fields, use the numbers at the start of the epoch.
         self._ranks: list[int] = []  # the remaining ranks, in the order of their present numbers
         self._lost: set[int] = set()
         self._added: set[int] = set()  # lost ranks whose metrics this rank has added

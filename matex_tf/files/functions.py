@@ -218,9 +218,7 @@ def wrap_question(original: Any, of_link: bool = False) -> Any:
 
 
 def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
-    """The state of `path` from the cache; None if both layers must be searched. Raises OSError if it is known to be
-    missing.
-    """
+    """The state of `path` from the cache; None if both layers must be searched. Raises OSError if it is missing."""
     text = _find_text(path)
     place = None if text is None else overlay.get_own_view().known.find_place(text)
     if place is None:

@@ -157,9 +157,7 @@ class Journal(journal_reader.Notes):
             os.close(handle)
 
     def _keep_copy(self, number: int, key: str) -> str | None:
-        """Copy the content of `key`, except for changes by rank 0. Returns the copy; None if it is too large or
-        unreadable.
-        """
+        """Copy the content of `key` without rank 0's changes. Returns the copy; None if too large or unreadable."""
         # All ranks have entered a completed collective, so they have completed the preceding one.
         for old in [copy for copy in self._copies if copy.number < number - 1]:
             self._copies.remove(old)

@@ -135,9 +135,7 @@ class View(Layers):
         self.known.put_place(key, self.locate_upper(key))
 
     def return_to_disk(self) -> None:
-        """If the working folder is in the upper layer, change to the same folder on the disk, once rank 0 has created
-        it.
-        """
+        """If the working folder is in the upper layer, change to the same folder on the disk, if rank 0 has made it."""
         folder = os.getcwd()
         if folder.startswith(self.root + os.sep) and os.path.isdir(folder[len(self.root) :]):
             os.chdir(folder[len(self.root) :])
@@ -239,9 +237,7 @@ class View(Layers):
         return place
 
     def copy_up(self, key: str) -> str:
-        """Copy `key`, a file or a folder with its contents, to the upper layer as this rank sees it. Returns the real
-        path.
-        """
+        """Copy `key`, a file or a whole folder, to the upper layer as this rank sees it. Returns the real path."""
         if not self.exists(key):
             raise make_error(errno.ENOENT, key)
         if not self.is_folder(key):

@@ -25,8 +25,7 @@ _KIND = 6  # a control message, see `ops.rendezvous`
 _MAX_COMPARED_BYTES = 1 << 16
 """Bytes. For larger values, a digest takes more time than it saves."""
 
-# Locked from the rendezvous to the end of the exchange. Otherwise the exchanges of two threads could have another order
-# than their rendezvous.
+# Locked from the rendezvous to the end of the exchange. Otherwise two threads could exchange in another order.
 _exchange_lock = threading.RLock()
 
 

@@ -32,8 +32,7 @@ LEFT = "left"  # ended with all ranks, to be started again
 ENDED = "ended"  # the scripts of all ranks have ended
 TRAINING = "training"
 """The name of a file which exists once the ranks have computed a training step since their start."""
-# Files in the folder: the records (with the prefix `_NAME`), marks of writing processes (the same with the ending
-# `_WRITING`), the name of a signal.
+# Names of files in the folder: of records (a prefix), of marks of writing processes (an ending), of a signal's name.
 _NAME, _WRITING, _REQUEST = "rank-", ".writing", "request"
 _CLAIM = "matex_tf-error-"  # the prefix of the file by which a rank reserves the terminal
 _RECENT_SECONDS = 60.0  # an older claim of the terminal belongs to an earlier run

@@ -74,9 +74,7 @@ def view_variable(handle: Any, offset: int, writes: bool) -> None:
 
 
 def deal_batches(first: int, count: int) -> None:
-    """Begin an epoch of `count` batches, of which those before `first` are trained. One rank calls this, while no rank
-    has a batch.
-    """
+    """Begin an epoch of batches `first` to `count`, exclusive. One rank calls this, while no rank has a batch."""
     ops.get_library().c.matex_store_deal(first, count)
 
 

@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-# For each function of matex_tf, the variables that it replaces. A size is useless without a rank; therefore sizes of
-# Slurm jobs are also listed.
+# For each function of matex_tf, the variables that it replaces. Sizes of Slurm jobs are useless without a rank.
 _REPLACEMENTS = {
     "rank": (
         "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID",

@@ -35,9 +35,7 @@ class Transfers:
         self._files: dict[int, Any] = {}
 
     def run_action(self, action: Callable[[], Result]) -> Result:
-        """Run `action()`, which calls `fetch`, then join the other ranks' transfers until every rank is done.
-        Collective.
-        """
+        """Run `action()`, which calls `fetch`; then join the other ranks' transfers until all are done. Collective."""
         try:
             result = action()
         except agreement.FailedElsewhere:

@@ -101,9 +101,7 @@ class Variable(ABC):
         piece[mask] = np.nan if is_nan else how
 
     def put_values(self, piece: np.ndarray, values: np.ndarray, where: str, begin: int) -> None:
-        """Write `values`, arranged samples from sample `begin` on, into `piece`. Raises ReaderError if a value
-        overflows.
-        """
+        """Write `values`, arranged samples from sample `begin` on, to `piece`. Raises ReaderError at an overflow."""
         if np.can_cast(values.dtype, piece.dtype):
             piece[...] = values
             return

@@ -66,8 +66,7 @@ class Zarr(Stack):
         array = file.find_array(name)
         if array is None:
             return None
-        # NumPy's kinds of texts are "U", "S", "T" (StringDType) and objects, whose types are checked when they are
-        # read.
+        # NumPy's kinds of texts: "U", "S", "T" (StringDType), and objects, whose types are checked at reading.
         if array.dtype.kind not in "USTO":
             return _Variable(self, path, name, array, file)
         read = functools.partial(_read_texts, path, name, array)

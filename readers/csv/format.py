@@ -166,8 +166,8 @@ class Csv(TableFormat):
             return  # a rank has not kept its rows, so no rank does
         is_count_wrong = sum(counts) != self._records.count and not any(of_rank.has_failed for of_rank in found)
         if self._records.cut or is_count_wrong:
-            # A range begins within quotes, so the rows parsed from it are wrong. The positions of records are known
-            # now: parse this rank's rows again.
+            # The rows of a range that begins within quotes are wrong. Parse this rank's rows again, now at the right
+            # places.
             shares = self.list_parts(ranks)
             counts = [stop - start for start, stop in shares]
             self._rows = self._take_rows(*shares[ranks.rank])
@@ -219,9 +219,7 @@ class Csv(TableFormat):
             yield first, table
 
     def _iterate_slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Split rows into slices at starts of records: (first row, row after the last, first byte, byte after the
-        last).
-        """
+        """Split rows into slices at starts of records: (first row, row after last, first byte, byte after last)."""
         numbers, places = self._records.numbers, self._records.places
         # `row` and `byte`: the beginning of the slice. `index`: the next record with a known place, where it may end.
         row, byte = start, self._find_byte(start)

@@ -166,9 +166,7 @@ class Columns:
     def _convert_column(
         self, table: Any, number: int, field: str, codes: Callable[..., Any], missing: Any, place: Place
     ) -> np.ndarray:
-        """The values of a column, as many for each row as `widths` says. A missing float is NaN; for other dtypes the
-        option missing= decides.
-        """
+        """The values of a column, `widths` for each row. A missing float is NaN; other dtypes follow missing=."""
         column, width = table[str(number)], self.widths.get(number, 1)
         if pa.types.is_fixed_size_list(column.type):
             column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)

@@ -85,9 +85,7 @@ class TypedTable(TableFormat):
     # Lists: the number of values of each row.
 
     def _survey_widths(self, ranks: Ranks) -> dict[int, int]:
-        """The largest number of values of a row, by column of lists. With missing="error" all rows must have the same
-        number, so only the first row is read.
-        """
+        """The largest number of values of a row, by column of lists; with missing="error", of the first row."""
         if not self.count("training"):
             return {}
         batches: Iterable[Any] = []

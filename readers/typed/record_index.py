@@ -166,9 +166,7 @@ class Index:
 
 
 def _fit_together(parts: Sequence[Part]) -> bool:
-    """Whether the records of each range begin at the end of the preceding ones, and the first at byte 0; then all are
-    correct.
-    """
+    """Whether the first record begins at byte 0, and those of each range where the preceding ones end."""
     at = 0  # the end of the records so far
     for part in parts:
         # Damaged; no record begins in the range although the preceding one ends in it; or the first begins elsewhere.

@@ -158,9 +158,7 @@ def cut_variable(variable: Any) -> tuple[int, ...]:
 
 
 def choose_owners(variables: Sequence[Any], slots: Sequence[Any]) -> None:
-    """If the cost model chooses the number of owners, choose it for these variables and their slots, and report the
-    reason.
-    """
+    """If the cost model chooses the number of owners, choose it for these variables and slots; report the reason."""
     if is_count_automatic() and not _chosen_count:
         count, why = choose_count(_known_hosts[0], measure_bytes(variables), measure_bytes(slots))
         _chosen_count.append(count)

@@ -79,8 +79,7 @@ TfStatus InferReduced(tensorflow::shape_inference::InferenceContext* context);
 tensorflow::Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, tensorflow::DataType type,
                             const tensorflow::TensorShape& shape, bool others_read = false);
 
-// FailedPrecondition, never Aborted: v1's MonitoredSession treats Aborted as a lost worker and creates new sessions
-// forever.
+// FailedPrecondition: v1's MonitoredSession treats Aborted as a lost worker and creates new sessions forever.
 TfStatus StatusOf(const Error& error);
 
 // A kernel that runs one collective in the thread that reaches it. In a v1 graph each collective has a turn

@@ -329,17 +329,17 @@ void RunCollective(Random& random) {
   const Type type = static_cast<Type>(Draw(random, kTypes - 1));  // bools do not add up
   const int64_t count = DrawCount(random);
   const std::vector<double> ones(ranks, 1.0);
-  const Subject subject{type, {count}, "tensor"};
+  const Entry tensor{"tensor", type, {count}};
   std::vector<char> data = Filled(type, count, 1);
   switch (Draw(random, 4)) {
     case 0: {
       std::vector<char> result(data.size());
-      Check(Allreduce(subject, Reduction::kSum, data.data(), result.data()));
+      Check(Allreduce(tensor, Reduction::kSum, data.data(), result.data()));
       for (int64_t i = 0; i < count; ++i) Check(Get(type, result.data(), i) == Summed(1, i, ones), "an allreduce");
       return;
     }
     case 1: {
-      Check(Allreduce(subject, Reduction::kMax, data.data(), data.data()));
+      Check(Allreduce(tensor, Reduction::kMax, data.data(), data.data()));
       for (int64_t i = 0; i < count; ++i) {
         double maximum = 0;
         for (int rank = 0; rank < ranks; ++rank) maximum = std::max(maximum, Value(rank, 1, i));
@@ -349,7 +349,7 @@ void RunCollective(Random& random) {
     }
     case 2: {
       const int root = static_cast<int>(Draw(random, ranks));
-      Check(Broadcast(subject, root, data.data()));
+      Check(Broadcast(tensor, root, data.data()));
       for (int64_t i = 0; i < count; ++i) Check(Get(type, data.data(), i) == Value(root, 1, i), "a broadcast");
       return;
     }

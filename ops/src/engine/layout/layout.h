@@ -3,8 +3,7 @@
 // entries are fused in one transfer, large ones are cut into several. The kernels make a layout once and reuse it. It
 // depends only on values that all ranks share, and the rendezvous compares its key, so ranks never negotiate.
 //
-// A layout says nothing about time: inline.h reduces its transfers in the calling thread, async_reduction.h in a
-// communication thread.
+// Two reductions use it: in the calling thread (inline.h), or in a communication thread (async_reduction.h).
 #pragma once
 
 #include <cstdint>
@@ -18,8 +17,9 @@
 
 namespace matex {
 
+// A tensor: a gradient of an update, or the tensor of another collective.
 struct Entry {
-  std::string name;
+  std::string name;  // for messages; of a gradient, the name of its variable
   Type type;
   std::vector<int64_t> shape;
   // The number of the variable on this rank. 0: the entry is no gradient of a variable and is never compressed.
@@ -43,8 +43,7 @@ struct Fragment {
 // empty, all ranks need all elements of entry i.
 using Cuts = std::vector<std::vector<int64_t>>;
 
-// One sum over ranks, of at most `chunk_bytes`. A transfer of one fragment is reduced in place; several fragments are
-// fused in a buffer.
+// One sum over ranks, of at most `chunk_bytes`: of one fragment, in place, or of several, fused in a buffer.
 struct Transfer {
   Type type;
   int64_t count = 0;
@@ -107,8 +106,7 @@ class Layout {
   uint64_t key_;
 };
 
-// A part of an overlapped update that is announced by one collective: the whole update, or the gradients that depend on
-// the same collectives.
+// What one collective announces: a whole overlapped update, or its gradients that depend on the same collectives.
 struct UpdatePart {
   std::shared_ptr<const Layout> layout;
   std::string place;    // the place of the update in the program

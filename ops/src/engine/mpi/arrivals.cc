@@ -40,8 +40,7 @@ constexpr int kProgressInterval = 16;  // MPI makes progress every so many meeti
 
 static_assert(std::atomic<int64_t>::is_always_lock_free, "atomics in shared memory must be lock-free");
 
-// The number of processors that the ranks may run on; each rank may be bound to some. Collective. Returns an MPI
-// error code.
+// The number of processors that the ranks, which may be bound, can use. Collective. Returns an MPI error code.
 int CountProcessors(MPI_Comm communicator, int* processors) {
   cpu_set_t mine;
   CPU_ZERO(&mine);

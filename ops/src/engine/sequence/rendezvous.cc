@@ -1,5 +1,4 @@
-// The sequence of this rank: its number, its counts, and its poison. The poison is the error that ended the sequence;
-// every later rendezvous returns it.
+// The sequence of this rank: number, counts, and poison, the error that every later rendezvous returns.
 #include "engine/sequence/rendezvous.h"
 
 #include <mpi.h>

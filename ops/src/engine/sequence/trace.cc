@@ -210,8 +210,7 @@ class Recorder {
   }
 
  private:
-  // Adds the stretch to the totals, and an inline update, which took `elapsed`. An announced update adds itself later,
-  // in EndSums.
+  // Adds the stretch to the totals, and an inline update, which took `elapsed`. EndSums adds an announced update.
   void AddStep(const Current& current, bool announces, int64_t elapsed) {
     Totals& totals = totals_[current.label];
     if (stretch_.is_step) {

@@ -2,8 +2,7 @@
 // profile. Collectives, transfers and copies call it; Python reads the result through abi.cc. While recording is off,
 // each call costs one relaxed load.
 //
-// An update is the reduction of one optimizer call's gradients. Its place is the text that names the optimizer call in
-// messages and totals.
+// An update is the reduction of one optimizer call's gradients. Its place is the name of this call in totals.
 #pragma once
 
 #include <atomic>
@@ -154,8 +153,7 @@ void RecordEnd(const Call& call);
 // Records that a gradient of an overlapped update was handed over.
 void RecordReady(const Entry& entry);
 
-// Records a part of an overlapped update during its lifetime. The overlapped thread makes it; its spans belong to the
-// part.
+// Records a part of an overlapped update. The overlapped thread makes it; spans during its life belong to the part.
 class OverlappedRecord {
  public:
   explicit OverlappedRecord(const UpdatePart& part);

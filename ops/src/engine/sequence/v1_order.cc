@@ -52,8 +52,7 @@ void Turnstile::Enter(int64_t ticket, int64_t turn, Job job) {
   // Runs this job, and then the waiting jobs whose turns follow directly.
   for (bool has_job = true; has_job;) {
     job.run();
-    // The turn is removed before `done`: after the last turn the run has ended, and the next run may call `Expect` at
-    // once.
+    // The turn is removed before `done`: after the last turn the run has ended, and the next may call `Expect`.
     Job next;
     {
       std::lock_guard<std::mutex> lock(mutex_);

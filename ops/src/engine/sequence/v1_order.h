@@ -18,8 +18,7 @@
 
 namespace matex {
 
-// A collective that can be deferred: `run` executes it, `done` reports its end, and `drop` is called instead of both
-// if it will never run.
+// A collective that can wait: `run` executes it, `done` reports its end; `drop` replaces both if it never runs.
 struct Job {
   std::function<void()> run;
   std::function<void()> done;

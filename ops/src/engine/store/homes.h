@@ -37,8 +37,7 @@ class Homes {
   const char* Shown(int rank, int i) const { return BufferOf(rank) + TableOf(rank)[i]; }
 
  private:
-  // Offsets within the buffer of a rank: the table of published addresses, the variables, and the area for copied
-  // pieces.
+  // Offsets within the buffer of a rank: the table of published addresses, the variables, the area for copies.
   struct Offsets {
     Offsets(const std::vector<int64_t>& bytes, int64_t piece);
     std::vector<int64_t> variables;  // of each variable

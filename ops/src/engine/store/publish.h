@@ -56,8 +56,7 @@ void DropHomes(int64_t holding);
 Error Publish(const Shared& shared, Homes* homes);
 
 // The same by messages of the pull thread (pulls.h); returns after the rendezvous. The thread calls `begin`, which
-// returns the addresses of the variables, and then `came` once for each variable, when it is complete or `error` is
-// set.
+// returns the addresses, and then `came` for each variable that is complete or has failed.
 struct Later {
   std::function<std::vector<void*>()> begin;
   std::function<void(int i, const Error& error)> came;

@@ -111,8 +111,7 @@ class PullThread {
     if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
   }
 
-  // The job whose variables are needed first, among the jobs that all ranks have; null while gradients travel on any
-  // rank.
+  // The job that is needed first, among the jobs that all ranks have; null while gradients travel on any rank.
   Job* Choose(const std::vector<Job*>& jobs) {
     if (!is_asked_) {
       while (GradientsTravel()) std::this_thread::sleep_for(kPollInterval);

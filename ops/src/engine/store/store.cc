@@ -38,8 +38,7 @@ struct alignas(128) SharedStore::Line {
 
 namespace {
 
-// The state of a batch: kFree, rank + 1 of its holder, -(rank + 1) of the rank that has trained it, or kRefused if no
-// rank will train it.
+// The state of a batch: kFree, HeldBy(its holder), TrainedBy(a rank), or kRefused if no rank will train it.
 constexpr int32_t kFree = 0, kRefused = std::numeric_limits<int32_t>::min();
 
 constexpr int32_t HeldBy(int rank) { return rank + 1; }

@@ -6,8 +6,7 @@
 // The store has no locks, because a rank could be lost while it holds one. The state of a batch names its holder, and
 // ranks take it by compare-and-swap, so exactly one rank takes over the batch of a lost rank. A step consists of
 // additions to variables; a part is the number of an addition within the step, from 0. Each rank records in its
-// progress table how many numbers or rows of each addition it has added, so that the successor of a lost rank adds only
-// the rest.
+// progress table how many numbers or rows of each addition it has added; the successor of a lost rank adds the rest.
 //
 // Each rank writes its metrics after a batch into one of two slots, alternately: if it is lost while it writes one, the
 // metrics in the other are complete. A version, 0 or 1, is the number of the slot.
@@ -69,13 +68,11 @@ class SharedStore {
   // No rank takes a batch any more.
   void Stop();
 
-  // Marks a rank as lost: others train its batch. Returns whether it was not marked before. `ticket`: its unfinished
-  // batch, -1 if there is none.
+  // Marks a rank as lost: others train its batch `ticket` (-1: none). Returns whether it was not marked before.
   bool Lose(int rank, int64_t* ticket);
   bool IsLost(int rank) const;
 
-  // The version that the rank gave to `End` for its last batch known to be trained; 1 if there is none. Versions 0
-  // and 1 alternate.
+  // The version that the rank gave to `End` for its last batch known to be trained; 1 if there is none.
   int VersionOf(int rank) const;
 
   // The number of trained batches of the epoch, by all ranks, with those before the `first` of `Deal`.

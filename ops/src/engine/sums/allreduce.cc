@@ -14,15 +14,13 @@
 namespace matex {
 namespace {
 
-// Smaller buffers always use MPI_Allreduce: the latency of a ring's many messages, or of three calls in place of one,
-// exceeds the time that they save.
+// Smaller buffers always use MPI_Allreduce: a ring's many messages, or three calls in place of one, cost more.
 constexpr int64_t kLargeBytes = 64 << 10;
 // A trial sums kTrialCount floats kTrials times with each algorithm. MPI_Allreduce, which suits most cases, is
 // replaced only by an algorithm that takes less than kGain of its time.
 constexpr int64_t kTrialCount = 4 << 20;
 constexpr int kTrials = 2;
-// With so many ranks on a node or fewer, measurements have always shown shared memory at least as fast as MPI. With
-// more ranks, a trial decides.
+// Up to so many ranks on a node, shared memory was at least as fast as MPI in all measurements. Above, a trial decides.
 constexpr int kMaxRanksWithoutTrial = 8;
 constexpr double kGain = 0.95;
 
@@ -229,8 +227,7 @@ int Adder::Choose() {
   }
   algorithm_ = Algorithm::kMpi;
   if (candidates.size() == 1) return MPI_SUCCESS;
-  // The trial sums chunks as large as those of gradients: an algorithm that is fast in one large call may be slow in
-  // many small calls.
+  // The trial sums chunks as large as those of gradients: an algorithm may be fast in one large call only.
   const int64_t chunk = TheWorld().chunk_bytes / static_cast<int64_t>(sizeof(float));
   std::vector<float> data(kTrialCount, 0.0f);
   std::vector<double> seconds(candidates.size(), 1e9);

@@ -1,6 +1,5 @@
 // Sums in two levels: within each node, where MPI uses shared memory, then between nodes. An Adder makes `Levels`
-// before its first sum and keeps them. Every rank's node number must be known; the result has the same bits on all
-// ranks.
+// before its first sum and keeps them. Node numbers must be known. The result has the same bits on all ranks.
 #pragma once
 
 #include <mpi.h>
@@ -34,8 +33,7 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels);
 // Fills `positions`. Collective over the same communicator; all nodes must have the same number of ranks.
 int MakePositions(MPI_Comm communicator, Levels* levels);
 
-// Replaces numbers [first, first + count) of the buffer, at `segment`, by their sum over `across`. Returns an MPI
-// error code.
+// Replaces numbers [first, first + count) of the buffer, at `segment`, by their sum over `across`. An MPI error code.
 using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t count)>;
 
 // data = the sum over all ranks, the same bits on all: a reduce-scatter within the node, `across` for each carrier's
@@ -43,8 +41,7 @@ using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t coun
 int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer,
                    const AcrossNodes& across);
 
-// The two halves of the sum, where rank r owns data[starts[r]] up to data[starts[r + 1]], as in ring.h. They need
-// `positions`.
+// The two halves of the sum: rank r owns data[starts[r]] up to data[starts[r + 1]] (ring.h). They need `positions`.
 int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type,
                              bool asleep, std::vector<char>* buffer);
 int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,

@@ -116,8 +116,7 @@ class Overlapped {
   bool GradientsTravel() const { return Now() < travel_until_; }
 
  private:
-  // Stores a gradient for the thread and takes its `done`. Returns an error, and leaves `done`, if the update has ended
-  // or failed.
+  // Stores a gradient for the thread and takes its `done`; leaves it and returns an error if the update is over.
   Error Store(int64_t ticket, int entry, HandedOver* gradient) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = updates_.find(ticket);
@@ -156,8 +155,7 @@ class Overlapped {
     }
   }
 
-  // Sleeps until the gradients of these entries are handed over on this rank, or the update is given up. Returns the
-  // reason of giving up, or "".
+  // Sleeps until these gradients are handed over on this rank (""), or the update is given up (the reason).
   std::string WaitFor(Update* update, const std::vector<int>& entries) {
     const Span span(Activity::kOwnGradients);
     std::unique_lock<std::mutex> lock(mutex_);

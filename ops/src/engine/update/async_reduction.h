@@ -6,8 +6,7 @@
 // the thread reduces updates in the order of their announcements. Before each transfer the ranks agree, asleep and on a
 // communicator of their own, that its gradients are ready on all ranks or will not come.
 //
-// An update may be announced in parts, each with its own layout. Each part is reduced like an update; only the last
-// part counts as one.
+// An update may be announced in parts. Each is reduced like an update with its own layout; only the last counts.
 #pragma once
 
 #include <cstdint>
@@ -34,12 +33,10 @@ struct HandedOver {
 // announce the same. `ticket` becomes the number under which its gradients are handed over.
 Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* ticket);
 
-// Hands over gradient `entry` of update `ticket`. Each gradient must be handed over exactly once, or the update given
-// up.
+// Hands over gradient `entry` of update `ticket`. Each must be handed over exactly once, or the update given up.
 void HandOver(int64_t ticket, int entry, HandedOver gradient);
 
-// Gives up the rest of the update because of `why`, which becomes an error on all ranks. No effect if the update has
-// ended.
+// Gives up the rest of the update because of `why`, an error on all ranks. No effect if the update has ended.
 void GiveUp(int64_t ticket, const std::string& why);
 
 // Gives up all updates announced so far; called at the end of the script and when a step has failed.

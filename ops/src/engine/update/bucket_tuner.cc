@@ -19,8 +19,7 @@ namespace {
 // The first kIgnored updates of a layout trace, allocate and start threads. The updates up to kUpdates are measured.
 constexpr int kIgnored = 3, kUpdates = 13;
 constexpr int kProbeTrials = 3;
-// More layouts than a script uses at a time. If there are more, the least recently used one is dropped, and measured
-// again when it returns.
+// More layouts than a script uses at a time. Beyond it, the least recently used one is measured again later.
 constexpr size_t kMaxLayouts = 256;
 
 double Median(std::vector<double>* numbers) {

@@ -12,8 +12,7 @@
 namespace matex {
 namespace {
 
-// The bits of a float. In NaN and infinities, and only there, all bits of the exponent are set; the fraction of an
-// infinity is zero.
+// The bits of a float. Only NaN and infinities have all bits of the exponent; an infinity's fraction is 0.
 template <typename Word>
 struct Bits {
   Word exponent;
@@ -33,8 +32,7 @@ struct Finding {
   char host[64] = "";
 };
 
-// The findings of several ranks: the number of ranks with non-finite elements, and the findings of the lowest ranks.
-// Sent as bytes.
+// The number of ranks with non-finite elements, and the findings of the lowest of them. Sent as bytes.
 struct Findings {
   static constexpr int kNamed = 4;  // the ranks that the message names
   int64_t ranks = 0;

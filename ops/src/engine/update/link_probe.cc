@@ -19,8 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 // The elements of a small and of a large probe, and the number of probes of each.
 constexpr int kSmall = 256, kLarge = 256 << 10, kProbes = 7;
-// A measurement is disturbed if its slowest large probe took more than kMaxSpread times as long as its fastest. The
-// extremes do not count.
+// A measurement is disturbed if its slowest large probe but one took kMaxSpread times as long as its fastest but one.
 constexpr double kMaxSpread = 4;
 
 std::mutex& LastMutex() {

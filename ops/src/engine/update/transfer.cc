@@ -33,8 +33,7 @@ void AddResiduals(const Layout& layout, const Transfer& transfer, float* data) {
   }
 }
 
-// Adds `residual`, the errors of a transfer, to the residuals of its gradients. It adds, because a variable may occur
-// twice in a transfer.
+// Adds the errors of a transfer to the residuals of its gradients; a variable may occur twice in a transfer.
 void KeepResiduals(const Layout& layout, const Transfer& transfer, const float* residual) {
   for (const Fragment& fragment : transfer.fragments) {
     float* const to = layout.residual(fragment.entry)->data() + fragment.offset;
@@ -43,8 +42,7 @@ void KeepResiduals(const Layout& layout, const Transfer& transfer, const float* 
   }
 }
 
-// Calls `work` for the part of each fragment within [first, first + count) of the transfer, with its offset in the
-// transfer.
+// Calls `work(part, offset)` for the part of each fragment within elements [first, first + count) of the transfer.
 template <typename Work>
 void InFragments(const Transfer& transfer, int64_t first, int64_t count, Work work) {
   int64_t at = 0;

@@ -26,8 +26,7 @@ Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* co
 int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const* outputs, double weight,
                 SharedMemory* memory);
 
-// All-gather of a transfer whose elements are owned: `wholes` become complete. `gather` gathers a buffer in place.
-// Returns an MPI error code.
+// All-gather of a transfer of owned elements, by `gather`: `wholes` become complete. Returns an MPI error code.
 using Gather = std::function<int(const Transfer& transfer, void* data)>;
 int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<char>* buffer, const Gather& gather);
 

@@ -97,8 +97,7 @@ class ListRecordsKernel : public OpKernel {
     return state == file.state ? Problem() : MakeChangedProblem(file.state, state);
   }
 
-  // The tickets of records of fixed length, which need no index. Input `bytes`: the lengths of header, record and
-  // footer.
+  // The tickets of records of fixed length, without an index. Input `bytes`: the lengths of header, record, footer.
   TfStatus ListFixed(OpKernelContext* context, const RecordFile& file, std::vector<int64_t>* found) const {
     const Tensor& lengths = context->input(1);
     if (lengths.NumElements() != 3)
@@ -128,8 +127,7 @@ class ListRecordsKernel : public OpKernel {
   RecordFormat format_ = RecordFormat::kTfRecord;
 };
 
-// Reads the record of a ticket and checks its checksum. In a TFRecord file, the offset is the position of the record's
-// header.
+// Reads the record of a ticket and checks its checksum. In a TFRecord file, the offset is that of its header.
 Problem ReadRecord(const RecordFile& file, int64_t offset, int64_t length, tstring* record) {
   if (length < 0) return file.problem;
   Problem problem;
