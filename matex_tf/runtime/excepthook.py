@@ -1,8 +1,8 @@
 """Output and errors of a run: only rank 0 prints, and an error of any rank is shown once, with its rank and host.
 
-`attach_hooks` replaces `sys.excepthook`, `sys.exit` and `os._exit`, and redirects the output of other ranks than 0. An
-uncaught error on a rank ends all ranks. It is shown without the frames of this library. An error of this rank may be
-the consequence of another rank's error, which then is the one to show.
+`attach_hooks` replaces `sys.excepthook`, `sys.exit` and `os._exit`, and redirects the output of ranks other than 0. An
+uncaught error on a rank ends all ranks. It is shown without the frames of this library. One error may cause others: if
+rank 1 raises a ValueError, rank 0 fails in its next collective with rank 1. Then rank 1's error is the one to show.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
         sys.__excepthook__(kind, error, trace)
         return
     collectives_text = _read_collectives_text(error)
-    code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(collectives_text)
+    code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(collectives_text)  # 130: as shells do
     # If the text says that another rank raises its own error, or has ended its script, that rank should end the job.
     is_consequence = membership.RAISED_ELSEWHERE in collectives_text or membership.ENDED_WITH_CODE in collectives_text
     if is_consequence:

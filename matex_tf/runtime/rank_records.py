@@ -1,8 +1,9 @@
 """The record of a rank says how the rank ends. It is a file in the private folder of `matex run`.
 
-mpirun may end with exit code 0 although ranks or hosts were lost, and does not name a killed rank. `matex run`
-therefore judges the end of a run by the records (`launch/run_end.py`). Each process appends to its own file. A line is
-a JSON object with some fields of `Record`. A later line overrides an earlier one; an incomplete line is ignored.
+mpirun may end with exit code 0 although ranks or hosts were lost, and does not name a killed rank. So `matex run`
+judges the end of a run by the records (`launch/run_end.py`). Each process appends to its own file. A line is a JSON
+object with some fields of `Record`, such as {"state": "ended"}. A later line overrides an earlier one; an incomplete
+line is ignored.
 
 Without `matex run` the first rank that reports an error writes it to the terminal, and the others are silent.
 """

@@ -1,7 +1,7 @@
 """Removes the shared-memory files of killed ranks: Open MPI leaves them behind if mpirun itself is killed.
 
-Ranks list their files in their records (`note_files`), so that `matex run` removes files of its own ranks only
-(`remove_files`).
+Each rank lists its files in its record, a file that `matex run` reads (`rank_records`). So `matex run` removes files of
+its own ranks only.
 """
 
 from __future__ import annotations

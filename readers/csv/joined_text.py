@@ -1,4 +1,8 @@
-"""The text of several CSV files, plain or compressed, as one text without headers, with offsets from 0."""
+"""The text of several CSV files, plain or compressed, as one text without headers, with offsets from 0.
+
+So ranks divide the bytes of all files evenly. Of two files with 100 and 50 bytes of records, offset 101 is the first
+byte of the second: a newline is added after each file.
+"""
 
 from __future__ import annotations
 

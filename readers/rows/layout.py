@@ -1,4 +1,8 @@
-"""Splits the rows of a data set into parts (training, validation, testing), and assigns rows of a part to ranks."""
+"""Splits the rows of a data set into parts (training, validation, testing), and assigns rows of a part to ranks.
+
+A part has its own numbering, the positions: with 10 rows and split="last", validation_fraction=0.2 makes rows 8 and 9
+the validation rows, at the positions 0 and 1.
+"""
 
 from __future__ import annotations
 

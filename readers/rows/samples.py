@@ -1,6 +1,7 @@
 """Converts the rows of an opened format to samples: split into parts, windows, missing values, scaling.
 
-A sample is a row, or a window of consecutive rows. This module reads any samples and does not depend on ranks.
+A sample is a row, or a window of consecutive rows: with window=2 and horizon=1, the rows 0 and 1, whose label is row 2,
+then the rows 1 and 2, and so on. This module reads any samples and does not depend on ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Storage of the rows of a table while they are read: arrays, with texts as integers."""
+"""Storage of the rows of a table while they are read: arrays, with texts as integers.
+
+The number of rows is not known before, so the arrays have room for an estimate, and further ones are added.
+"""
 
 from __future__ import annotations
 

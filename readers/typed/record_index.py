@@ -1,6 +1,8 @@
 """Finds the records of TFRecord files; each rank searches its range of bytes.
 
-A record consists of its length (8 bytes), the checksum of the length (4), the data, and their checksum (4).
+A record consists of its length (8 bytes), the checksum of the length (4), the data, and their checksum (4). The first
+12 bytes are its head. A range may begin within a record, so a rank searches for 12 bytes that look like a head. Data
+may look so, too: the preceding ranges later prove the first record of a range, or the file is searched again.
 """
 
 from __future__ import annotations
