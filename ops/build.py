@@ -315,8 +315,7 @@ def _hash_file(path: Path) -> str:
 def _compile_plan(plan: Plan, compiler: compilers.Compiler, folder: Path, verbose: bool, into: Path | None) -> None:
     """Build the library of `plan` into `folder`; first the libraries that it links, if they are not built yet.
 
-    Args:
-        into: the folder that is to contain the linked libraries, too; None: any folder may have them.
+    `into`: the folder that is to contain the linked libraries, too; None: any folder may have them.
     """
     libraries = _list_link_options(plan.linked, into)
     command = [compiler.path, "-x", "c++", "-", *plan.options, *libraries]

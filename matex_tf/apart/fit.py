@@ -44,8 +44,7 @@ class _StepFoundError(Exception):
 class Fit:
     """A call of `fit`. Its steps come from `source`, the first data source that it creates.
 
-    Args:
-        why_not: a known reason why ranks cannot take turns; "" if there is none.
+    `why_not`: a known reason why ranks cannot take turns; "" if there is none.
     """
 
     def __init__(self, model: Any, why_not: str):

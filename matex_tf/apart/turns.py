@@ -117,10 +117,9 @@ class Turns:
     def iterate_epoch(self, steps: Iterable[tuple[int, int, Any]], count: int) -> Iterator[Any]:
         """The steps of this rank, among the `count` steps of an epoch. Collective at the beginning and the end.
 
-        Args:
-            steps: all steps of the epoch, as Keras yields them: the numbers of the first and of the last batch of the
-                step, here equal, and the iterator of the pipeline. A restarted run begins with a number greater than 0;
-                batches are counted from there.
+        `steps`: all steps of the epoch, as Keras yields them: the numbers of the first and of the last batch of the
+        step, here equal, and the iterator of the pipeline. A restarted run begins with a number greater than 0; batches
+        are counted from there.
         """
         self._newest_taken = self.newest = -1
         self._own_values.forget_batches()

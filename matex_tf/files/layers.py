@@ -126,8 +126,7 @@ class Layers:
         """Return `ask()`, or raise its OSError; repeat it while rank 0 writes notes during the call, a few times at
         most.
 
-        Args:
-            drop: releases an outdated answer; returns False if the answer cannot be released and must be used.
+        `drop`: releases an outdated answer; returns False if the answer cannot be released and must be used.
         """
         for _ in range(_MAX_TRIES - 1):
             version = self.news.get_version()

@@ -49,8 +49,7 @@ class View(Layers):
         Updated files stay this rank's own, because rank 0 may change or remove the real ones next. Files that this rank
         has open are not updated, except for the keys in `written`, the output files of that process.
 
-        Args:
-            own: the result of `list_own_on_disk` before the change.
+        `own`: the result of `list_own_on_disk` before the change.
         """
         self.return_to_disk()
         try:

@@ -32,8 +32,7 @@ _exchange_lock = threading.RLock()
 def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
     """The values of all ranks, by rank, on every rank. They are copies; equal values may be one object.
 
-    Args:
-        rows: the number of rows of the batch that the values concern, for records; 0 if there is none.
+    `rows`: the number of rows of the batch that the values concern, for records; 0 if there is none.
     """
     if not world.is_active():
         return [value]

@@ -92,8 +92,7 @@ def begin_batch(bound: int, seconds: float) -> Turn:
 def end_batch(version: int) -> int:
     """Mark the batch of this rank as trained. Returns the number of batches trained by other ranks since it began.
 
-    Args:
-        version: alternately 0 and 1, for `read_version`.
+    `version`: alternately 0 and 1, for `read_version`.
     """
     return ops.get_library().c.matex_store_end(version)
 

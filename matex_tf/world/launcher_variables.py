@@ -41,8 +41,7 @@ _process = 0  # the process that had the variables; a forked child is no rank
 def remove_variables(is_removed: Callable[[str], bool]) -> None:
     """Remove variables from this process's environment, and detect the script's reads of them.
 
-    Args:
-        is_removed: whether to remove the variable of this name.
+    `is_removed`: whether to remove the variable of this name.
     """
     global _process
     _process = os.getpid()

@@ -60,8 +60,7 @@ def make_single_world(make_world: Callable[..., Any]) -> Any:
 def make_phantom_world(make_world: Callable[..., Any], phantom: Phantom) -> Any:
     """The world of rank 0 of `phantom.ranks` ranks. This process is one of `phantom.copies` such ranks on this host.
 
-    Args:
-        make_world: the class `World`.
+    `make_world`: the class `World`.
     """
     world = make_world(
         size=phantom.ranks, local_rank=phantom.copy, local_size=phantom.copies, nodes=[0] * phantom.ranks,

@@ -213,11 +213,7 @@ def _join_ranks(MPI: Any) -> World:
 
 
 def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
-    """Make the world of the ranks of `communicator`. Collective.
-
-    Args:
-        life: see `World.life`.
-    """
+    """Make the world of the ranks of `communicator`. Collective. `life`: see `World.life`."""
     node = communicator.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks that share memory
     rank, host, chosen = communicator.Get_rank(), socket.gethostname(), settings.get_settings()
     ranks_per_node, lowest_rank = chosen.ranks_per_node, node.bcast(rank)

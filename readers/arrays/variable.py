@@ -144,8 +144,7 @@ class Variable(ABC):
 def check_numeric(path: Path, name: str, dtype: Any, kind: str = "") -> np.dtype:
     """The dtype of a variable, in native byte order. Raises ReaderError if it is not numeric.
 
-    Args:
-        kind: description of the variable's values for the message, if the dtype does not describe them.
+    `kind`: description of the variable's values for the message, if the dtype does not describe them.
     """
     if kind or getattr(dtype, "kind", "O") not in "biufc":
         raise ReaderError(

@@ -39,8 +39,7 @@ def sniff_delimiter(path: Path, head: bytes, dialect: Dialect) -> str:
 def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple[list[str], int]:
     """Returns the names of the columns and the offset of the first record.
 
-    Args:
-        head: the beginning of the file, if it has been read already.
+    `head`: the beginning of the file, if it has been read already.
     """
 
     def read(start: int, stop: int) -> bytes:
@@ -84,8 +83,7 @@ def sample_records(pieces: Sequence[Piece], head: bytes, dialect: Dialect) -> tu
     """Sample records that determine the types, from the first file that has records. Returns the bytes of the records,
     the file, and the line of the first record.
 
-    Args:
-        head: the beginning of the first file.
+    `head`: the beginning of the first file.
     """
     for number, piece in enumerate(pieces):
         length = HEAD_BYTES

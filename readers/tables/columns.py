@@ -151,8 +151,7 @@ class Columns:
     ) -> None:
         """Write the rows of a table into `target`; `codes(number, column)` returns the integers of a column of text.
 
-        Args:
-            table: a pyarrow table with columns named by their numbers.
+        `table`: a pyarrow table with columns named by their numbers.
         """
         flat = target.reshape(len(target), -1) if len(target) else target
         at = 0

@@ -44,8 +44,7 @@ class TypedTable(TableFormat):
 
         Raises ReaderError for a column that is missing, or that holds neither numbers nor texts.
 
-        Args:
-            first_surveys: the names of surveys that run before the common ones.
+        `first_surveys`: the names of surveys that run before the common ones.
         """
         self.columns = Columns(path, [name for name, _ in types])
         self.columns.choose_columns(labels, columns)

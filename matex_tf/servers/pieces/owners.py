@@ -83,8 +83,7 @@ def may_change_strategy() -> bool:
 def compare_strategies(weights: float, slots: float) -> tuple[str, float]:
     """The other of the strategies allreduce and servers:auto, and the seconds that a step would save with it.
 
-    Args:
-        weights, slots: the bytes of the weights and slots that could be held in pieces.
+    `weights`, `slots`: the bytes of the weights and slots that could be held in pieces.
     """
     if not _known_hosts or not weights:
         return "", 0.0
@@ -100,9 +99,8 @@ def compare_strategies(weights: float, slots: float) -> tuple[str, float]:
 def note_hosts(link: tuple[float, float] | None) -> None:
     """Record properties of the hosts before training, the same on all ranks. Collective.
 
-    Args:
-        link: the measured seconds to start a transfer between these hosts, and for each byte; None if not measured.
-            Rank 0's values count.
+    `link`: the measured seconds to start a transfer between these hosts, and for each byte; None if not measured. Rank
+    0's values count.
     """
     nodes = world.get_world().nodes
     properties = objects.allgather((memory.measure_free(), link), "what hosts have for servers:auto")

@@ -46,8 +46,7 @@ class Balance:
 def choose_owners(nodes: Sequence[int], count: int) -> list[int]:
     """The ranks that own a piece, ascending: `count` of them, distributed evenly over the nodes.
 
-    Args:
-        nodes: the node of each rank.
+    `nodes`: the node of each rank.
     """
     return sorted(_order_ranks(nodes)[:count])
 

@@ -156,8 +156,7 @@ def _list_copied_origins(variable: Any) -> list[int]:
 def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndarray:
     """The complete value of a variable, from the pieces and copies of all remaining ranks. Collective.
 
-    Args:
-        copied_origins: `_list_copied_origins` of each rank.
+    `copied_origins`: `_list_copied_origins` of each rank.
     """
     here, origins = world.get_world().rank, membership.list_origins()
     whole = np.empty(variable.shape.num_elements() * variable.dtype.size, np.uint8)

@@ -126,23 +126,17 @@ class PublishKernel : public PiecesKernel {
   AsyncOpKernel* AsAsync() override { return later_ && TheWorld().has_peers() ? this : nullptr; }
 
   void Compute(OpKernelContext* context) override {
-    std::vector<Pair> pairs;
-    std::deque<mutex_lock> locks;
-    Shared shared;
-    std::shared_ptr<Homes> homes;
-    OP_REQUIRES_OK(context, Prepare(context, &pairs, &locks, &shared, &homes));
-    MATEX_RETURN_IF_ERROR(context, Publish(shared, homes.get()));
+    Publication publication;
+    OP_REQUIRES_OK(context, Prepare(context, &publication));
+    MATEX_RETURN_IF_ERROR(context, Publish(publication.shared, publication.homes.get()));
   }
 
   // Publishes later. Calls `done` when the variables are locked for their new values: readers wait for the locks.
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    std::vector<Pair> pairs;
-    std::deque<mutex_lock> locks;
-    Shared shared;
-    std::shared_ptr<Homes> homes;
-    OP_REQUIRES_OK_ASYNC(context, Prepare(context, &pairs, &locks, &shared, &homes), done);
+    Publication publication;
+    OP_REQUIRES_OK_ASYNC(context, Prepare(context, &publication), done);
     std::vector<core::RefCountPtr<Var>> wholes;
-    for (Pair& pair : pairs) wholes.push_back(std::move(pair.whole));
+    for (Pair& pair : publication.pairs) wholes.push_back(std::move(pair.whole));
     const auto pulled = std::make_shared<Pulled>(std::move(wholes));
     const auto begin = [pulled, done] {
       const std::vector<void*> values = pulled->Lock();
@@ -150,23 +144,29 @@ class PublishKernel : public PiecesKernel {
       return values;
     };
     // In the pull thread, `begin` locks the same variables: it waits until they are unlocked here.
-    const Error failed = PublishLater(shared, {begin, [pulled](int i, const Error&) { pulled->Came(i); }});
-    locks.clear();
+    const Error failed = PublishLater(publication.shared, {begin, [pulled](int i, const Error&) { pulled->Came(i); }});
+    publication.locks.clear();
     if (failed) OP_REQUIRES_OK_ASYNC(context, StatusOf(failed), done);
   }
 
  private:
+  struct Publication {
+    std::vector<Pair> pairs;
+    std::deque<mutex_lock> locks;  // of the whole variables
+    Shared shared;
+    std::shared_ptr<Homes> homes;  // null if there are none
+  };
+
   // Locks the variables and takes back this rank's updated pieces.
-  TfStatus Prepare(OpKernelContext* context, std::vector<Pair>* pairs, std::deque<mutex_lock>* locks, Shared* shared,
-                   std::shared_ptr<Homes>* homes) {
-    TfStatus status = Find(context, pairs, locks);
+  TfStatus Prepare(OpKernelContext* context, Publication* made) {
+    TfStatus status = Find(context, &made->pairs, &made->locks);
     if (!status.ok()) return status;
-    *shared = SharedOf(*pairs);
-    *homes = HomesOf(*shared);
+    made->shared = SharedOf(made->pairs);
+    made->homes = HomesOf(made->shared);
     for (int i = 0; i < variables_; ++i) {
-      status = TakeBack(context, (*pairs)[i], *homes, i);
+      status = TakeBack(context, made->pairs[i], made->homes, i);
       if (!status.ok()) return status;
-      shared->wholes.push_back(DataOf(*(*pairs)[i].whole->tensor()));
+      made->shared.wholes.push_back(DataOf(*made->pairs[i].whole->tensor()));
     }
     return TfStatus();
   }
