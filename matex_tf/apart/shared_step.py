@@ -37,6 +37,7 @@ class SharedStep:
         self.plan = plan
         self.shared, self.counters, self.parts = [], [], []
         self._function: Any = None
+        # The variables of the model: of metrics, sharable (weights and the optimizer's), and private (the rest).
         self.sums = _find_inner(model.metrics_variables)
         sum_ids = set(map(id, self.sums))
         weights = [one for one in _find_inner(model.weights) if id(one) not in sum_ids]
@@ -50,6 +51,7 @@ class SharedStep:
             self.why_not = self._copy(additive.Additions(sharable, states), sharable, private)
         except Exception as error:  # of any op; the ranks then use allreduce
             self.why_not = f"its copy cannot be made ({type(error).__name__}: {error})"
+        # Of these, the variables that the copy changes.
         self.sums, changed = self._list_changed(self.sums), self._list_changed(private)
         if self._function is not None:
             self.counters = additive.find_amounts(self._function.graph, changed)

@@ -119,7 +119,7 @@ class Deal:
         if self.distribution == "cyclic":
             return rank + mine * self.size
         # Each complete batch has this rank's rows at offsets `first` to `last`; the rest of the rows, a shorter batch,
-        # has them from offset `rest_first` on.
+        # has them from offset `rest_first` on. Of 10 rows in batches of 4, rank 1 of 2 has rows 2, 3, 6, 7 and 9.
         first, last = slice_bounds.deal_block(self._batch, rank, self.size)
         whole = self.count // self._batch
         rest_first = slice_bounds.deal_block(self.count % self._batch, rank, self.size)[0]

@@ -96,6 +96,8 @@ def send_rows(
     # The rows of a round; the rank with the most rows determines the number of rounds.
     step = max(1, _ROUND_BYTES // row_bytes, max(held.counts) // _ROUNDS)
     for round_number in range(-(-max(held.counts) // step)):
+        # The rows of the file that each rank sends in this round. Of these, each rank finds the rows that it keeps,
+        # sends and receives.
         ranges = [_find_range(starts[other], held.counts[other], step, round_number) for other in range(size)]
         first, last = ranges[rank]
         own = _find_all_between(wanted[rank], first, last)

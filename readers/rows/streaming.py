@@ -88,7 +88,8 @@ def _cut_pieces(
 
     For `length` and `chunk_rows` see `Order.iterate_pieces`. Without `random` the order is ascending.
     """
-    # With `random`, runs come in random order. Each run is cut into ranges, and ranges of `mixed` runs alternate.
+    # With `random`, runs come in random order. Each run is cut into ranges, and ranges of `mixed` runs alternate. With
+    # runs of 4 rows, ranges of 2 and two mixed runs, 8 rows may come as 4-6, 0-2, 6-8, 2-4.
     run = length if random is None else max(length, min(chunk_rows, -(-count // _MIN_RUNS)))
     # Runs end at chunks of the files, if all chunks have the same length.
     cut = run - before % run if run > length else run
