@@ -69,7 +69,8 @@ class State(Protocol):
 
 
 class Turns:
-    """A training in which ranks take turns at batches.
+    """A training in which ranks take turns at batches. `fit.Fit` calls `open_turns`; for each epoch it iterates over
+    `iterate_epoch`, and `run_step` trains each batch that this yields; at last it calls `close_turns`.
 
     Args:
         step: the step of the model.

@@ -1,8 +1,8 @@
 """Creates the slots of optimizers in pieces, with `MATEX_STRATEGY=sharded`, `servers` and `auto`.
 
-A slot, such as a moment of Adam, is a variable with an entry for each entry of a weight. Hooks on Keras' optimizers
-replace the creation of slots, so each rank has only its piece from the start. Optimizers that cannot have pieces are
-reported, and update whole variables on each rank.
+A slot, such as a moment of Adam, is a variable with an entry for each entry of a weight. In pieces means: each rank has
+and updates a part of the entries only. Hooks on Keras' optimizers replace the creation of slots, so each rank has only
+its piece from the start. Optimizers that cannot have pieces are reported, and update whole variables on each rank.
 """
 
 from __future__ import annotations
@@ -160,15 +160,19 @@ def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **opti
     """The variable that `create` would make for an optimizer; in pieces, if it is a slot of `weight`."""
     import tensorflow as tf
 
+    # Whole: in a thread of the script, which ranks do not run together; for a weight whose shape is not known.
     if threading.current_thread() is not threading.main_thread() or not weight.shape.is_fully_defined():
         return create(**options)
+    # Whole: with `auto`, where pieces would not be faster.
     is_small = weight.shape.num_elements() * weight.dtype.size < _LEAST_BYTES
     if owners.is_left_open() and (is_small or not publishing.can_publish(weight.handle, weight.dtype)):
         return create(**options)
     is_traced = not tf.executing_eagerly()
     with tf.init_scope():
+        # Whole: in a v1 graph.
         if not tf.executing_eagerly():
             return create(**options)
+        # Whole: a variable that is no slot, such as a counter.
         value = options["initial_value"]
         value = tf.convert_to_tensor(value() if callable(value) else value, options.get("dtype"))
         is_like_weight = value.shape == weight.shape and value.dtype == weight.dtype

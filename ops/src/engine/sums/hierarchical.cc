@@ -1,7 +1,7 @@
 // Sums in two levels (hierarchical.h). For a reduce-scatter or all-gather, `Segments` first sorts the elements of all
-// ranks, so that the carriers of a segment are the ranks that own its elements. With 2 nodes of 2 ranks (0, 1 and 2, 3),
-// one segment has the elements of ranks 0 and 2, the first ranks of their nodes; the other has those of ranks 1 and 3.
-// So the positions of ranks 0 to 3 are 0, 2, 1, 3.
+// ranks, so that the carriers of a segment are the ranks that own its elements. With ranks 0 and 1 on one node, 2 and 3
+// on another, one segment has the elements of ranks 0 and 2, the first ranks of their nodes, the other those of ranks 1
+// and 3: the positions of ranks 0 to 3 are 0, 2, 1, 3.
 #include "engine/sums/hierarchical.h"
 
 #include <algorithm>
