@@ -231,7 +231,8 @@ def _read_version(library: Path) -> str:
     with open("/proc/self/maps") as maps:
         is_loaded = any(line.rstrip().endswith(os.path.realpath(library)) for line in maps)
     if not is_loaded:
-        return _ask_child(_VERSION_OF_LIBRARY, str(library))
+        answer = _start_child(_VERSION_OF_LIBRARY, str(library))
+        return answer.stdout.strip() if answer.returncode == 0 else ""
     text = ctypes.create_string_buffer(8192 + 1)
     ctypes.CDLL(os.path.realpath(library)).MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
     return text.value.decode(errors="replace").strip()
@@ -255,7 +256,7 @@ def describe_errors(output: str) -> str:
 
 
 def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:
-    """Compile `source`; returns exit code and output. If this process ends, so does the compiler, without `made`."""
+    """Compile `source`; returns exit code and output. The compiler ends with this process, and then removes `made`."""
     guarded = [sys.executable, "-I", "-S", "-c", _GUARDED, str(os.getpid()), str(made), *command]
     with subprocess.Popen(
         guarded,
@@ -267,12 +268,6 @@ def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, 
             child.terminate()
             raise
     return child.returncode, errors + output
-
-
-def _ask_child(program: str, *arguments: str) -> str:
-    """The output of the Python program `program` in a child; "" if it fails."""
-    answer = _start_child(program, *arguments)
-    return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
 def _start_child(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -25,12 +25,7 @@ from matex_tf.steps import events, pieces
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import membership, world
 
-
-def _is_saved_once() -> bool:
-    return settings.get_settings().output != "all"
-
-
-HOOKS = KerasTable(when=_is_saved_once)
+HOOKS = KerasTable(when=lambda: settings.get_settings().output != "all")
 
 _IF_HOOK_MISSING = "each rank writes the file that a script saves"
 

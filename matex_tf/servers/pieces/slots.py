@@ -109,8 +109,8 @@ def start_pieces() -> None:
         events.pieces_refused.add_listener(_report_refused)
         events.updates_eagerly.add_listener(_make_whole)
         if settings.get_settings().elastic:
-            events.step_computed.add_listener(_send_copies)
-            events.step_ended.add_listener(_keep_sent)
+            events.step_computed.add_listener(lambda plan: piece_copies.send_copies(plan.pieces.list_variables()))
+            events.step_ended.add_listener(lambda plan: piece_copies.keep_sent())
 
 
 THREADS = Table()
@@ -130,14 +130,6 @@ def _wrap_start(original: Any) -> Any:
         original(self)
 
     return start
-
-
-def _send_copies(plan: Any) -> None:
-    piece_copies.send_copies(plan.pieces.list_variables())
-
-
-def _keep_sent(_: Any) -> None:
-    piece_copies.keep_sent()
 
 
 def report_whole(optimizer: str, why: str) -> None:
