@@ -72,7 +72,7 @@ class Additions:
         import tensorflow as tf
 
         graph = tf.compat.v1.get_default_graph()
-        self._indices = {graph.capture(one.handle).name: index for index, one in enumerate(self.variables)}
+        self._indices = {graph.capture(variable.handle).name: index for index, variable in enumerate(self.variables)}
         tensors = dict(zip(map(id, program.inputs), inputs, strict=True))
         copy = Copy(slices.make_empty_slice(), own_rows.OwnExchanger(""))
         last_ops: dict[int, list[Any]] = {}  # of each node's copy, for control dependencies
@@ -148,7 +148,12 @@ class Additions:
 def list_written(graph: Any, variables: Sequence[Any]) -> list[Any]:
     """The `variables` that the ops of a graph change, including ops of called functions."""
     uses = variable_uses.list_uses(graph)
-    return [one for one in variables if any(use.kind.startswith(_CHANGES) for use in uses.get(id(one.handle), ()))]
+    return [variable for variable in variables if _find_change(uses.get(id(variable.handle), ()))]
+
+
+def _find_change(uses: Iterable[variable_uses.Use]) -> variable_uses.Use | None:
+    """The first use that changes the variable; None if there is none."""
+    return next((use for use in uses if use.kind.startswith(_CHANGES)), None)
 
 
 def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -158,9 +163,9 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
     inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
     all_uses = variable_uses.list_uses(graph)
     found = []
-    for one in variables:
-        handle = inner_handles.get(id(one.handle))
-        if handle is None or not _is_additive(handle, all_uses[id(one.handle)]):
+    for variable in variables:
+        handle = inner_handles.get(id(variable.handle))
+        if handle is None or not _is_additive(handle, all_uses[id(variable.handle)]):
             continue
         amounts: list[Any] = []  # of each change; None if it is not a constant
         for op in handle.consumers():
@@ -170,9 +175,9 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
             elif op.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
                 amounts.append(tf.get_static_value(op.inputs[1] * _SIGNS[op.type]))
         if all(amount is not None for amount in amounts):
-            total = sum(amounts, np.zeros(one.shape, one.dtype.as_numpy_dtype))
+            total = sum(amounts, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
             if np.any(total):
-                found.append((one, total))
+                found.append((variable, total))
     return found
 
 
@@ -185,9 +190,9 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
         sums: variables that each rank has for itself; over the ranks they add up to the sum of all batches.
         own: other variables that each rank has for itself, which the step may change in any way.
     """
-    shared = {id(one.handle): find_name(one) for one in variables}
-    added_up = {id(one.handle): find_name(one) for one in sums}
-    private = {id(one.handle) for one in own} - set(added_up)
+    shared = {id(variable.handle): find_name(variable) for variable in variables}
+    added_up = {id(variable.handle): find_name(variable) for variable in sums}
+    private = {id(variable.handle) for variable in own} - set(added_up)
     inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
     for handle, uses in variable_uses.list_uses(graph).items():
         if handle in private:
@@ -199,7 +204,7 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
             continue
         # A variable outside of the model: the ranks' changes could not be combined.
         if handle not in shared:
-            if change := next((use for use in uses if use.kind.startswith(_CHANGES)), None):
+            if change := _find_change(uses):
                 return f"it changes a variable that is not a weight of the model ({change.name})"
             continue
         # A shared variable: only reads and additions, in every step, and no use of an old value after an addition.
@@ -216,7 +221,7 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
 
 def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
     """Whether a step changes a variable only by adding values that do not depend on it."""
-    if any(use.kind.startswith(_CHANGES) for use in uses if use.within):  # in a called function: not examined
+    if _find_change(use for use in uses if use.within):  # in a called function: not examined
         return False
     for op in handle.consumers():
         if not op.type.startswith(_CHANGES):

@@ -20,9 +20,9 @@ class Figures:
 
         self._metrics = {}
         results = model.get_metrics_result() if hasattr(model, "get_metrics_result") else {}
-        for one in () if results else model.metrics:  # Keras 2
-            result = one.result()
-            results.update(result if isinstance(result, dict) else {one.name: result})
+        for metric in () if results else model.metrics:  # Keras 2
+            result = metric.result()
+            results.update(result if isinstance(result, dict) else {metric.name: result})
         for name, value in results.items():
             value = tf.convert_to_tensor(value).numpy()
             self._metrics[name] = float(value) if not value.shape else value

@@ -217,7 +217,9 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
     chosen, here = settings.get_settings(), world.get_world()
     optimizer = getattr(model, "optimizer", None)
     # `save_freq` is a number of batches, or "epoch".
-    saving = next((one for one in callbacks if isinstance(getattr(one, "save_freq", "epoch"), int)), None)
+    saving = next(
+        (callback for callback in callbacks if isinstance(getattr(callback, "save_freq", "epoch"), int)), None
+    )
     reasons = {
         "with MATEX_SCALING=weak a batch is each rank's own already": chosen.scaling == "weak",
         "with MATEX_MICROBATCH a model is called in parts": chosen.microbatch,

@@ -158,7 +158,8 @@ def _drop_library_frames(match: re.Match[str]) -> str:
 
 def _format_script_line(error: BaseException) -> str:
     """The innermost line of the script in the traceback of `error`, as text."""
-    lines = [one for one in traceback.extract_tb(error.__traceback__) if not script_frames.is_library(one.filename)]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame for frame in frames if not script_frames.is_library(frame.filename)]
     return f" at {os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}" if lines else ""
 
 
@@ -228,9 +229,9 @@ def _read_collectives_text(error: BaseException) -> str:
     """
     header = str(errors.RankError(""))
 
-    def is_of_collective(one: BaseException) -> bool:
-        is_of_op = any(base.__name__ == "OpError" for base in type(one).__mro__)
-        return isinstance(one, errors.MismatchError) or (is_of_op and header in str(one))
+    def is_of_collective(candidate: BaseException) -> bool:
+        is_of_op = any(base.__name__ == "OpError" for base in type(candidate).__mro__)
+        return isinstance(candidate, errors.MismatchError) or (is_of_op and header in str(candidate))
 
     return "\n".join(str(shown) for shown in _list_shown_errors(error) if is_of_collective(shown))
 

@@ -311,7 +311,7 @@ class _Watch:
         frame = sys._current_frames().get(self.main) if self.main is not None else None
         if frame is None:
             return []
-        return [one for one in traceback.extract_stack(frame) if not one.filename.startswith("<frozen")]
+        return [summary for summary in traceback.extract_stack(frame) if not summary.filename.startswith("<frozen")]
 
 
 def _is_at_prompt(stack: list[traceback.FrameSummary]) -> bool:

@@ -70,7 +70,7 @@ class Stack(Format):
         self.wanted = {"data": options.list_names(data), "labels": options.list_names(labels)}
         self._single = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
         self.labelled = bool(self.wanted["labels"])
-        self.compared = [file for one in self.files for file in self.list_compared(one)]
+        self.compared = [file for path in self.files for file in self.list_compared(path)]
         self._unchanged = Unchanged(self.compared)
         # By dtype=: the dtypes of fields, and the variables to be read as texts.
         self._field_dtypes, self._text_names = options.list_dtypes(dtype, self.wanted)

@@ -40,7 +40,7 @@ def find_files(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = F
     if isinstance(path, (list, tuple)):
         if not path:
             raise FileNotFoundError("expected at least one file, given an empty list")
-        return [file for one in path for file in find_files(one, allow_folder)]
+        return [file for part in path for file in find_files(part, allow_folder)]
     text = decode_path(path)
     here = Path(text)
     if here.is_file() or (allow_folder and here.is_dir()):

@@ -121,7 +121,7 @@ class Csv(TableFormat):
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
         places = self._unpacking.settle(ranks, found)
-        self._pieces = [Piece(one.named, places.get(one.named, one.path), one.start) for one in self._pieces]
+        self._pieces = [Piece(piece.named, places.get(piece.named, piece.path), piece.start) for piece in self._pieces]
 
     # Records: each rank finds the ends of records in its range of bytes, and keeps the rows that it parses on the way.
 

@@ -121,8 +121,8 @@ def _find_range(start: int, count: int, step: int, round_number: int) -> tuple[i
 
 def _find_all_between(wanted: Mapping[str, _Wanted], first: int, last: int) -> Spans:
     """`find_between` of each part, without parts that have no such rows."""
-    found = {part: one.find_between(first, last) for part, one in wanted.items()} if last > first else {}
-    return {part: (start, stop) for part, (start, stop) in found.items() if stop > start}
+    spans = {part: rows.find_between(first, last) for part, rows in wanted.items() if last > first}
+    return {part: (start, stop) for part, (start, stop) in spans.items() if stop > start}
 
 
 def _slice_arrays(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:

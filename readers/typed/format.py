@@ -198,7 +198,8 @@ class TypedTable(TableFormat):
 
 def _check_shape(shape: Any) -> tuple[int, ...]:
     given = shape if isinstance(shape, (tuple, list)) else (shape,)
-    if not given or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in given):
+    are_valid = [isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in given]
+    if not given or not all(are_valid):
         raise TypeError(
             f"DataSet: expected shape to be the shape of a row of data, such as (28, 28); given "
             f"{arguments.describe_value(shape)}"

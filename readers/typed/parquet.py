@@ -126,7 +126,7 @@ class Parquet(TypedTable):
     def find_place(self, row: int) -> str:
         index = int(np.searchsorted([group.stop for group in self._groups], row, side="right"))
         group = self._groups[index]
-        first = next(one.start for one in self._groups if one.file == group.file)
+        first = next(other.start for other in self._groups if other.file == group.file)
         return f"{self.files[group.file]}, row {row - first}"
 
     def read_first(self, numbers: Sequence[int]) -> Any:

@@ -331,4 +331,4 @@ def _parse_examples(records: Any, kinds: Mapping[str, str]) -> dict[str, tuple[n
             found = tf.io.parse_example(records, wanted)
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(f"expected a tf.train.Example with {dict(kinds)}, found: {error.message}") from None
-        return {name: (one.values.numpy(), one.row_splits.numpy()) for name, one in found.items()}
+        return {name: (feature.values.numpy(), feature.row_splits.numpy()) for name, feature in found.items()}

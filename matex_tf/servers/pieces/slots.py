@@ -12,7 +12,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import settings, tags
@@ -45,6 +45,11 @@ def find_slot(variable: Any) -> Slot | None:
     """The weight and the optimizer of a slot; None if the variable is no slot, or if one of the two was deleted."""
     weight, optimizer = (get_target() for get_target in tags.get_tag(variable, _SLOT, (lambda: None, lambda: None)))
     return None if weight is None or optimizer is None else Slot(weight, optimizer)
+
+
+def list_slots(variables: Iterable[Any], optimizer: Any) -> list[Any]:
+    """Of these variables, the slots of an optimizer."""
+    return [variable for variable in variables if (slot := find_slot(variable)) and slot.optimizer is optimizer]
 
 
 @HOOKS.replace_in(
@@ -188,24 +193,24 @@ def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **opti
 
 def _choose_cuts(variables: Sequence[Any]) -> None:
     """Choose the cuts of the variables that have none yet."""
-    new = [one for one in variables if not one.cuts and one.of() is not None]
+    new = [variable for variable in variables if not variable.cuts and variable.of() is not None]
     if new:
-        weights = list({id(one.of()): one.of() for one in new}.values())
+        weights = list({id(variable.of()): variable.of() for variable in new}.values())
         owners.choose_owners(weights, new)
-        for one in new:
-            one.cuts = owners.cut_variable(one.of())
+        for variable in new:
+            variable.cuts = owners.cut_variable(variable.of())
 
 
 def _report_refused(variables: Sequence[Any], why: str) -> None:
-    for owner in dict.fromkeys(one.owner for one in variables):
-        refused = [one.name for one in variables if one.owner == owner and one.is_refused]
+    for owner in dict.fromkeys(variable.owner for variable in variables):
+        refused = [variable.name for variable in variables if variable.owner == owner and variable.is_refused]
         report_whole(f"'{refused[0]}' of {owner}" if refused else owner, why)
 
 
 def _make_whole(optimizer: Any) -> None:
     """An optimizer updates in eager code, which needs complete variables. Collective if they are in pieces."""
-    own_slots = [one for one in pieces.list_variables() if (slot := find_slot(one)) and slot.optimizer is optimizer]
-    for one in own_slots:
-        one.make_whole()
+    own_slots = list_slots(pieces.list_variables(), optimizer)
+    for variable in own_slots:
+        variable.make_whole()
     if own_slots:
         report_whole(own_slots[0].owner, EAGER)
