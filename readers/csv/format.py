@@ -1,7 +1,8 @@
 """The CSV format: tables of text. Each rank reads and parses a contiguous range of the bytes.
 
-Opening has up to three surveys (see `Format`): "unpack" decompresses files, "records" finds the ends of records and
-keeps the rows that it parses, "texts" collects the values of columns of text.
+Opening has up to three surveys, in which each rank searches its part of the files (see `Format`): "unpack" decompresses
+files, "records" finds the ends of records and keeps the rows that it parses, "texts" collects the values of columns of
+text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Recognizes texts that a person reads as numbers, and suggests the options that parse them."""
+"""Recognizes texts that a person reads as numbers, such as 1.234,56 or 12 km, and suggests the options that parse them.
+
+A column of such texts would silently be read as categories. So an error names the option instead.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """This rank's rows of each part of a data set, in memory: read at their first use, or while the data set is opened.
 
-`DataSet` calls it for its arrays and batches; streams read by themselves (`streaming.py`).
+A part is "training", "validation" or "testing", a field "data" or "labels". `DataSet` calls this module for its arrays
+and batches; streams read by themselves (`streaming.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sends the rows that a survey has kept (`Held`) to the ranks to which they are assigned.
+"""Sends the rows that were read while a data set was opened (`Held`) to the ranks to which they are assigned.
 
-A survey reads contiguous rows on each rank; a `Deal` may assign other rows to it. For example, 2 ranks have read rows
-0-2 and 3-5 of a file; with distribution="cyclic" rank 0 keeps rows 0 and 2, sends row 1, and receives row 4.
+To count the rows, each rank reads contiguous rows; a `Deal` may assign other rows to it. For example, 2 ranks have read
+rows 0-2 and 3-5 of a file; with distribution="cyclic" rank 0 keeps rows 0 and 2, sends row 1, and receives row 4.
 
 All ranks send in rounds of some rows each. Only the end of an array can be freed, so they begin with the last row.
 `loaded_rows.py` calls this module.

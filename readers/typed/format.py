@@ -1,7 +1,8 @@
 """Base class of Parquet and TFRecord: typed columns of single values or of lists.
 
-Opening has up to four surveys (see `Format`): "widths" finds the number of values of lists, "room" whether memory
-allows to keep rows, "rows" reads each rank's rows once, and "texts" collects the values of columns of text.
+Opening has up to four surveys, in which each rank searches its part of the files (see `Format`): "widths" finds the
+number of values of lists, "room" whether memory allows to keep rows, "rows" reads each rank's rows once, and "texts"
+collects the values of columns of text.
 """
 
 from __future__ import annotations
