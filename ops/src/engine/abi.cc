@@ -82,9 +82,7 @@ MATEX_EXPORT int matex_start_again(int sequence, int gradients, int overlapped, 
 
 // Meets the other ranks at a collective without data (rendezvous.h).
 MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* place, int64_t bytes, int64_t rows) {
-  if (kind <= 0 || kind >= kKinds) {
-    return Result(Error("there is no kind " + std::to_string(kind) + " of collective."));
-  }
+  if (kind <= 0 || kind >= kKinds) return Result(Error("there is no kind " + std::to_string(kind) + " of collective."));
   const std::function<std::string()> get_place = [place] { return std::string(place); };
   const Call call{static_cast<Kind>(kind), key, get_place, bytes, /*layout=*/nullptr, rows};
   const bool is_end = call.kind == Kind::kExit;

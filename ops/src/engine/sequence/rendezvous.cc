@@ -75,9 +75,7 @@ int Prepare(const World& world, Sequence* sequence) {
 Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_failed_step) {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (finalized) {
-    return Error(call.place() + " was called after MPI was finalized.");
-  }
+  if (finalized) return Error(call.place() + " was called after MPI was finalized.");
   if (Error error = MpiError(Prepare(world, sequence), "the first rendezvous", call.place())) return error;
   const Arrivals::Words mine = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), sequence->number};
   if (sequence->arrivals != nullptr) {

@@ -23,9 +23,7 @@ void Turnstile::Expect(std::vector<int64_t> turns) {
       at = has_entered ? waiting_.erase(at) : std::next(at);
     }
   }
-  for (Job& job : dropped) {
-    job.drop(Error("a collective was still waiting for its turn when its run ended."));
-  }
+  for (Job& job : dropped) job.drop(Error("a collective was still waiting for its turn when its run ended."));
 }
 
 int64_t Turnstile::Reserve() {

@@ -109,9 +109,7 @@ std::string Describe(const Finding& finding, const Layout& layout) {
   const Entry& entry = layout.entries()[finding.entry];
   std::string text = "of variable " + entry.ToString() + ": ";
   if (finding.nans > 0) text += std::to_string(finding.nans) + " NaN";
-  if (finding.infinite > 0) {
-    text += (finding.nans > 0 ? " and " : "") + std::to_string(finding.infinite) + " infinite";
-  }
+  if (finding.infinite > 0) text += (finding.nans > 0 ? " and " : "") + std::to_string(finding.infinite) + " infinite";
   return text + ", the first at element " + std::to_string(finding.element);
 }
 
