@@ -33,7 +33,7 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels);
 // Fills `positions`. Collective over the same communicator; all nodes must have the same number of ranks.
 int MakePositions(MPI_Comm communicator, Levels* levels);
 
-// Replaces numbers [first, first + count) of the buffer, at `segment`, by their sum over `across`. An MPI error code.
+// Replaces numbers [first, first + count) of the buffer, at `segment`, by their sum. Returns an MPI error code.
 using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t count)>;
 
 // data = the sum over all ranks, the same bits on all: a reduce-scatter within the node, `across` for each carrier's
