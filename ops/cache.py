@@ -30,7 +30,7 @@ def find_cache_folder() -> Path:
         BuildError: MATEX_CACHE_DIR cannot be written to, or others can write to it; or no folder can be used.
     """
     chosen = settings.get_settings().cache_dir
-    if chosen:
+    if chosen:  # by the user: this folder or an error
         mine = Path(chosen).expanduser()
         if not can_write(mine):
             raise errors.BuildError(
@@ -43,7 +43,7 @@ def find_cache_folder() -> Path:
                 "a folder that only you can write to."
             )
         return mine
-    reasons: list[str] = []
+    reasons: list[str] = []  # why the candidates so far cannot be used
     for candidate in list_own_folders():
         exposed = trust.find_exposure(candidate) if can_write(candidate) else f"{candidate} cannot be written to"
         if not exposed:

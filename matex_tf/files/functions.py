@@ -208,7 +208,7 @@ def wrap_question(original: Any, of_link: bool = False) -> Any:
                 except OSError as error:
                     raise type(error)(error.errno, error.strerror, path) from None
 
-        if is_state and not kwargs and not args:
+        if is_state and not kwargs and not args:  # the fast way
             state = _read_known_state(path, of_link)
             if state is not None:
                 return state
@@ -247,6 +247,7 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, lis
         def listing(path="."):
             path = "." if path is None else path
             text = _find_text(path)
+            # The fast way: this rank's view of the folder is known to equal the disk.
             if text is not None and overlay.get_own_view().known.is_untouched(text):
                 try:
                     entries = list_disk(original, path)

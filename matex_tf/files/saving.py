@@ -206,7 +206,7 @@ def _wrap_saver(original: Any) -> Any:
 
         if not world.is_active() or _is_inside:
             return write()
-        if _is_measured():
+        if _is_measured():  # each rank saves to its private folder
             place = find_real_path(os.fspath(save_path), "w")
             return _save_plainly(lambda: write(place))
         path = _name_checkpoint(sess, os.fspath(save_path), global_step)

@@ -210,11 +210,12 @@ def _find_all_readable(names: Any) -> Any:
     def find(values: Any) -> Any:
         return np.array([_find_readable(name) for name in np.ravel(values).tolist()], object).reshape(np.shape(values))
 
-    if hasattr(names, "numpy"):
+    if hasattr(names, "numpy"):  # an eager tensor
         return tf.constant(find(names.numpy()), tf.string)
     with real_files.use_real_files():
         if overlay.get_own_view().is_untouched():
             return names
+    # A tensor of a graph: the files are found when the graph runs.
     paths = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)
     paths.set_shape(names.shape)
     return paths

@@ -254,7 +254,7 @@ class View(Layers):
             return
         if target_key is None:
             shutil.move(place, target)
-        else:
+        else:  # the target is in the upper layer, where it replaces a file or an empty folder
             if self.is_folder(target_key) and not os.path.isdir(place):
                 raise make_error(errno.EISDIR, target)
             if self.is_folder(target_key) and self.list_names(target_key):

@@ -198,7 +198,7 @@ class Stack(Format):
     def _compare_variable(self, field: str, path: Path, variable: Variable) -> None:
         """Raises ReaderError if samples differ in shape or dtype from those of the first file and variable."""
         shape = variable.row_shape
-        if len(self.files) * len(self.wanted[field]) > 1:
+        if len(self.files) * len(self.wanted[field]) > 1:  # there are others to compare with
             with self.convert_errors(path, f"reading the dimensions of {variable.name!r} from"):
                 stored = library.call_library(variable.list_dimensions)
             first_name, first_file = self.wanted[field][0], self.files[0]

@@ -1,8 +1,8 @@
 """A tf.data.Dataset that reads this rank's rows of each global batch from disk while it is iterated.
 
-`DataSet.as_dataset` calls `make_stream`. A rank must not read its rows one by one, even in random order. So an `Order`
-cuts the rows into ranges of some megabytes and puts the ranges in the order of an epoch; each is read with one call.
-When shuffling, the rows of a few ranges are mixed.
+`DataSet.as_dataset` calls `make_stream`. Reading single rows in random order would be slow. So an `Order` cuts the rows
+into ranges of some megabytes and puts the ranges in the order of an epoch; each is read with one call. When shuffling,
+the rows of a few ranges are mixed.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class TfRecord(TypedTable):
         try:
             found = _parse_examples(records, kinds)
         except ValueError:
-            for row in range(len(records)):
+            for row in range(len(records)):  # the wrong record raises the error with its own place
                 try:
                     _parse_examples(records[row : row + 1], kinds)
                 except ValueError as error:

@@ -123,7 +123,7 @@ def list_owners() -> list[int]:
         return [0]  # the graph for pieces does not depend on their number
     if is_count_automatic():
         return partition.choose_owners(here.nodes, _chosen_count[0])
-    if here.servers:
+    if here.servers:  # the last ranks only serve
         if here.trainers < 1:
             raise errors.SetupError(
                 f"MATEX_STRATEGY={strategy} asks for {here.servers} ranks that only serve, and of {here.size} none is "
