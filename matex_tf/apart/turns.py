@@ -128,19 +128,17 @@ class Turns:
         batch = self._begin_batch()
         # `steps` are consumed one by one, as the script alone would; `number` counts them. This rank yields only its
         # own batches. `batch` is its next one (None: no batch is left), which is yielded when `number` has reached it.
-        # The batch of a lost rank may be older than `number`.
         for number, (step, _, iterator) in enumerate(steps):
             first_step = step - number
             if number == 0:
                 self._pipeline.begin_epoch(iterator)
-            while batch is None or batch <= number:  # a greater batch comes with a later step
-                if batch is not None:
+            while True:
+                while batch is not None and batch <= number:  # less than `number`: the batch of a lost rank
                     self._take_batch(batch)
                     yield first_step + batch, first_step + batch, iterator
                     batch = self._begin_batch()
-                    continue
-                if not self.is_within:
-                    break  # the epoch has ended; consume the other steps
+                if batch is not None or not self.is_within:
+                    break  # the batch comes with a later step; or the epoch has ended: consume the other steps
                 # No batch is left for this rank. After an early end `steps` is not consumed: at its end Keras would
                 # create the iterator of the next epoch, which draws a seed.
                 reason = self.end_epoch()
