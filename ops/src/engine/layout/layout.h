@@ -6,6 +6,7 @@
 // Two reductions use it: in the calling thread (inline.h), or in a communication thread (async_reduction.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -52,6 +53,19 @@ struct Transfer {
   std::vector<int64_t> owned;  // the number of elements that each rank owns, in rank order; empty: all ranks need all
   std::string name;  // the names of the gradients, for messages
 };
+
+// Calls `work(part, offset)` for the part of each fragment within elements [first, first + count) of the transfer, in
+// which this part begins at element `offset`.
+template <typename Work>
+void InFragments(const Transfer& transfer, int64_t first, int64_t count, Work work) {
+  int64_t at = 0;
+  for (const Fragment& fragment : transfer.fragments) {
+    const int64_t begin = std::max(at, first), end = std::min(at + fragment.count, first + count);
+    if (begin < end) work(Fragment{fragment.entry, fragment.offset + begin - at, end - begin}, begin);
+    at += fragment.count;
+    if (at >= first + count) break;
+  }
+}
 
 class Layout {
  public:

@@ -27,12 +27,9 @@ constexpr double kGain = 0.95;
 // The ranges of single gradients within elements [first, first + count) of a transfer, as offsets from `first`.
 std::vector<Extent> ExtentsOf(const Transfer& transfer, int64_t first, int64_t count) {
   std::vector<Extent> extents;
-  int64_t at = 0;
-  for (const Fragment& fragment : transfer.fragments) {
-    const int64_t begin = std::max(at, first), end = std::min(at + fragment.count, first + count);
-    if (begin < end) extents.push_back({begin - first, end - first});
-    at += fragment.count;
-  }
+  InFragments(transfer, first, count, [&](const Fragment& part, int64_t begin) {
+    extents.push_back({begin - first, begin - first + part.count});
+  });
   return extents;
 }
 
@@ -189,9 +186,8 @@ int Adder::ReduceScatter(const Transfer& transfer, void* data) {
   const int64_t size = static_cast<int64_t>(SizeOf(transfer.type));
   Algorithm algorithm;
   if (const int code = ChooseForOwned(transfer.count * size, &algorithm)) return code;
-  if (algorithm == Algorithm::kTwoLevel) {
+  if (algorithm == Algorithm::kTwoLevel)
     return ReduceScatterInTwoLevels(levels_, data, starts, transfer.type, asleep_, &buffer_);
-  }
   if (algorithm == Algorithm::kRing)
     return RingReduceScatter(communicator_, data, starts, transfer.type, asleep_, &buffer_);
   const Calls calls{communicator_, asleep_};
@@ -208,9 +204,8 @@ int Adder::Gather(const Transfer& transfer, void* data) {
   const int64_t size = static_cast<int64_t>(SizeOf(transfer.type));
   Algorithm algorithm;
   if (const int code = ChooseForOwned(transfer.count * size, &algorithm)) return code;
-  if (algorithm == Algorithm::kTwoLevel) {
+  if (algorithm == Algorithm::kTwoLevel)
     return AllgatherInTwoLevels(levels_, data, starts, transfer.type, asleep_, &buffer_);
-  }
   if (algorithm == Algorithm::kRing) return RingAllgather(communicator_, data, starts, transfer.type, asleep_);
   const std::vector<int> counts(transfer.owned.begin(), transfer.owned.end());
   const std::vector<int> firsts(starts.begin(), starts.end());
@@ -244,9 +239,8 @@ int Adder::Choose() {
     }
   }
   const int count = static_cast<int>(seconds.size());
-  if (const int code = MPI_Allreduce(MPI_IN_PLACE, seconds.data(), count, MPI_DOUBLE, MPI_MAX, communicator_)) {
+  if (const int code = MPI_Allreduce(MPI_IN_PLACE, seconds.data(), count, MPI_DOUBLE, MPI_MAX, communicator_))
     return code;
-  }
   const auto best = std::min_element(seconds.begin(), seconds.end());
   if (*best < kGain * seconds[0]) algorithm_ = candidates[best - seconds.begin()];
   return MPI_SUCCESS;

@@ -52,9 +52,9 @@ int SumLargest(const Calls& calls, double share, const std::vector<Extent>& exte
                int64_t max_bytes, float* data, float* residual) {
   // Choose the largest numbers of each gradient; all others become the residual.
   std::vector<int32_t> indices;
-  for (const Extent& one : extents) {
-    const int64_t length = one.end - one.begin;
-    AppendLargest(data + one.begin, length, CountKept(share, length), static_cast<int32_t>(one.begin), &indices);
+  for (const Extent& extent : extents) {
+    const int64_t length = extent.end - extent.begin;
+    AppendLargest(data + extent.begin, length, CountKept(share, length), static_cast<int32_t>(extent.begin), &indices);
   }
   std::vector<IndexedValue> values;
   values.reserve(indices.size());

@@ -42,18 +42,6 @@ void KeepResiduals(const Layout& layout, const Transfer& transfer, const float* 
   }
 }
 
-// Calls `work(part, offset)` for the part of each fragment within elements [first, first + count) of the transfer.
-template <typename Work>
-void InFragments(const Transfer& transfer, int64_t first, int64_t count, Work work) {
-  int64_t at = 0;
-  for (const Fragment& fragment : transfer.fragments) {
-    const int64_t begin = std::max(at, first), end = std::min(at + fragment.count, first + count);
-    if (begin < end) work(Fragment{fragment.entry, fragment.offset + begin - at, end - begin}, begin);
-    at += fragment.count;
-    if (at >= first + count) break;
-  }
-}
-
 // The range of this rank's elements in a transfer; the whole transfer if all ranks need all elements.
 std::pair<int64_t, int64_t> OwnOf(const Transfer& transfer) {
   if (transfer.owned.empty()) return {0, transfer.count};
