@@ -24,8 +24,6 @@ from matex_tf.runtime import real_files, shutdown
 from matex_tf.world import terminal, world
 
 _PREFIX = "matex_tf-files-"
-
-
 _view: View | None = None
 
 
@@ -46,7 +44,7 @@ def has_view() -> bool:
 
 
 def is_on() -> bool:
-    """Whether the ranks share one set of files: this rank has a view, or writes the journal."""
+    """Whether the ranks share one set of files: this rank has a view, or writes notes of its changes for the others."""
     return has_view() or journal.get_writer() is not None
 
 
@@ -155,7 +153,7 @@ def _install_file(place: str, key: str) -> None:
 
 
 def _reopen_file(descriptor: int, key: str) -> None:
-    """Switch `descriptor`, of a file in the upper layer, to the real file `key`, at the same offset."""
+    """Switch `descriptor`, of a file in the private folder, to the real file `key`, at the same offset."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
     real = os.open(key, flags)
     os.lseek(real, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
