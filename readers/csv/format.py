@@ -23,7 +23,7 @@ from matex_tf.readers.base.formats import Held, Ranks, ReaderError, register
 from matex_tf.readers.base.unpacking import Unpacking
 from matex_tf.readers.csv import errors, headers, joined_text, number_like, records
 from matex_tf.readers.csv.dialect import make_dialect
-from matex_tf.readers.csv.joined_text import Piece, Text
+from matex_tf.readers.csv.joined_text import Text, TextFile
 from matex_tf.readers.csv.parse import RangeParser
 from matex_tf.readers.csv.table import Table
 from matex_tf.readers.tables.columns import Column
@@ -100,17 +100,17 @@ class Csv(TableFormat):
         if delimiter is None:
             dialect = dataclasses.replace(dialect, delimiter=headers.sniff_delimiter(self.files[0], head, dialect))
         self._marks = dialect.marks
-        self._pieces: list[Piece] = []
+        self._inputs: list[TextFile] = []
         for file in self.files:
             known = head if file is self.files[0] else b""
             names, start = headers.read_names(file, known, header, dialect)
-            if not self._pieces:
+            if not self._inputs:
                 self.columns = Table(file, names, dialect)
             headers.check_same(file, names, header, self.files[0], self.columns.names)
-            self._pieces.append(Piece(file, file, start))
+            self._inputs.append(TextFile(file, file, start))
         self.columns.choose_columns(labels, columns)
         self.labelled = "labels" in self.columns.columns
-        self.columns.learn_types(*headers.sample_records(self._pieces, head, dialect), dtype)
+        self.columns.learn_types(*headers.sample_records(self._inputs, head, dialect), dtype)
         packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
         self._unpacking: Unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, dialect), ".csv")
         self._set_surveys(["unpack"] * bool(packed) + ["records"] + ["texts"] * bool(self.columns.texts))
@@ -122,12 +122,12 @@ class Csv(TableFormat):
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
         places = self._unpacking.settle(ranks, found)
-        self._pieces = [Piece(piece.named, places.get(piece.named, piece.path), piece.start) for piece in self._pieces]
+        self._inputs = [dataclasses.replace(file, path=places.get(file.named, file.path)) for file in self._inputs]
 
     # Records: each rank finds the ends of records in its range of bytes, and keeps the rows that it parses on the way.
 
     def _survey_records(self, ranks: Ranks) -> _Survey:
-        self._text = Text(self._pieces)
+        self._text = Text(self._inputs)
         start, stop = slice_bounds.deal_block(self._text.size, ranks.rank, ranks.size)
         if self._marks.comment is not None:
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
