@@ -1,4 +1,8 @@
-"""The columns of a table: their roles (data or labels) and types; conversion of table blocks to rows."""
+"""The columns of a table: their roles (data or labels) and types; conversion of table blocks to rows.
+
+A row of a field, "data" or "labels", has the values of the field's columns, one after another: one value of a column,
+or several of a column of lists. A text is represented by an integer, its code.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The Parquet format: each rank reads and decodes its own row groups."""
+"""The Parquet format: each rank reads and decodes its own row groups.
+
+A row group, some thousand rows of a file, can be decoded from its beginning only. So the rows that a rank reads when a
+data set is opened begin and end with row groups. For later reads a `Cursor` keeps the position in a row group.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The TFRecord format: records of tf.train.Example. Each rank reads and parses its own records."""
+"""The TFRecord format: records of tf.train.Example. Each rank reads and parses its own records.
+
+Records have different lengths, and a file has no table of them. So when a data set is opened, each rank searches its
+range of the bytes in a survey (see `Format`), "index"; the results are an `Index` of the places of some records, from
+which any record is found (`record_index.py`). Compressed files are decompressed before, in the survey "unpack".
+"""
 
 from __future__ import annotations
 
