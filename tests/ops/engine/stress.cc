@@ -360,7 +360,7 @@ void RunCollective(Random& random) {
         all.resize(std::accumulate(rows.begin(), rows.end(), int64_t{1}) * SizeOf(type));
         return all.data();
       };
-      Check(Allgather({type, {mine}, "rows"}, data.data(), allocate));
+      Check(Allgather({"rows", type, {mine}}, data.data(), allocate));
       for (int64_t rank = 1, at = 0; rank < ranks; ++rank) {
         for (int64_t i = 0; i < count / rank; ++i, ++at) {
           Check(Get(type, all.data(), at) == Value(static_cast<int>(rank), 1, i), "an allgather");
@@ -384,7 +384,7 @@ void RunInTurns(Random& random, Random& own) {
     threads.emplace_back([&, turn] {
       const auto run = [turn] {
         int64_t value = turn + my_rank;
-        Check(Allreduce({Type::kInt64, {}, std::to_string(turn)}, Reduction::kSum, &value, &value));
+        Check(Allreduce({std::to_string(turn), Type::kInt64, {}}, Reduction::kSum, &value, &value));
         Check(value == turn * ranks + ranks * (ranks - 1) / 2, "a collective that has turns");
       };
       const auto done = [&] {
@@ -609,7 +609,7 @@ void RunWithoutMemory() {
     return my_rank == ranks - 1 ? nullptr : all.data();
   };
   const char one = 1;
-  const Error error = Allgather({Type::kUint8, {1}, "rows"}, &one, allocate);
+  const Error error = Allgather({"rows", Type::kUint8, {1}}, &one, allocate);
   const std::string expected = "rank " + std::to_string(ranks - 1) + " cannot allocate the result";
   Check(error.message.find(expected) == 0, "without memory: '" + error.message + "'");
   Check(Barrier("after it").message == error.message, "after an error: '" + Barrier("after it").message + "'");
