@@ -424,10 +424,10 @@ void Run() {
   Part("update of 4 KiB", [&] { Check(Reduce(*LayoutOf(1, kSmall), &numbers, "an update")); });
   Overlap(&numbers);
   Part("overlapped update of 4 KiB", [&] { Overlap(&numbers); });
-  Part("broadcast of 4 KiB", [&] { Check(Broadcast({Type::kFloat32, {kSmall}, ""}, 0, numbers.data())); });
+  Part("broadcast of 4 KiB", [&] { Check(Broadcast({"", Type::kFloat32, {kSmall}}, 0, numbers.data())); });
   std::vector<float> all(kSmall * ranks);
   Part("gather of 4 KiB of each", [&] {
-    Check(Allgather({Type::kFloat32, {kSmall}, ""}, numbers.data(), [&](const std::vector<int64_t>&) { return all.data(); }));
+    Check(Allgather({"", Type::kFloat32, {kSmall}}, numbers.data(), [&](const std::vector<int64_t>&) { return all.data(); }));
   });
   Part("mismatch of a layout", [&] {
     const auto mine = LayoutOf(my_rank + 1 == ranks ? kGradients - 1 : kGradients, 0);

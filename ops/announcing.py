@@ -1,15 +1,17 @@
 """Decides when an overlapped update is announced, and in how many parts.
 
-Gradients are transferred only after their update is announced. The announcement is itself a collective. A gradient must
-not wait for a collective that comes after its announcement (docs/protocol.md). So the announcement follows the last
-collective among the ancestors of the gradients. The order handle, an input of all collectives, keeps their order
-(`order.py`).
+An update is the reduction of the gradients of one optimizer call. If it is overlapped, gradients are summed over ranks
+while the step still computes others (`overlap.py`). Before the first sum, the ranks announce the update. This
+announcement is a collective, so all ranks must reach it at the same place in the sequence of collectives, and a
+gradient must not wait for a collective that comes after its announcement (docs/protocol.md). So the announcement
+follows the last collective among the ancestors of the gradients.
 
-If the backward pass has collectives, the update is announced in parts. Let gradient 0 depend on none of them, gradient
-1 on collective A, and gradient 2 on A and B. Then the order is: announce 0, A, announce 1, B, announce 2.
+If the backward pass has collectives, the update is announced in parts, so that early gradients need not wait for late
+collectives. Let gradient 0 depend on none of them, gradient 1 on collective A, and gradient 2 on A and B. Then the
+order is: announce 0, A, announce 1, B, announce 2.
 
-For inline updates, `hold_collectives` decides which gradients a collective waits for. `overlap.py` and
-`collectives/reduce_gradients.py` call this module while a function is traced.
+For inline updates, in which one op sums all gradients, `hold_collectives` decides which gradients a collective waits
+for. `overlap.py` and `collectives/reduce_gradients.py` call this module while a function is traced.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class Parts:
     """
 
     def __init__(self, gradients: Sequence[Any], weight: Any, order: Any):
-        """`weight`: the tensor that the announcements pass on; `order`: the handle that orders collectives."""
+        """`weight`: the tensor that the announcements pass on; `order`: the handle that orders collectives (`order.py`:
+        an input of each collective op, because of which TensorFlow runs them one after another).
+        """
         from tensorflow.python.framework import ops
 
         self._gradients = gradients
@@ -93,6 +97,7 @@ class Parts:
         earliest = max([self._find_position(weight), *announcements[-1:]])
         positions = [max(earliest, self._find_position(gradient)) for gradient in self._gradients]
         computed = any(_is_in(self._graph, each) and readiness.list_direct_sources(each.op) for each in self._gradients)
+        # One part, if there is no collective to put it before, or no gradient that is computed in this function.
         if self._manager is None or not computed or not sequence:
             return [Part(indices, after=sequence[-1] if sequence else None)]
         sizes = [gradient.shape.num_elements() * gradient.dtype.size for gradient in self._gradients]
@@ -194,9 +199,7 @@ class _Order:
         self._last_positions: dict[Any, int] = {}  # results of `find_position`
 
     def find_position(self, last: Any) -> int:
-        """The position in the sequence of the op `last` or, if that is later, of the last collective among its
-        ancestors; -1: none.
-        """
+        """The position in the sequence of the last collective among the op `last` and its ancestors; -1: none."""
         if not self.sequence:
             return -1
         for op in readiness.list_ancestors(last, self._last_positions, self.list_sources):

@@ -1,8 +1,9 @@
-"""Builds the engine, the TensorFlow ops over it and their XLA kernels, once for each TensorFlow, MPI and source.
+"""Builds three libraries: the engine, the TensorFlow ops over it, and their XLA kernels.
 
-There are three libraries, because ranks need the engine before a script imports TensorFlow, and because the XLA kernels
-take longest to compile and few scripts need them. `library.py`, `xla.py` and `matex build` call this module. A library
-gets its name only when it is complete.
+There are three, because ranks need the engine before a script imports TensorFlow, and because the XLA kernels take
+longest to compile and few scripts need them. A `Plan` describes a library; its key, a hash of the versions of
+TensorFlow, MPI and the source, is the name of the file. So each combination is built once, and kept in a folder
+(`cache.py`). `library.py`, `xla.py` and `matex build` call this module.
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ def find_library(plan: Plan, into: Path | None = None) -> Path | None:
 
 @contextlib.contextmanager
 def find_others(plan: Plan) -> Iterator[str]:
-    """A context that yields `describe_others`, and puts it before the message of a BuildError raised within."""
+    """A context that yields the sentence of `describe_others`, and puts it before the message of a BuildError raised
+    within: no compiler here, but a build for another version there, is explained by both.
+    """
     others = describe_others(plan)
     try:
         yield others
@@ -312,8 +315,7 @@ def _hash_file(path: Path) -> str:
 def _compile_plan(plan: Plan, compiler: compilers.Compiler, folder: Path, verbose: bool, into: Path | None) -> None:
     """Build the library of `plan` into `folder`; first the libraries that it links, if they are not built yet.
 
-    Args:
-        into: the folder that is to contain the linked libraries, too; None: any folder may have them.
+    `into`: the folder that is to contain the linked libraries, too; None: any folder may have them.
     """
     libraries = _list_link_options(plan.linked, into)
     command = [compiler.path, "-x", "c++", "-", *plan.options, *libraries]

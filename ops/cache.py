@@ -23,16 +23,14 @@ speaks = True
 
 
 def find_cache_folder() -> Path:
-    """The folder for compiled ops: MATEX_CACHE_DIR; else matex_tf in the user's cache folder; else, if that one cannot
-    be used, a folder of the user's own in the folder for temporary files.
-
-    Its files are loaded as code: a folder that another user could have written to is not used.
+    """The folder for compiled ops, made if necessary: MATEX_CACHE_DIR; else matex_tf in the user's cache folder; else,
+    if that one cannot be used, a folder of the user's own in the folder for temporary files.
 
     Raises:
         BuildError: MATEX_CACHE_DIR cannot be written to, or others can write to it; or no folder can be used.
     """
     chosen = settings.get_settings().cache_dir
-    if chosen:
+    if chosen:  # by the user: this folder or an error
         mine = Path(chosen).expanduser()
         if not can_write(mine):
             raise errors.BuildError(
@@ -45,7 +43,7 @@ def find_cache_folder() -> Path:
                 "a folder that only you can write to."
             )
         return mine
-    reasons: list[str] = []
+    reasons: list[str] = []  # why the candidates so far cannot be used
     for candidate in list_own_folders():
         exposed = trust.find_exposure(candidate) if can_write(candidate) else f"{candidate} cannot be written to"
         if not exposed:
@@ -129,6 +127,7 @@ def _name_spare() -> Path:
 
 
 def can_write(folder: Path) -> bool:
+    """Make the folder `folder` if necessary; returns whether files can be made in it."""
     try:
         for each in (*reversed(folder.parents), folder):
             if not each.exists():

@@ -1,6 +1,7 @@
-"""Finds and runs the MPI compiler for the ops: its MPI must be the one that mpi4py loads.
+"""Finds and runs the MPI compiler for the ops. `build.py` calls it.
 
-`build.py` calls it. A process must not load two MPIs, so child processes load a library to read its version.
+The compiler must link the MPI that mpi4py loads, because a process with two MPIs fails. So each candidate's MPI library
+is asked for its version; a child process loads it for that.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ HOW_TO_COMPILE = (
     "--into FOLDER`, and set MATEX_OPS_DIR to that folder."
 )
 
-# Run in a child: a process with one MPI must not load another, and a process without a launcher loads none.
+# Programs for a child process. The first prints the version of an MPI library; the second prints the file of the MPI
+# library that mpi4py loads, and its version.
 _VERSION_OF_LIBRARY = """
 import ctypes, sys
 text = ctypes.create_string_buffer(8192 + 1)
@@ -82,7 +84,7 @@ except Ended:
 sys.exit(code if code >= 0 else 128 - code)
 """
 
-
+# Needs an MPI and a C++17 library.
 _TRIAL = """
 #include <mpi.h>
 #include <charconv>
@@ -119,15 +121,16 @@ def find_compiler() -> Compiler:
                 f"MPICXX={chosen}: there is no such program. Set it to an MPI compiler for C++, or "
                 f"unset it.\n{HOW_TO_INSTALL}"
             )
-        found = [Compiler(path, _describe_linked_mpi(path))]
+        paths = [path]
     else:
-        found = [Compiler(path, _describe_linked_mpi(path)) for path in _list_candidates()]
-    if not found:
+        paths = _list_candidates()
+    if not paths:
         raise CompilerError(
             "there is no MPI compiler for C++: $MPICXX is not set, mpicxx is not on PATH and not in "
             f"{sys.prefix}/bin.\n{HOW_TO_INSTALL}"
         )
     wanted = describe_loaded_mpi()
+    found = [Compiler(path, _describe_linked_mpi(path)) for path in paths]
     # The version may be unknown: within mpirun, the version of another Open MPI cannot be read.
     suitable = [compiler for compiler in found if compiler.mpi == wanted]
     suitable += [compiler for compiler in found if not compiler.mpi]
@@ -228,7 +231,8 @@ def _read_version(library: Path) -> str:
     with open("/proc/self/maps") as maps:
         is_loaded = any(line.rstrip().endswith(os.path.realpath(library)) for line in maps)
     if not is_loaded:
-        return _ask_child(_VERSION_OF_LIBRARY, str(library))
+        answer = _start_child(_VERSION_OF_LIBRARY, str(library))
+        return answer.stdout.strip() if answer.returncode == 0 else ""
     text = ctypes.create_string_buffer(8192 + 1)
     ctypes.CDLL(os.path.realpath(library)).MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
     return text.value.decode(errors="replace").strip()
@@ -252,9 +256,7 @@ def describe_errors(output: str) -> str:
 
 
 def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:
-    """Compile `source` by `command`; returns exit code and output. If this process ends, the compiler ends, and `made`
-    is removed.
-    """
+    """Compile `source`; returns exit code and output. The compiler ends with this process, and then removes `made`."""
     guarded = [sys.executable, "-I", "-S", "-c", _GUARDED, str(os.getpid()), str(made), *command]
     with subprocess.Popen(
         guarded,
@@ -266,12 +268,6 @@ def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, 
             child.terminate()
             raise
     return child.returncode, errors + output
-
-
-def _ask_child(program: str, *arguments: str) -> str:
-    """The output of the Python program `program` in a child; "" if it fails."""
-    answer = _start_child(program, *arguments)
-    return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
 def _start_child(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

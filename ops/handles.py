@@ -1,7 +1,8 @@
 """Two small ops: `pass_turn` for steps of sessions, and `let_go` for the iterators of datasets.
 
-A turn is the number of a collective op in a v1 graph, in the order in which all ranks run them (`sequence/v1_order.h`).
-A collective in a branch that is not executed would never use its turn, so `pass_turn` uses it.
+In a v1 graph each collective op has a turn: its number in the order in which all ranks run them
+(`sequence/v1_order.h`). A collective in a branch that is not executed would never use its turn, and all later ones
+would wait for it; so `pass_turn` uses the turn.
 
 The end of an iterator may take a minute (`let_go.cc`), so `let_go` releases it in another thread.
 """
@@ -42,7 +43,7 @@ def let_go(resource: Any) -> None:
 
 
 def wait_for_ends() -> None:
-    """Return when all released iterators have ended, also the iterators of unreachable objects."""
+    """Return when all released iterators have ended, also those of unreachable objects, or after two minutes."""
     wait = load_tensorflow_ops().c.matex_wait_for_let_go
     wait.restype, wait.argtypes = ctypes.c_int, [ctypes.c_int]
     if wait(_SHORT_WAIT_MS):

@@ -21,7 +21,7 @@ from . import build, cache, compiler, interface
 from .interface import list_mapped_mpi_libraries
 
 _HASH_BLOCK_BYTES = 64 << 20
-_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # the default, by whether there are several nodes
+_CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # the default size of a transfer, by whether there are several nodes
 _COMMUNICATORS = ("sequence", "gradients", "overlapped")
 _MPI_FAILED = 1  # a result of matex_cause
 _KINDS = 9  # kinds of collectives are numbers from 1 to 8 (`count_completed` names them); 0 is unused
@@ -148,8 +148,8 @@ def _start_engine(c: ctypes.CDLL) -> None:
     if chosen.elastic and algorithm == "auto":
         # In two levels a rank may wait for a rank that is not the lost one.
         algorithm = "ring" if here.has_several_nodes else "mpi"
-    # One rank has no communicators. Nor has a phantom, which computes as rank 0 of ranks that do not exist: the engine
-    # starts with one rank, and `matex_phantom` sets the number of ranks.
+    # One rank has no communicators. Nor has a phantom, which computes as rank 0 of ranks that do not exist
+    # (`matex plan`): the engine starts with one rank, and `matex_phantom` sets the number of ranks.
     communicators = [0, 0, 0]
     if world.is_active() and not here.is_phantom:
         _check_mpi(c)
@@ -223,9 +223,7 @@ def count_global_rows() -> int:
 
 
 def get_collective_seconds(kind: int) -> float:
-    """The seconds that collectives of `kind` (as in `count_completed`) took this process, including the wait for other
-    ranks.
-    """
+    """The seconds that collectives of `kind` (see `count_completed`) took this process, with the wait for others."""
     return get_library().c.matex_seconds(kind) if _has_engine() else 0.0
 
 
@@ -250,9 +248,7 @@ def read_failure() -> str:
 
 
 def has_mpi_failed(text: str) -> bool:
-    """Whether `text` contains the error of an MPI call of the engine in this process. MPI usually fails because another
-    rank was lost. Never blocks.
-    """
+    """Whether `text` contains the error of an MPI call of this engine: usually another rank was lost. Never blocks."""
     return _library is not None and _library.c.matex_cause(text.encode(errors="replace")) == _MPI_FAILED
 
 

@@ -1,6 +1,8 @@
-"""The order of collective ops inside functions: each appears to write to one variable, so TensorFlow keeps their order.
+"""The order of collective ops inside functions.
 
-All collectives call `make_in_order`, so all ranks execute them in the order of creation.
+TensorFlow runs independent ops of a function in any order, but all ranks must execute collectives in one order. It does
+run ops that write to the same variable in the order of their creation. So each collective op takes the handle of one
+variable, the order handle, as if it wrote to it. All collectives are created by `make_in_order`.
 """
 
 from __future__ import annotations

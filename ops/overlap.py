@@ -1,8 +1,9 @@
-"""The overlapped reduction in graphs: each gradient is handed over by its own op, which ends when its sum is ready.
+"""The overlapped reduction in graphs: gradients are summed over ranks while the step still computes others.
 
-An op announces the update, or each of its parts. Its output, the ticket, is the number of this announcement. Gradients
-follow with the ticket in any order, as they are computed. An update that is not overlapped is inline: one op reduces
-all gradients. `collectives/reduce_gradients.py` calls this module if `is_chosen`.
+One op announces the update, or each of its parts (`announcing.py`). Its output, the ticket, is the number of this
+announcement. Then each gradient has an op of its own, which hands the gradient over with the ticket as soon as it is
+computed, and ends when its sum is ready. An update that is not overlapped is inline: one op reduces all gradients.
+`collectives/reduce_gradients.py` calls this module if `is_chosen`.
 """
 
 from __future__ import annotations

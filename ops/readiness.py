@@ -1,7 +1,8 @@
 """Makes gradients ready one after another while the backward pass continues, if TensorFlow runs ops in a single thread.
 
-`announcing.py` calls it while a function is traced. `chain_gradients` adds control dependencies between ops, and gives
-the reason. The other functions walk the graph of ops.
+Otherwise a single thread would compute all gradients at the end, so no computation would be left to hide their sums
+over ranks. `chain_gradients` adds control dependencies between ops; the other functions walk the graph of ops.
+`announcing.py` calls this module while a function is traced.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def chain_gradients(
 
     Such a thread takes the newest runnable op. Each op of the backward pass makes a newer op of the next lower layer
     runnable. So the op that computes a weight's gradient, for which no op waits, would run after the backward pass of
-    all lower layers. Then all gradients would be ready at the end, and no computation would be left to hide their sums.
+    all lower layers.
 
     The gradients are tensors of a function that is being traced. An op waits only for gradients that were created
     before it and do not depend on it, also by `sources`, so there are no cycles.

@@ -89,7 +89,7 @@ def put_records(
         offsets, lengths: int64. TFRecord: of the header, and of the data. Text: of the line without its end.
         problem: code, message and byte offset of a problem after these records; see `Found`.
     """
-    offsets, lengths = (np.ascontiguousarray(one, np.int64) for one in (offsets, lengths))
+    offsets, lengths = (np.ascontiguousarray(numbers, np.int64) for numbers in (offsets, lengths))
     code, text, place = problem
     return _get_functions().matex_records_put(
         name, FORMATS.index(kind), size, mtime_ns, offsets.size, _point(offsets), _point(lengths), code,

@@ -61,8 +61,7 @@ class Totals:
     pull: int = 0
 
 
-_FIELDS = [field.name for field in fields(Totals)][1:]
-"""The fields of the engine's struct Totals, in its order."""
+_FIELDS = [field.name for field in fields(Totals)][1:]  # the fields of the engine's struct Totals, in its order
 
 
 def set_recording(detail: int, capacity: int = 0) -> None:
@@ -135,9 +134,7 @@ def measure_transfer(overlapped: bool) -> tuple[float, float]:
 
 
 def get_last_measurement() -> tuple[float, float, bool] | None:
-    """The last measurement: `measure_transfer`'s two numbers, and whether other work disturbed it. None without a
-    measurement.
-    """
+    """`measure_transfer`'s last two numbers, and whether other work disturbed the measurement; None without one."""
     start_seconds, seconds_per_byte, disturbed = ctypes.c_double(), ctypes.c_double(), ctypes.c_int()
     results = start_seconds, seconds_per_byte, disturbed
     if not get_library().c.matex_last_link(*(ctypes.byref(result) for result in results)):

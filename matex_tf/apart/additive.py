@@ -1,8 +1,12 @@
-"""Rewrites the graph of a step so that it changes variables by atomic additions in memory that the ranks share.
+"""Rewrites the graph of a step so that it adds to variables in memory that the ranks share, in place of assigning them.
 
-`shared_step` makes the copy with `Additions`: each assignment to a shared variable is expressed as `keep` times its old
-value plus `more` (`servers.affine`), and becomes an op that adds or moves in place. `find_obstacle` then checks the
-copy for uses of variables that would get wrong values by additions.
+An assignment `w = w - 0.1 * g` would undo the updates that other ranks made since w was read. Written as the addition
+of `-0.1 * g` to w, it keeps them. So each assignment to a shared variable is expressed as `keep` times its old value
+plus `more` (`servers.affine`; here keep is 1). With keep 1 it becomes an op that adds `more`; else an op that sets the
+variable to `keep * present value + more`, as for a moving average.
+
+`shared_step` makes the rewritten copy of a step with `Additions`. `find_obstacle` then checks the copy for uses of
+variables that would get wrong values by additions.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ _SIGNS = {"AssignAddVariableOp": 1, "AssignSubVariableOp": -1, "ResourceScatterA
 
 
 class _FlatReader(Reader):
-    """Reads a graph without placements, with the ops of called functions inlined."""
+    """Reads a graph with the ops of called functions inlined. All values are whole: nothing is divided among ranks."""
 
     def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
         """Whether the functions that `op` calls are read."""
@@ -49,8 +53,7 @@ class Additions:
     """A copy of a step in the graph being built, in which assignments to some variables are additions.
 
     Ranks read and write without synchronization, so a step sees some concurrent changes of other ranks. It changes a
-    variable after all of its own reads. An update that an optimizer adds to a weight is added. A moving average,
-    `keep * v + more`, uses the value of v at that moment.
+    variable after all of its own reads.
 
     Args:
         variables: TensorFlow variables that ranks share.
@@ -69,7 +72,7 @@ class Additions:
         import tensorflow as tf
 
         graph = tf.compat.v1.get_default_graph()
-        self._indices = {graph.capture(one.handle).name: index for index, one in enumerate(self.variables)}
+        self._indices = {graph.capture(variable.handle).name: index for index, variable in enumerate(self.variables)}
         tensors = dict(zip(map(id, program.inputs), inputs, strict=True))
         copy = Copy(slices.make_empty_slice(), own_rows.OwnExchanger(""))
         last_ops: dict[int, list[Any]] = {}  # of each node's copy, for control dependencies
@@ -116,14 +119,15 @@ class Additions:
             more = tf.broadcast_to(more, shape)
         is_added = isinstance(new.keep, int) and new.keep == 1
         is_set = isinstance(new.keep, int) and new.keep == 0
-        # `keep * old + more` is a moving average only if neither factor nor term depends on the old value.
+        # A state must be added to or be a moving average, `keep * old + more`, where neither factor nor term depends on
+        # the old value. Any other new value of one rank would replace those of the others.
         is_dependent = affine.is_dependent(new.keep, handle) or affine.is_dependent(more, handle)
         if (is_dependent or is_set) and id(variable) in self._states:
             name = find_name(variable).partition(":")[0]
             self.why_not = self.why_not or f"each batch assigns a new value to '{name}'"
+        # Add the difference to the present value where a move is impossible, because `matex_move` has no integers, or
+        # wrong, because an optimizer's new value of a weight would overwrite the concurrent updates of other ranks.
         if not is_added and (dtype.is_integer or (is_set and bool(variable.trainable))):
-            # Add the difference to the present value: `matex_move` has no integers, and an optimizer's new value of a
-            # weight must not overwrite the concurrent updates of other ranks.
             present = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
             is_added, more = True, (new.evaluate_at(present) if value is None else value) - present
         if is_added:
@@ -144,21 +148,24 @@ class Additions:
 def list_written(graph: Any, variables: Sequence[Any]) -> list[Any]:
     """The `variables` that the ops of a graph change, including ops of called functions."""
     uses = variable_uses.list_uses(graph)
-    return [one for one in variables if any(use.kind.startswith(_CHANGES) for use in uses.get(id(one.handle), ()))]
+    return [variable for variable in variables if _find_change(uses.get(id(variable.handle), ()))]
+
+
+def _find_change(uses: Iterable[variable_uses.Use]) -> variable_uses.Use | None:
+    """The first use that changes the variable; None if there is none."""
+    return next((use for use in uses if use.kind.startswith(_CHANGES)), None)
 
 
 def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """(variable, amount) of each of `variables` that a step changes by a constant amount, such as the state of a random
-    generator.
-    """
+    """(variable, amount) of each of `variables` that a step changes by a constant, such as a random generator."""
     import tensorflow as tf
 
     inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
     all_uses = variable_uses.list_uses(graph)
     found = []
-    for one in variables:
-        handle = inner_handles.get(id(one.handle))
-        if handle is None or not _is_additive(handle, all_uses[id(one.handle)]):
+    for variable in variables:
+        handle = inner_handles.get(id(variable.handle))
+        if handle is None or not _is_additive(handle, all_uses[id(variable.handle)]):
             continue
         amounts: list[Any] = []  # of each change; None if it is not a constant
         for op in handle.consumers():
@@ -168,9 +175,9 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
             elif op.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
                 amounts.append(tf.get_static_value(op.inputs[1] * _SIGNS[op.type]))
         if all(amount is not None for amount in amounts):
-            total = sum(amounts, np.zeros(one.shape, one.dtype.as_numpy_dtype))
+            total = sum(amounts, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
             if np.any(total):
-                found.append((one, total))
+                found.append((variable, total))
     return found
 
 
@@ -183,21 +190,24 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
         sums: variables that each rank has for itself; over the ranks they add up to the sum of all batches.
         own: other variables that each rank has for itself, which the step may change in any way.
     """
-    shared = {id(one.handle): find_name(one) for one in variables}
-    added_up = {id(one.handle): find_name(one) for one in sums}
-    private = {id(one.handle) for one in own} - set(added_up)
+    shared = {id(variable.handle): find_name(variable) for variable in variables}
+    added_up = {id(variable.handle): find_name(variable) for variable in sums}
+    private = {id(variable.handle) for variable in own} - set(added_up)
     inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
     for handle, uses in variable_uses.list_uses(graph).items():
         if handle in private:
             continue
+        # A metric: its sum over the ranks is right only if each step adds to it.
         if handle in added_up:
             if not _is_additive(inner_handles[handle], uses):
                 return f"the metric variable '{added_up[handle]}' is not a sum over batches"
             continue
+        # A variable outside of the model: the ranks' changes could not be combined.
         if handle not in shared:
-            if change := next((use for use in uses if use.kind.startswith(_CHANGES)), None):
+            if change := _find_change(uses):
                 return f"it changes a variable that is not a weight of the model ({change.name})"
             continue
+        # A shared variable: only reads and additions, in every step, and no use of an old value after an addition.
         name = shared[handle]
         for kind, within, _ in uses:  # within: the types of the ops whose functions it is in
             if kind.startswith(_CHANGES) and within & variable_uses.BRANCHES:
@@ -211,7 +221,7 @@ def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own
 
 def _is_additive(handle: Any, uses: Sequence[variable_uses.Use]) -> bool:
     """Whether a step changes a variable only by adding values that do not depend on it."""
-    if any(use.kind.startswith(_CHANGES) for use in uses if use.within):  # in a called function: not examined
+    if _find_change(use for use in uses if use.within):  # in a called function: not examined
         return False
     for op in handle.consumers():
         if not op.type.startswith(_CHANGES):

@@ -9,7 +9,7 @@ from matex_tf.runtime import objects
 
 
 class Figures:
-    """The metrics of the current epoch."""
+    """The metrics of the current epoch, by name, and the logs made of them."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Any] = {}
@@ -20,9 +20,9 @@ class Figures:
 
         self._metrics = {}
         results = model.get_metrics_result() if hasattr(model, "get_metrics_result") else {}
-        for one in () if results else model.metrics:  # Keras 2
-            result = one.result()
-            results.update(result if isinstance(result, dict) else {one.name: result})
+        for metric in () if results else model.metrics:  # Keras 2
+            result = metric.result()
+            results.update(result if isinstance(result, dict) else {metric.name: result})
         for name, value in results.items():
             value = tf.convert_to_tensor(value).numpy()
             self._metrics[name] = float(value) if not value.shape else value

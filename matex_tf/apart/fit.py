@@ -1,7 +1,9 @@
 """Keras' `fit` with `MATEX_STRATEGY=async`, in which ranks take turns at batches (`turns`).
 
-`keras_fit` makes a `Fit` for each call of `fit`. At its first epoch the ranks decide whether they can take turns, and
-report an obstacle otherwise. Within an epoch a rank computes by itself; at its end ranks meet and combine their logs.
+Taking turns means: of the numbered batches of an epoch, each rank takes the next one that no rank has taken, and trains
+it completely. `keras_fit` makes a `Fit` for each call of `fit`. At its first epoch the ranks decide whether they can
+take turns, and report an obstacle otherwise. Within an epoch a rank computes by itself; at its end the ranks meet:
+they have equal weights again, and combine their logs.
 """
 
 from __future__ import annotations
@@ -42,8 +44,7 @@ class _StepFoundError(Exception):
 class Fit:
     """A call of `fit`. Its steps come from `source`, the first data source that it creates.
 
-    Args:
-        why_not: a known reason why ranks cannot take turns; "" if there is none.
+    `why_not`: a known reason why ranks cannot take turns; "" if there is none.
     """
 
     def __init__(self, model: Any, why_not: str):
@@ -57,7 +58,7 @@ class Fit:
         self._function: Any = None  # the train function of Keras whose copy is `_step`
         self._fit_state: Any = None  # saves the state of the run within this call; None if it is not saved
         self._figures = Figures()
-        self._meetings = 0  # number of processed meetings
+        self._meetings = 0  # the number of meetings after which `_note_meeting` was called
         self._alone = contextlib.ExitStack()  # entered while this thread computes for its own rank only
 
     def begin(self, callbacks: Any) -> None:
@@ -71,20 +72,22 @@ class Fit:
         self._has_begun = True
 
     def iterate_epoch(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """The steps that this rank computes, among `steps`, all steps of an epoch."""
-        # The first step, if any: the numbers of its first and last batch, and the iterator.
+        """The steps that this rank computes, among `steps`, all steps of an epoch.
+
+        A step is a tuple of Keras: the numbers of its first and last batch, and the iterator of the data.
+        """
         first = list(itertools.islice(steps, 1)) if self._has_begun else []
         steps = itertools.chain(first, steps)
         if first and not self._is_decided:
             self._is_decided = True
             self._decide(first[0][-1])
-        if self.turns is None or not first:
+        if self.turns is None or not first:  # ranks take no turns, or there is no step
             yield from steps
             return
         source: Any = self.source
         first_step = first[0][0]  # greater than 0 in a restarted run
-        # The steps that the call asks for, and the batches left in the iterator: Keras has counted the first as seen.
-        # None or 0: unknown.
+        # The steps that the call asks for, and the batches left in the iterator, of which Keras has counted the first
+        # as seen. The lesser is the number of steps of this epoch. None or 0: unknown.
         remaining = [source.steps_per_epoch and source.steps_per_epoch - first_step]
         remaining.append(source._num_batches and source._num_batches - source._steps_seen + 1)
         try:
@@ -107,7 +110,8 @@ class Fit:
         """Begin to take turns. Returns the reason if ranks cannot. Collective."""
         import tensorflow as tf
 
-        # Call Keras' train function only to find its step (`_find_step`). Without batches, eager code trains nothing.
+        # Call Keras' train function only to find the plan of its step: `_find_step` ends the call. The dataset is
+        # empty, so that eager code before the step trains nothing.
         empty = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=iterator.element_spec)
         ends = (_StepFoundError, StopIteration, tf.errors.OutOfRangeError)
         with function_calls.take_calls(self._find_step), contextlib.suppress(*ends):
@@ -190,9 +194,7 @@ class Fit:
         self._fit_state.keep_within(step)
 
     def update_logs(self, logs: dict[str, Any]) -> None:
-        """Combine the ranks' logs of an epoch; a value that is no metric is taken from the last batch.
-        Collective.
-        """
+        """Combine the ranks' logs of an epoch; a value that is no metric comes from the newest batch. Collective."""
         if self.turns is not None:
             self._figures.update_logs(logs, lambda values: values[-1], order=self.turns.newest)
 
@@ -215,7 +217,9 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
     chosen, here = settings.get_settings(), world.get_world()
     optimizer = getattr(model, "optimizer", None)
     # `save_freq` is a number of batches, or "epoch".
-    saving = next((one for one in callbacks if isinstance(getattr(one, "save_freq", "epoch"), int)), None)
+    saving = next(
+        (callback for callback in callbacks if isinstance(getattr(callback, "save_freq", "epoch"), int)), None
+    )
     reasons = {
         "with MATEX_SCALING=weak a batch is each rank's own already": chosen.scaling == "weak",
         "with MATEX_MICROBATCH a model is called in parts": chosen.microbatch,

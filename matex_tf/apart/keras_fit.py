@@ -1,7 +1,7 @@
-"""Hooks on Keras for ranks that train by themselves: on `fit` and its data source.
+"""Hooks on Keras for ranks that train by themselves: on `fit` and its data source, the object that yields its steps.
 
-The hooks make a `fit.Fit` for each call of `fit`, and pass the events of its training on to it. `local` uses
-`is_within`.
+With `MATEX_STRATEGY=async` the hooks make a `fit.Fit` for each call of `fit`; the listeners pass the events of its
+training on to it. `local` uses `is_within`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _find_obstacle(model: Any) -> str:
         return "it is that of Keras 2"
     if world.get_world().has_several_nodes:
         return "the ranks are on several hosts, which have no memory in common"
-    if any(one.turns is not None for one in _fits):
+    if any(call.turns is not None for call in _fits):
         return "it is called within another one that trains so"
     return ""
 
@@ -72,7 +72,7 @@ def _wrap_source(original: Any) -> Any:
 @HOOKS.replace_in(_IF_HOOK_MISSING, "trainers.epoch_iterator:EpochIterator._enumerate_iterator", optional=True)
 def _wrap_enumerate(original: Any) -> Any:
     def _enumerate_iterator(self: Any) -> Any:
-        call = next((one for one in _fits if one.source is self), None)
+        call = next((call for call in _fits if call.source is self), None)
         return original(self) if call is None else call.iterate_epoch(original(self))
 
     return _enumerate_iterator
@@ -108,8 +108,8 @@ def name_step(plan: Any) -> str:
 
 
 def _meet(doing: str) -> None:
-    for one in _fits[:]:
-        one.meet(doing)
+    for call in _fits[:]:
+        call.meet(doing)
 
 
 def _update_logs(model: Any, logs: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """`MATEX_STRATEGY=local:H`: in `fit` each rank trains H steps by itself, then all ranks average their weights.
 
-`LocalSteps` listens to the events of steps and of `fit`. It replaces the copy of a training step by one that uses only
-the rank's own rows (`own_rows`). Weights are also averaged before all ranks use the model together: at the end of an
-epoch, for validation, or to save it.
+`LocalSteps` listens to the events of steps and of `fit`. A step runs as a copy of its graph, which its plan makes;
+usually the copy exchanges gradients with other ranks. `LocalSteps` lets the plan of a training step use another copy,
+in which the rank uses only its own rows (`own_rows`). Weights are also averaged before all ranks use the model
+together: at the end of an epoch, for validation, or to save it.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class LocalSteps:
         self._model = None if why or not is_chosen() else model
 
     def _begin_step(self, plan: Any) -> None:
-        """Synchronize before a step that ranks compute together: it needs one model."""
+        """Choose the copy of a step. Before a step that ranks compute together, they average variables (`_meet`)."""
         is_training = bool(keras_fit.is_within) and self._model is not None and bool(plan.trained)
         is_apart = is_training and self._can_run_apart(plan)
         if not is_apart:
@@ -108,8 +109,8 @@ class LocalSteps:
     def _end_step(self, plan: Any) -> None:
         """Collective once in every period of steps."""
         if plan in self._plans:
-            self._used.update((id(one), one) for one in map(find_tf_variable, plan.traced.graph.variables))
-            self._trained.update((id(one), one) for one in map(find_tf_variable, plan.trained))
+            self._used |= {id(variable): variable for variable in map(find_tf_variable, plan.traced.graph.variables)}
+            self._trained |= {id(variable): variable for variable in map(find_tf_variable, plan.trained)}
             self._steps += 1
             if self._steps == read_period():
                 self._average_trained()
@@ -121,9 +122,9 @@ class LocalSteps:
         self._are_apart = False
         if self._steps:
             self._average_trained()
-        others = [one for key, one in self._used.items() if key not in self._trained and one.dtype.name != "string"]
-        others.sort(key=find_birth)
-        values = [np.asarray(one.numpy()) for one in others]
+        others = [variable for key, variable in self._used.items() if key not in self._trained]
+        others = sorted((variable for variable in others if variable.dtype.name != "string"), key=find_birth)
+        values = [np.asarray(variable.numpy()) for variable in others]
         names = list(map(find_name, others))
         differing = find_differing(names, values, "the variables of ranks that trained by themselves")
         _average([others[index] for index in differing])
@@ -180,7 +181,7 @@ def _average(variables: Sequence[Any]) -> None:
     import tensorflow as tf
 
     for group in _group_variables(variables):
-        flat = [tf.reshape(one.read_value(), [-1]) for one in group]
+        flat = [tf.reshape(variable.read_value(), [-1]) for variable in group]
         name = f"the average of '{find_name(group[0])}' and {len(group) - 1} more"
         concatenated = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
         if group[0].dtype.is_floating:
@@ -188,20 +189,20 @@ def _average(variables: Sequence[Any]) -> None:
         else:
             total = ops.allreduce(tf.cast(concatenated, tf.int64), "sum", name)
             average = tf.cast(total // world.get_world().size, group[0].dtype)
-        for one, value in zip(group, tf.split(average, [part.shape.num_elements() for part in flat])):
-            one.assign(tf.reshape(value, one.shape))
+        for variable, value in zip(group, tf.split(average, [part.shape.num_elements() for part in flat])):
+            variable.assign(tf.reshape(value, variable.shape))
 
 
 def _group_variables(variables: Sequence[Any]) -> Iterator[list[Any]]:
     """Group consecutive variables of equal dtype, up to the limit of bytes."""
     group: list[Any] = []
     group_bytes = 0
-    for one in variables:
-        size = one.shape.num_elements() * one.dtype.size
-        if group and (one.dtype != group[0].dtype or group_bytes + size > _MAX_GROUP_BYTES):
+    for variable in variables:
+        size = variable.shape.num_elements() * variable.dtype.size
+        if group and (variable.dtype != group[0].dtype or group_bytes + size > _MAX_GROUP_BYTES):
             yield group
             group, group_bytes = [], 0
-        group.append(one)
+        group.append(variable)
         group_bytes += size
     if group:
         yield group

@@ -1,8 +1,9 @@
 """The copy of a step that a rank computes without the other ranks, for `local:H`.
 
-It computes as if every other rank had the rows of this rank: a sum over the ranks is this rank's term times the number
-of ranks. A rank without rows contributes nothing. `local` makes the copy with `OwnCopy` and `OwnExchanger` in place of
-the classes that exchange data.
+It computes as if every other rank had the rows of this rank: where the usual copy sums a tensor over the ranks, this
+one multiplies it by the number of ranks; where that gathers rows, this one repeats its own. A rank without rows
+contributes nothing. `local` makes the copy with `OwnCopy` and `OwnExchanger` in place of the classes that exchange
+data.
 """
 
 from __future__ import annotations
@@ -70,13 +71,14 @@ class OwnExchanger:
 def find_obstacle(program: Program) -> str:
     """The reason why a rank cannot run a step by itself; "" if it can.
 
-    A step must not slice gathered rows, nor use a maximum or minimum over all rows.
+    A step must not slice gathered rows, because its own rows are at the same place for every rank. It must not use a
+    maximum or minimum over all rows, because other ranks have other rows.
     """
     gathered: set[int] = set()  # ids of values that depend on gathered rows
     for node in program.nodes:
         if has_collective(node) and not is_batch(node):
             return MIXES
-        for value, need in zip(node.inputs, node.decision.needs):
+        for value, need in zip(node.inputs, node.decision.needs):  # need: the placement that the op needs
             if need is None:
                 continue
             exchanges = needs_exchange(value.placement, need)

@@ -18,14 +18,14 @@ from matex_tf.world import membership, world
 
 
 class Rescue:
-    """Handles losses in one training; `sums` are the variables of its metrics."""
+    """Handles the losses of ranks in one training; `sums` are the variables of its metrics."""
 
     def __init__(self, sums: values.Sums):
         self._sums = sums
         self._turns: Any = None
         self._offset = 0  # of the first slot in the store, in bytes
         self._version = 1  # the slot that this rank has written last, 0 or 1
-        # Ranks by their numbers in the store, those at the start of the epoch:
+        # After a loss ranks get new numbers. The store, and these fields, use the numbers at the start of the epoch.
         self._ranks: list[int] = []  # the remaining ranks, in the order of their present numbers
         self._lost: set[int] = set()
         self._added: set[int] = set()  # lost ranks whose metrics this rank has added
@@ -62,7 +62,7 @@ class Rescue:
         return self._version
 
     def find_losses(self) -> None:
-        """Tell the store of newly lost ranks, so that others do not wait for them; the first to know reports it."""
+        """Mark newly lost ranks in the store, so that others do not wait for them; the first to mark one reports it."""
         me = world.get_world()
         for rank in world.list_lost():
             if store.is_lost(rank):

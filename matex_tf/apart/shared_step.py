@@ -1,6 +1,7 @@
 """The training step of a model for `async`, rewritten to add to variables that the ranks share (`additive`).
 
-`fit` makes a `SharedStep` of the plan of Keras' train function; `turns` calls it.
+With `async`, ranks train different batches at the same time on the same weights. `fit` makes a `SharedStep` of the plan
+of Keras' train function (a plan has the traced graph of a step); `turns` calls it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from matex_tf.apart import additive
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.variables import find_name, find_tf_variable
 
-_TYPES = ("float32", "float64", "int32", "int64")
-"""Dtypes of variables that the ops for shared memory can change."""
+_TYPES = ("float32", "float64", "int32", "int64")  # dtypes of variables that the ops for shared memory can change
 
 
 class SharedStep:
@@ -37,25 +37,28 @@ class SharedStep:
         self.plan = plan
         self.shared, self.counters, self.parts = [], [], []
         self._function: Any = None
+        # The variables of the model: of metrics, sharable (weights and the optimizer's), and private (the rest).
         self.sums = _find_inner(model.metrics_variables)
         sum_ids = set(map(id, self.sums))
-        weights = [one for one in _find_inner(model.weights) if id(one) not in sum_ids]
+        weights = [variable for variable in _find_inner(model.weights) if id(variable) not in sum_ids]
         trained = set(map(id, _find_inner(model.trainable_variables)))
         optimizer = _find_inner(model.optimizer.variables)
-        sharable = list({id(one): one for one in [*weights, *optimizer]}.values())
+        sharable = list({id(variable): variable for variable in [*weights, *optimizer]}.values())
         sharable_ids = set(map(id, sharable))
-        private = [one for one in _find_inner(model.variables) if id(one) not in sharable_ids]
-        states = [one for one in weights if id(one) not in trained]
+        private = [variable for variable in _find_inner(model.variables) if id(variable) not in sharable_ids]
+        states = [variable for variable in weights if id(variable) not in trained]
         try:
             self.why_not = self._copy(additive.Additions(sharable, states), sharable, private)
         except Exception as error:  # of any op; the ranks then use allreduce
             self.why_not = f"its copy cannot be made ({type(error).__name__}: {error})"
+        # Of these, the variables that the copy changes.
         self.sums, changed = self._list_changed(self.sums), self._list_changed(private)
         if self._function is not None:
             self.counters = additive.find_amounts(self._function.graph, changed)
-        not_own = {id(one) for one in (*weights, *self.shared, *self.sums, *(one for one, _ in self.counters))}
-        scalars = [one for one in optimizer if one.shape.rank == 0]
-        self.own = [one for one in [*scalars, *changed] if id(one) not in not_own]
+        counted = [variable for variable, _ in self.counters]
+        not_own = set(map(id, [*weights, *self.shared, *self.sums, *counted]))
+        scalars = [variable for variable in optimizer if variable.shape.rank == 0]
+        self.own = [variable for variable in [*scalars, *changed] if id(variable) not in not_own]
 
     def _copy(self, additions: additive.Additions, sharable: Sequence[Any], private: Sequence[Any]) -> str:
         """Trace the copy. Returns the reason why ranks cannot share it; "" if they can."""
@@ -78,10 +81,10 @@ class SharedStep:
             self.shared = additive.list_written(graph, sharable)
             return outputs
 
-        specs = [tf.TensorSpec(one.shape, one.dtype) for one in (argument, *others[len(captured) :])]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in (argument, *others[len(captured) :])]
         self._function = tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
         self.parts = additions.parts
-        unsupported = next((one for one in self.shared if one.dtype.name not in _TYPES), None)
+        unsupported = next((variable for variable in self.shared if variable.dtype.name not in _TYPES), None)
         if unsupported is not None:
             return f"'{find_name(unsupported)}' has dtype {unsupported.dtype.name}"
         return why_not

@@ -1,8 +1,9 @@
 """`MATEX_STRATEGY=async`: each rank trains whole batches, and adds its updates to weights in shared memory.
 
-A rank takes turns: it takes the batch with the next number that no rank has, trains it, and takes another one. So ranks
-train several batches at the same time; the bound of `async:BOUND` limits the distance between the oldest and the newest
-of them. Every rank iterates over the complete dataset, and skips the batches of other ranks (`pipeline`).
+A rank takes turns: it takes the batch with the next number that no rank has, trains it, and takes another one. With 2
+ranks, rank 0 may train batches 0, 2 and 3 while rank 1 trains 1 and 4. The bound of `async:BOUND` limits the distance
+between the oldest and the newest batch in training. Every rank iterates over the complete dataset, and skips the
+batches of other ranks (`pipeline`).
 
 Within an epoch there are no collectives: the weights and the optimizer's variables are in shared memory (`store`).
 Between epochs each rank has its own equal copies, and a model behaves as usual. `fit.Fit` creates a `Turns` for a call
@@ -68,7 +69,8 @@ class State(Protocol):
 
 
 class Turns:
-    """A training in which ranks take turns at batches.
+    """A training in which ranks take turns at batches. `fit.Fit` calls `open_turns`; for each epoch it iterates over
+    `iterate_epoch`, and `run_step` trains each batch that this yields; at last it calls `close_turns`.
 
     Args:
         step: the step of the model.
@@ -116,29 +118,27 @@ class Turns:
     def iterate_epoch(self, steps: Iterable[tuple[int, int, Any]], count: int) -> Iterator[Any]:
         """The steps of this rank, among the `count` steps of an epoch. Collective at the beginning and the end.
 
-        Args:
-            steps: all steps of the epoch, as Keras yields them: the numbers of the first and of the last batch of the
-                step, here equal, and the iterator of the pipeline. A restarted run begins with a number greater than 0;
-                batches are counted from there.
+        `steps`: all steps of the epoch, as Keras yields them: the numbers of the first and of the last batch of the
+        step, here equal, and the iterator of the pipeline. A restarted run begins with a number greater than 0; batches
+        are counted from there.
         """
         self._newest_taken = self.newest = -1
         self._own_values.forget_batches()
         self._enter_epoch(0, count)
         batch = self._begin_batch()
-        # `batch` is the next batch of this rank; None if no batch is left. `number` counts all batches of the epoch. A
-        # rank yields its batch when `number` has reached `batch`; the batch of a lost rank may be older.
+        # `steps` are consumed one by one, as the script alone would; `number` counts them. This rank yields only its
+        # own batches. `batch` is its next one (None: no batch is left), which is yielded when `number` has reached it.
         for number, (step, _, iterator) in enumerate(steps):
             first_step = step - number
             if number == 0:
                 self._pipeline.begin_epoch(iterator)
-            while batch is None or batch <= number:  # a greater batch comes with a later step
-                if batch is not None:
+            while True:
+                while batch is not None and batch <= number:  # less than `number`: the batch of a lost rank
                     self._take_batch(batch)
                     yield first_step + batch, first_step + batch, iterator
                     batch = self._begin_batch()
-                    continue
-                if not self.is_within:
-                    break  # the epoch has ended; consume the other steps
+                if batch is not None or not self.is_within:
+                    break  # the batch comes with a later step; or the epoch has ended: consume the other steps
                 # No batch is left for this rank. After an early end `steps` is not consumed: at its end Keras would
                 # create the iterator of the next epoch, which draws a seed.
                 reason = self.end_epoch()
@@ -190,6 +190,7 @@ class Turns:
         ends = self._gather_ends()
         trained_before, self._trained = self._trained, store.count_trained()
         self._updates += self._trained - trained_before
+        # Weights and metrics: from the store, and added up.
         self._shared_values.copy_out()
         self._sums.assign_sum([end.added for end in ends])
         if len({end.digest for end in ends if end.digest}) > 1:
@@ -199,8 +200,8 @@ class Turns:
             # All pipelines advance to the same batch, so that their next random draws are equal. The newest batch may
             # be one that no rank in `ends` has taken, if the rank with that batch was lost.
             self._pipeline.fetch_batch(max(self._trained - 1, *(end.newest_taken for end in ends)))
-        # The script alone would now have the values of its last step. If the data have ended, this is the first step
-        # that found no batch.
+        # The other variables get the values that the script alone would have now: those of its last step. If the data
+        # have ended, this is the first step that found no batch.
         if out_of_data:
             last = min(out_of_data, key=lambda end: end.newest_taken)
         else:

@@ -36,12 +36,10 @@ _IF_PATHS_ARE_NOT_REPLACED = "a command does not find the files of its rank"
 _WORD = re.compile(r"[^\s'\"`$&|;<>(){}*?\[\]\\=]+")
 _COMMAND_BEGINS = re.compile(r"(?:^|[|;&(])\s*$")
 
-_is_inside = ThreadFlag()
-"""Set while this thread runs a command for all ranks, or decides to run it by itself."""
+_is_inside = ThreadFlag()  # set while this thread runs a command for all ranks, or decides to run it by itself
 _SHOWN_CHARACTERS = 60  # of a command in messages
 _STREAMS = ("stdout", "stderr")
-_OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")
-"""Options that may differ between ranks for the same command."""
+_OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")  # options that may differ between ranks for the same command
 
 
 def _are_shared() -> bool:

@@ -1,6 +1,7 @@
 """Makes files that rank 0 has saved available to every rank.
 
-Ranks read them from a shared file system. A host without it, or a rank with another path, receives a copy.
+Ranks read them from a shared file system. Where that is not possible, a copy is sent: to a host without this file
+system, and to a rank whose script saves to another path than rank 0's. A save may consist of several files, its parts.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def deliver_file(path: str) -> None:
     """Wait until the files that rank 0 saved to its `path` exist at this rank's `path`. Collective."""
     me = world.get_world()
     origin, parts = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
-    # A rank with another path writes its copy to its private folder, except for temporary paths.
+    # A rank with another path than rank 0 writes its copy to its private folder, except for temporary paths.
     place = path if path == origin else find_real_path(path, "w")
     missing = [part for part in parts if not _has_part(place, part)]
     if path == origin:

@@ -1,8 +1,13 @@
 """Replacements of Python's file functions on ranks other than 0: they act on this rank's view of the files.
 
-Functions that read first look into the cache of locations (`known_places`), and answer from it if no note of rank 0
-(`journal`) holds for this rank. Otherwise they ask the view, and ask again if rank 0 writes notes in the meantime.
-`python` installs them.
+Such a rank writes to a private folder. Its view has two layers (`layers`): the files of this folder hide the files of
+the disk. The view names a file by its key, a canonical absolute path, and finds the real path in one of the layers.
+Rank 0 changes the disk itself and may be ahead in the script, so before each change it writes a note (`journal`): other
+ranks find the old content by it until they reach the change, too.
+
+To ask both layers at each call would be slow. So functions that read first look into a cache of locations
+(`known_places`), and answer from it if no note of rank 0 holds for this rank. Otherwise they ask the view, and ask
+again if rank 0 writes notes in the meantime. `python` installs the replacements.
 """
 
 from __future__ import annotations
@@ -61,7 +66,7 @@ def find_real_path(path: Any, mode: str | None, creates_others: bool = False) ->
     also creates other files in the same folder.
     """
     key = find_key(path) if overlay.get_view() is not None else None
-    if key is None:
+    if key is None:  # the view does not handle it
         return path
     with real_files.use_real_files():
         view = overlay.get_own_view()
@@ -137,10 +142,10 @@ def wrap_os_open(original: Any) -> Any:
                 return original(path, flags, mode, dir_fd=dir_fd)
             return _open_descriptor(key, path, flags, mode)
 
+        # The fast way: open the cached location, unless this is a write to a file that the rank has not written yet.
         text = _find_text(path) if dir_fd is None else None
         place = None if text is None else overlay.get_own_view().known.find_place(text)
         is_on_disk = place == text  # the cached location is the path itself
-        # To write a file that this rank has not written yet, both layers are searched.
         must_search = writes and (flags & os.O_EXCL or is_on_disk)
         if place is not None and not must_search:
             try:
@@ -203,7 +208,7 @@ def wrap_question(original: Any, of_link: bool = False) -> Any:
                 except OSError as error:
                     raise type(error)(error.errno, error.strerror, path) from None
 
-        if is_state and not kwargs and not args:
+        if is_state and not kwargs and not args:  # the fast way
             state = _read_known_state(path, of_link)
             if state is not None:
                 return state
@@ -213,9 +218,7 @@ def wrap_question(original: Any, of_link: bool = False) -> Any:
 
 
 def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
-    """The state of `path` from the cache; None if both layers must be searched. Raises OSError if it is known to be
-    missing.
-    """
+    """The state of `path` from the cache; None if both layers must be searched. Raises OSError if it is missing."""
     text = _find_text(path)
     place = None if text is None else overlay.get_own_view().known.find_place(text)
     if place is None:
@@ -244,6 +247,7 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, lis
         def listing(path="."):
             path = "." if path is None else path
             text = _find_text(path)
+            # The fast way: this rank's view of the folder is known to equal the disk.
             if text is not None and overlay.get_own_view().known.is_untouched(text):
                 try:
                     entries = list_disk(original, path)
@@ -392,10 +396,8 @@ def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
 
 
 def _change(view, original, key, path, *args, **kwargs):
-    """Change a copy of the file in the upper layer."""
-    if not view.exists(key):
-        return original(view.locate_real(key), *args, **kwargs)
-    return original(view.copy_file(key), *args, **kwargs)
+    """Change a copy of the file in the upper layer. If there is no file, `original` raises the error."""
+    return original(view.copy_file(key) if view.exists(key) else view.locate_real(key), *args, **kwargs)
 
 
 def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *, onexc=None, dir_fd=None):

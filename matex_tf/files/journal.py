@@ -1,9 +1,12 @@
 """The journal: changes of files by rank 0 that the other ranks have not reached yet in the script.
 
-Before rank 0 changes a path, it writes a note: the number of collectives that it has completed, and the location of the
-old content. A rank that has completed more collectives has passed the place of the change in the script. Any other rank
-reads the old content (`journal_reader`). No rank waits for another. Audit hooks of Python report most changes; code
-that changes files in another way calls `note_change`.
+Only rank 0 changes the real files. It may do so while another rank is still at an earlier line of the script, which
+reads the old content. So before rank 0 changes a path, it writes a note: the number of collectives that it has
+completed, and the location of the old content. Let rank 0 overwrite a file after 7 collectives. A rank that has
+completed 8 has passed the place of the change in the script, and reads the file. A rank that has completed 7 or fewer
+may not have reached it, and reads the old content (`journal_reader`). No rank waits for another.
+
+Audit hooks of Python report most changes; code that changes files in another way calls `note_change`.
 """
 
 from __future__ import annotations
@@ -26,8 +29,7 @@ from matex_tf.world import world
 _PREFIX = "matex_tf-journal-"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 """The flags of `os.open` that create or change a file."""
-_OF_SQLITE = ("", "-journal", "-wal", "-shm")
-"""Suffixes of the files that SQLite creates for a transaction."""
+_OF_SQLITE = ("", "-journal", "-wal", "-shm")  # suffixes of the files that SQLite creates for a transaction
 _EVENTS = set(
     "open os.mkdir os.truncate os.remove os.rmdir shutil.rmtree os.rename os.link os.symlink sqlite3.connect".split()
 )
@@ -106,7 +108,8 @@ class Journal(journal_reader.Notes):
             return
         number = journal_reader.count_collectives() or self.met_before_fork  # a forked process stays at its fork
         state = journal_reader.read_file_state(key)
-        if state is None:  # a new path
+        # A path that does not exist yet: other ranks must not see it.
+        if state is None:
             if removed:
                 return  # the script's removal of a missing file fails
             # One note is enough in the time between two collectives. The note of a new folder covers its contents.
@@ -116,8 +119,8 @@ class Journal(journal_reader.Notes):
             self._touched[key] = None
             return
         inode = state[0]
+        # A file that rank 0 has moved here: other ranks see it at its old path. Tell them where its content is now.
         if key in self._moved:
-            # Other ranks see this file at its old path. Tell them where its content is from now on.
             move = self._moved.pop(key)
             copy = to or self._keep_copy(number, key)
             self._write_line(move.number, move.old_path, copy, inode if to else journal_reader.NOT_MOVED)
@@ -125,6 +128,7 @@ class Journal(journal_reader.Notes):
             return  # rank 0's own file
         if not removed and not os.path.isfile(key):
             return  # a folder, whose entries have notes of their own; or a pipe
+        # An old content, which other ranks may still read.
         self._write_line(number, key, to or self._keep_copy(number, key), inode if to else 0)
         if to:  # later changes of the moved file replace its note
             self._moved[to] = _Move(number, key)
@@ -153,9 +157,7 @@ class Journal(journal_reader.Notes):
             os.close(handle)
 
     def _keep_copy(self, number: int, key: str) -> str | None:
-        """Copy the content of `key`, except for changes by rank 0. Returns the copy; None if it is too large or
-        unreadable.
-        """
+        """Copy the content of `key` without rank 0's changes. Returns the copy; None if too large or unreadable."""
         # All ranks have entered a completed collective, so they have completed the preceding one.
         for old in [copy for copy in self._copies if copy.number < number - 1]:
             self._copies.remove(old)

@@ -1,7 +1,8 @@
 """The journal of rank 0 (see `journal`), as the other ranks read it.
 
-The journal is one file of notes, a line of JSON each, in the order in which rank 0 has written them. A note holds for a
-rank until the rank has completed more collectives than rank 0 had when it wrote the note. Then the rank drops it.
+A note says that rank 0 is about to change a path, and where the old content is. The journal is one file of notes, a
+line of JSON each, in the order in which rank 0 has written them. A note holds for a rank, which therefore reads the old
+content, until the rank has completed more collectives than rank 0 had when it wrote the note. Then the rank drops it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A cache of the real locations of files, by folder, so that a query costs little more than a plain one.
 
-`functions` asks the cache first. For each folder that a script has asked about, it holds the entries that are not on
-the disk. The cache is cleared when this rank changes files, and when rank 0 writes notes (`journal`).
+A file that a script reads may be in one of two layers: the disk, or the rank's private folder (`layers`). `functions`
+asks the cache first. For each folder that the script has asked about, it holds the entries that are not on the disk: of
+most folders none. The cache is cleared when this rank changes files, and when rank 0 writes notes (`journal`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ Places = dict[str, str | None]
 
 
 class OwnPlaces(dict[str, str | None]):
-    """The locations in a folder whose contents on the disk are hidden: a name without a location is not on the disk.
+    """The locations in a folder that this rank has removed from its view: a name without a location does not exist.
 
-    `KnownPlaces.find_place` calls `get(name, path)`, where `path` is the location on the disk.
+    `KnownPlaces.find_place` calls `get(name, path)`, where `path` is the location on the disk. A plain dict returns it
+    for an unknown name; this class returns None.
     """
 
     def get(self, name: str, _path: Any = None, /) -> Any:

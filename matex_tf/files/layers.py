@@ -65,14 +65,12 @@ class Layers:
             text = os.path.realpath(text)
         else:
             text = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
-        return None if self.is_left or self._is_excluded(text) else text
+        is_excluded = any(path in self._excluded for path in journal_reader.list_parents(text))
+        return None if self.is_left or is_excluded else text
 
     def exclude_path(self, path: str) -> None:
         """Do not handle `path` and its contents: they belong to this rank already."""
         self._excluded.add(os.path.realpath(path))
-
-    def _is_excluded(self, key: str) -> bool:
-        return any(path in self._excluded for path in journal_reader.list_parents(key))
 
     def locate_upper(self, key: str) -> str:
         return self.root + key
@@ -126,8 +124,7 @@ class Layers:
         """Return `ask()`, or raise its OSError; repeat it while rank 0 writes notes during the call, a few times at
         most.
 
-        Args:
-            drop: releases an outdated answer; returns False if the answer cannot be released and must be used.
+        `drop`: releases an outdated answer; returns False if the answer cannot be released and must be used.
         """
         for _ in range(_MAX_TRIES - 1):
             version = self.news.get_version()

@@ -56,8 +56,7 @@ _PATHS = """
     sqlite3 connect database 0 a
     sqlite3.dbapi2 connect database 0 a
 """
-_NOTED = ("ParquetWriter.__init__", "write_dataset")
-"""Functions whose writes rank 0 notes in the journal."""
+_NOTED = ("ParquetWriter.__init__", "write_dataset")  # functions whose writes rank 0 notes in the journal
 
 
 def _find_place(path: Any, mode: str, creates_others: bool = False) -> Any:
@@ -71,7 +70,7 @@ def _find_place(path: Any, mode: str, creates_others: bool = False) -> Any:
 
 
 def _is_completely_own(folder: Any) -> bool:
-    """Whether all that this rank sees of `folder` is in another location than the disk, such as its upper layer."""
+    """Whether all that this rank sees of `folder` is in another location than the disk, such as its private folder."""
     view = overlay.get_view()
     if view is None:
         return False

@@ -59,8 +59,7 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
     targets of other links are copied, except for targets in `leave_out` and targets that contain `target`. Files that a
     script has written in `target` stay.
 
-    Args:
-        largest: size limit of copied files in bytes (default: COPIED_BYTES).
+    `largest`: size limit of copied files in bytes (default: COPIED_BYTES).
     """
     source, largest = source.resolve(), COPIED_BYTES if largest is None else largest
     left_out, real_target = {path.resolve() for path in leave_out}, target.resolve()

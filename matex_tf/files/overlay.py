@@ -1,6 +1,7 @@
-"""The overlay: a rank's writes go to a private folder, and its reads see that folder first.
+"""The overlay: the writes of a rank other than 0 go to a private folder, and its reads see that folder first.
 
-So the ranks share one set of files: rank 0's. This module holds the view of this rank (`view`), and makes its files
+All ranks run the same script and write the same files, so one set of real files suffices: rank 0's. This module holds
+the view of this rank (`view`), which finds a file in the private folder or on the disk, and makes the private files
 real if rank 0 is lost. Keys are canonical absolute paths. Callers must be within `real_files.use_real_files`.
 """
 
@@ -23,8 +24,6 @@ from matex_tf.runtime import real_files, shutdown
 from matex_tf.world import terminal, world
 
 _PREFIX = "matex_tf-files-"
-
-
 _view: View | None = None
 
 
@@ -45,7 +44,7 @@ def has_view() -> bool:
 
 
 def is_on() -> bool:
-    """Whether the ranks share one set of files: this rank has a view, or writes the journal."""
+    """Whether the ranks share one set of files: this rank has a view, or writes notes of its changes for the others."""
     return has_view() or journal.get_writer() is not None
 
 
@@ -67,9 +66,7 @@ def start_overlay() -> None:
 
 
 def find_private_use() -> str:
-    """A description of a use of this rank's own files or output that cannot be switched to the real files; "" if there
-    is none.
-    """
+    """Describe a use of this rank's own files or output that cannot be switched to the real files; "" if none."""
     root = os.path.join(_view.root, "") if _view is not None else "\0"  # no path begins with "\0"
     with real_files.use_real_files():
         with open("/proc/self/maps") as file:
@@ -101,9 +98,10 @@ def _list_used(process: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def take_over_files(became_first: bool) -> None:
-    """After the loss of rank 0, write the changes of the rank that becomes the first to the disk.
+    """After the loss of rank 0, write the changes of the rank that becomes the first to the disk. Open files are
+    switched to the real ones.
 
-    Rank 0 was not further in the script. Open files are switched to the real ones.
+    Rank 0 was not further in the script than this rank, so it had made no change that this rank lacks.
     """
     view = _view
     if not became_first or view is None:
@@ -155,7 +153,7 @@ def _install_file(place: str, key: str) -> None:
 
 
 def _reopen_file(descriptor: int, key: str) -> None:
-    """Switch `descriptor`, of a file in the upper layer, to the real file `key`, at the same offset."""
+    """Switch `descriptor`, of a file in the private folder, to the real file `key`, at the same offset."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
     real = os.open(key, flags)
     os.lseek(real, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)

@@ -1,4 +1,6 @@
-"""The private folder of a rank: the choice of its disk, its creation, and the limit of its bytes."""
+"""The private folder of a rank, to which it writes in place of the real files (`overlay`): the choice of its disk, its
+creation, and the limit of its bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from matex_tf.world import exit_codes, terminal, world
 
 _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 _CHECK_SECONDS = 1.0  # the least time between two checks of the size
-_CHECK_FACTOR = 20
-"""The time between two checks is at least this multiple of the time that a check takes."""
+_CHECK_FACTOR = 20  # the time between two checks is at least this multiple of the time that a check takes
+_made: list[str] = []  # the folders that this process has created
 
 
 def choose_parent() -> str:
@@ -33,10 +35,6 @@ def choose_parent() -> str:
 
 def _can_write(folder: str) -> bool:
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
-
-
-_made: list[str] = []
-"""The folders that this process has created."""
 
 
 def is_in_memory(folder: str) -> bool:

@@ -1,5 +1,6 @@
-"""Python's file functions on ranks other than 0: reads and writes go through `view.View`.
+"""Installs the replacements of Python's file functions (`functions`) on ranks other than 0.
 
+Their reads and writes go through `view.View`, which finds a file in the private folder of the rank or on the disk.
 Temporary files, whose names differ between ranks, are not handled; neither are system folders, pipes and sockets.
 """
 

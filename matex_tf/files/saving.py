@@ -1,7 +1,7 @@
 """Functions of Keras and TensorFlow that save: rank 0 writes the file, and all ranks return when they can read it.
 
 Concurrent writes of all ranks to one path would damage the file, or fail if HDF5 locks it. Ranks can be lost at any
-moment, so rank 0 writes atomically (see `atomic`).
+moment, so rank 0 writes atomically: to a temporary path, which it renames when the file is complete (see `atomic`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,11 @@ from matex_tf.steps import events, pieces
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import membership, world
 
-
-def _is_saved_once() -> bool:
-    return settings.get_settings().output != "all"
-
-
-HOOKS = KerasTable(when=_is_saved_once)
+HOOKS = KerasTable(when=lambda: settings.get_settings().output != "all")
 
 _IF_HOOK_MISSING = "each rank writes the file that a script saves"
 
-_is_inside = ThreadFlag()
-"""Set while this thread writes a save of its rank."""
+_is_inside = ThreadFlag()  # set while this thread writes a save of its rank
 _is_atomic = ThreadFlag()
 """Set while this thread writes a save to a temporary path. A save within that save is part of it."""
 _is_by_clock = ThreadFlag()
@@ -55,11 +49,13 @@ def _wrap_save(original: Any) -> Any:
         except TypeError:
             return original(*args, **kwargs)  # raises the appropriate error
         path = _find_path(call)
-        # A buffer or an open file belongs to the rank.
+        # A single rank; or a buffer or an open file, which belongs to the rank.
         if not world.is_active() or path is None:
             return original(*args, **kwargs)
+        # Within a save of this rank: a part of it, or the file that it writes.
         if _is_inside:
             return _write_whole(original, call, path)
+        # A measurement: each rank saves to its private folder.
         if _is_measured():
             place = find_real_path(path, "w")
             call.arguments[list(call.arguments)[1]] = place
@@ -210,7 +206,7 @@ def _wrap_saver(original: Any) -> Any:
 
         if not world.is_active() or _is_inside:
             return write()
-        if _is_measured():
+        if _is_measured():  # each rank saves to its private folder
             place = find_real_path(os.fspath(save_path), "w")
             return _save_plainly(lambda: write(place))
         path = _name_checkpoint(sess, os.fspath(save_path), global_step)

@@ -1,7 +1,7 @@
 """TensorFlow's files: `tf.io.gfile`, records, summaries, and the ops that read and write files.
 
-TensorFlow's C++ code knows nothing of the private folder of a rank. So the Python functions of TensorFlow, also those
-that create ops, give it the real path of each file.
+A rank other than 0 writes to a private folder (`overlay`), of which TensorFlow's C++ code knows nothing. So the Python
+functions of TensorFlow, and the functions that create ops, give it the real path of each file.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ HOOKS = Table(when=overlay.is_on)
 
 _IF_HOOK_MISSING = "what TensorFlow reads and writes is not the rank's own file"
 
-_WILD = re.compile(r"[*?\[\\]")
-"""A character that makes a path a pattern to TensorFlow."""
-_CACHE_SUFFIX = ".index"
-"""The suffix of a file that exists once a dataset's cache is complete."""
+_WILD = re.compile(r"[*?\[\\]")  # a character that makes a path a pattern to TensorFlow
+_CACHE_SUFFIX = ".index"  # the suffix of a file that exists once a dataset's cache is complete
 
 
 def is_local(path: Any) -> bool:
@@ -212,11 +210,12 @@ def _find_all_readable(names: Any) -> Any:
     def find(values: Any) -> Any:
         return np.array([_find_readable(name) for name in np.ravel(values).tolist()], object).reshape(np.shape(values))
 
-    if hasattr(names, "numpy"):
+    if hasattr(names, "numpy"):  # an eager tensor
         return tf.constant(find(names.numpy()), tf.string)
     with real_files.use_real_files():
         if overlay.get_own_view().is_untouched():
             return names
+    # A tensor of a graph: the files are found when the graph runs.
     paths = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)
     paths.set_shape(names.shape)
     return paths

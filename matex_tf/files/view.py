@@ -1,4 +1,6 @@
-"""Writing through the two layers of a rank: new files go to the upper layer; removed files of the lower are hidden."""
+"""Writing through the two layers of a rank (`layers`): new files go to the upper layer, the private folder of the rank;
+removed files of the lower layer, the disk, are hidden.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,7 @@ class View(Layers):
         Updated files stay this rank's own, because rank 0 may change or remove the real ones next. Files that this rank
         has open are not updated, except for the keys in `written`, the output files of that process.
 
-        Args:
-            own: the result of `list_own_on_disk` before the change.
+        `own`: the result of `list_own_on_disk` before the change.
         """
         self.return_to_disk()
         try:
@@ -111,6 +112,7 @@ class View(Layers):
         if lower is None:  # a new file
             self.ensure_folder(os.path.dirname(key))
             return self.locate_upper(key)
+        # A file of the disk: it is copied, or replaced by a new one, in the upper layer.
         if exclusive:
             raise make_error(errno.EEXIST, key)
         kind = os.stat(lower).st_mode
@@ -132,9 +134,7 @@ class View(Layers):
         self.known.put_place(key, self.locate_upper(key))
 
     def return_to_disk(self) -> None:
-        """If the working folder is in the upper layer, change to the same folder on the disk, once rank 0 has created
-        it.
-        """
+        """If the working folder is in the upper layer, change to the same folder on the disk, if rank 0 has made it."""
         folder = os.getcwd()
         if folder.startswith(self.root + os.sep) and os.path.isdir(folder[len(self.root) :]):
             os.chdir(folder[len(self.root) :])
@@ -236,9 +236,7 @@ class View(Layers):
         return place
 
     def copy_up(self, key: str) -> str:
-        """Copy `key`, a file or a folder with its contents, to the upper layer as this rank sees it. Returns the real
-        path.
-        """
+        """Copy `key`, a file or a whole folder, to the upper layer as this rank sees it. Returns the real path."""
         if not self.exists(key):
             raise make_error(errno.ENOENT, key)
         if not self.is_folder(key):
@@ -256,7 +254,7 @@ class View(Layers):
             return
         if target_key is None:
             shutil.move(place, target)
-        else:
+        else:  # the target is in the upper layer, where it replaces a file or an empty folder
             if self.is_folder(target_key) and not os.path.isdir(place):
                 raise make_error(errno.EISDIR, target)
             if self.is_folder(target_key) and self.list_names(target_key):

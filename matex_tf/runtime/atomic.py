@@ -41,8 +41,7 @@ def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
     be written in place: a pipe, a device, a read-only file, or a file in a folder in which no other folder can be
     created.
 
-    Args:
-        make_folder: whether the writer would create the folder of `path`.
+    `make_folder`: whether the writer would create the folder of `path`.
     """
     target = os.path.realpath(path)
     try:

@@ -1,8 +1,8 @@
 """Output and errors of a run: only rank 0 prints, and an error of any rank is shown once, with its rank and host.
 
-`attach_hooks` replaces `sys.excepthook`, `sys.exit` and `os._exit`, and redirects the output of other ranks than 0. An
-uncaught error on a rank ends all ranks. It is shown without the frames of this library. An error of this rank may be
-the consequence of another rank's error, which then is the one to show.
+`attach_hooks` replaces `sys.excepthook`, `sys.exit` and `os._exit`, and redirects the output of ranks other than 0. An
+uncaught error on a rank ends all ranks. It is shown without the frames of this library. One error may cause others: if
+rank 1 raises a ValueError, rank 0 fails in its next collective with rank 1. Then rank 1's error is the one to show.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def _drop_library_frames(match: re.Match[str]) -> str:
 
 def _format_script_line(error: BaseException) -> str:
     """The innermost line of the script in the traceback of `error`, as text."""
-    lines = [one for one in traceback.extract_tb(error.__traceback__) if not script_frames.is_library(one.filename)]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame for frame in frames if not script_frames.is_library(frame.filename)]
     return f" at {os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}" if lines else ""
 
 
@@ -194,7 +195,7 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
         sys.__excepthook__(kind, error, trace)
         return
     collectives_text = _read_collectives_text(error)
-    code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(collectives_text)
+    code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(collectives_text)  # 130: as shells do
     # If the text says that another rank raises its own error, or has ended its script, that rank should end the job.
     is_consequence = membership.RAISED_ELSEWHERE in collectives_text or membership.ENDED_WITH_CODE in collectives_text
     if is_consequence:
@@ -228,9 +229,9 @@ def _read_collectives_text(error: BaseException) -> str:
     """
     header = str(errors.RankError(""))
 
-    def is_of_collective(one: BaseException) -> bool:
-        is_of_op = any(base.__name__ == "OpError" for base in type(one).__mro__)
-        return isinstance(one, errors.MismatchError) or (is_of_op and header in str(one))
+    def is_of_collective(candidate: BaseException) -> bool:
+        is_of_op = any(base.__name__ == "OpError" for base in type(candidate).__mro__)
+        return isinstance(candidate, errors.MismatchError) or (is_of_op and header in str(candidate))
 
     return "\n".join(str(shown) for shown in _list_shown_errors(error) if is_of_collective(shown))
 

@@ -298,11 +298,7 @@ def _find_install_command(library: str) -> str:
 
 
 def list_newer(versions: Mapping[str, str]) -> list[str]:
-    """The libraries that are newer than the newest tested ones, such as "Keras 3.16.0".
-
-    Args:
-        versions: by library.
-    """
+    """The libraries that are newer than the newest tested ones, such as "Keras 3.16.0". `versions`: by library."""
     return [
         f"{name} {versions[library]}"
         for library, name in NAMES.items()

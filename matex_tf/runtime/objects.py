@@ -25,16 +25,14 @@ _KIND = 6  # a control message, see `ops.rendezvous`
 _MAX_COMPARED_BYTES = 1 << 16
 """Bytes. For larger values, a digest takes more time than it saves."""
 
-# Locked from the rendezvous to the end of the exchange. Otherwise the exchanges of two threads could have another order
-# than their rendezvous.
+# Locked from the rendezvous to the end of the exchange. Otherwise two threads could exchange in another order.
 _exchange_lock = threading.RLock()
 
 
 def allgather(value: Any, what: str, rows: int = 0) -> list[Any]:
     """The values of all ranks, by rank, on every rank. They are copies; equal values may be one object.
 
-    Args:
-        rows: the number of rows of the batch that the values concern, for records; 0 if there is none.
+    `rows`: the number of rows of the batch that the values concern, for records; 0 if there is none.
     """
     if not world.is_active():
         return [value]

@@ -1,8 +1,9 @@
 """The record of a rank says how the rank ends. It is a file in the private folder of `matex run`.
 
-mpirun may end with exit code 0 although ranks or hosts were lost, and does not name a killed rank. `matex run`
-therefore judges the end of a run by the records (`launch/run_end.py`). Each process appends to its own file. A line is
-a JSON object with some fields of `Record`. A later line overrides an earlier one; an incomplete line is ignored.
+mpirun may end with exit code 0 although ranks or hosts were lost, and does not name a killed rank. So `matex run`
+judges the end of a run by the records (`launch/run_end.py`). Each process appends to its own file. A line is a JSON
+object with some fields of `Record`, such as {"state": "ended"}. A later line overrides an earlier one; an incomplete
+line is ignored.
 
 Without `matex run` the first rank that reports an error writes it to the terminal, and the others are silent.
 """
@@ -32,8 +33,7 @@ LEFT = "left"  # ended with all ranks, to be started again
 ENDED = "ended"  # the scripts of all ranks have ended
 TRAINING = "training"
 """The name of a file which exists once the ranks have computed a training step since their start."""
-# Files in the folder: the records (with the prefix `_NAME`), marks of writing processes (the same with the ending
-# `_WRITING`), the name of a signal.
+# Names of files in the folder: of records (a prefix), of marks of writing processes (an ending), of a signal's name.
 _NAME, _WRITING, _REQUEST = "rank-", ".writing", "request"
 _CLAIM = "matex_tf-error-"  # the prefix of the file by which a rank reserves the terminal
 _RECENT_SECONDS = 60.0  # an older claim of the terminal belongs to an earlier run

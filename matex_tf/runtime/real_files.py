@@ -1,6 +1,7 @@
 """A context in which file functions act on the real files, on every rank.
 
-Outside of it, the hooks of `files` give each rank other than 0 a private folder for the files that the script writes.
+Outside of it, each rank other than 0 writes the files of the script to a private folder, and sees them in place of the
+real ones (`files.overlay`). The library itself needs the real files.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def describe_place(stack: list[traceback.FrameSummary]) -> str:
 
 def format_stack(stack: list[traceback.FrameSummary]) -> tuple[str, ...]:
     """The innermost frames of `stack`, for messages, without the frames that started the script."""
-    first = next((number for number, one in enumerate(stack) if not is_library(one.filename)), 0)
+    first = next((number for number, frame in enumerate(stack) if not is_library(frame.filename)), 0)
     return tuple(f"    {_format_frame(frame)}" for frame in stack[first:][-_MAX_SHOWN:])
 
 

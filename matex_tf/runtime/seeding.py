@@ -19,8 +19,7 @@ from matex_tf.world import world
 
 HOOKS = Table()
 
-_roots: list[np.random.SeedSequence] = []
-"""The seed sequences of NumPy generators that are created without a seed."""
+_roots: list[np.random.SeedSequence] = []  # the seed sequences of NumPy generators that are created without a seed
 
 
 class _AgreedSeed(int):
@@ -33,8 +32,7 @@ def agree_on_seeds(entropy: int | None = None) -> int:
 
     Generators are as random as in the script alone.
 
-    Args:
-        entropy: the entropy of a run that is resumed, which repeats its draws; None for a new run.
+    `entropy`: the entropy of a run that is resumed, which repeats its draws; None for a new run.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     digest = hashlib.sha256(pickle.dumps((python_state, numpy_state))).hexdigest()

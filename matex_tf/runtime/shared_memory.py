@@ -1,7 +1,7 @@
 """Removes the shared-memory files of killed ranks: Open MPI leaves them behind if mpirun itself is killed.
 
-Ranks list their files in their records (`note_files`), so that `matex run` removes files of its own ranks only
-(`remove_files`).
+Each rank lists its files in its record, a file that `matex run` reads (`rank_records`). So `matex run` removes files of
+its own ranks only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def remove_files(folder: str | os.PathLike[str], even_used: bool = False) -> boo
 
 def _list_noted(folder: str | os.PathLike[str]) -> Iterator[str]:
     """The recorded files that still exist unchanged: of this user, of this boot of the host, with the same inode."""
-    of_host = (one for one in rank_records.read_records(folder) if one.namespace == rank_records.read_namespace())
+    namespace = rank_records.read_namespace()
+    of_host = (record for record in rank_records.read_records(folder) if record.namespace == namespace)
     for path, device, inode in (file for record in of_host for file in record.shared):
         with contextlib.suppress(OSError):
             state = os.lstat(path)

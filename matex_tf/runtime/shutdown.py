@@ -190,6 +190,7 @@ def end_rank() -> None:
         return
     for work in script_ended:
         work()
+    # Meet the other ranks. Ranks that are at another collective read this description in their error.
     code, text = exit_codes.exit_code, exit_codes.exit_text
     what = f"{membership.ENDED_WITH_CODE} {code}" if code else "the end of its script"
     if text:
@@ -205,6 +206,7 @@ def end_rank() -> None:
         _await_others_at_end(error)
         abort_with_error(f"matex_tf: {error}\n", code or 1, follows=True)
     _have_all_ended = True
+    # All ranks have ended their scripts: clean up, exchange exit codes, finalize MPI.
     try:
         for work in at_end:
             work()

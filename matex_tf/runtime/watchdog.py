@@ -216,6 +216,7 @@ class _Watch:
             return
         if waiting.number != self.number:  # a new wait: report to rank 0
             self.number, self.reporter, self.has_answered, self.reported_at = waiting.number, 0, True, 0.0
+        # The reporter does not answer, or is lost: report to the next rank, at last to this rank itself.
         is_overdue = not self.has_answered and now > self.reported_at + _ANSWER_SECONDS
         if is_overdue and self.reporter < self.me.rank:
             self.reporter, self.reported_at = self.reporter + 1, 0.0
@@ -229,6 +230,7 @@ class _Watch:
         """As the reporter: ask all ranks where they are; once they have answered, print that, or end the job."""
         now = time.monotonic()
         waited = now - min(stalled.starts.values())
+        # Ask all ranks, once a report is due.
         if stalled.asked_at is None:
             if self._is_report_due(stalled, waited):
                 stalled.asked_at, stalled.answers = now, {}
@@ -237,6 +239,7 @@ class _Watch:
             return
         if now < stalled.asked_at + _ANSWER_SECONDS and not stalled.answers.keys() >= set(self.ranks):
             return  # wait for further answers
+        # Report the ranks that are not at this collective.
         late = [rank for rank in self.ranks if not self._is_waiting(stalled, rank)]
         if ops.read_waiting().number > stalled.number:  # the collective was completed meanwhile
             self.stalled = None
@@ -308,7 +311,7 @@ class _Watch:
         frame = sys._current_frames().get(self.main) if self.main is not None else None
         if frame is None:
             return []
-        return [one for one in traceback.extract_stack(frame) if not one.filename.startswith("<frozen")]
+        return [summary for summary in traceback.extract_stack(frame) if not summary.filename.startswith("<frozen")]
 
 
 def _is_at_prompt(stack: list[traceback.FrameSummary]) -> bool:

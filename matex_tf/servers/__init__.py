@@ -1,1 +1,1 @@
-"""Owners of pieces of an update, and the store of their state."""
+"""Divides the variables of optimizers among ranks (`pieces`), and shares variables in memory (`store`, `turns`)."""

@@ -1,6 +1,7 @@
 """Expresses a tensor of a graph as an affine function of a variable: `keep` times the variable, plus `more`.
 
-`apart.additive` turns assignments of such values into additions in shared memory.
+The new weight `w - 0.1 * g` has keep 1 and more `-0.1 * g`; the moving average `0.9 * m + 0.1 * x` has keep 0.9 and
+more `0.1 * x`. `apart.additive` turns assignments of such values into additions in shared memory.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _is_zero(keep: Any) -> bool:
 
 
 def find_sum(tensor: Any, handle: Any, max_depth: int = _MAX_DEPTH) -> Sum:
-    """Express `tensor` by the variable with this handle in its graph: v - 0.1 * g is 1 * v + (-0.1 * g).
+    """Express `tensor` by the variable with this handle in its graph.
 
     `more` may also depend on the variable. `Sum(0, tensor)` is always right: the result if the ops do not show more.
     """

@@ -2,7 +2,7 @@
 
 A process has one store at most. It holds the values of variables, and the progress of each rank: the batches of an
 epoch have numbers, and each rank takes the next number. A rank begins a batch only while the oldest batch in training
-is at most `bound` numbers behind.
+is at most `bound` numbers behind: with bound 2, batch 5 begins only after batches 0 to 2 have ended.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def view_variable(handle: Any, offset: int, writes: bool) -> None:
 
 
 def deal_batches(first: int, count: int) -> None:
-    """Begin an epoch of `count` batches, of which those before `first` are trained. One rank calls this, while no rank
-    has a batch.
-    """
+    """Begin an epoch of batches `first` to `count`, exclusive. One rank calls this, while no rank has a batch."""
     ops.get_library().c.matex_store_deal(first, count)
 
 
@@ -94,8 +92,7 @@ def begin_batch(bound: int, seconds: float) -> Turn:
 def end_batch(version: int) -> int:
     """Mark the batch of this rank as trained. Returns the number of batches trained by other ranks since it began.
 
-    Args:
-        version: alternately 0 and 1, for `read_version`.
+    `version`: alternately 0 and 1, for `read_version`.
     """
     return ops.get_library().c.matex_store_end(version)
 

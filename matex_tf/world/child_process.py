@@ -1,4 +1,4 @@
-"""Commands and preparation of child processes; such a child ends with this process, even if this process is killed."""
+"""Commands of child processes, and a preparation by which a child ends with this process, even if this is killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The exit codes of this library, and the exit code of the script, from the `SystemExit` that ends it.
+"""The exit codes of this library, and the exit code of the script.
 
-A rank needs the script's exit code before Python exits: ranks exchange their codes at the end, and a rank that aborts
-others uses its own.
+A rank needs the script's exit code before Python exits, because ranks exchange their codes at the end, and a rank that
+aborts the others passes its own on. So the code is taken from the `SystemExit` that ends the script.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def watch_main_module() -> None:
 
     Python before 3.12 has no event for that. There every call of `sys.exit` in the main thread counts (`note_exit`).
     """
+    # The frame of the main module; there is none in an interactive session, for example.
     main = sys.modules["__main__"].__dict__
     frame: FrameType | None = sys._getframe()
     while frame is not None and not (frame.f_globals is main and frame.f_locals is main):

@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-# For each function of matex_tf, the variables that it replaces. A size is useless without a rank; therefore sizes of
-# Slurm jobs are also listed.
+# For each function of matex_tf, the variables that it replaces. Sizes of Slurm jobs are useless without a rank.
 _REPLACEMENTS = {
     "rank": (
         "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID",
@@ -42,8 +41,7 @@ _process = 0  # the process that had the variables; a forked child is no rank
 def remove_variables(is_removed: Callable[[str], bool]) -> None:
     """Remove variables from this process's environment, and detect the script's reads of them.
 
-    Args:
-        is_removed: whether to remove the variable of this name.
+    `is_removed`: whether to remove the variable of this name.
     """
     global _process
     _process = os.getpid()
@@ -71,7 +69,7 @@ class _ReportingEnvironment(os._Environ[Any]):
 def explain_missing(name: str) -> str:
     """Why a rank lacks the launcher's variable `name`, and which function to call instead."""
     function = FUNCTIONS.get(name)
-    alternatives = ", ".join(f"matex_tf.{one}()" for one in ([function] if function else _REPLACEMENTS))
+    alternatives = ", ".join(f"matex_tf.{each}()" for each in ([function] if function else _REPLACEMENTS))
     return (
         f"{name} is removed from a rank's os.environ, so that its child processes do not join the job. "
         f"Use {alternatives} instead"

@@ -1,7 +1,8 @@
-"""The surviving ranks of a run: signs of a loss, and repetition of collectives that failed because of a loss.
+"""The surviving ranks of an elastic run, which continues without the ranks that were lost.
 
-After a loss, `resilience.elastic` shrinks the world, and the remaining ranks have new numbers. Code that collects data
-outside of steps calls its collectives by `attempt_collectives`, which repeats them after a loss.
+After a loss, `resilience.elastic` shrinks the world, and the remaining ranks have new numbers: if rank 1 of 4 is lost,
+ranks 0, 2 and 3 become 0, 1 and 2, and `survivors` is [0, 2, 3]. Code that collects data outside of steps calls its
+collectives by `attempt_collectives`, which repeats them after a loss.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ RAISED_ELSEWHERE = "its own message says why"
 survivors: list[int] = []
 """The ranks' numbers before the last loss, indexed by their present numbers."""
 
-_origins: list[int] = []
-"""The result of `list_origins` after a loss; empty before any loss."""
+_origins: list[int] = []  # the result of `list_origins` after a loss; empty before any loss
 
 _retry: Callable[[str, Callable[[], Any], Callable[[], None] | None], Any] | None = None  # see `set_retry`
 

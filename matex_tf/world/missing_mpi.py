@@ -9,9 +9,7 @@ import sys
 def describe(output: str) -> str:
     """The cause, the expectation and the remedy, in one line.
 
-    Args:
-        output: the error text of `from mpi4py import MPI`, or the complete output of a Python process that failed
-            there.
+    `output`: the error text of `from mpi4py import MPI`, or the complete output of a Python process that failed there.
     """
     errors = [match.start(1) for match in re.finditer(r"(?m)^\w*(?:Error|Exception): (.*)", output)]
     lines = output[errors[-1] if errors else 0 :].split("\n")

@@ -1,7 +1,7 @@
 """A world in which this process is rank 0 and the other ranks do not exist.
 
-`matex plan` measures a rank in such a world. `world` also uses it for a single rank that must run the code of several.
-Data from other ranks are copies of this rank's data.
+`matex plan` measures a rank in such a world: it predicts the steps of 64 ranks on a machine for one. `world` also uses
+it for a single rank that must run the code of several. Data from other ranks are copies of this rank's data.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class Communicator:
     def allgather(self, value: Any) -> list[Any]:
         return [value] * self.size
 
-    def gather(self, value: Any) -> list[Any]:
-        return [value] * self.size
+    gather = allgather
 
     def bcast(self, value: Any, root: int = 0) -> Any:
         return value
@@ -61,8 +60,7 @@ def make_single_world(make_world: Callable[..., Any]) -> Any:
 def make_phantom_world(make_world: Callable[..., Any], phantom: Phantom) -> Any:
     """The world of rank 0 of `phantom.ranks` ranks. This process is one of `phantom.copies` such ranks on this host.
 
-    Args:
-        make_world: the class `World`.
+    `make_world`: the class `World`.
     """
     world = make_world(
         size=phantom.ranks, local_rank=phantom.copy, local_size=phantom.copies, nodes=[0] * phantom.ranks,

@@ -262,7 +262,7 @@ def place_cores(local_rank: int, local_size: int, mode: str, part: str = "") -> 
     if launcher is None and local_size < 2 and mode != "spread":
         return "cores left as they are: no launcher started this process"
     reason = _find_reason_to_leave(launcher, mode)
-    if reason is not None:
+    if reason is not None:  # the user has chosen cores or threads
         return f"cores left as they are: {reason}"
     usable = choose_part(list_cores(find_node_cpus(launcher.process if launcher else None)), part)
     own_cores = choose_cores(usable, local_rank, local_size)

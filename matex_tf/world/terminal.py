@@ -1,8 +1,9 @@
 """The launcher's standard output and error streams, and the output of silent ranks: discarded, logged or stored.
 
-All ranks but rank 0 are silent (`redirect_output`). With MATEX_ELASTIC, ranks agree after each action, such as a step,
-that all have completed it. A silent rank stores its text since the last agreement, to print it if it replaces a lost
-rank 0.
+All ranks but rank 0 are silent (`redirect_output`), because every rank runs the same script and would print the same.
+With MATEX_ELASTIC, ranks agree after each action, such as a step, that all have completed it. If rank 0 is lost, the
+text that it had not printed yet would be missing. So a silent rank stores its text since the last agreement, and prints
+it if it replaces rank 0.
 """
 
 from __future__ import annotations

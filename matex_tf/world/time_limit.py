@@ -1,7 +1,7 @@
 """Limits waits for other ranks during which no watchdog runs: the start and the end of MPI, and after a loss.
 
-A thread watches the clock. mpi4py would hold Python's global lock while it starts or finalizes MPI, and the thread
-would stand still. So `mpi_calls` makes both calls without the lock.
+A thread watches the clock, reports a long wait, and at last ends the process. mpi4py would hold Python's global lock
+while it starts or finalizes MPI, and the thread would stand still. So `mpi_calls` makes both calls without the lock.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def limit_wait(
     if not stall_seconds and not abort_seconds:
         yield
         return
+    # Of 10 ranks: 0, 3, 6 and 9.
     reporters = {number * (size - 1) // (_REPORTERS - 1) for number in range(_REPORTERS)} if size else range(_REPORTERS)
     me = f"rank {rank} ({socket.gethostname()})"
     stall_text = f"matex_tf: for {stall_seconds:.0f} s {me} {what}. {hint}".rstrip()

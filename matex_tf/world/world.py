@@ -131,8 +131,8 @@ def has_threads() -> bool:
 
 
 def _start_world() -> World:
-    # Without a launcher, invalid settings must not end the script. So they are read here only if PLAN or MICROBATCH is
-    # set: these two make a world.
+    # Without a launcher, invalid settings must not end the script. So they are read here only if a variable is set that
+    # makes a world: MATEX_PLAN (a phantom), or MATEX_MICROBATCH (one rank that computes a batch in parts).
     if settings.PREFIX + "PLAN" in os.environ:
         phantom = settings.get_settings().plan
         if phantom and phantom.ranks:
@@ -213,11 +213,7 @@ def _join_ranks(MPI: Any) -> World:
 
 
 def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
-    """Make the world of the ranks of `communicator`. Collective.
-
-    Args:
-        life: see `World.life`.
-    """
+    """Make the world of the ranks of `communicator`. Collective. `life`: see `World.life`."""
     node = communicator.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks that share memory
     rank, host, chosen = communicator.Get_rank(), socket.gethostname(), settings.get_settings()
     ranks_per_node, lowest_rank = chosen.ranks_per_node, node.bcast(rank)

@@ -36,7 +36,7 @@ def allreduce(tensor: Any, op: str = "mean", name: str | None = None) -> Any:
     """
     arguments.check_choice("allreduce", "op", op, REDUCTIONS)
     if isinstance(tensor, (list, tuple)):
-        return [allreduce(one, op, name) for one in tensor]
+        return [allreduce(element, op, name) for element in tensor]
     tensor = common.make_dense_tensor("allreduce", tensor)
     if tensor.dtype.is_bool and op in ("mean", "sum"):
         raise TypeError(f"allreduce: the {op} of bool tensors is not defined; cast to an integer or float type")

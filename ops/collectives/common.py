@@ -64,7 +64,7 @@ def scale(tensors: Sequence[Any], weight: Any) -> list[Any]:
 
     factor = weight if weight.shape.rank == 0 else weight[0]
     is_zero = tf.equal(factor, 0)  # in a v1 graph, == compares the tensors' identity
-    return [tf.where(is_zero, tf.zeros_like(one), one * tf.cast(factor, one.dtype)) for one in tensors]
+    return [tf.where(is_zero, tf.zeros_like(tensor), tensor * tf.cast(factor, tensor.dtype)) for tensor in tensors]
 
 
 def name_gradient(op: Any) -> str:

@@ -17,8 +17,7 @@ from ..library import get_library
 from ..order import list_order_handles, make_in_order
 from . import common, reduce_on_device
 
-_NO_UPDATE = -1.0
-"""Passed in place of the rows of the global batch (`sequence/mismatch.h`)."""
+_NO_UPDATE = -1.0  # passed in place of the rows of the global batch (`sequence/mismatch.h`)
 
 
 def make_weight(weight: Any, rows: Any = None) -> Any:
@@ -85,9 +84,9 @@ def reduce_gradients(
         raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
     if is_update and overlap.is_chosen(tensors):
         return overlap.reduce_gradients(tensors, names, weight, place, checked, variables, cuts)
-    if not world.is_active():
+    if not world.is_active():  # one rank: its own gradients are the sum
         return common.scale(tensors, weight)
-    if not overlap.is_for_xla():
+    if not overlap.is_for_xla():  # XLA runs a function as one op, not in TensorFlow's threads
         announcing.hold_collectives(tensors, list_order_handles())
     return reduce_inline(tensors, names, weight, place, checked, variables, cuts)
 

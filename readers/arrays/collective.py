@@ -1,7 +1,7 @@
 """parallel=True: all ranks open the files through MPI-IO and read them in collective transfers.
 
-Closing a file is collective, too, so files stay open only during a collective read. Streams read independently, so they
-open files without MPI-IO.
+A transfer is one call of the library, which all ranks must make together, each for its own samples. Closing a file is
+collective, too, so files stay open only during a collective read. Streams read independently, without MPI-IO.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ class Transfers:
         self._files: dict[int, Any] = {}
 
     def run_action(self, action: Callable[[], Result]) -> Result:
-        """Run `action()`, which calls `fetch`, then join the other ranks' transfers until every rank is done.
-        Collective.
-        """
+        """Run `action()`, which calls `fetch`; then join the other ranks' transfers until all are done. Collective."""
         try:
             result = action()
         except agreement.FailedElsewhere:

@@ -69,7 +69,7 @@ def find_file(owner: Path, name: str, variable: str) -> Path | None:
     # ${ORIGIN} stands for the folder of `owner`. HDF5 replaces it only at the beginning of the complete text, which is
     # then one folder. Here the first one is replaced anywhere: elsewhere the result is hardly an existing folder.
     prefixes = [*prefix.split(":"), prefix.replace("${ORIGIN}", str(folder), 1)]
-    places += [Path(one) / last for one in prefixes if one]
+    places += [Path(folder_name) / last for folder_name in prefixes if folder_name]
     places += [folder / last, Path(last), owner.resolve().parent / last]
     return next((place for place in places if place.exists()), None)
 

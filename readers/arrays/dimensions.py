@@ -1,4 +1,8 @@
-"""Match dimensions by name and coordinates, so that samples of all files and channels have one order, as in xarray."""
+"""Match dimensions by name and coordinates, so that samples of all files and channels have one order, as in xarray.
+
+If the first file stores samples as (latitude, longitude), and another as (longitude, latitude) from north to south in
+place of south to north, the samples of the other are transposed and reversed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Calls into the C libraries of netCDF4 and h5py: one at a time, on one thread, with a limit of CPU time.
+"""Calls into the C libraries of netCDF4 and h5py: one at a time, on one thread, the worker, with a limit of CPU time.
 
-The libraries are not thread-safe, and on a damaged file they can loop forever. The CPU time of the thread distinguishes
-such a loop from a slow disk.
+The libraries are not thread-safe, and on a damaged file they can loop forever. The CPU time of the worker distinguishes
+such a loop from a slow disk. A worker in a loop is suspended, and its call raises a ReaderError.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class _Header:
             if records == 2 ** (8 * self._wide) - 1:
                 raise self._make_error("the number of records", "none (the file was not closed by its writer)")
             # A single record variable is stored without padding, but the C library pads its last record.
-            one = len(per_record) == 1
-            before = (records - 1) * sum(count if one else _pad_count(count) for _, count in per_record)
+            is_single = len(per_record) == 1
+            before = (records - 1) * sum(count if is_single else _pad_count(count) for _, count in per_record)
             ends += [(begin + before + count, begin + before + _pad_count(count)) for begin, count in per_record]
         return max(least for least, _ in ends), max(most for _, most in ends)

@@ -38,7 +38,7 @@ def list_dtypes(dtype: Any, wanted: dict[str, list[str]]) -> tuple[dict[str, np.
     for name, kind in by_name.items():
         fields = [field for field, names in wanted.items() if name in names]
         if not fields:
-            there = [one for names in wanted.values() for one in names]
+            there = [known_name for names in wanted.values() for known_name in names]
             raise ValueError(
                 f"DataSet: dtype names {name!r}; the variables that are read are {', '.join(there)}"
                 f"{files.suggest_similar(name, there)}"

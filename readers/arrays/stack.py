@@ -70,7 +70,7 @@ class Stack(Format):
         self.wanted = {"data": options.list_names(data), "labels": options.list_names(labels)}
         self._single = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
         self.labelled = bool(self.wanted["labels"])
-        self.compared = [file for one in self.files for file in self.list_compared(one)]
+        self.compared = [file for path in self.files for file in self.list_compared(path)]
         self._unchanged = Unchanged(self.compared)
         # By dtype=: the dtypes of fields, and the variables to be read as texts.
         self._field_dtypes, self._text_names = options.list_dtypes(dtype, self.wanted)
@@ -198,7 +198,7 @@ class Stack(Format):
     def _compare_variable(self, field: str, path: Path, variable: Variable) -> None:
         """Raises ReaderError if samples differ in shape or dtype from those of the first file and variable."""
         shape = variable.row_shape
-        if len(self.files) * len(self.wanted[field]) > 1:
+        if len(self.files) * len(self.wanted[field]) > 1:  # there are others to compare with
             with self.convert_errors(path, f"reading the dimensions of {variable.name!r} from"):
                 stored = library.call_library(variable.list_dimensions)
             first_name, first_file = self.wanted[field][0], self.files[0]

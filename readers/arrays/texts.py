@@ -84,8 +84,7 @@ def agree_on_texts(path: Path, name: str, found: Sequence[Mapping[str, int]], is
     """The sorted texts of a variable, from the counts of all ranks. Raises ReaderError if most texts are numbers and
     the user has not requested texts.
 
-    Args:
-        path: a file with the variable, for the message.
+    `path`: a file with the variable, for the message.
     """
     counts = number_like.add_counts(found)
     if not is_requested and number_like.are_numbers(counts):

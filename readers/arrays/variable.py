@@ -101,9 +101,7 @@ class Variable(ABC):
         piece[mask] = np.nan if is_nan else how
 
     def put_values(self, piece: np.ndarray, values: np.ndarray, where: str, begin: int) -> None:
-        """Write `values`, arranged samples from sample `begin` on, into `piece`. Raises ReaderError if a value
-        overflows.
-        """
+        """Write `values`, arranged samples from sample `begin` on, to `piece`. Raises ReaderError at an overflow."""
         if np.can_cast(values.dtype, piece.dtype):
             piece[...] = values
             return
@@ -146,8 +144,7 @@ class Variable(ABC):
 def check_numeric(path: Path, name: str, dtype: Any, kind: str = "") -> np.dtype:
     """The dtype of a variable, in native byte order. Raises ReaderError if it is not numeric.
 
-    Args:
-        kind: description of the variable's values for the message, if the dtype does not describe them.
+    `kind`: description of the variable's values for the message, if the dtype does not describe them.
     """
     if kind or getattr(dtype, "kind", "O") not in "biufc":
         raise ReaderError(

@@ -66,8 +66,7 @@ class Zarr(Stack):
         array = file.find_array(name)
         if array is None:
             return None
-        # NumPy's kinds of texts are "U", "S", "T" (StringDType) and objects, whose types are checked when they are
-        # read.
+        # NumPy's kinds of texts: "U", "S", "T" (StringDType), and objects, whose types are checked at reading.
         if array.dtype.kind not in "USTO":
             return _Variable(self, path, name, array, file)
         read = functools.partial(_read_texts, path, name, array)
@@ -151,8 +150,8 @@ class _Variable(Variable):
         if self._stored.kind == "i" and str(attributes.get("_Unsigned", "")).lower() == "true":
             self._stored = np.dtype(f"u{self._stored.itemsize}")
         self._scale, self._offset = (attributes.get(key) for key in ("scale_factor", "add_offset"))
-        scales = [one for one in (self._scale, self._offset) if one is not None]
-        if not all(isinstance(one, (int, float)) for one in scales):
+        scales = [scale for scale in (self._scale, self._offset) if scale is not None]
+        if not all(isinstance(scale, (int, float)) for scale in scales):
             raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
         self.dtype = np.result_type(self._stored, *[np.asarray(scale).dtype for scale in scales])
         marks = [attributes.get(key) for key in ("_FillValue", "missing_value")]
@@ -160,7 +159,7 @@ class _Variable(Variable):
             marks.append(array.fill_value)
         read = [self._read_mark(mark) for mark in marks if mark is not None]
         # Integers cannot be NaN.
-        self._marks = [one.astype(self._stored) for one in read if self._stored.kind == "f" or np.isfinite(one)]
+        self._marks = [mark.astype(self._stored) for mark in read if self._stored.kind == "f" or np.isfinite(mark)]
 
     def _read_mark(self, mark: Any) -> np.ndarray:
         """Decode a mark of missing values. In version 3, xarray writes floats as bytes in base 64."""
@@ -187,6 +186,6 @@ class _Variable(Variable):
             found = found.astype(self.dtype)
             found *= 1 if self._scale is None else self._scale
             found += 0 if self._offset is None else self._offset
-        if any(one.any() for one in absent):
+        if any(mask.any() for mask in absent):
             return np.ma.masked_array(found, np.logical_or.reduce(absent))
         return found

@@ -25,8 +25,7 @@ class Together:
 
     Ranks that call `stop_if_others_failed` while they read notice a failure within seconds.
 
-    Args:
-        alone: the script has given rank= and size=, so this process runs actions without the other ranks.
+    `alone`: the script has given rank= and size=, so this process runs actions without the other ranks.
     """
 
     def __init__(self, alone: bool):

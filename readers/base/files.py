@@ -15,8 +15,7 @@ from typing import Any
 from matex_tf import arguments
 from matex_tf.errors import ReaderError
 
-_COMPARED_BYTES = 1 << 16
-"""Ranks compare the first bytes of files, up to this number."""
+_COMPARED_BYTES = 1 << 16  # ranks compare the first bytes of files, up to this number
 _KINDS = {
     b"PK\x03\x04": "a zip archive; unpack it (a Zarr store or a spreadsheet is one, too)",
     b"\x1f\x8b": "a file compressed by gzip; decompress it",
@@ -41,7 +40,7 @@ def find_files(path: str | PathLike[str] | Sequence[Any], allow_folder: bool = F
     if isinstance(path, (list, tuple)):
         if not path:
             raise FileNotFoundError("expected at least one file, given an empty list")
-        return [file for one in path for file in find_files(one, allow_folder)]
+        return [file for part in path for file in find_files(part, allow_folder)]
     text = decode_path(path)
     here = Path(text)
     if here.is_file() or (allow_folder and here.is_dir()):

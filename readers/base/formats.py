@@ -228,7 +228,8 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
     if unknown:
         options_are = f"its options are {', '.join(valid)}" if valid else "it has no options of its own"
         raise TypeError(f"DataSet: the format {str(name).upper()} has no option {unknown[0]!r}; {options_are}")
-    needed = [one.name for one in parameters if one.default is one.empty and one.name not in options]
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    needed = [name for name in required if name not in options]
     if needed:
         raise TypeError(f"DataSet: the format {str(name).upper()} needs the option {needed[0]}=...")
     try:

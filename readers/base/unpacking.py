@@ -1,4 +1,7 @@
-"""Decompression: one rank of each host decompresses a file to a temporary file that all ranks of the host open."""
+"""Decompression: one rank of each host decompresses a file to a temporary file that all ranks of the host open.
+
+Otherwise each rank would have to decompress the whole file to read its rows.
+"""
 
 from __future__ import annotations
 

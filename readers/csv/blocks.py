@@ -37,6 +37,7 @@ def parse_block(
         except pa.ArrowInvalid:
             if types is None:
                 raise
+            # Numbers in a spelling that only the dialect describes: read texts, and convert them.
             texts = {number: pa.string() if _is_number(kind) else kind for number, kind in types.items()}
             table = _read_table(data, names, numbers, texts, dialect, newlines)
             for number, kind in types.items():

@@ -68,9 +68,7 @@ def can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
 
 
 def recognise_column(column: Any, dialect: Dialect) -> Any:
-    """Convert a pyarrow column of texts to int64, or else to float64; None if a text is not a number, or all are
-    addresses.
-    """
+    """Convert a pyarrow column of texts to int64, or else to float64; None if one is no number or all are addresses."""
     if len(column) == column.null_count or pc.all(pc.match_substring_regex(column, rf"^\s*{ADDRESS}\s*$")).as_py():
         return None
     whole = convert_column(column, pa.int64(), dialect)

@@ -22,9 +22,7 @@ NULLS = (
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file spells its values. `nulls` are texts that mark a missing value; `null_numbers` are numbers that
-    mark one, in any spelling.
-    """
+    """How a CSV file spells its values. `nulls` (texts) and `null_numbers` (in any spelling) mark a missing value."""
 
     marks: Marks = field(default_factory=Marks)
     delimiter: str = ","
@@ -37,9 +35,7 @@ class Dialect:
 
     @property
     def is_recoded_whole(self) -> bool:
-        """Whether a file must be recoded to UTF-8 before it is split, because its bytes cannot be searched for
-        newlines.
-        """
+        """Whether a file must be recoded to UTF-8 before it is split: its bytes cannot be searched for newlines."""
         return self.encoding != "utf-8" and not _has_single_bytes(self.encoding)
 
     def clean_block(self, data: bytes) -> bytes:

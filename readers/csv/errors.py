@@ -21,8 +21,7 @@ from matex_tf.readers.csv.dialect import Dialect
 def clean_block(data: bytes, dialect: Dialect, place: Callable[[], str]) -> bytes:
     """As `dialect.clean_block`. Raises ReaderError for bytes that are invalid in the encoding.
 
-    Args:
-        place: returns file and line of the first byte.
+    `place`: returns file and line of the first byte.
     """
     try:
         return dialect.clean_block(data)

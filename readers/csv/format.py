@@ -1,7 +1,8 @@
 """The CSV format: tables of text. Each rank reads and parses a contiguous range of the bytes.
 
-Opening has up to three surveys (see `Format`): "unpack" decompresses files, "records" finds the ends of records and
-keeps the rows that it parses, "texts" collects the values of columns of text.
+Opening has up to three surveys, in which each rank searches its part of the files (see `Format`): "unpack" decompresses
+files, "records" finds the ends of records and keeps the rows that it parses, "texts" collects the values of columns of
+text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from matex_tf.readers.base.formats import Held, Ranks, ReaderError, register
 from matex_tf.readers.base.unpacking import Unpacking
 from matex_tf.readers.csv import errors, headers, joined_text, number_like, records
 from matex_tf.readers.csv.dialect import make_dialect
-from matex_tf.readers.csv.joined_text import Piece, Text
+from matex_tf.readers.csv.joined_text import Text, TextFile
 from matex_tf.readers.csv.parse import RangeParser
 from matex_tf.readers.csv.table import Table
 from matex_tf.readers.tables.columns import Column
@@ -99,17 +100,17 @@ class Csv(TableFormat):
         if delimiter is None:
             dialect = dataclasses.replace(dialect, delimiter=headers.sniff_delimiter(self.files[0], head, dialect))
         self._marks = dialect.marks
-        self._pieces: list[Piece] = []
+        self._inputs: list[TextFile] = []
         for file in self.files:
             known = head if file is self.files[0] else b""
             names, start = headers.read_names(file, known, header, dialect)
-            if not self._pieces:
+            if not self._inputs:
                 self.columns = Table(file, names, dialect)
             headers.check_same(file, names, header, self.files[0], self.columns.names)
-            self._pieces.append(Piece(file, file, start))
+            self._inputs.append(TextFile(file, file, start))
         self.columns.choose_columns(labels, columns)
         self.labelled = "labels" in self.columns.columns
-        self.columns.learn_types(*headers.sample_records(self._pieces, head, dialect), dtype)
+        self.columns.learn_types(*headers.sample_records(self._inputs, head, dialect), dtype)
         packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
         self._unpacking: Unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, dialect), ".csv")
         self._set_surveys(["unpack"] * bool(packed) + ["records"] + ["texts"] * bool(self.columns.texts))
@@ -121,12 +122,12 @@ class Csv(TableFormat):
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
         places = self._unpacking.settle(ranks, found)
-        self._pieces = [Piece(one.named, places.get(one.named, one.path), one.start) for one in self._pieces]
+        self._inputs = [dataclasses.replace(file, path=places.get(file.named, file.path)) for file in self._inputs]
 
     # Records: each rank finds the ends of records in its range of bytes, and keeps the rows that it parses on the way.
 
     def _survey_records(self, ranks: Ranks) -> _Survey:
-        self._text = Text(self._pieces)
+        self._text = Text(self._inputs)
         start, stop = slice_bounds.deal_block(self._text.size, ranks.rank, ranks.size)
         if self._marks.comment is not None:
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
@@ -166,8 +167,8 @@ class Csv(TableFormat):
             return  # a rank has not kept its rows, so no rank does
         is_count_wrong = sum(counts) != self._records.count and not any(of_rank.has_failed for of_rank in found)
         if self._records.cut or is_count_wrong:
-            # A range begins within quotes, so the rows parsed from it are wrong. The positions of records are known
-            # now: parse this rank's rows again.
+            # The rows of a range that begins within quotes are wrong. Parse this rank's rows again, now at the right
+            # places.
             shares = self.list_parts(ranks)
             counts = [stop - start for start, stop in shares]
             self._rows = self._take_rows(*shares[ranks.rank])
@@ -219,9 +220,7 @@ class Csv(TableFormat):
             yield first, table
 
     def _iterate_slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Split rows into slices at starts of records: (first row, row after the last, first byte, byte after the
-        last).
-        """
+        """Split rows into slices at starts of records: (first row, row after last, first byte, byte after last)."""
         numbers, places = self._records.numbers, self._records.places
         # `row` and `byte`: the beginning of the slice. `index`: the next record with a known place, where it may end.
         row, byte = start, self._find_byte(start)

@@ -10,7 +10,7 @@ from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import errors, joined_text, records
 from matex_tf.readers.csv.dialect import Dialect
-from matex_tf.readers.csv.joined_text import BOM, Piece
+from matex_tf.readers.csv.joined_text import BOM, TextFile
 from matex_tf.readers.csv.marks import Marks
 
 HEAD_BYTES = 1 << 20
@@ -39,8 +39,7 @@ def sniff_delimiter(path: Path, head: bytes, dialect: Dialect) -> str:
 def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple[list[str], int]:
     """Returns the names of the columns and the offset of the first record.
 
-    Args:
-        head: the beginning of the file, if it has been read already.
+    `head`: the beginning of the file, if it has been read already.
     """
 
     def read(start: int, stop: int) -> bytes:
@@ -80,23 +79,22 @@ def check_same(file: Path, names: list[str], header: bool, first: Path, expected
         )
 
 
-def sample_records(pieces: Sequence[Piece], head: bytes, dialect: Dialect) -> tuple[bytes, Path, int]:
+def sample_records(text_files: Sequence[TextFile], head: bytes, dialect: Dialect) -> tuple[bytes, Path, int]:
     """Sample records that determine the types, from the first file that has records. Returns the bytes of the records,
     the file, and the line of the first record.
 
-    Args:
-        head: the beginning of the first file.
+    `head`: the beginning of the first file.
     """
-    for number, piece in enumerate(pieces):
+    for number, text_file in enumerate(text_files):
         length = HEAD_BYTES
-        text = joined_text.read_head(piece.named, length, dialect) if number else head
-        while not (end := _find_records_end(text, piece.start, length, dialect.marks)):
+        text = joined_text.read_head(text_file.named, length, dialect) if number else head
+        while not (end := _find_records_end(text, text_file.start, length, dialect.marks)):
             length *= 4
-            text = joined_text.read_head(piece.named, length, dialect)
-        sample, line = text[piece.start : end], 1 + text[: piece.start].count(b"\n")
+            text = joined_text.read_head(text_file.named, length, dialect)
+        sample, line = text[text_file.start : end], 1 + text[: text_file.start].count(b"\n")
         if sample.strip():
             break
-    return sample, piece.named, line
+    return sample, text_file.named, line
 
 
 def _find_records_end(head: bytes, start: int, length: int, marks: Marks) -> int:

@@ -1,4 +1,8 @@
-"""The text of several CSV files, plain or compressed, as one text without headers, with offsets from 0."""
+"""The text of several CSV files, plain or compressed, as one text without headers, with offsets from 0.
+
+So ranks divide the bytes of all files evenly. Of two files with 100 and 50 bytes of records, offset 101 is the first
+byte of the second: a newline is added after each file.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +97,7 @@ def read_head(path: Path, length: int, dialect: Dialect) -> bytes:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextFile:
     """One file of a text: its name in messages, the file with its text, and the offset of its first record."""
 
     named: Path
@@ -113,16 +117,16 @@ class Text:
     Attributes: `size`; `starts` and `ends`, the first offset of each file and the offset after its last byte.
     """
 
-    def __init__(self, pieces: Sequence[Piece]):
-        self._pieces = pieces
-        self._open = {number: _open_piece(piece) for number, piece in enumerate(pieces) if piece.is_unpacked}
+    def __init__(self, text_files: Sequence[TextFile]):
+        self._files = text_files
+        self._open = {number: _open_plain(file) for number, file in enumerate(text_files) if file.is_unpacked}
         self._sizes = [
-            (os.fstat(self._open[number].fileno()) if piece.is_unpacked else os.stat(piece.path)).st_size
-            for number, piece in enumerate(pieces)
+            (os.fstat(self._open[number].fileno()) if file.is_unpacked else os.stat(file.path)).st_size
+            for number, file in enumerate(text_files)
         ]
-        self._unchanged = Unchanged({piece.path for piece in pieces if not piece.is_unpacked})
+        self._unchanged = Unchanged({file.path for file in text_files if not file.is_unpacked})
         self._last_opened: tuple[int, BinaryIO] | None = None
-        self.ends = list(itertools.accumulate(size - piece.start + 1 for size, piece in zip(self._sizes, pieces)))
+        self.ends = list(itertools.accumulate(size - file.start + 1 for size, file in zip(self._sizes, text_files)))
         self.starts = [0, *self.ends[:-1]]
         self.size = self.ends[-1]
 
@@ -133,20 +137,20 @@ class Text:
         while start < stop:
             number = bisect.bisect_right(self.ends, start)
             end = min(stop, self.ends[number])
-            inside = self._pieces[number].start - self.starts[number]  # from an offset of the text to one of the file
-            data = self._read_piece(number, start + inside, min(end + inside, self._sizes[number]))
+            inside = self._files[number].start - self.starts[number]  # from an offset of the text to one of the file
+            data = self._read_file(number, start + inside, min(end + inside, self._sizes[number]))
             found.append(data if end < self.ends[number] else data + b"\n")
             start = end
         return found[0] if len(found) == 1 else b"".join(found)
 
-    def _read_piece(self, number: int, start: int, stop: int) -> bytes:
+    def _read_file(self, number: int, start: int, stop: int) -> bytes:
         """Read bytes `start` to `stop` of one file."""
-        if not self._pieces[number].is_unpacked:
-            self._unchanged.check(self._pieces[number].path)
+        if not self._files[number].is_unpacked:
+            self._unchanged.check(self._files[number].path)
         data = files.read_at(self._open_file(number).fileno(), start, stop - start)
         if start + len(data) < stop:
             raise ReaderError(
-                f"{self._pieces[number].named}: truncated: expected {self._sizes[number]} bytes, found "
+                f"{self._files[number].named}: truncated: expected {self._sizes[number]} bytes, found "
                 f"{start + len(data)}"
             )
         return data
@@ -158,7 +162,7 @@ class Text:
         if self._last_opened is None or self._last_opened[0] != number:
             if self._last_opened is not None:
                 self._last_opened[1].close()
-            self._last_opened = (number, _open_piece(self._pieces[number]))
+            self._last_opened = (number, _open_plain(self._files[number]))
         return self._last_opened[1]
 
     def split_by_file(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -170,7 +174,7 @@ class Text:
 
     def find_file(self, byte: int) -> Path:
         """The file that contains the byte at offset `byte`."""
-        return self._pieces[min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)].named
+        return self._files[min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)].named
 
     def find_line_start(self, byte: int) -> int:
         """The first offset at or after `byte` at which a line begins."""
@@ -187,14 +191,14 @@ class Text:
     def find_line(self, byte: int) -> str:
         """ "FILE, line NUMBER" of the line that begins at offset `byte`; lines count from 1."""
         number = min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)
-        last = byte - self.starts[number] + self._pieces[number].start
+        last = byte - self.starts[number] + self._files[number].start
         steps = range(0, min(last, self._sizes[number]), 1 << 20)
         count = sum(
-            self._read_piece(number, at, min(at + (1 << 20), last, self._sizes[number])).count(b"\n") for at in steps
+            self._read_file(number, at, min(at + (1 << 20), last, self._sizes[number])).count(b"\n") for at in steps
         )
-        return f"{self._pieces[number].named}, line {1 + count}"
+        return f"{self._files[number].named}, line {1 + count}"
 
 
-def _open_piece(piece: Piece) -> BinaryIO:
-    with real_files.use_real_files() if piece.is_unpacked else contextlib.nullcontext():
-        return open(piece.path, "rb", buffering=0)
+def _open_plain(file: TextFile) -> BinaryIO:
+    with real_files.use_real_files() if file.is_unpacked else contextlib.nullcontext():
+        return open(file.path, "rb", buffering=0)

@@ -1,4 +1,7 @@
-"""Recognizes texts that a person reads as numbers, and suggests the options that parse them."""
+"""Recognizes texts that a person reads as numbers, such as 1.234,56 or 12 km, and suggests the options that parse them.
+
+A column of such texts would silently be read as categories. So an error names the option instead.
+"""
 
 from __future__ import annotations
 
@@ -108,9 +111,7 @@ def find_unit(text: str) -> str | None:
 
 
 def find_numbers(counts: Mapping[str, int]) -> set[str]:
-    """The texts that are numbers, among `counts` (rows for each text). Only the most common unit of `find_unit` is
-    accepted.
-    """
+    """The texts that are numbers, among `counts` (rows for each text). Of units, only the most common one counts."""
     units = {text: unit for text in counts if (unit := find_unit(text)) is not None}
     rows: collections.Counter[str] = collections.Counter()
     for text, unit in units.items():

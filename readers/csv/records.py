@@ -1,9 +1,9 @@
 """Finds the ends of records in ranges of a CSV text. Each rank searches one range; `join_parts` combines the results.
 
-A newline ends a record if it is outside of quotes. A rank cannot know whether its range begins within quotes, so it
-searches under both assumptions; later the preceding ranges show which one is true. A range that begins within a comment
-would need a third assumption. So if the text has comments, ranges begin at lines: a line may begin within quotes, but
-not within a comment.
+A newline ends a record if it is outside of quotes. A rank cannot know whether its range begins within quotes: the first
+quote in it may open a value or close one. So it searches under both assumptions; later the preceding ranges show which
+one is true. A range that begins within a comment would need a third assumption. So if the text has comments, ranges
+begin at lines: a line may begin within quotes, but not within a comment.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ class Table(Columns):
         """Returns a column of text with numbers in most rows, and one of these numbers; None if there is no such
         column.
 
-        Args:
-            counts: for each column, the number of rows with each value.
+        `counts`: for each column, the number of rows with each value.
         """
         for number in sorted(set(self.texts) - self.requested_texts):
             if number_like.are_numbers(counts[number]):

@@ -62,8 +62,7 @@ def _extract_member(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo
 class Stored:
     """A file on disk, or an extracted file, which stays open and may be removed. `str` returns its name for messages.
 
-    Args:
-        named: "ARCHIVE: NAME" for a file that was extracted to `path`.
+    `named`: "ARCHIVE: NAME" for a file that was extracted to `path`.
     """
 
     def __init__(self, path: Path, named: str | None = None):

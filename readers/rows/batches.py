@@ -1,4 +1,8 @@
-"""Iterates over the global batches of a part: selects this rank's rows of the next batch."""
+"""Iterates over the global batches of a part, such as the training rows: selects this rank's rows of the next batch.
+
+With 6 rows, of which rank 0 has rows 0-2 and rank 1 rows 3-5, the first batch of 4 rows consists of the first two rows
+of each rank.
+"""
 
 from __future__ import annotations
 

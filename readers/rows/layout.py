@@ -1,4 +1,8 @@
-"""Splits the rows of a data set into parts (training, validation, testing), and assigns rows of a part to ranks."""
+"""Splits the rows of a data set into parts (training, validation, testing), and assigns rows of a part to ranks.
+
+A part has its own numbering, the positions: with 10 rows and split="last", validation_fraction=0.2 makes rows 8 and 9
+the validation rows, at the positions 0 and 1.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +119,7 @@ class Deal:
         if self.distribution == "cyclic":
             return rank + mine * self.size
         # Each complete batch has this rank's rows at offsets `first` to `last`; the rest of the rows, a shorter batch,
-        # has them from offset `rest_first` on.
+        # has them from offset `rest_first` on. Of 10 rows in batches of 4, rank 1 of 2 has rows 2, 3, 6, 7 and 9.
         first, last = slice_bounds.deal_block(self._batch, rank, self.size)
         whole = self.count // self._batch
         rest_first = slice_bounds.deal_block(self.count % self._batch, rank, self.size)[0]

@@ -1,6 +1,7 @@
 """This rank's rows of each part of a data set, in memory: read at their first use, or while the data set is opened.
 
-`DataSet` calls it for its arrays and batches; streams read by themselves (`streaming.py`).
+A part is "training", "validation" or "testing", a field "data" or "labels". `DataSet` calls this module for its arrays
+and batches; streams read by themselves (`streaming.py`).
 """
 
 from __future__ import annotations
@@ -64,9 +65,7 @@ class LoadedRows:
         return arrays
 
     def get_rows(self, part: str, field: str) -> np.ndarray:
-        """This rank's rows, read at the first use. A rank without rows gets the first row of all, for use with weight
-        0.
-        """
+        """This rank's rows, read at the first use; a rank without rows gets the first row, to use with weight 0."""
         if (part, field) not in self._finished:
             positions = self._list_positions(part)
             self.set_scale()
@@ -99,9 +98,7 @@ class LoadedRows:
         return deal.list_positions(rank, 0, count) if count else range(1)
 
     def set_scale(self) -> Any:
-        """Set and return the function that scales data. For "standard", each rank computes the moments of its rows.
-        Collective.
-        """
+        """Set and return the function that scales data; for "standard" from the moments of all ranks. Collective."""
         source = self._source
         if source.scale is None and self._normalize:
             if self._normalize == "standard":

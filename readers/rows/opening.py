@@ -1,6 +1,7 @@
 """Opens a data set: checks arguments, reads headers, counts rows and splits them into parts. `DataSet` calls it.
 
-Every step runs on all ranks and fails on all ranks together.
+Every step runs on all ranks and fails on all ranks together. Some formats must read more than headers to count rows:
+in surveys, each rank searches its part of the files, and all ranks use all results (see `Format`).
 """
 
 from __future__ import annotations
@@ -62,7 +63,6 @@ def open_source(
     opened = together(open_headers, doing, describe=_describe_opened)
     # A survey keeps the rows of this rank's samples only if samples are rows, and the script has not given size=.
     opened.keep = cut.window is None and size == ranks.size
-    # A survey has two steps: each rank searches its part of the files, then each rank uses the results of all ranks.
     for turn in range(opened.surveys):
         found = together.gather(functools.partial(opened.survey, turn, ranks), doing)
         together(functools.partial(opened.settle, turn, ranks, found), doing)

@@ -1,7 +1,7 @@
-"""Sends the rows that a survey has kept (`Held`) to the ranks to which they are assigned.
+"""Sends the rows that were read while a data set was opened (`Held`) to the ranks to which they are assigned.
 
-A survey reads contiguous rows on each rank; a `Deal` may assign other rows to it. For example, 2 ranks have read rows
-0-2 and 3-5 of a file; with distribution="cyclic" rank 0 keeps rows 0 and 2, sends row 1, and receives row 4.
+To count the rows, each rank reads contiguous rows; a `Deal` may assign other rows to it. For example, 2 ranks have read
+rows 0-2 and 3-5 of a file; with distribution="cyclic" rank 0 keeps rows 0 and 2, sends row 1, and receives row 4.
 
 All ranks send in rounds of some rows each. Only the end of an array can be freed, so they begin with the last row.
 `loaded_rows.py` calls this module.
@@ -21,8 +21,7 @@ from matex_tf.readers.rows.samples import Source
 from matex_tf.sharding.shard_arrays import ShardArray
 
 _ROUND_BYTES = 1 << 20
-_ROUNDS = 64
-"""A rank sends _ROUND_BYTES or 1/_ROUNDS of its rows in a round, whichever is larger."""
+_ROUNDS = 64  # a rank sends _ROUND_BYTES or 1/_ROUNDS of its rows in a round, whichever is larger
 
 Arrays = dict[tuple[str, str], np.ndarray]
 """The rows of a rank by part and field."""
@@ -97,6 +96,8 @@ def send_rows(
     # The rows of a round; the rank with the most rows determines the number of rounds.
     step = max(1, _ROUND_BYTES // row_bytes, max(held.counts) // _ROUNDS)
     for round_number in range(-(-max(held.counts) // step)):
+        # The rows of the file that each rank sends in this round. Of these, each rank finds the rows that it keeps,
+        # sends and receives.
         ranges = [_find_range(starts[other], held.counts[other], step, round_number) for other in range(size)]
         first, last = ranges[rank]
         own = _find_all_between(wanted[rank], first, last)
@@ -120,8 +121,8 @@ def _find_range(start: int, count: int, step: int, round_number: int) -> tuple[i
 
 def _find_all_between(wanted: Mapping[str, _Wanted], first: int, last: int) -> Spans:
     """`find_between` of each part, without parts that have no such rows."""
-    found = {part: one.find_between(first, last) for part, one in wanted.items()} if last > first else {}
-    return {part: (start, stop) for part, (start, stop) in found.items() if stop > start}
+    spans = {part: rows.find_between(first, last) for part, rows in wanted.items() if last > first}
+    return {part: (start, stop) for part, (start, stop) in spans.items() if stop > start}
 
 
 def _slice_arrays(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:

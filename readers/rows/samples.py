@@ -1,6 +1,7 @@
 """Converts the rows of an opened format to samples: split into parts, windows, missing values, scaling.
 
-A sample is a row, or a window of consecutive rows. This module reads any samples and does not depend on ranks.
+A sample is a row, or a window of consecutive rows: with window=2 and horizon=1, the rows 0 and 1, whose label is row 2,
+then the rows 1 and 2, and so on. This module reads any samples and does not depend on ranks.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from matex_tf.sharding.shard_arrays import ShardArray
 
 PIECE_BYTES = 8 << 20
 """The size of a block that is read at once."""
-_GAP_BYTES = 64 << 10
-"""Rows with smaller gaps are read together with the gap, which the disk would read anyway."""
+_GAP_BYTES = 64 << 10  # rows with smaller gaps are read together with the gap, which the disk would read anyway
 
 _one_at_a_time = threading.RLock()
 """Streams read on their own threads. The lock protects formats that are not thread-safe."""

@@ -15,9 +15,7 @@ CHOICES = (False, True, "standard")
 
 
 def scale_by_type(rows: np.ndarray) -> np.ndarray:
-    """Convert integers to float32, divided by the largest value of their dtype (uint8: 0 to 1); return others
-    unchanged.
-    """
+    """Integers as float32, divided by the largest value of their dtype (uint8: 0 to 1); other data unchanged."""
     if rows.dtype.kind not in "iu":
         return rows
     largest = np.iinfo(rows.dtype).max

@@ -1,7 +1,8 @@
 """A tf.data.Dataset that reads this rank's rows of each global batch from disk while it is iterated.
 
-`DataSet.as_dataset` calls `make_stream`. An `Order` cuts this rank's rows into ranges and puts them in the order of an
-epoch; each range is read with one call. When shuffling, the rows of a few ranges are mixed.
+`DataSet.as_dataset` calls `make_stream`. Reading single rows in random order would be slow. So an `Order` cuts the rows
+of one part (training, validation or testing) into ranges of some megabytes, each of which is read with one call, and
+puts the ranges in the order of an epoch. When shuffling, the rows of a few ranges are mixed.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from matex_tf.readers.rows.samples import PIECE_BYTES, Source
 from matex_tf.sharding import shard_arrays, slice_bounds
 from matex_tf.world import world
 
-_MIXED = 4
-"""The number of ranges whose rows are mixed when shuffling."""
-_MIN_RUNS = 16
-"""A rank's rows are split into at least this many runs, which are taken in random order."""
+_MIXED = 4  # the number of ranges whose rows are mixed when shuffling
+_MIN_RUNS = 16  # when shuffling, a rank's rows are split into at least this many runs, each of one or more ranges
 
 
 class Order:
@@ -49,7 +48,7 @@ class Order:
         """Whether batches are shuffled instead of rows, in the same order on all ranks."""
         return self.shuffle and self.deal.distribution == "batch"
 
-    def iterate_pieces(self, length: int, epoch: int, chunk_rows: int = 1) -> Iterator[Any]:
+    def iterate_ranges(self, length: int, epoch: int, chunk_rows: int = 1) -> Iterator[Any]:
         """This rank's rows in the order of an epoch, as ranges or arrays of up to `length` positions.
 
         A chunk of the files has `chunk_rows` rows; reading one of them costs as much as reading all. So ranges of a
@@ -60,7 +59,7 @@ class Order:
             return
         before = 0 if self.in_memory else slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
         random = self.make_generator(epoch) if self.shuffle else None
-        for first, last in _cut_pieces(self.deal.count_held(self.rank), before, length, chunk_rows, random):
+        for first, last in _cut_ranges(self.deal.count_held(self.rank), before, length, chunk_rows, random):
             yield self.list_positions(first, last)
 
     def list_positions(self, start: int, stop: int) -> Any:
@@ -71,8 +70,8 @@ class Order:
         """This rank's block of all rows, after a shuffle of ranges that is the same on every rank."""
         random = np.random.default_rng([self.seed, epoch])
         start, stop = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)  # in the shuffled order
-        before = 0  # rows in the pieces before, which are not kept: there may be millions of pieces
-        for first, last in _cut_pieces(self.deal.count, 0, length, chunk_rows, random):
+        before = 0  # rows in the ranges so far; these are not kept, because there may be millions
+        for first, last in _cut_ranges(self.deal.count, 0, length, chunk_rows, random):
             own_first, own_last = max(start - before, 0) + first, min(stop - before + first, last)
             if own_first < own_last:
                 yield range(own_first, own_last)
@@ -82,14 +81,15 @@ class Order:
         return np.random.default_rng([self.seed, epoch, self.rank])
 
 
-def _cut_pieces(
+def _cut_ranges(
     count: int, before: int, length: int, chunk_rows: int, random: np.random.Generator | None
 ) -> Iterator[tuple[int, int]]:
     """(first, last) of ranges of `count` rows, which begin at row `before` of the file, in the order drawn by `random`.
 
-    For `length` and `chunk_rows` see `Order.iterate_pieces`. Without `random` the order is ascending.
+    For `length` and `chunk_rows` see `Order.iterate_ranges`. Without `random` the order is ascending.
     """
-    # With `random`, runs come in random order. Each run is cut into ranges, and ranges of `mixed` runs alternate.
+    # With `random`, runs come in random order. Each run is cut into ranges, and ranges of `mixed` runs alternate. With
+    # runs of 4 rows, ranges of 2 and two mixed runs, 8 rows may come as 4-6, 0-2, 6-8, 2-4.
     run = length if random is None else max(length, min(chunk_rows, -(-count // _MIN_RUNS)))
     # Runs end at chunks of the files, if all chunks have the same length.
     cut = run - before % run if run > length else run
@@ -121,18 +121,18 @@ class Memory:
         return data, labels[0] if labels else None
 
 
-def _iterate_stacks(
+def _iterate_groups(
     source: Source | Memory, part: str, order: Order, length: int, epoch: int
 ) -> Iterator[list[np.ndarray]]:
-    """Yield [data, labels] of some of this rank's rows at a time."""
-    pieces = order.iterate_pieces(length, epoch, source.count_chunk_rows(part))
+    """Yield [data, labels] of a few ranges of this rank's rows at a time, with mixed rows when shuffling."""
+    ranges = order.iterate_ranges(length, epoch, source.count_chunk_rows(part))
     random = order.make_generator(epoch)
-    while group := list(itertools.islice(pieces, _MIXED if order.shuffle else 1)):
+    while group := list(itertools.islice(ranges, _MIXED if order.shuffle else 1)):
         read = [_read_pair(source, part, positions) for positions in group]
         fields = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*read)]
         if order.shuffle:
-            mixed = random.permutation(len(fields[0]))
-            fields = [field[mixed] for field in fields]
+            shuffled = random.permutation(len(fields[0]))
+            fields = [field[shuffled] for field in fields]
         yield fields
 
 
@@ -144,8 +144,8 @@ def _read_pair(source: Source | Memory, part: str, positions: Any) -> list[np.nd
 class _Feed:
     """Cuts an iterator of [data, labels] of any lengths into arrays of the requested lengths."""
 
-    def __init__(self, stacks: Iterator[list[np.ndarray]]):
-        self._stacks, self._offset = stacks, 0
+    def __init__(self, groups: Iterator[list[np.ndarray]]):
+        self._groups, self._offset = groups, 0  # the offset of the next row in `_current`
         self._current: list[np.ndarray] | None = None
 
     def take_rows(self, rows: int) -> list[np.ndarray]:
@@ -153,11 +153,10 @@ class _Feed:
         taken: list[list[np.ndarray]] = []
         while rows:
             if self._current is None or self._offset == len(self._current[0]):
-                self._current, self._offset = next(self._stacks), 0
-            part = [field[self._offset : self._offset + rows] for field in self._current]
-            self._offset += len(part[0])
-            rows -= len(part[0])
-            taken.append(part)
+                self._current, self._offset = next(self._groups), 0
+            taken.append([field[self._offset : self._offset + rows] for field in self._current])
+            self._offset += len(taken[-1][0])
+            rows -= len(taken[-1][0])
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*taken)]
 
 
@@ -170,7 +169,7 @@ def iterate_batches(
     """
     deal = order.deal
     length = max(1, PIECE_BYTES // row_bytes // (_MIXED if order.shuffle else 1))
-    feed = _Feed(_iterate_stacks(source, part, order, length, epoch))
+    feed = _Feed(_iterate_groups(source, part, order, length, epoch))
     placeholder = None
     for first, last in order.iterate_batches(batch_size, epoch):
         # The indices of this rank's rows of the batch, among its own rows in the order of consumption.
@@ -226,7 +225,7 @@ def _count_own_steps(order: Order, batch_size: int) -> int:
     """The number of steps of an epoch in which this rank has rows."""
     deal = order.deal
     if order.rank >= deal.size:
-        return 0  # a server
+        return 0  # a rank that only serves weights
     starts, certain = range(0, deal.count, batch_size), 0
     if batch_size >= 3 * deal.size:
         # A rank's rows deviate by less than one row from its proportion, so only the last step can have none.

@@ -1,4 +1,8 @@
-"""The columns of a table: their roles (data or labels) and types; conversion of table blocks to rows."""
+"""The columns of a table: their roles (data or labels) and types; conversion of table blocks to rows.
+
+A row of a field, "data" or "labels", has the values of the field's columns, one after another: one value of a column,
+or several of a column of lists. A text is represented by an integer, its code.
+"""
 
 from __future__ import annotations
 
@@ -151,8 +155,7 @@ class Columns:
     ) -> None:
         """Write the rows of a table into `target`; `codes(number, column)` returns the integers of a column of text.
 
-        Args:
-            table: a pyarrow table with columns named by their numbers.
+        `table`: a pyarrow table with columns named by their numbers.
         """
         flat = target.reshape(len(target), -1) if len(target) else target
         at = 0
@@ -166,9 +169,7 @@ class Columns:
     def _convert_column(
         self, table: Any, number: int, field: str, codes: Callable[..., Any], missing: Any, place: Place
     ) -> np.ndarray:
-        """The values of a column, as many for each row as `widths` says. A missing float is NaN; for other dtypes the
-        option missing= decides.
-        """
+        """The values of a column, `widths` for each row. A missing float is NaN; other dtypes follow missing=."""
         column, width = table[str(number)], self.widths.get(number, 1)
         if pa.types.is_fixed_size_list(column.type):
             column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)

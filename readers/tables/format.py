@@ -145,8 +145,6 @@ class TableFormat(Format):
             self._rows.settle_categories(self._values)
 
     def _find_room(self, ranks: Ranks) -> int:
-        """The maximum bytes of rows that this rank keeps: by default half of the free memory, divided by the ranks of
-        its host.
-        """
+        """The maximum bytes of rows that this rank keeps: by default its share of half of its host's free memory."""
         local_ranks = sum(host == ranks.hosts[ranks.rank] for host in ranks.hosts)
         return memory.measure_free() // 2 // local_ranks if self._memory is None else self._memory

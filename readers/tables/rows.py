@@ -1,4 +1,7 @@
-"""Storage of the rows of a table while they are read: arrays, with texts as integers."""
+"""Storage of the rows of a table while they are read: arrays, with texts as integers.
+
+The number of rows is not known before, so the arrays have room for an estimate, and further ones are added.
+"""
 
 from __future__ import annotations
 
@@ -59,15 +62,12 @@ class Rows:
         codes = {number: self._encode_column(number, found[str(number)]) for number in self._table.texts}
         if rows > self._room:
             self._grow_buffers(rows, remaining)
-        filled = len(self._get_buffer()) - self._room
         for field, buffers in self.buffers.items():
+            filled = len(buffers[-1]) - self._room
             target = buffers[-1][filled : filled + rows]
             self._table.fill_rows(target, found, field, lambda number, column: codes[number], self._missing, place)
         self._room -= rows
         self.count += rows
-
-    def _get_buffer(self) -> np.ndarray:
-        return next(iter(self.buffers.values()))[-1]
 
     def _grow_buffers(self, rows: int, remaining: float) -> None:
         """Add buffers for `rows` rows and about `remaining` times as many. Raises TooLarge."""

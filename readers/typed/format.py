@@ -1,7 +1,8 @@
 """Base class of Parquet and TFRecord: typed columns of single values or of lists.
 
-Opening has up to four surveys (see `Format`): "widths" finds the number of values of lists, "room" whether memory
-allows to keep rows, "rows" reads each rank's rows once, and "texts" collects the values of columns of text.
+Opening has up to four surveys, in which each rank searches its part of the files (see `Format`): "widths" finds the
+number of values of lists, "room" whether memory allows to keep rows, "rows" reads each rank's rows once, and "texts"
+collects the values of columns of text.
 """
 
 from __future__ import annotations
@@ -44,8 +45,7 @@ class TypedTable(TableFormat):
 
         Raises ReaderError for a column that is missing, or that holds neither numbers nor texts.
 
-        Args:
-            first_surveys: the names of surveys that run before the common ones.
+        `first_surveys`: the names of surveys that run before the common ones.
         """
         self.columns = Columns(path, [name for name, _ in types])
         self.columns.choose_columns(labels, columns)
@@ -85,9 +85,7 @@ class TypedTable(TableFormat):
     # Lists: the number of values of each row.
 
     def _survey_widths(self, ranks: Ranks) -> dict[int, int]:
-        """The largest number of values of a row, by column of lists. With missing="error" all rows must have the same
-        number, so only the first row is read.
-        """
+        """The largest number of values of a row, by column of lists; with missing="error", of the first row."""
         if not self.count("training"):
             return {}
         batches: Iterable[Any] = []
@@ -201,7 +199,8 @@ class TypedTable(TableFormat):
 
 def _check_shape(shape: Any) -> tuple[int, ...]:
     given = shape if isinstance(shape, (tuple, list)) else (shape,)
-    if not given or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in given):
+    are_valid = [isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in given]
+    if not given or not all(are_valid):
         raise TypeError(
             f"DataSet: expected shape to be the shape of a row of data, such as (28, 28); given "
             f"{arguments.describe_value(shape)}"

@@ -1,4 +1,8 @@
-"""The Parquet format: each rank reads and decodes its own row groups."""
+"""The Parquet format: each rank reads and decodes its own row groups.
+
+A row group, some thousand rows of a file, can be decoded from its beginning only. So the rows that a rank reads when a
+data set is opened begin and end with row groups. For later reads a `Cursor` keeps the position in a row group.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +130,7 @@ class Parquet(TypedTable):
     def find_place(self, row: int) -> str:
         index = int(np.searchsorted([group.stop for group in self._groups], row, side="right"))
         group = self._groups[index]
-        first = next(one.start for one in self._groups if one.file == group.file)
+        first = next(other.start for other in self._groups if other.file == group.file)
         return f"{self.files[group.file]}, row {row - first}"
 
     def read_first(self, numbers: Sequence[int]) -> Any:

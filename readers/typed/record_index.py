@@ -1,6 +1,8 @@
 """Finds the records of TFRecord files; each rank searches its range of bytes.
 
-A record consists of its length (8 bytes), the checksum of the length (4), the data, and their checksum (4).
+A record consists of its length (8 bytes), the checksum of the length (4), the data, and their checksum (4). The first
+12 bytes are its head. A range may begin within a record, so a rank searches for 12 bytes that look like a head. Data
+may look so, too: the preceding ranges later prove the first record of a range, or the file is searched again.
 """
 
 from __future__ import annotations
@@ -166,9 +168,7 @@ class Index:
 
 
 def _fit_together(parts: Sequence[Part]) -> bool:
-    """Whether the records of each range begin at the end of the preceding ones, and the first at byte 0; then all are
-    correct.
-    """
+    """Whether the first record begins at byte 0, and those of each range where the preceding ones end."""
     at = 0  # the end of the records so far
     for part in parts:
         # Damaged; no record begins in the range although the preceding one ends in it; or the first begins elsewhere.

@@ -1,4 +1,9 @@
-"""The TFRecord format: records of tf.train.Example. Each rank reads and parses its own records."""
+"""The TFRecord format: records of tf.train.Example. Each rank reads and parses its own records.
+
+Records have different lengths, and a file has no table of them. So when a data set is opened, each rank searches its
+range of the bytes in a survey (see `Format`), "index"; the results are an `Index` of the places of some records, from
+which any record is found (`record_index.py`). Compressed files are decompressed before, in the survey "unpack".
+"""
 
 from __future__ import annotations
 
@@ -154,7 +159,7 @@ class TfRecord(TypedTable):
         try:
             found = _parse_examples(records, kinds)
         except ValueError:
-            for row in range(len(records)):
+            for row in range(len(records)):  # the wrong record raises the error with its own place
                 try:
                     _parse_examples(records[row : row + 1], kinds)
                 except ValueError as error:
@@ -190,8 +195,7 @@ class _File:
 
     def read_records(self, at: int, count: int) -> Any:
         """The data of `count` records from offset `at`, as a string tensor. TensorFlow checks the checksums."""
-        # Raw ops, because the classes of tf.data belong to the script's pipelines. Without a buffer the ops read only
-        # these records.
+        # Raw ops: the classes of tf.data are the script's. Without a buffer these ops read no other records.
         raw, kinds = tf.raw_ops, [tf.string]
         with real_files.use_real_files(), _compute_eagerly():
             number = tf.constant(count, tf.int64)
@@ -332,4 +336,4 @@ def _parse_examples(records: Any, kinds: Mapping[str, str]) -> dict[str, tuple[n
             found = tf.io.parse_example(records, wanted)
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(f"expected a tf.train.Example with {dict(kinds)}, found: {error.message}") from None
-        return {name: (one.values.numpy(), one.row_splits.numpy()) for name, one in found.items()}
+        return {name: (feature.values.numpy(), feature.row_splits.numpy()) for name, feature in found.items()}

@@ -43,8 +43,7 @@ def find_plain_type(kind: Any) -> Any:
 def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | None) -> None:
     """Raises ReaderError for a column whose values are neither numbers nor texts.
 
-    Args:
-        given: the dtype= of this column.
+    `given`: the dtype= of this column.
     """
     types = pa.types
     if types.is_temporal(kind) and given is None:
@@ -108,8 +107,7 @@ def view_bytes(column: Any, dtype: np.dtype) -> Any:
 def convert_values(column: Any, kind: Any, most: float) -> Any:
     """Convert a column to the type `kind`. Floats may be rounded; other values do not change.
 
-    Args:
-        most: the largest valid float.
+    `most`: the largest valid float.
 
     Raises:
         Unfit: a value cannot be converted.

@@ -94,7 +94,7 @@ def test_wrong_arguments():
 @pytest.mark.parametrize("before", (0, 13))
 def test_pieces_of_a_stream_are_all_rows_once(count, length, together, before):
     def cut(random):
-        return [*streaming._cut_pieces(count, before, length, together, random)]
+        return [*streaming._cut_ranges(count, before, length, together, random)]
 
     assert [row for first, last in cut(None) for row in range(first, last)] == [*range(count)]
     pieces = cut(np.random.default_rng(1))

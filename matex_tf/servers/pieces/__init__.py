@@ -1,1 +1,1 @@
-"""Updates in pieces: assignment to owners, storage, exchange, and costs."""
+"""Updates in pieces: each rank updates a part of every variable. Owners of pieces, variables, copies, and costs."""

@@ -1,8 +1,9 @@
 """Chooses the ranks that own pieces of an optimizer's variables, and cuts variables for them.
 
-With `sharded` all ranks own pieces, with `servers:S` S ranks, with `servers:auto` the number of ranks that the cost
-model finds fastest. `slots` creates the variables. With `auto`, `adapt.step_trials` chooses between pieces and whole
-variables by measured times; here is decided whether there is a choice.
+The owner of a piece, a range of a variable's elements, is the rank that updates it. With MATEX_STRATEGY `sharded` all
+ranks own pieces, with `servers:S` S ranks, with `servers:auto` the number of ranks that the cost model finds fastest.
+With `auto`, `adapt.step_trials` chooses between pieces and whole variables by measured times; this module decides
+whether there is a choice. `slots` creates the variables.
 """
 
 from __future__ import annotations
@@ -24,10 +25,9 @@ from matex_tf.world import world
 
 _known_hosts: list[Hosts] = []  # one entry, after `note_hosts`
 _chosen_count: list[int] = []  # one entry after the cost model has chosen: the number of owners
-_balances: dict[Any, partition.Balance] = {}
-_CUTS = "cuts"
-_why_whole = ""
-"""With `auto`: why variables are no longer held in pieces; "" if they may be."""
+_balances: dict[Any, partition.Balance] = {}  # by owners and dtype: what the owners have of the variables cut so far
+_CUTS = "cuts"  # in tags of variables
+_why_whole = ""  # with `auto`: why variables are no longer held in pieces; "" if they may be
 
 
 def is_chosen() -> bool:
@@ -81,10 +81,9 @@ def may_change_strategy() -> bool:
 
 
 def compare_strategies(weights: float, slots: float) -> tuple[str, float]:
-    """The strategy of allreduce and servers:auto that is not in use, and the seconds that a step would save with it.
+    """The other of the strategies allreduce and servers:auto, and the seconds that a step would save with it.
 
-    Args:
-        weights, slots: the bytes of the weights and slots that could be held in pieces.
+    `weights`, `slots`: the bytes of the weights and slots that could be held in pieces.
     """
     if not _known_hosts or not weights:
         return "", 0.0
@@ -100,9 +99,8 @@ def compare_strategies(weights: float, slots: float) -> tuple[str, float]:
 def note_hosts(link: tuple[float, float] | None) -> None:
     """Record properties of the hosts before training, the same on all ranks. Collective.
 
-    Args:
-        link: the measured seconds to start a transfer between these hosts, and for each byte; None if not measured.
-            Rank 0's values count.
+    `link`: the measured seconds to start a transfer between these hosts, and for each byte; None if not measured. Rank
+    0's values count.
     """
     nodes = world.get_world().nodes
     properties = objects.allgather((memory.measure_free(), link), "what hosts have for servers:auto")
@@ -125,7 +123,7 @@ def list_owners() -> list[int]:
         return [0]  # the graph for pieces does not depend on their number
     if is_count_automatic():
         return partition.choose_owners(here.nodes, _chosen_count[0])
-    if here.servers:
+    if here.servers:  # the last ranks only serve
         if here.trainers < 1:
             raise errors.SetupError(
                 f"MATEX_STRATEGY={strategy} asks for {here.servers} ranks that only serve, and of {here.size} none is "
@@ -158,9 +156,7 @@ def cut_variable(variable: Any) -> tuple[int, ...]:
 
 
 def choose_owners(variables: Sequence[Any], slots: Sequence[Any]) -> None:
-    """If the cost model chooses the number of owners, choose it for these variables and their slots, and report the
-    reason.
-    """
+    """If the cost model chooses the number of owners, choose it for these variables and slots; report the reason."""
     if is_count_automatic() and not _chosen_count:
         count, why = choose_count(_known_hosts[0], measure_bytes(variables), measure_bytes(slots))
         _chosen_count.append(count)

@@ -1,9 +1,9 @@
 """Copies of pieces on other ranks, so that the pieces of a lost rank survive (`sharded` with MATEX_ELASTIC).
 
-Within a step each rank sends its changed pieces of slots to another rank, their keeper (`send_copies`). The copies
-become valid once all ranks have completed the step (`keep_sent`). After a loss, `restore_lost` assembles complete
-variables from pieces and copies, and cuts them for the remaining ranks. `slots` and `resilience.elastic` call these
-functions.
+With `sharded`, each rank has and updates only its piece of an optimizer's variable. Within a step each rank sends its
+changed pieces to another rank, their keeper (`send_copies`). The copies become valid once all ranks have completed the
+step (`keep_sent`). After a loss, `restore_lost` assembles complete variables from pieces and copies, and cuts them for
+the remaining ranks. `slots` and `resilience.elastic` call these functions.
 
 Ranks are renumbered after a loss. An origin is the number of a rank when the run began.
 """
@@ -21,8 +21,7 @@ from matex_tf.steps import pieces
 from matex_tf.world import membership, world
 
 _MAX_MESSAGE_BYTES = 1 << 30  # MPI counts bytes in 32 bits
-_Copies = dict[int, np.ndarray]
-"""Copies of other ranks' pieces of a variable, as bytes, by origin."""
+_Copies = dict[int, np.ndarray]  # copies of other ranks' pieces of a variable, as bytes, by origin
 
 
 class _Kept(NamedTuple):
@@ -32,12 +31,10 @@ class _Kept(NamedTuple):
     copies: _Copies
 
 
-_kept: dict[int, _Kept] = {}
-"""The valid copies, by the number of the variable."""
+_kept: dict[int, _Kept] = {}  # the valid copies, by the number of the variable
 _sent: dict[int, tuple[Any, _Copies]] = {}
 """For the number of a variable: the variable, and its copies from a step that some rank may not have completed."""
-_cut_for: list[int] = []
-"""The origins of the ranks for which variables are cut."""
+_cut_for: list[int] = []  # the origins of the ranks for which variables are cut
 _buffers: list[np.ndarray] = []
 """Buffers of an exchange. If a rank is lost in the exchange they stay here, as MPI may still read and write them."""
 
@@ -159,8 +156,7 @@ def _list_copied_origins(variable: Any) -> list[int]:
 def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndarray:
     """The complete value of a variable, from the pieces and copies of all remaining ranks. Collective.
 
-    Args:
-        copied_origins: `_list_copied_origins` of each rank.
+    `copied_origins`: `_list_copied_origins` of each rank.
     """
     here, origins = world.get_world().rank, membership.list_origins()
     whole = np.empty(variable.shape.num_elements() * variable.dtype.size, np.uint8)

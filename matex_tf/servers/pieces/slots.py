@@ -1,8 +1,8 @@
 """Creates the slots of optimizers in pieces, with `MATEX_STRATEGY=sharded`, `servers` and `auto`.
 
-A slot, such as a moment of Adam, is a variable with an entry for each entry of a weight. Hooks on Keras' optimizers
-replace the creation of slots, so each rank has only its piece from the start. Optimizers that cannot have pieces are
-reported, and update whole variables on each rank.
+A slot, such as a moment of Adam, is a variable with an entry for each entry of a weight. In pieces means: each rank has
+and updates a part of the entries only. Hooks on Keras' optimizers replace the creation of slots, so each rank has only
+its piece from the start. Optimizers that cannot have pieces are reported, and update whole variables on each rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import settings, tags
@@ -45,6 +45,11 @@ def find_slot(variable: Any) -> Slot | None:
     """The weight and the optimizer of a slot; None if the variable is no slot, or if one of the two was deleted."""
     weight, optimizer = (get_target() for get_target in tags.get_tag(variable, _SLOT, (lambda: None, lambda: None)))
     return None if weight is None or optimizer is None else Slot(weight, optimizer)
+
+
+def list_slots(variables: Iterable[Any], optimizer: Any) -> list[Any]:
+    """Of these variables, the slots of an optimizer."""
+    return [variable for variable in variables if (slot := find_slot(variable)) and slot.optimizer is optimizer]
 
 
 @HOOKS.replace_in(
@@ -109,8 +114,8 @@ def start_pieces() -> None:
         events.pieces_refused.add_listener(_report_refused)
         events.updates_eagerly.add_listener(_make_whole)
         if settings.get_settings().elastic:
-            events.step_computed.add_listener(_send_copies)
-            events.step_ended.add_listener(_keep_sent)
+            events.step_computed.add_listener(lambda plan: piece_copies.send_copies(plan.pieces.list_variables()))
+            events.step_ended.add_listener(lambda plan: piece_copies.keep_sent())
 
 
 THREADS = Table()
@@ -130,14 +135,6 @@ def _wrap_start(original: Any) -> Any:
         original(self)
 
     return start
-
-
-def _send_copies(plan: Any) -> None:
-    piece_copies.send_copies(plan.pieces.list_variables())
-
-
-def _keep_sent(_: Any) -> None:
-    piece_copies.keep_sent()
 
 
 def report_whole(optimizer: str, why: str) -> None:
@@ -160,15 +157,19 @@ def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **opti
     """The variable that `create` would make for an optimizer; in pieces, if it is a slot of `weight`."""
     import tensorflow as tf
 
+    # Whole: in a thread of the script, which ranks do not run together; for a weight whose shape is not known.
     if threading.current_thread() is not threading.main_thread() or not weight.shape.is_fully_defined():
         return create(**options)
+    # Whole: with `auto`, where pieces would not be faster.
     is_small = weight.shape.num_elements() * weight.dtype.size < _LEAST_BYTES
     if owners.is_left_open() and (is_small or not publishing.can_publish(weight.handle, weight.dtype)):
         return create(**options)
     is_traced = not tf.executing_eagerly()
     with tf.init_scope():
+        # Whole: in a v1 graph.
         if not tf.executing_eagerly():
             return create(**options)
+        # Whole: a variable that is no slot, such as a counter.
         value = options["initial_value"]
         value = tf.convert_to_tensor(value() if callable(value) else value, options.get("dtype"))
         is_like_weight = value.shape == weight.shape and value.dtype == weight.dtype
@@ -192,24 +193,24 @@ def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **opti
 
 def _choose_cuts(variables: Sequence[Any]) -> None:
     """Choose the cuts of the variables that have none yet."""
-    new = [one for one in variables if not one.cuts and one.of() is not None]
+    new = [variable for variable in variables if not variable.cuts and variable.of() is not None]
     if new:
-        weights = list({id(one.of()): one.of() for one in new}.values())
+        weights = list({id(variable.of()): variable.of() for variable in new}.values())
         owners.choose_owners(weights, new)
-        for one in new:
-            one.cuts = owners.cut_variable(one.of())
+        for variable in new:
+            variable.cuts = owners.cut_variable(variable.of())
 
 
 def _report_refused(variables: Sequence[Any], why: str) -> None:
-    for owner in dict.fromkeys(one.owner for one in variables):
-        refused = [one.name for one in variables if one.owner == owner and one.is_refused]
+    for owner in dict.fromkeys(variable.owner for variable in variables):
+        refused = [variable.name for variable in variables if variable.owner == owner and variable.is_refused]
         report_whole(f"'{refused[0]}' of {owner}" if refused else owner, why)
 
 
 def _make_whole(optimizer: Any) -> None:
     """An optimizer updates in eager code, which needs complete variables. Collective if they are in pieces."""
-    own_slots = [one for one in pieces.list_variables() if (slot := find_slot(one)) and slot.optimizer is optimizer]
-    for one in own_slots:
-        one.make_whole()
+    own_slots = list_slots(pieces.list_variables(), optimizer)
+    for variable in own_slots:
+        variable.make_whole()
     if own_slots:
         report_whole(own_slots[0].owner, EAGER)

@@ -1,7 +1,9 @@
-"""Records which parts of an optimizer's update could be sharded.
+"""Records which parts of an optimizer's update could be sharded: divided among ranks, each of which updates its piece.
 
-`matex plan` needs the records of its phantom rank to predict other strategies (`describe_updates`), and also the end of
-each update. `--adapt=ranks` compares strategies with them (`count_bytes`).
+An update reads gradients and changes weights and slots, the optimizer's variables with an entry for each entry of a
+weight. `matex plan` predicts other strategies from the records (`describe_updates`) of its phantom, a process that
+computes as one of several ranks that do not exist; it needs the end of each update, too. `--adapt=ranks` compares
+strategies with the records (`count_bytes`).
 """
 
 from __future__ import annotations
@@ -71,11 +73,12 @@ def note_step(plan: Any) -> None:
     """Record which parts of the updates in a planned step could be sharded."""
     if not plan.trained:
         return
-    found = [(one, slots.find_slot(one)) for one in plan.traced.graph.variables]
-    step_slots = [(one, slot) for one, slot in found if slot is not None]
+    found = [(variable, slots.find_slot(variable)) for variable in plan.traced.graph.variables]
+    step_slots = [(variable, slot) for variable, slot in found if slot is not None]
+    # If no slot is sharded now: the slots that could be.
     program, sharded, why_not = plan.program, plan.pieces.list_variables(), plan.why_whole
     if not sharded:
-        program, sharded, why_not = _place_slots(plan, [one for one, _ in step_slots])
+        program, sharded, why_not = _place_slots(plan, [variable for variable, _ in step_slots])
     if not step_slots:
         why_not = why_not or "the optimizer has no variables with an entry for each entry of a weight"
     if why_not:
@@ -83,11 +86,11 @@ def note_step(plan: Any) -> None:
     gradient_bytes = sum(_measure_sums(program)) if program is not None else 0
     sharded_ids = set(map(id, sharded))
     for optimizer in {id(slot.optimizer): slot.optimizer for _, slot in step_slots}.values():
-        own = [(one, slot.weight) for one, slot in step_slots if slot.optimizer is optimizer]
-        own_sharded = [(one, weight) for one, weight in own if id(one) in sharded_ids]
+        own = [(variable, slot.weight) for variable, slot in step_slots if slot.optimizer is optimizer]
+        own_sharded = [(variable, weight) for variable, weight in own if id(variable) in sharded_ids]
         weight_bytes = measure_bytes(list({id(weight): weight for _, weight in own_sharded}.values()))
-        slot_bytes = measure_bytes([one for one, _ in own_sharded])
-        whole_bytes = measure_bytes([one for one, _ in own]) - slot_bytes
+        slot_bytes = measure_bytes([variable for variable, _ in own_sharded])
+        whole_bytes = measure_bytes([variable for variable, _ in own]) - slot_bytes
         _noted[optimizer] = _UpdateBytes(gradient_bytes, weight_bytes, slot_bytes, whole_bytes, why_not)
         gradient_bytes = 0  # the sums of a step are recorded once, with its first optimizer
 
@@ -97,9 +100,9 @@ def _note_eager(optimizer: Any) -> None:
     if (known := _noted.get(optimizer)) is not None and known.why_not == slots.EAGER and known.whole:
         return
     variables = getattr(optimizer, "variables", [])  # a method in Keras 2
-    inner = [find_tf_variable(one) for one in (variables() if callable(variables) else variables)]
-    own_slots = [one for one in inner if (slot := slots.find_slot(one)) is not None and slot.optimizer is optimizer]
-    _noted[optimizer] = _UpdateBytes(0, 0, 0, measure_bytes(own_slots), slots.EAGER)
+    inner = map(find_tf_variable, variables() if callable(variables) else variables)
+    whole_bytes = measure_bytes(slots.list_slots(inner, optimizer))
+    _noted[optimizer] = _UpdateBytes(0, 0, 0, whole_bytes, slots.EAGER)
 
 
 def _note_trained(plan: Any) -> None:
@@ -124,10 +127,10 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
         The program, the slots that it can have in pieces, and the reason against the other slots.
     """
     why_not = plan.why_whole
-    by_handle = {id(one.handle): one for one in step_slots}
-    outer = [one for one, _ in plan.traced.graph.captures]
+    by_handle = {id(variable.handle): variable for variable in step_slots}
+    outer = [handle for handle, _ in plan.traced.graph.captures]
     while by_handle and plan.program is not None:
-        sizes = [by_handle[id(one)].shape.num_elements() if id(one) in by_handle else None for one in outer]
+        sizes = [by_handle[id(handle)].shape.num_elements() if id(handle) in by_handle else None for handle in outer]
         captured = [WHOLE if size is None else hold((0, size), index) for index, size in enumerate(sizes)]
         try:
             placements = [value.placement for value in plan.program.inputs]
@@ -156,18 +159,18 @@ def _measure_sums(program: Program) -> Iterator[int]:
 def count_bytes(optimizer: Any) -> tuple[int, int]:
     """The bytes of an optimizer that could be sharded, as traced on this rank: weights and slots."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return next(((noted.weights, noted.slots) for one, noted in _noted.items() if one is inner), (0, 0))
+    return next(((noted.weights, noted.slots) for known, noted in _noted.items() if known is inner), (0, 0))
 
 
 def describe_updates() -> dict[str, Any]:
     """The records of all optimizers, by the fields of `planner.plan_file.Update`."""
     noted = list(_noted.values())
-    why_not = "; ".join(dict.fromkeys(one.why_not for one in noted if one.why_not))
+    why_not = "; ".join(dict.fromkeys(update.why_not for update in noted if update.why_not))
     return {
-        "gradients": sum(one.gradients for one in noted),
-        "weights": sum(one.weights for one in noted),
-        "slots": sum(one.slots for one in noted),
-        "whole": sum(one.whole for one in noted),
+        "gradients": sum(update.gradients for update in noted),
+        "weights": sum(update.weights for update in noted),
+        "slots": sum(update.slots for update in noted),
+        "whole": sum(update.whole for update in noted),
         "why_not": why_not or _obstacles.get("sharded", ""),
         "not_async": _obstacles.get("async", ""),
         "not_local": _obstacles.get("local", ""),

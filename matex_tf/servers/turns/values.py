@@ -101,8 +101,7 @@ class Counters:
 
     At each batch they have the values of the script alone.
 
-    Args:
-        amounts: (variable, amount) pairs.
+    `amounts`: (variable, amount) pairs.
     """
 
     def __init__(self, amounts: Sequence[tuple[Any, np.ndarray]]):

@@ -15,46 +15,46 @@ namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int>::max();  // MPI counts are ints
 
-std::string Text(const std::string& operation, const Subject& subject) {
-  return operation + " of " + NameOf(subject.type) + " " + ShapeText(subject.shape) +
-         (subject.name.empty() ? "" : " '" + subject.name + "'");
+std::string Text(const std::string& operation, const Entry& tensor) {
+  return operation + " of " + NameOf(tensor.type) + " " + ShapeText(tensor.shape) +
+         (tensor.name.empty() ? "" : " '" + tensor.name + "'");
 }
 
 // The key of a collective: the values on which ranks must agree. Dimensions before `first_dimension` may differ.
-Hasher KeyOf(const Subject& subject, size_t first_dimension) {
+Hasher KeyOf(const Entry& tensor, size_t first_dimension) {
   Hasher hasher;
-  hasher.Add(static_cast<int64_t>(subject.type)).Add(static_cast<int64_t>(subject.shape.size()));
-  for (size_t i = first_dimension; i < subject.shape.size(); ++i) hasher.Add(subject.shape[i]);
+  hasher.Add(static_cast<int64_t>(tensor.type)).Add(static_cast<int64_t>(tensor.shape.size()));
+  for (size_t i = first_dimension; i < tensor.shape.size(); ++i) hasher.Add(tensor.shape[i]);
   return hasher;
 }
 
 // Reduces `data` in place, in chunks. 16-bit floats are summed as float32 (reduce_ops.h).
-Error AllreduceChunks(const World& world, const Subject& subject, Reduction reduction, char* data,
+Error AllreduceChunks(const World& world, const Entry& tensor, Reduction reduction, char* data,
                       const std::function<std::string()>& place) {
-  const int64_t size = static_cast<int64_t>(SizeOf(subject.type));
+  const int64_t size = static_cast<int64_t>(SizeOf(tensor.type));
   const int64_t chunk = std::max<int64_t>(world.chunk_bytes / size, 1);
-  const int64_t count = subject.count();
-  const bool widens = IsHalf(subject.type) && (reduction == Reduction::kSum || reduction == Reduction::kMean);
-  const Type type = widens ? Type::kFloat32 : subject.type;
+  const int64_t count = tensor.count();
+  const bool widens = IsHalf(tensor.type) && (reduction == Reduction::kSum || reduction == Reduction::kMean);
+  const Type type = widens ? Type::kFloat32 : tensor.type;
   std::vector<float> wide(widens ? std::min(chunk, count) : 0);
   for (int64_t offset = 0; offset < count; offset += chunk) {
     const int64_t length = std::min(chunk, count - offset);
     char* const part = data + offset * size;
     void* const reduced = widens ? static_cast<void*>(wide.data()) : part;
-    if (widens) Widen(subject.type, part, wide.data(), length);
+    if (widens) Widen(tensor.type, part, wide.data(), length);
     const int code = MPI_Allreduce(MPI_IN_PLACE, reduced, static_cast<int>(length), MpiType(type),
                                    MpiOp(type, reduction), world.gradients);
     if (code != MPI_SUCCESS) return MpiError(code, "MPI_Allreduce", place());
     if (reduction == Reduction::kMean) Divide(type, reduced, length, world.size);
-    if (widens) Narrow(subject.type, wide.data(), part, length);
+    if (widens) Narrow(tensor.type, wide.data(), part, length);
   }
   return Error();
 }
 
-Error GatherRows(const World& world, const Subject& subject, const void* from, void* to,
+Error GatherRows(const World& world, const Entry& tensor, const void* from, void* to,
                  const std::vector<int64_t>& rows, const std::string& place) {
-  int64_t row_bytes = static_cast<int64_t>(SizeOf(subject.type));
-  for (size_t i = 1; i < subject.shape.size(); ++i) row_bytes *= subject.shape[i];
+  int64_t row_bytes = static_cast<int64_t>(SizeOf(tensor.type));
+  for (size_t i = 1; i < tensor.shape.size(); ++i) row_bytes *= tensor.shape[i];
   std::vector<int> counts(world.size), starts(world.size);
   int64_t all = 0;
   for (int rank = 0; rank < world.size; ++rank) {
@@ -89,40 +89,32 @@ Error AgreeOnMemory(const World& world, bool has_memory, const std::string& plac
 
 }  // namespace
 
-int64_t Subject::count() const {
-  int64_t count = 1;
-  for (int64_t dimension : shape) count *= dimension;
-  return count;
-}
-
-int64_t Subject::bytes() const { return count() * static_cast<int64_t>(SizeOf(type)); }
-
-Error Allreduce(const Subject& subject, Reduction reduction, const void* from, void* to) {
+Error Allreduce(const Entry& tensor, Reduction reduction, const void* from, void* to) {
   World& world = TheWorld();
   const std::function<std::string()> place = [&] {
-    return Text(std::string("allreduce (") + NameOf(reduction) + ")", subject);
+    return Text(std::string("allreduce (") + NameOf(reduction) + ")", tensor);
   };
-  const uint64_t key = KeyOf(subject, 0).Add(static_cast<int64_t>(reduction)).value();
-  const Call call{Kind::kAllreduce, key, place, subject.bytes()};
+  const uint64_t key = KeyOf(tensor, 0).Add(static_cast<int64_t>(reduction)).value();
+  const Call call{Kind::kAllreduce, key, place, tensor.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
-  if (from != to) std::memcpy(to, from, subject.bytes());
+  if (from != to) std::memcpy(to, from, tensor.bytes());
   if (!world.has_peers()) return Finish(call, Error());
-  return Finish(call, AllreduceChunks(world, subject, reduction, static_cast<char*>(to), place));
+  return Finish(call, AllreduceChunks(world, tensor, reduction, static_cast<char*>(to), place));
 }
 
-Error Broadcast(const Subject& subject, int root, void* data) {
+Error Broadcast(const Entry& tensor, int root, void* data) {
   World& world = TheWorld();
   const std::function<std::string()> place = [&] {
-    return Text("broadcast from rank " + std::to_string(root), subject);
+    return Text("broadcast from rank " + std::to_string(root), tensor);
   };
   if (root < 0 || root >= world.size) {
     return Error(place() + ": there is no such rank; the number of ranks is " + std::to_string(world.size) + ".");
   }
-  const Call call{Kind::kBroadcast, KeyOf(subject, 0).Add(root).value(), place, subject.bytes()};
+  const Call call{Kind::kBroadcast, KeyOf(tensor, 0).Add(root).value(), place, tensor.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
-  const int64_t bytes = subject.bytes();
+  const int64_t bytes = tensor.bytes();
   constexpr int64_t kPart = 1 << 30;
   for (int64_t offset = 0; offset < bytes && world.has_peers(); offset += kPart) {
     const int part = static_cast<int>(std::min(kPart, bytes - offset));
@@ -132,11 +124,11 @@ Error Broadcast(const Subject& subject, int root, void* data) {
   return Finish(call, Error());
 }
 
-Error Allgather(const Subject& subject, const void* from, const Allocate& allocate) {
+Error Allgather(const Entry& tensor, const void* from, const Allocate& allocate) {
   World& world = TheWorld();
-  const std::function<std::string()> place = [&] { return Text("allgather", subject); };
-  const int64_t mine = subject.shape.empty() ? 1 : subject.shape[0];
-  const Call call{Kind::kAllgather, KeyOf(subject, 1).value(), place, subject.bytes()};
+  const std::function<std::string()> place = [&] { return Text("allgather", tensor); };
+  const int64_t mine = tensor.shape.empty() ? 1 : tensor.shape[0];
+  const Call call{Kind::kAllgather, KeyOf(tensor, 1).value(), place, tensor.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (Error error = Meet(call)) return error;
   std::vector<int64_t> rows(world.size, mine);
@@ -146,10 +138,10 @@ Error Allgather(const Subject& subject, const void* from, const Allocate& alloca
   }
   void* const to = allocate(rows);
   if (Error error = AgreeOnMemory(world, to != nullptr, place())) return Finish(call, error);
-  if (world.has_peers()) return Finish(call, GatherRows(world, subject, from, to, rows, place()));
+  if (world.has_peers()) return Finish(call, GatherRows(world, tensor, from, to, rows, place()));
   // One rank, or a phantom (world.h), which has copies of its rows.
   for (int rank = 0; rank < world.size; ++rank) {
-    std::memcpy(static_cast<char*>(to) + rank * subject.bytes(), from, subject.bytes());
+    std::memcpy(static_cast<char*>(to) + rank * tensor.bytes(), from, tensor.bytes());
   }
   return Finish(call, Error());
 }

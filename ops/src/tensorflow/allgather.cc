@@ -36,8 +36,8 @@ class AllgatherKernel : public Collective {
       if (!status.ok()) return nullptr;
       return y->NumElements() == 0 ? &nothing : DataOf(*y);
     };
-    const Subject subject{TypeOf(x.dtype()), ShapeOf(x), place_};
-    MATEX_RETURN_IF_ERROR(context, Allgather(subject, DataOf(x), allocate));
+    const Entry tensor{place_, TypeOf(x.dtype()), ShapeOf(x)};
+    MATEX_RETURN_IF_ERROR(context, Allgather(tensor, DataOf(x), allocate));
   }
 };
 

@@ -21,8 +21,8 @@ class AllreduceKernel : public Collective {
     const Tensor& x = context->input(0);
     Tensor* y = nullptr;
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, x.shape(), &y));
-    const Subject subject{TypeOf(x.dtype()), ShapeOf(x), place_};
-    MATEX_RETURN_IF_ERROR(context, Allreduce(subject, reduction_, DataOf(x), DataOf(*y)));
+    const Entry tensor{place_, TypeOf(x.dtype()), ShapeOf(x)};
+    MATEX_RETURN_IF_ERROR(context, Allreduce(tensor, reduction_, DataOf(x), DataOf(*y)));
   }
 
  private:

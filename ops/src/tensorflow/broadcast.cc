@@ -22,8 +22,8 @@ class BroadcastKernel : public Collective {
     Tensor* y = nullptr;
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, x.shape(), &y));
     if (DataOf(*y) != DataOf(x)) std::memcpy(DataOf(*y), DataOf(x), x.tensor_data().size());
-    const Subject subject{TypeOf(x.dtype()), ShapeOf(x), place_};
-    MATEX_RETURN_IF_ERROR(context, Broadcast(subject, static_cast<int>(root_), DataOf(*y)));
+    const Entry tensor{place_, TypeOf(x.dtype()), ShapeOf(x)};
+    MATEX_RETURN_IF_ERROR(context, Broadcast(tensor, static_cast<int>(root_), DataOf(*y)));
   }
 
  private:

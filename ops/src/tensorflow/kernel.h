@@ -40,7 +40,8 @@ void* DataOf(const tensorflow::Tensor& tensor);
 // ranks' pieces, or zeros if the entry is not divided.
 TfStatus CutsOf(tensorflow::OpKernelConstruction* construction, size_t count, Cuts* cuts);
 
-// The layout of a kernel, kept from run to run. Shapes are known only when the kernel runs, but hardly ever change.
+// The layout (layout.h) of a kernel that reduces gradients, kept from run to run. It depends on the shapes of the
+// inputs, which are known only when the kernel runs, but hardly ever change.
 class KeptLayout {
  public:
   struct Made {
@@ -49,7 +50,7 @@ class KeptLayout {
   };
   // Reads the attributes `names` and, where the op has it, `variables`.
   TfStatus Read(tensorflow::OpKernelConstruction* construction);
-  // The layout of the first inputs, as many as the op has outputs; calls `make` if shapes have changed.
+  // The layout of the gradients, which are the first inputs, one for each output; calls `make` if shapes have changed.
   std::shared_ptr<const Made> Of(tensorflow::OpKernelContext* context,
                                  const std::function<std::shared_ptr<const Made>(std::vector<Entry>)>& make);
 
@@ -78,8 +79,7 @@ TfStatus InferReduced(tensorflow::shape_inference::InferenceContext* context);
 tensorflow::Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, tensorflow::DataType type,
                             const tensorflow::TensorShape& shape, bool others_read = false);
 
-// FailedPrecondition, never Aborted: v1's MonitoredSession treats Aborted as a lost worker and creates new sessions
-// forever.
+// FailedPrecondition: v1's MonitoredSession treats Aborted as a lost worker and creates new sessions forever.
 TfStatus StatusOf(const Error& error);
 
 // A kernel that runs one collective in the thread that reaches it. In a v1 graph each collective has a turn

@@ -122,8 +122,7 @@ class ReduceOnDeviceKernel : public Collective {
     return TfStatus();
   }
 
-  // Calls `copy(part, fragment)` for each fragment of a transfer, whose elements are in `part` of the buffer, one after
-  // another. Returns the first error.
+  // Calls `copy(part, fragment)` for each fragment of a transfer; `part` of the buffer has its elements.
   template <typename Copy>
   static TfStatus ForFragments(const Transfer& transfer, const Tensor& buffer, Copy copy) {
     int64_t offset = 0;

@@ -32,7 +32,7 @@ namespace {
 struct Prepared {
   Request request;
   std::unique_ptr<const Layout> layout;  // of a reduction of gradients
-  Subject subject{};                     // of a collective on one tensor
+  Entry tensor{};                        // of a collective on one tensor
 };
 
 std::shared_ptr<const Prepared> Prepare(const std::string& text) {
@@ -51,7 +51,7 @@ std::shared_ptr<const Prepared> Prepare(const std::string& text) {
     prepared->layout = std::make_unique<Layout>(request.entries, world.chunk_bytes, world.fuse_bytes,
                                                 world.compression, /*compiled=*/true, request.checked);
   } else if (!request.entries.empty()) {
-    prepared->subject = {request.entries[0].type, request.entries[0].shape, request.place};
+    prepared->tensor = {request.place, request.entries[0].type, request.entries[0].shape};
   }
   return prepared;
 }
@@ -86,12 +86,10 @@ Error Run(const Prepared& prepared, const void* const* in, void* const* out) {
       return ReduceInline(*prepared.layout, in, out, weight[0], batch, [&request] { return request.place; });
     }
     case Kind::kAllreduce:
-      return Allreduce(prepared.subject, request.reduction, in[0], out[0]);
+      return Allreduce(prepared.tensor, request.reduction, in[0], out[0]);
     case Kind::kBroadcast:
-      if (out[0] != in[0]) {
-        std::memcpy(out[0], in[0], prepared.subject.count() * SizeOf(prepared.subject.type));
-      }
-      return Broadcast(prepared.subject, request.root, out[0]);
+      if (out[0] != in[0]) std::memcpy(out[0], in[0], prepared.tensor.bytes());
+      return Broadcast(prepared.tensor, request.root, out[0]);
     default:
       return Barrier(request.place);
   }

@@ -329,17 +329,17 @@ void RunCollective(Random& random) {
   const Type type = static_cast<Type>(Draw(random, kTypes - 1));  // bools do not add up
   const int64_t count = DrawCount(random);
   const std::vector<double> ones(ranks, 1.0);
-  const Subject subject{type, {count}, "tensor"};
+  const Entry tensor{"tensor", type, {count}};
   std::vector<char> data = Filled(type, count, 1);
   switch (Draw(random, 4)) {
     case 0: {
       std::vector<char> result(data.size());
-      Check(Allreduce(subject, Reduction::kSum, data.data(), result.data()));
+      Check(Allreduce(tensor, Reduction::kSum, data.data(), result.data()));
       for (int64_t i = 0; i < count; ++i) Check(Get(type, result.data(), i) == Summed(1, i, ones), "an allreduce");
       return;
     }
     case 1: {
-      Check(Allreduce(subject, Reduction::kMax, data.data(), data.data()));
+      Check(Allreduce(tensor, Reduction::kMax, data.data(), data.data()));
       for (int64_t i = 0; i < count; ++i) {
         double maximum = 0;
         for (int rank = 0; rank < ranks; ++rank) maximum = std::max(maximum, Value(rank, 1, i));
@@ -349,7 +349,7 @@ void RunCollective(Random& random) {
     }
     case 2: {
       const int root = static_cast<int>(Draw(random, ranks));
-      Check(Broadcast(subject, root, data.data()));
+      Check(Broadcast(tensor, root, data.data()));
       for (int64_t i = 0; i < count; ++i) Check(Get(type, data.data(), i) == Value(root, 1, i), "a broadcast");
       return;
     }
@@ -360,7 +360,7 @@ void RunCollective(Random& random) {
         all.resize(std::accumulate(rows.begin(), rows.end(), int64_t{1}) * SizeOf(type));
         return all.data();
       };
-      Check(Allgather({type, {mine}, "rows"}, data.data(), allocate));
+      Check(Allgather({"rows", type, {mine}}, data.data(), allocate));
       for (int64_t rank = 1, at = 0; rank < ranks; ++rank) {
         for (int64_t i = 0; i < count / rank; ++i, ++at) {
           Check(Get(type, all.data(), at) == Value(static_cast<int>(rank), 1, i), "an allgather");
@@ -384,7 +384,7 @@ void RunInTurns(Random& random, Random& own) {
     threads.emplace_back([&, turn] {
       const auto run = [turn] {
         int64_t value = turn + my_rank;
-        Check(Allreduce({Type::kInt64, {}, std::to_string(turn)}, Reduction::kSum, &value, &value));
+        Check(Allreduce({std::to_string(turn), Type::kInt64, {}}, Reduction::kSum, &value, &value));
         Check(value == turn * ranks + ranks * (ranks - 1) / 2, "a collective that has turns");
       };
       const auto done = [&] {
@@ -609,7 +609,7 @@ void RunWithoutMemory() {
     return my_rank == ranks - 1 ? nullptr : all.data();
   };
   const char one = 1;
-  const Error error = Allgather({Type::kUint8, {1}, "rows"}, &one, allocate);
+  const Error error = Allgather({"rows", Type::kUint8, {1}}, &one, allocate);
   const std::string expected = "rank " + std::to_string(ranks - 1) + " cannot allocate the result";
   Check(error.message.find(expected) == 0, "without memory: '" + error.message + "'");
   Check(Barrier("after it").message == error.message, "after an error: '" + Barrier("after it").message + "'");

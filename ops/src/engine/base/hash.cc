@@ -44,9 +44,7 @@ uint64_t Hash(const void* data, size_t bytes, uint64_t seed) {
     hash = Merge(Merge(Merge(Merge(hash, a), b), c), d);
   }
   hash += bytes;
-  for (; end - at >= 8; at += 8) {
-    hash = Rotate(hash ^ Round(0, Read<uint64_t>(at)), 27) * kPrime1 + kPrime4;
-  }
+  for (; end - at >= 8; at += 8) hash = Rotate(hash ^ Round(0, Read<uint64_t>(at)), 27) * kPrime1 + kPrime4;
   if (end - at >= 4) {
     hash = Rotate(hash ^ (Read<uint32_t>(at) * kPrime1), 23) * kPrime2 + kPrime3;
     at += 4;

@@ -36,8 +36,7 @@ void Scale(Type type, const void* from, void* to, int64_t count, double weight);
 // to = one + other; `to` may be one of them.
 void Add(Type type, const void* one, const void* other, void* to, int64_t count);
 
-// to = the sum of `parts`, two or more, in order; `to` may be one of them. 16-bit floats are summed in float32 and
-// rounded once.
+// to = the sum of `parts`, two or more, in order; `to` may be one of them. 16-bit floats are rounded only once.
 void AddAll(Type type, const std::vector<const void*>& parts, void* to, int64_t count);
 
 // data = data / divisor; integers are truncated towards zero, as in tf.reduce_mean. No effect on bools.

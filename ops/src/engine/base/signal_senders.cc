@@ -36,30 +36,31 @@ void NoteSender(int number, siginfo_t* info, void* context) {
 }
 
 }  // namespace
-}  // namespace matex
 
 extern "C" {
 
 // Records from now on whether `launchers` or others send the signal `number`, and then calls the handler that is
 // installed now. This ends when another handler is installed. Returns 0, or 1 if there is no such signal.
 __attribute__((visibility("default"))) int matex_watch_sender(int number, const int* launchers, int count) {
-  if (number <= 0 || number >= matex::kSignals) return 1;
+  if (number <= 0 || number >= kSignals) return 1;
   struct sigaction now;
   if (sigaction(number, nullptr, &now) != 0) return 1;
-  matex::Watch& watch = matex::watches[number];
+  Watch& watch = watches[number];
   const auto* const kept = new std::vector<pid_t>(launchers, launchers + count);
   watch.launchers = kept->data();
   watch.count = kept->size();
   watch.senders = 0;
   watch.previous = now;
   now.sa_flags |= SA_SIGINFO;
-  now.sa_sigaction = matex::NoteSender;
+  now.sa_sigaction = NoteSender;
   return sigaction(number, &now, nullptr) == 0 ? 0 : 1;
 }
 
-// 1 if the signal has come since the last call, and only from the `launchers`; else 0.
+// 1 if the signal has come since the last call, and each time from one of the `launchers`; else 0.
 __attribute__((visibility("default"))) int matex_came_from_launchers(int number) {
-  return number > 0 && number < matex::kSignals && matex::watches[number].senders.exchange(0) == matex::kLauncher;
+  return number > 0 && number < kSignals && watches[number].senders.exchange(0) == kLauncher;
 }
 
 }  // extern "C"
+
+}  // namespace matex

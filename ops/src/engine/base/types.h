@@ -1,5 +1,4 @@
-// The element types of collectives: size, name and MPI datatype. The whole engine uses them; 16-bit floats and bool
-// travel as unsigned integers.
+// The element types of collectives: size, name and MPI datatype. 16-bit floats and bool travel as unsigned integers.
 #pragma once
 
 #include <mpi.h>

@@ -3,10 +3,10 @@
 // entries are fused in one transfer, large ones are cut into several. The kernels make a layout once and reuse it. It
 // depends only on values that all ranks share, and the rendezvous compares its key, so ranks never negotiate.
 //
-// A layout says nothing about time: inline.h reduces its transfers in the calling thread, async_reduction.h in a
-// communication thread.
+// Two reductions use it: in the calling thread (inline.h), or in a communication thread (async_reduction.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -18,8 +18,9 @@
 
 namespace matex {
 
+// A tensor: a gradient of an update, or the tensor of another collective.
 struct Entry {
-  std::string name;
+  std::string name;  // for messages; of a gradient, the name of its variable
   Type type;
   std::vector<int64_t> shape;
   // The number of the variable on this rank. 0: the entry is no gradient of a variable and is never compressed.
@@ -39,11 +40,11 @@ struct Fragment {
 };
 
 // The owners of elements, if each rank updates only a piece of a variable: rank r owns elements cuts[i][r] up to
-// cuts[i][r + 1] of entry i. If cuts[i] is empty, all ranks need all elements of entry i.
+// cuts[i][r + 1] of entry i. With cuts[i] = {0, 3, 6}, rank 0 owns elements 0-2 and rank 1 elements 3-5. If cuts[i] is
+// empty, all ranks need all elements of entry i.
 using Cuts = std::vector<std::vector<int64_t>>;
 
-// One sum over ranks, of at most `chunk_bytes`. A transfer of one fragment is reduced in place; several fragments are
-// fused in a buffer.
+// One sum over ranks, of at most `chunk_bytes`: of one fragment, in place, or of several, fused in a buffer.
 struct Transfer {
   Type type;
   int64_t count = 0;
@@ -52,6 +53,19 @@ struct Transfer {
   std::vector<int64_t> owned;  // the number of elements that each rank owns, in rank order; empty: all ranks need all
   std::string name;  // the names of the gradients, for messages
 };
+
+// Calls `work(part, offset)` for the part of each fragment within elements [first, first + count) of the transfer, in
+// which this part begins at element `offset`.
+template <typename Work>
+void InFragments(const Transfer& transfer, int64_t first, int64_t count, Work work) {
+  int64_t at = 0;
+  for (const Fragment& fragment : transfer.fragments) {
+    const int64_t begin = std::max(at, first), end = std::min(at + fragment.count, first + count);
+    if (begin < end) work(Fragment{fragment.entry, fragment.offset + begin - at, end - begin}, begin);
+    at += fragment.count;
+    if (at >= first + count) break;
+  }
+}
 
 class Layout {
  public:
@@ -78,7 +92,7 @@ class Layout {
   // The residual of entry `i`; null if the entry is not compressed.
   const Residual& residual(int i) const { return residuals_[i]; }
 
-  // The transfers for given buckets: fragments of different buckets are never fused. `boundaries` as in buckets.h.
+  // The transfers for given buckets: entries of different buckets never share a transfer. `boundaries` as in buckets.h.
   std::vector<Transfer> TransfersOf(const std::vector<int>& boundaries) const;
 
   // The transfers in the order of entries; only entries smaller than `fuse_bytes` share one.
@@ -106,8 +120,7 @@ class Layout {
   uint64_t key_;
 };
 
-// A part of an overlapped update that is announced by one collective: the whole update, or the gradients that depend on
-// the same collectives.
+// What one collective announces: a whole overlapped update, or its gradients that depend on the same collectives.
 struct UpdatePart {
   std::shared_ptr<const Layout> layout;
   std::string place;    // the place of the update in the program

@@ -38,11 +38,9 @@ int64_t ReadClock(clockid_t clock) {
 
 constexpr int kProgressInterval = 16;  // MPI makes progress every so many meetings, even if this rank never waits
 
-static_assert(std::atomic<int64_t>::is_always_lock_free,
-              "atomics in shared memory must be lock-free");
+static_assert(std::atomic<int64_t>::is_always_lock_free, "atomics in shared memory must be lock-free");
 
-// The number of processors that the ranks may run on; each rank may be bound to some. Collective. Returns an MPI
-// error code.
+// The number of processors that the ranks, which may be bound, can use. Collective. Returns an MPI error code.
 int CountProcessors(MPI_Comm communicator, int* processors) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
@@ -79,7 +77,7 @@ Arrivals::Arrivals(MPI_Comm communicator, char* memory, const CommonLayout& layo
       layout_(layout),
       rank_(rank),
       size_(size),
-      spins_(size > processors ? 0 : kSpins) {}
+      spins_(size > processors ? 0 : kSpins) {}  // without a processor for each rank, spinning delays the others
 
 Arrivals::~Arrivals() { munmap(memory_, layout_.Bytes(size_)); }
 

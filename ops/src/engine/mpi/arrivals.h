@@ -31,13 +31,11 @@ class Arrivals {
   // The bytes of a rank, readable and writable by all ranks.
   char* BytesOf(int rank) const { return memory_ + layout_.head + rank * layout_.part; }
 
-  // Returns when all ranks have arrived; their earlier writes are then visible. `same`: whether all ranks brought the
-  // same words; equal on all ranks. Returns an MPI error code, because MPI may report a lost rank. One thread at a
-  // time.
+  // Returns when all ranks have arrived; their earlier writes are then visible. `same`: whether all brought the same
+  // words; equal on all. Returns an MPI error code, because MPI may report a lost rank. One thread at a time.
   int Meet(const Words& words = {}, bool* same = nullptr);
 
-  // The counters of a rank: the blocks that it has written into its bytes since the start, and the blocks of the other
-  // rank that it has read.
+  // Counters of a rank since the start: the blocks written into its bytes, and the other rank's blocks read.
   struct Blocks {
     int64_t written = 0;
     int64_t read = 0;
@@ -45,12 +43,10 @@ class Arrivals {
   void Show(const Blocks& mine);
   Blocks See(int rank) const;
 
-  // Returns when `has_come()` is true: a condition on the shared memory that another rank makes true. Returns an MPI
-  // error code, as `Meet`.
+  // Returns when `has_come()` is true, a condition on the shared memory. Returns an MPI error code, as `Meet`.
   int WaitUntil(const std::function<bool()>& has_come);
 
-  // The seconds that this process has waited in shared memory since the first call of WaitedSoFar, and the seconds of
-  // a core that it used while waiting.
+  // The waits of this process in shared memory since the first call of WaitedSoFar, and their seconds of a core.
   struct Waited {
     double seconds = 0;
     double core_seconds = 0;

@@ -1,5 +1,4 @@
-// The first rank makes the file and broadcasts its address; the others open and map it. Then all agree that all have
-// it.
+// The first rank makes the file and broadcasts its address; the others open and map it. Then all agree on success.
 #include "engine/mpi/common_memory.h"
 
 #include <fcntl.h>

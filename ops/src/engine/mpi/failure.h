@@ -1,7 +1,6 @@
 // Failures of MPI in this process. MpiError (world.h) notes each one, so that Python learns the cause of an error by
 // its text: TensorFlow and XLA pass only the text on. `BreakJobs` keeps the common error of the communication threads:
-// after an MPI failure in one of them, no thread begins another exchange, because the positions of the other ranks are
-// unknown.
+// after an MPI failure in one of them, none begins another exchange, because the positions of other ranks are unknown.
 #pragma once
 
 #include <string>

@@ -8,9 +8,8 @@
 
 namespace matex {
 
-// Sleeps of growing length: first from 5 us up to 0.1 ms, each half as long again as the last, for messages that are on
-// their way. After 10 ms, a sleep takes 1 % of the wait so far, but at most `max_length`. With `max_length` 0 it stays
-// at 0.1 ms.
+// Sleeps of growing length: first from 5 us up to 0.1 ms, each 1.5 times the last, for messages on their way. After 10
+// ms, a sleep takes 1 % of the wait so far, but at most `max_length`. With `max_length` 0 it stays at 0.1 ms.
 class Pause {
  public:
   using Nanoseconds = std::chrono::nanoseconds;

@@ -46,9 +46,7 @@ std::string Difference(const Standing& one, const Standing& other) {
   if (a.chunk_bytes != b.chunk_bytes || a.fuse_bytes != b.fuse_bytes) {
     return first + " has " + Settings(a) + ", " + second + " has " + Settings(b);
   }
-  if (a.compression != b.compression) {
-    return first + " has " + a.compression + ", " + second + " has " + b.compression;
-  }
+  if (a.compression != b.compression) return first + " has " + a.compression + ", " + second + " has " + b.compression;
   if (a.compiled != b.compiled) {
     return "XLA has compiled the step on " + (a.compiled ? first : second) + " but not on " +
            (a.compiled ? second : first) + ", where it may not be available; set MATEX_XLA=off";

@@ -34,8 +34,7 @@ struct Batch {
   int64_t rows;
 };
 
-// The collective that a rank has reached. The fields from `chunk_bytes` to `entries` are the layout (layout.h) of a
-// reduction.
+// The collective that a rank has reached. Fields `chunk_bytes` to `entries`: the layout (layout.h) of a reduction.
 struct Report {
   Kind kind = Kind::kControl;
   int64_t number = 0;  // in the sequence

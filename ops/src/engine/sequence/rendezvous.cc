@@ -1,5 +1,4 @@
-// The sequence of this rank: its number, its counts, and its poison. The poison is the error that ended the sequence;
-// every later rendezvous returns it.
+// The sequence of this rank: number, counts, and poison, the error that every later rendezvous returns.
 #include "engine/sequence/rendezvous.h"
 
 #include <mpi.h>
@@ -76,9 +75,7 @@ int Prepare(const World& world, Sequence* sequence) {
 Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_failed_step) {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (finalized) {
-    return Error(call.place() + " was called after MPI was finalized.");
-  }
+  if (finalized) return Error(call.place() + " was called after MPI was finalized.");
   if (Error error = MpiError(Prepare(world, sequence), "the first rendezvous", call.place())) return error;
   const Arrivals::Words mine = {static_cast<int64_t>(call.kind), static_cast<int64_t>(call.key), sequence->number};
   if (sequence->arrivals != nullptr) {
@@ -107,7 +104,7 @@ Error Meet(const Call& call) {
   const World& world = TheWorld();
   Sequence& sequence = TheSequence();
   sequence.begin = Clock::now();
-  // BrokenJobs: the error of a communication thread, if any.
+  // After an earlier error, here or in a communication thread (BrokenJobs), other ranks may never come.
   if (world.has_peers() && !sequence.poison) sequence.poison = BrokenJobs();
   if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);

@@ -1,6 +1,5 @@
 // The numbered sequence of collectives. Every collective calls `Meet` first: a rendezvous in which ranks compare the
-// number, the kind and the key of the collective. Ranks at different collectives all raise an error that names their
-// places; they never mix data.
+// number, the kind and the key of the collective. Ranks at different collectives raise an error; they never mix data.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +27,8 @@ struct Call {
 };
 
 // The rendezvous with the other ranks. The caller locks the world's mutex until the collective has ended. After a
-// failure every later rendezvous fails at once with the same message, so no rank waits for a lost rank. There is one
-// exception: if a step has raised an error on some ranks and all other ranks are within a step, only this rendezvous
-// fails.
+// failure every later rendezvous fails at once with the same message, so no rank waits for a lost rank. One exception:
+// if a step has raised an error on some ranks and all others are within a step, only this rendezvous fails.
 Error Meet(const Call& call);
 
 // Ends the collective; called under the same mutex. Counts it; of an update in parts, only the last counts. If `error`

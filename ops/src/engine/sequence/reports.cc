@@ -32,6 +32,7 @@ struct RankGroup {
   int Named() const { return static_cast<int>(std::min<int64_t>(ranks, kNamed)); }
   int32_t lowest() const { return named[0].rank; }
 
+  // Adds other ranks with the same report; keeps the lowest names.
   void Add(const RankGroup& other) {
     Member both[2 * kNamed];
     Member* const middle = std::copy_n(named, Named(), both);
@@ -56,6 +57,7 @@ struct Summary {
   int32_t all_reduce = 1, all_have_batches = 1;
 
   void Add(const Summary& other) {
+    // The places of both, each place once, ordered by lowest rank.
     RankGroup both[2 * kPlaces];
     RankGroup* end = std::copy_if(places, places + kPlaces, both, [](const RankGroup& one) { return one.ranks > 0; });
     for (const RankGroup& more : other.places) {
@@ -66,10 +68,11 @@ struct Summary {
     }
     std::sort(both, end, [](const RankGroup& a, const RankGroup& b) { return a.lowest() < b.lowest(); });
     std::copy_n(both, kPlaces, places);
-    for (RankGroup Summary::*one : {&Summary::failed, &Summary::ended}) {
-      const RankGroup& theirs = other.*one;
-      if (theirs.ranks > 0 && ((this->*one).ranks == 0 || theirs.lowest() < (this->*one).lowest())) this->*one = theirs;
-    }
+    const auto take_lower = [](const RankGroup& theirs, RankGroup* ours) {
+      if (theirs.ranks > 0 && (ours->ranks == 0 || theirs.lowest() < ours->lowest())) *ours = theirs;
+    };
+    take_lower(other.failed, &failed);
+    take_lower(other.ended, &ended);
     all_compute &= other.all_compute;
     all_reduce &= other.all_reduce;
     all_have_batches &= other.all_have_batches;
@@ -117,6 +120,7 @@ Error ExplainMismatch(const Report& mine, bool* is_failed_step) {
   const World& world = TheWorld();
   Summary summary = MakeSummary(mine, world.rank);
   if (Error error = MpiError(CombineOverRanks(world.sequence, &summary), "MPI_Reduce", mine.place)) return error;
+  // From here on `summary` is equal on all ranks, so all make the same broadcasts.
   *is_failed_step = summary.failed.ranks > 0 && summary.all_compute;
   Standings standings;
   standings.all_reduce = summary.all_reduce;

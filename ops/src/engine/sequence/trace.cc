@@ -1,5 +1,11 @@
-// The recorder: a ring of events, and totals for each place that updates. A lane is the thread of an activity
-// (trace.h).
+// The recorder: a ring of events, and the totals of each place that updates. In the totals, a step lasts from the end
+// of one update to the end of the next:
+//
+//   update | compute | collective | compute | collective | compute | update
+//          |<----------------------- one step -------------------------->|
+//
+// A Stretch collects the parts of the step. Each of its collectives, and the update, begins with a meeting, the wait
+// for the other ranks. An overlapped update runs in its own lane (trace.h: the thread of an activity) at the same time.
 #include "engine/sequence/trace.h"
 
 #include <algorithm>
@@ -21,10 +27,11 @@ constexpr int64_t kIgnoredUpdates = 3;  // the first updates of a place, which a
 
 thread_local Lane lane_of_thread = Lane::kScript;
 
-// The script's time since the last update, in nanoseconds; it becomes part of the totals at the next update.
+// The parts of the current step, in nanoseconds; they become part of the totals when the step ends.
 struct Stretch {
   int64_t since = 0;  // the end of the last collective; 0 before the first
-  // As in Totals, but `compute` includes `exposed`, which is only of overlapped updates and includes their waits.
+  // As in Totals, with two differences: `compute` includes `exposed`, and `exposed` includes the waits of overlapped
+  // updates and nothing of inline updates.
   int64_t compute = 0, meet = 0, collectives = 0, exposed = 0;
   std::vector<std::pair<int64_t, int64_t>> calls;  // begin and end of the script's latest collectives
   bool is_step = false;  // whether the time contains nothing but a training step
@@ -102,6 +109,7 @@ class Recorder {
     }
   }
 
+  // A collective of the script begins. The time since the last one was computation.
   void Begin(const Call& call) {
     std::lock_guard<std::mutex> lock(mutex_);
     Enter(Lane::kScript, Now());
@@ -122,7 +130,7 @@ class Recorder {
     for (const Entry& entry : call.layout->entries()) AddEntry(entry, Activity::kEntry);
   }
 
-  // The collective ends. The time since the last update becomes part of the totals if this is the end of a step.
+  // The collective of the script ends. If it ends a step, the stretch becomes part of the totals.
   void End(const Call& call) {
     std::lock_guard<std::mutex> lock(mutex_);
     Current& current = At(Lane::kScript);
@@ -134,7 +142,7 @@ class Recorder {
     Activity activity = ActivityOf(call.kind);
     if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
     Add({current.start, elapsed, call.bytes, is_update ? current.label : Label(call.place()), activity, Lane::kScript});
-    // Only collectives that run during an overlapped update are needed.
+    // EndSums needs the collectives during an overlapped update; if none runs, the earlier ones can go.
     if (At(Lane::kCommunication).start == 0) stretch_.calls.clear();
     stretch_.calls.emplace_back(current.start, now);
     stretch_.meet += current.meet;
@@ -202,7 +210,7 @@ class Recorder {
   }
 
  private:
-  // Adds the time since the last update to the totals, and an inline update itself. `elapsed`: how long it took.
+  // Adds the stretch to the totals, and an inline update, which took `elapsed`. EndSums adds an announced update.
   void AddStep(const Current& current, bool announces, int64_t elapsed) {
     Totals& totals = totals_[current.label];
     if (stretch_.is_step) {
@@ -227,8 +235,8 @@ class Recorder {
     At(lane).start = now;
   }
 
-  // Marks the current collective of `lane` as an update. The same place with other gradients is another place. The
-  // layout's key distinguishes gradients without a text.
+  // Marks the current collective of `lane` as an update. Updates at one place with different gradients have separate
+  // totals. So the hash contains the gradients: their names, or if the part has no names, the layout's key.
   void MarkUpdate(Lane lane, const UpdatePart& part) {
     const int64_t key = part.gradients.empty() ? static_cast<int64_t>(part.layout->key()) : 0;
     const auto [found, is_new] = places_.emplace(Hasher().Add(part.place).Add(part.gradients).Add(key).value(), -1);
@@ -258,10 +266,11 @@ class Recorder {
 
   std::mutex mutex_;
   std::vector<Event> events_;
-  int64_t capacity_ = 0, added_ = 0;  // the events that are kept; all events so far
+  int64_t capacity_ = 0;  // the maximum number of kept events
+  int64_t added_ = 0;     // the number of events so far
   std::vector<std::string> labels_;
   std::unordered_map<std::string, int> label_numbers_;  // the index of a text in labels_
-  std::unordered_map<uint64_t, int> places_;            // the label of a place, by the hash of the place
+  std::unordered_map<uint64_t, int> places_;            // the label of a place, by the hash in MarkUpdate
   std::unordered_map<int, int64_t> seen_[kLanes];       // the number of updates, by label
   std::vector<std::pair<int64_t, int64_t>> waits_;  // of the earlier parts of an update whose further parts follow
   bool has_more_parts_ = false;  // whether further parts of the overlapped update follow

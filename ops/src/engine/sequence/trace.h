@@ -1,5 +1,8 @@
-// Records the activities of this process, as events for timelines and as totals for profiles. Collectives, transfers
-// and copies call it; Python reads the result through abi.cc. While recording is off, each call costs one relaxed load.
+// Records when this process computes, waits and sends: as events for a timeline (MATEX_TIMELINE) and as totals for a
+// profile. Collectives, transfers and copies call it; Python reads the result through abi.cc. While recording is off,
+// each call costs one relaxed load.
+//
+// An update is the reduction of one optimizer call's gradients. Its place is the name of this call in totals.
 #pragma once
 
 #include <atomic>
@@ -12,12 +15,20 @@
 
 namespace matex {
 
-// The numbers of these three enums are part of the C interface (abi.cc). kTotals: only totals; kEvents: also events;
-// kGradients: also events of single gradients.
-enum class Recording : int { kOff = 0, kTotals = 1, kEvents = 2, kGradients = 3 };
+// The numbers of these three enums are part of the C interface (abi.cc).
+enum class Recording : int {
+  kOff = 0,
+  kTotals = 1,     // only totals
+  kEvents = 2,     // also events
+  kGradients = 3,  // also events of single gradients
+};
 
-// The thread of an activity: any thread in the sequence of collectives, the overlapped thread, or the pull thread.
-enum class Lane : int16_t { kScript = 0, kCommunication = 1, kPulls = 2 };
+// The thread of an activity.
+enum class Lane : int16_t {
+  kScript = 0,         // any thread that calls collectives of the sequence
+  kCommunication = 1,  // the thread of overlapped updates (async_reduction.h)
+  kPulls = 2,          // the thread that sends new weights (pulls.h)
+};
 constexpr int kLanes = 3;
 
 enum class Activity : int16_t {
@@ -35,13 +46,13 @@ enum class Activity : int16_t {
   kBetweenSteps = 11,  // no duration: the time around it is not part of a training step
   kExposed = 12,       // from an overlapped update's last gradient to its last sum
   kAnnouncement = 13,  // the collective that announces an overlapped update
-  kPull = 17,          // new weights, sent by the ranks that have updated them
-  kAllgather = 18,     // an all-gather; with the bytes of this rank
-  kBroadcast = 19,     // a broadcast
-  // Without duration, and only with Recording::kGradients:
-  kEntry = 14,  // a gradient of an update, in the order of reduction
-  kReady = 15,  // a gradient of an overlapped update was handed over
-  kRows = 16,   // the rows of the global batch, in the field `bytes`
+  // 14 to 16 have no duration and are recorded only with Recording::kGradients.
+  kEntry = 14,      // a gradient of an update, in the order of reduction
+  kReady = 15,      // a gradient of an overlapped update was handed over
+  kRows = 16,       // the rows of the global batch, in the field `bytes`
+  kPull = 17,       // new weights, sent by the ranks that have updated them
+  kAllgather = 18,  // an all-gather; with the bytes of this rank
+  kBroadcast = 19,  // a broadcast
 };
 
 // The activity that is recorded for a collective that is no update.
@@ -70,10 +81,10 @@ struct Event {
   Lane lane;
 };
 
-// Totals of the updates at one place, without the first few, which trace, allocate and start threads. Nanoseconds,
-// bytes.
+// Totals of the updates at one place, in nanoseconds and bytes. The first updates are not included, because they trace
+// functions, allocate memory and start threads.
 struct Totals {
-  int64_t updates = 0;
+  int64_t updates = 0;       // their number
   int64_t bytes = 0;
   int64_t transfers = 0;     // their number
   int64_t transfer = 0;      // their duration
@@ -87,7 +98,7 @@ struct Totals {
   int64_t collectives = 0;  // in collectives that are no update, without `meet`
   // New weights that arrived while the next step computed:
   int64_t pulled = 0;  // bytes
-  int64_t pull = 0;
+  int64_t pull = 0;    // nanoseconds
 };
 
 struct PlaceTotals {
@@ -101,7 +112,7 @@ void SetLane(Lane lane);
 // Starts recording; of events, the last `capacity` are kept.
 void Record(Recording how, int64_t capacity);
 
-int64_t Now();
+int64_t Now();  // nanoseconds of the monotonic clock
 
 // The kept events, oldest first; `dropped`: the number of older events. A label is an index into `Labels`.
 std::vector<Event> Events(int64_t* dropped);
@@ -142,8 +153,7 @@ void RecordEnd(const Call& call);
 // Records that a gradient of an overlapped update was handed over.
 void RecordReady(const Entry& entry);
 
-// Records a part of an overlapped update during its lifetime. The overlapped thread makes it; its spans belong to the
-// part.
+// Records a part of an overlapped update. The overlapped thread makes it; spans during its life belong to the part.
 class OverlappedRecord {
  public:
   explicit OverlappedRecord(const UpdatePart& part);

@@ -1,5 +1,4 @@
-// Runs the collectives of a v1 graph in the order of their turns: a queue of the turns to come, and a map of the jobs
-// that wait for their turns. v1_order.h says why.
+// Runs the collectives of a v1 graph in the order of their turns (v1_order.h).
 #include "engine/sequence/v1_order.h"
 
 #include <algorithm>
@@ -24,9 +23,7 @@ void Turnstile::Expect(std::vector<int64_t> turns) {
       at = has_entered ? waiting_.erase(at) : std::next(at);
     }
   }
-  for (Job& job : dropped) {
-    job.drop(Error("a collective was still waiting for its turn when its run ended."));
-  }
+  for (Job& job : dropped) job.drop(Error("a collective was still waiting for its turn when its run ended."));
 }
 
 int64_t Turnstile::Reserve() {
@@ -53,8 +50,7 @@ void Turnstile::Enter(int64_t ticket, int64_t turn, Job job) {
   // Runs this job, and then the waiting jobs whose turns follow directly.
   for (bool has_job = true; has_job;) {
     job.run();
-    // The turn is removed before `done`: after the last turn the run has ended, and the next run may call `Expect` at
-    // once.
+    // The turn is removed before `done`: after the last turn the run has ended, and the next may call `Expect`.
     Job next;
     {
       std::lock_guard<std::mutex> lock(mutex_);

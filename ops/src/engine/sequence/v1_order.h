@@ -1,7 +1,10 @@
-// The order of collectives in a v1 graph, which runs independent ops in any order, different on each rank. Each
-// collective op has a turn: a number, whose place in the list of `Expect` says when the op runs. The head is the first
-// turn of this list that has not run. The kernels call `Enter`; a job whose turn is not the head waits in the Turnstile
-// without occupying a thread.
+// The order of collectives in a v1 graph. TensorFlow runs the independent ops of such a graph in any order, different
+// on each rank; collectives need one order on all ranks. So each collective op has a number, its turn. `Expect` lists
+// the turns of a run in order; the head is the first turn of the list that has not run. The kernels call `Enter` with a
+// job; a job whose turn is not the head waits in the Turnstile without occupying a thread.
+//
+// Example: turns 7, 8, 9 are expected. Job 9 enters and waits. Job 7 enters and runs; the head is 8. Job 8 enters and
+// runs, and its thread then runs job 9.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +18,7 @@
 
 namespace matex {
 
-// A collective that can be deferred: `run` executes it, `done` reports its end, and `drop` is called instead of both
-// if it will never run.
+// A collective that can wait: `run` executes it, `done` reports its end; `drop` replaces both if it never runs.
 struct Job {
   std::function<void()> run;
   std::function<void()> done;

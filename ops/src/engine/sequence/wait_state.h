@@ -14,8 +14,7 @@ namespace matex {
 enum class Waiter : int { kSequence = 0, kOverlapped = 1, kObjects = 2, kPulls = 3 };
 constexpr int kWaiters = 4;
 
-// From now on `waiter` waits at the place `place`, for the gradients of `layout` if it is not null. Both must live
-// until `GoOn`.
+// From now on `waiter` waits at `place`, for the gradients of `layout` if it is not null. Both live until `GoOn`.
 void Wait(Waiter waiter, const std::function<std::string()>* place, const Layout* layout = nullptr);
 void GoOn(Waiter waiter);  // ends the wait
 
@@ -38,8 +37,7 @@ struct Waiting {
 // Records that this process has computed a gradient: until now it was not blocked, even if another thread waited.
 void NoteGradient();
 
-// The seconds that this process waited for other ranks or sums while no gradient was computed. Simultaneous waits
-// count once.
+// The seconds that this process waited for ranks or sums and computed no gradient. Simultaneous waits count once.
 double BlockedSeconds();
 
 // The longest current wait; false if no thread waits.

@@ -1,5 +1,5 @@
-// Shared memory in which the ranks of a host read each other's pieces (homes.h). It has a buffer for each rank: a table
-// of offsets, then the rank's variables, then room for copied pieces.
+// The shared memory (homes.h) has a buffer for each rank: a table of the offsets of the published pieces, then the
+// rank's variables, then room for copies of pieces that lie elsewhere.
 #include "engine/store/homes.h"
 
 #include <sys/mman.h>
@@ -20,7 +20,7 @@ CommonLayout HomesLayout(int64_t buffer_bytes) { return CommonLayout::Of(/*bytes
 }  // namespace
 
 Homes::Offsets::Offsets(const std::vector<int64_t>& bytes, int64_t piece) {
-  end = RoundUp(static_cast<int64_t>(bytes.size() * sizeof(int64_t)), kAligned);  // of the table, for now
+  end = RoundUp(static_cast<int64_t>(bytes.size() * sizeof(int64_t)), kAligned);  // the end of the table, at first
   for (const int64_t of_variable : bytes) {
     variables.push_back(end);
     end += RoundUp(of_variable, kAligned);

@@ -1,7 +1,7 @@
-// Homes: shared memory of one host, in which each rank has a buffer for its copies of certain variables; the memory of
-// one copy is its home. publish.cc uses it so that ranks read the pieces of other ranks directly, without messages. A
-// rank publishes the address of its piece (`Show`) before a rendezvous; the others read the piece after that rendezvous
-// and before the next barrier.
+// Homes: shared memory of one host, in which the ranks keep variables, so that a rank reads the pieces of other ranks
+// directly, without messages. Each rank has a buffer with its copy of each variable; the memory of one copy is its
+// home. publish.cc uses it: a rank publishes the address of its piece (`Show`) before a rendezvous; the others read the
+// piece after that rendezvous and before the next barrier.
 #pragma once
 
 #include <mpi.h>
@@ -37,8 +37,7 @@ class Homes {
   const char* Shown(int rank, int i) const { return BufferOf(rank) + TableOf(rank)[i]; }
 
  private:
-  // Offsets within the buffer of a rank: the table of published addresses, the variables, and the area for copied
-  // pieces.
+  // Offsets within the buffer of a rank: the table of published addresses, the variables, the area for copies.
   struct Offsets {
     Offsets(const std::vector<int64_t>& bytes, int64_t piece);
     std::vector<int64_t> variables;  // of each variable

@@ -1,6 +1,7 @@
 // Publishing: each rank has updated its piece of some variables; afterwards every rank has the complete variables.
-// The kernel MatexPublish calls it after an update. Pieces are read from shared memory (homes.h), sent by messages,
-// or sent later by the pull thread while the next step computes.
+// Example: of a variable of 6 numbers, rank 0 has updated numbers 0-2 and rank 1 numbers 3-5; each gets the other
+// three. The kernel MatexPublish calls it after an update. The pieces travel in one of three ways: through shared
+// memory (homes.h), by messages, or later by messages of the pull thread (pulls.h) while the next step computes.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ namespace matex {
 
 // Variables of one type, divided into pieces among the ranks, and their addresses in this process.
 struct Shared {
-  std::shared_ptr<const Layout> layout;               // the variables, with cuts
+  std::shared_ptr<const Layout> layout;  // the variables, and by the cuts (layout.h) the pieces of each
   std::shared_ptr<const std::vector<Transfer>> messages;  // the transfers in which they are sent
   std::vector<void*> wholes;  // the addresses
   std::string name;      // for messages
@@ -55,8 +56,7 @@ void DropHomes(int64_t holding);
 Error Publish(const Shared& shared, Homes* homes);
 
 // The same by messages of the pull thread (pulls.h); returns after the rendezvous. The thread calls `begin`, which
-// returns the addresses of the variables, and then `came` once for each variable, when it is complete or `error` is
-// set.
+// returns the addresses, and then `came` for each variable that is complete or has failed.
 struct Later {
   std::function<std::vector<void*>()> begin;
   std::function<void(int i, const Error& error)> came;

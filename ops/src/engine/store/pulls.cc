@@ -1,5 +1,6 @@
-// A job is one publication; its messages are the transfers of its layout. Before each message the threads of all ranks
-// agree which job is the next: the most urgent of the jobs that all ranks have.
+// A job is one publication: new values of some variables, sent in messages. A rank adds its jobs at its own time, but
+// all ranks must send the same messages in the same order. So before each message the pull threads of all ranks agree
+// which job is the next: the most urgent of the jobs that all ranks have.
 #include "engine/store/pulls.h"
 
 #include <mpi.h>
@@ -57,11 +58,12 @@ class PullThread {
   }
 
  private:
+  // The thread: sends one message in each round.
   void Run() {
     WakePromptly();
     SetLane(Lane::kPulls);
     const World& world = TheWorld();
-    // Reduce-scatter and all-gather need no trial.
+    // kAuto would choose the algorithm of a sum by a trial; an all-gather needs none.
     const Algorithm algorithm = world.algorithm == Algorithm::kAuto ? Algorithm::kTwoLevel : world.algorithm;
     Adder adder(world.pulls, algorithm, world.node, /*asleep=*/true);
     for (;;) {
@@ -75,9 +77,9 @@ class PullThread {
       Job* const job = Choose(jobs);
       if (job == nullptr) continue;
       const bool is_last = job->next + 1 >= job->shared.messages->size();
-      // Ranks agree on the next message while this one is sent, if all know that there is one: in this job, or in
-      // another job that all ranks have. The agreement is a collective call, and so may be the transfer: all ranks must
-      // make both in the same order.
+      // While this message is sent, ranks already agree on the next one, if all know that there is one: in this job, or
+      // in another job that all ranks have. `Ask` comes before `Send` on every rank: both may make collective calls,
+      // which all ranks must make in the same order.
       const auto is_other_common = [&](const Job* one) { return one != job && one->number <= last_common_; };
       if (!is_last || std::any_of(jobs.begin(), jobs.end(), is_other_common)) Ask(jobs);
       Send(job, &adder);
@@ -97,10 +99,10 @@ class PullThread {
     }
   }
 
-  // Starts the agreement on the last job that all ranks have: the minimum over ranks of the last job of each. A rank
-  // reports 0 while gradients travel: they go first, because no rank can begin its next step without them. A rank asks
-  // only if it has an unfinished job, and all ranks add the same jobs in the same order. So the minimum is the number
-  // of an unfinished job, or 0.
+  // Starts the agreement on the last job that all ranks have: the minimum over ranks of the number of each rank's last
+  // job. A rank reports 0 while gradients travel: they go first, because no rank can begin its next step without them.
+  // A rank asks only if it has an unfinished job, and all ranks add the same jobs in the same order. So the minimum is
+  // the number of an unfinished job, or 0.
   void Ask(const std::vector<Job*>& jobs) {
     last_common_ = GradientsTravel() ? 0 : jobs.back()->number;
     is_asked_ = true;
@@ -109,8 +111,7 @@ class PullThread {
     if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
   }
 
-  // The job whose variables are needed first, among the jobs that all ranks have; null while gradients travel on any
-  // rank.
+  // The job that is needed first, among the jobs that all ranks have; null while gradients travel on any rank.
   Job* Choose(const std::vector<Job*>& jobs) {
     if (!is_asked_) {
       while (GradientsTravel()) std::this_thread::sleep_for(kPollInterval);

@@ -1,6 +1,5 @@
-// The pull thread: sends new weights while the next step computes, in the order in which the step needs them.
-// publish.cc adds jobs under the world's mutex, so all ranks add the same jobs in the same order. Weights yield to
-// gradients (GradientsTravel).
+// The pull thread sends new weights while the next step computes, in the order in which the step needs them. All ranks
+// add the same jobs in the same order (publish.cc, under the world's mutex). Gradients go first (GradientsTravel).
 #pragma once
 
 #include "engine/store/publish.h"

@@ -29,7 +29,8 @@ struct SharedStore::Control {
 // The line of a rank; only this rank writes it as long as it lives.
 struct alignas(128) SharedStore::Line {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  std::atomic<int64_t> ticket{kNone};  // no batch that it holds is older; kNone: no rank waits for it
+  // A lower bound of the batches that the rank holds or is about to take; kNone: it holds none.
+  std::atomic<int64_t> ticket{kNone};
   std::atomic<int64_t> progress{-1};   // the batch of its progress table
   std::atomic<int64_t> version{-2};    // of its last `End`: 2 * batch + version; -2: none, read as version 1
   std::atomic<int64_t> lost{0};        // 1: the rank is lost; others write this
@@ -37,8 +38,7 @@ struct alignas(128) SharedStore::Line {
 
 namespace {
 
-// The state of a batch: kFree, rank + 1 of its holder, -(rank + 1) of the rank that has trained it, or kRefused if no
-// rank will train it.
+// The state of a batch: kFree, HeldBy(its holder), TrainedBy(a rank), or kRefused if no rank will train it.
 constexpr int32_t kFree = 0, kRefused = std::numeric_limits<int32_t>::min();
 
 constexpr int32_t HeldBy(int rank) { return rank + 1; }
@@ -131,8 +131,8 @@ void SharedStore::Deal(int64_t first, int64_t count) {
   }
 }
 
-// Takes the next batch. The rank first announces `next` in its line as a lower bound, so any rank that takes a later
-// batch sees it.
+// Takes the next batch. The rank announces the batch in its line before it takes the batch, so a rank that takes a
+// later batch always sees that this one is unfinished.
 bool SharedStore::Take() {
   while (!control().stopped) {
     int64_t next = control().next;
@@ -185,7 +185,8 @@ bool SharedStore::TakeOver(int64_t bound) {
       int64_t announced = lost.ticket;
       if (announced == Line::kNone) break;  // it holds no batch, or another rank has taken it over
       const int64_t held = FindHeld(rank);
-      if (held != announced) {  // a lower bound only: put the true batch there, and look again
+      if (held != announced) {
+        // The line has a lower bound only: put the true batch, or kNone, there and look again.
         lost.ticket.compare_exchange_strong(announced, held);
         continue;
       }
@@ -193,6 +194,7 @@ bool SharedStore::TakeOver(int64_t bound) {
       const bool has_older = reserved_ >= 0 && reserved_ < held;
       const bool is_too_early = held - Oldest(&behind) > bound;
       if (has_older || is_too_early) break;
+      // Announce first, then take, as in `Take`. The exchange fails if another rank was faster.
       SetProgress(held, rank);
       mine.ticket = held;
       int32_t state = HeldBy(rank);
@@ -237,7 +239,8 @@ bool SharedStore::IsOver() {
 SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
   constexpr int kSpins = 100, kYields = 200;
   const double until = SecondsNow() + seconds;
-  const int64_t dealt = LineOf(rank_).ticket;  // at its first call after `Deal`: its first batch
+  // At the first call after `Deal`, the line has the batch that `Deal` gave to this rank.
+  const int64_t dealt = LineOf(rank_).ticket;
   if (reserved_ < 0 && dealt != Line::kNone) reserved_ = dealt;
   // The living rank with the oldest batch never waits, so some rank always makes progress.
   for (int attempts = 0; !TakeOver(bound); ++attempts) {
@@ -247,6 +250,7 @@ SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ti
       ticket_ = std::exchange(reserved_, -1);
       break;
     }
+    // This rank must wait: it polls, then yields its core between polls, then sleeps between polls.
     if (attempts >= kSpins + kYields) {
       if (SecondsNow() >= until) {
         Oldest(behind);

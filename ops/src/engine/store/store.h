@@ -1,15 +1,15 @@
 // Asynchronous training in the shared memory of one node: all ranks train the same weights, and the store hands out
-// batches. A ticket is the number of a batch in the epoch. Each batch has one holder, and a rank begins a batch only
-// while the oldest unfinished batch is at most `bound` behind it. The kernels of weights/store.cc and Python
-// (servers/store.py) use it.
+// batches. A ticket is the number of a batch in the epoch. Each batch has one holder, the rank that trains it. A rank
+// begins a batch only while the oldest unfinished batch is at most `bound` behind it: with bound 2, batch 5 begins only
+// after batches 0 to 2 have ended. The kernels of weights/store.cc and Python (servers/store.py) use the store.
 //
-// It is lock-free. The state of a batch names its holder, and ranks take it by compare-and-swap, so exactly one rank
-// takes over the batch of a lost rank. A step consists of additions to variables; a part is the number of an addition
-// within the step, from 0. Each rank records in its progress table how many numbers or rows of each addition it has
-// added, so that the successor of a lost rank adds only the rest.
+// The store has no locks, because a rank could be lost while it holds one. The state of a batch names its holder, and
+// ranks take it by compare-and-swap, so exactly one rank takes over the batch of a lost rank. A step consists of
+// additions to variables; a part is the number of an addition within the step, from 0. Each rank records in its
+// progress table how many numbers or rows of each addition it has added; the successor of a lost rank adds the rest.
 //
-// A version, 0 or 1, is the slot of the metrics that a rank has written after a batch. Each rank writes its two slots
-// in turn: if it is lost while it writes one, the metrics in the other are complete.
+// Each rank writes its metrics after a batch into one of two slots, alternately: if it is lost while it writes one, the
+// metrics in the other are complete. A version, 0 or 1, is the number of the slot.
 #pragma once
 
 #include <mpi.h>
@@ -68,13 +68,11 @@ class SharedStore {
   // No rank takes a batch any more.
   void Stop();
 
-  // Marks a rank as lost: others train its batch. Returns whether it was not marked before. `ticket`: its unfinished
-  // batch, -1 if there is none.
+  // Marks a rank as lost: others train its batch `ticket` (-1: none). Returns whether it was not marked before.
   bool Lose(int rank, int64_t* ticket);
   bool IsLost(int rank) const;
 
-  // The version that the rank gave to `End` for its last batch known to be trained; 1 if there is none. Versions 0
-  // and 1 alternate.
+  // The version that the rank gave to `End` for its last batch known to be trained; 1 if there is none.
   int VersionOf(int rank) const;
 
   // The number of trained batches of the epoch, by all ranks, with those before the `first` of `Deal`.
@@ -122,7 +120,7 @@ class SharedStore {
   bool Take();
   // Takes the batch of a lost rank into `ticket_`; false if there is none that may be trained.
   bool TakeOver(int64_t bound);
-  // Begins this rank's progress table for a batch, with the progress of rank `from`; -1: no rank has begun it.
+  // Begins this rank's progress table for a batch. `from`: the lost rank whose progress it starts with; -1: none.
   void SetProgress(int64_t ticket, int from);
   // Whether all batches are trained or refused, or training has stopped and no rank holds a batch.
   bool IsOver();

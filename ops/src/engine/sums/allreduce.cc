@@ -1,4 +1,5 @@
-// An Adder sums by one of four algorithms; this file makes its communicators and memory, and tries the algorithms.
+// An Adder sums by one of four algorithms (allreduce.h). `Prepare` makes its communicators and memory before the first
+// sum. If several algorithms are possible, `Choose` times them; then `Run` uses the fastest.
 #include "engine/sums/allreduce.h"
 
 #include <algorithm>
@@ -13,27 +14,22 @@
 namespace matex {
 namespace {
 
-// Smaller buffers always use MPI_Allreduce: the latency of a ring's many messages, or of three calls in place of one,
-// exceeds the time that they save.
+// Smaller buffers always use MPI_Allreduce: a ring's many messages, or three calls in place of one, cost more.
 constexpr int64_t kLargeBytes = 64 << 10;
 // A trial sums kTrialCount floats kTrials times with each algorithm. MPI_Allreduce, which suits most cases, is
 // replaced only by an algorithm that takes less than kGain of its time.
 constexpr int64_t kTrialCount = 4 << 20;
 constexpr int kTrials = 2;
-// With so many ranks on a node or fewer, measurements have always shown shared memory at least as fast as MPI. With
-// more ranks, a trial decides.
+// Up to so many ranks on a node, shared memory was at least as fast as MPI in all measurements. Above, a trial decides.
 constexpr int kMaxRanksWithoutTrial = 8;
 constexpr double kGain = 0.95;
 
 // The ranges of single gradients within elements [first, first + count) of a transfer, as offsets from `first`.
 std::vector<Extent> ExtentsOf(const Transfer& transfer, int64_t first, int64_t count) {
   std::vector<Extent> extents;
-  int64_t at = 0;
-  for (const Fragment& fragment : transfer.fragments) {
-    const int64_t begin = std::max(at, first), end = std::min(at + fragment.count, first + count);
-    if (begin < end) extents.push_back({begin - first, end - first});
-    at += fragment.count;
-  }
+  InFragments(transfer, first, count, [&](const Fragment& part, int64_t begin) {
+    extents.push_back({begin - first, begin - first + part.count});
+  });
   return extents;
 }
 
@@ -110,6 +106,7 @@ int Adder::Prepare() {
       if (algorithm_ != Algorithm::kShared) shared_.reset();
     }
   }
+  // With several nodes (one node alone has all ranks as carriers), the sum between nodes has an Adder of its own.
   if (levels_.across != MPI_COMM_NULL && levels_.carriers < Calls{communicator_, asleep_}.size()) {
     // In this communicator each rank is a node of its own.
     const int node = Calls{levels_.across, asleep_}.rank();
@@ -189,9 +186,8 @@ int Adder::ReduceScatter(const Transfer& transfer, void* data) {
   const int64_t size = static_cast<int64_t>(SizeOf(transfer.type));
   Algorithm algorithm;
   if (const int code = ChooseForOwned(transfer.count * size, &algorithm)) return code;
-  if (algorithm == Algorithm::kTwoLevel) {
+  if (algorithm == Algorithm::kTwoLevel)
     return ReduceScatterInTwoLevels(levels_, data, starts, transfer.type, asleep_, &buffer_);
-  }
   if (algorithm == Algorithm::kRing)
     return RingReduceScatter(communicator_, data, starts, transfer.type, asleep_, &buffer_);
   const Calls calls{communicator_, asleep_};
@@ -208,9 +204,8 @@ int Adder::Gather(const Transfer& transfer, void* data) {
   const int64_t size = static_cast<int64_t>(SizeOf(transfer.type));
   Algorithm algorithm;
   if (const int code = ChooseForOwned(transfer.count * size, &algorithm)) return code;
-  if (algorithm == Algorithm::kTwoLevel) {
+  if (algorithm == Algorithm::kTwoLevel)
     return AllgatherInTwoLevels(levels_, data, starts, transfer.type, asleep_, &buffer_);
-  }
   if (algorithm == Algorithm::kRing) return RingAllgather(communicator_, data, starts, transfer.type, asleep_);
   const std::vector<int> counts(transfer.owned.begin(), transfer.owned.end());
   const std::vector<int> firsts(starts.begin(), starts.end());
@@ -227,8 +222,7 @@ int Adder::Choose() {
   }
   algorithm_ = Algorithm::kMpi;
   if (candidates.size() == 1) return MPI_SUCCESS;
-  // The trial sums chunks as large as those of gradients: an algorithm that is fast in one large call may be slow in
-  // many small calls.
+  // The trial sums chunks as large as those of gradients: an algorithm may be fast in one large call only.
   const int64_t chunk = TheWorld().chunk_bytes / static_cast<int64_t>(sizeof(float));
   std::vector<float> data(kTrialCount, 0.0f);
   std::vector<double> seconds(candidates.size(), 1e9);
@@ -245,9 +239,8 @@ int Adder::Choose() {
     }
   }
   const int count = static_cast<int>(seconds.size());
-  if (const int code = MPI_Allreduce(MPI_IN_PLACE, seconds.data(), count, MPI_DOUBLE, MPI_MAX, communicator_)) {
+  if (const int code = MPI_Allreduce(MPI_IN_PLACE, seconds.data(), count, MPI_DOUBLE, MPI_MAX, communicator_))
     return code;
-  }
   const auto best = std::min_element(seconds.begin(), seconds.end());
   if (*best < kGain * seconds[0]) algorithm_ = candidates[best - seconds.begin()];
   return MPI_SUCCESS;

@@ -34,8 +34,7 @@ class Adder {
   // elements. If the transfer is compressed, `residual` receives the error that this rank adds to its next gradient.
   Error Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place);
 
-  // All-gather: `data` holds the elements of a transfer, of which this rank has its own; afterwards it has all.
-  // Returns an MPI error code.
+  // All-gather: `data` has this rank's own elements of a transfer, and then all. Returns an MPI error code.
   int Gather(const Transfer& transfer, void* data);
 
   // The shared memory that this Adder sums in, or null if the ranks have none. Collective.
@@ -68,8 +67,7 @@ class Adder {
 Adder& InlineAdder();
 Adder& OverlappedAdder();
 
-// Drops both Adders after ranks were lost; new ones use the communicators of the remaining ranks. No sum may be under
-// way.
+// Drops both Adders after ranks were lost; new ones use new communicators. No sum may be under way.
 void ForgetAdders();
 
 }  // namespace matex

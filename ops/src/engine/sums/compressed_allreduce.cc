@@ -20,6 +20,7 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
   const int64_t bytes = PackedBytes((count + size - 1) / size);
   std::vector<char> packed(bytes * size), received(bytes * size);
   std::vector<float> numbers((count + size - 1) / size);
+  // Send each other rank this rank's numbers of its segment.
   for (int rank = 0; rank < size; ++rank) {
     if (rank == mine) continue;  // this rank sums its own segment and sends nothing of it
     char* const to = packed.data() + rank * bytes;
@@ -29,6 +30,7 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
     for (int64_t i = 0; i < length(rank); ++i) residual[from + i] = Remainder(data[from + i], numbers[i]);
   }
   if (const int code = calls.Alltoall(packed.data(), received.data(), bytes)) return code;
+  // Sum this rank's segment, and send the rounded sum to all ranks.
   float* const sum = data + begin(mine);
   for (int rank = 0; rank < size; ++rank) {
     if (rank == mine) continue;
@@ -48,10 +50,11 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
 // Gathers the chosen numbers of all ranks in rounds of at most `max_bytes`.
 int SumLargest(const Calls& calls, double share, const std::vector<Extent>& extents, int64_t count,
                int64_t max_bytes, float* data, float* residual) {
+  // Choose the largest numbers of each gradient; all others become the residual.
   std::vector<int32_t> indices;
-  for (const Extent& one : extents) {
-    const int64_t length = one.end - one.begin;
-    AppendLargest(data + one.begin, length, CountKept(share, length), static_cast<int32_t>(one.begin), &indices);
+  for (const Extent& extent : extents) {
+    const int64_t length = extent.end - extent.begin;
+    AppendLargest(data + extent.begin, length, CountKept(share, length), static_cast<int32_t>(extent.begin), &indices);
   }
   std::vector<IndexedValue> values;
   values.reserve(indices.size());

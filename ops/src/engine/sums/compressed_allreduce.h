@@ -18,13 +18,11 @@ struct Extent {
 
 // data[i] = the sum over ranks of the numbers that are sent for data[i], i in [0, count); the same bits on all ranks.
 // residual[i] = the error that this rank keeps: summed over ranks, the exact sum minus the result. `extents` are the
-// ranges of single gradients in [0, count). Memory: a few times `data`, and `max_bytes`, whatever the number of
-// ranks. Returns an MPI error code.
+// ranges of single gradients in [0, count). Memory: a few times `data`, and `max_bytes`. Returns an MPI error code.
 //
 // In 16 bits, each rank receives its segment from all others, sums it in float32, rounds the sum once and sends it to
-// all ranks: two calls that move half the bytes of a ring. With top-k (Aji and Heafield, Sparse communication for
-// distributed gradient descent, 2017, with a threshold for each gradient) each rank receives the indices and values
-// of all ranks.
+// all: half the bytes of a ring. With top-k (Aji and Heafield, Sparse communication for distributed gradient descent,
+// 2017, with a threshold for each gradient) each rank receives the indices and values of all ranks.
 int SumCompressed(const Calls& calls, const Compression& compression, const std::vector<Extent>& extents,
                   int64_t count, int64_t max_bytes, float* data, float* residual);
 

@@ -1,10 +1,12 @@
-// Sums in two levels. For a reduce-scatter or all-gather, `Segments` first sorts the elements of all ranks, so that the
-// carriers of a segment are the ranks that own its elements. With 2 nodes of 2 ranks, one segment has the elements of
-// ranks 0 and 2, the first ranks of their nodes; the other segment has the elements of ranks 1 and 3.
+// Sums in two levels (hierarchical.h). For a reduce-scatter or all-gather, `Segments` first sorts the elements of all
+// ranks, so that the carriers of a segment are the ranks that own its elements. With ranks 0 and 1 on one node, 2 and 3
+// on another, one segment has the elements of ranks 0 and 2, the first ranks of their nodes, the other those of ranks 1
+// and 3: the positions of ranks 0 to 3 are 0, 2, 1, 3.
 #include "engine/sums/hierarchical.h"
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "engine/mpi/mpi_calls.h"
@@ -18,21 +20,27 @@ namespace {
 class Segments {
  public:
   Segments(const Levels& levels, const std::vector<int64_t>& starts, Type type, bool asleep, std::vector<char>* buffer)
-      : levels_(levels), starts_(starts), width_(static_cast<int64_t>(SizeOf(type))), within_{levels.within, asleep},
-        at_(levels.positions.size() + 1, 0), counts_(levels.carriers, 0), firsts_(levels.carriers, 0) {
+      : levels_(levels),
+        starts_(starts),
+        width_(static_cast<int64_t>(SizeOf(type))),
+        within_{levels.within, asleep},
+        starts_by_position_(levels.positions.size() + 1, 0),
+        segment_counts_(levels.carriers, 0),
+        segment_starts_(levels.carriers, 0) {
     for (size_t rank = 0; rank < levels.positions.size(); ++rank)
-      at_[levels.positions[rank] + 1] = starts[rank + 1] - starts[rank];
-    for (size_t position = 1; position < at_.size(); ++position) at_[position] += at_[position - 1];
+      starts_by_position_[levels.positions[rank] + 1] = starts[rank + 1] - starts[rank];
+    std::partial_sum(starts_by_position_.begin(), starts_by_position_.end(), starts_by_position_.begin());
     for (int carrier = 0; carrier < levels.carriers; ++carrier) {
-      firsts_[carrier] = static_cast<int>(at_[carrier * levels.nodes]);
-      counts_[carrier] = static_cast<int>(at_[(carrier + 1) * levels.nodes]) - firsts_[carrier];
+      const int64_t begin = starts_by_position_[carrier * levels.nodes];
+      segment_starts_[carrier] = static_cast<int>(begin);
+      segment_counts_[carrier] = static_cast<int>(starts_by_position_[(carrier + 1) * levels.nodes] - begin);
     }
-    const int64_t all = at_.back() * width_;
+    const int64_t all = starts_by_position_.back() * width_;
     if (static_cast<int64_t>(buffer->size()) < 2 * all) buffer->resize(2 * all);
     sorted_ = buffer->data();
     mine_ = buffer->data() + all;
-    const int64_t* const own = at_.data() + within_.rank() * levels.nodes;
-    for (int node = 0; node <= levels.nodes; ++node) across_.push_back(own[node] - own[0]);
+    const int64_t* const own = starts_by_position_.data() + within_.rank() * levels.nodes;
+    for (int node = 0; node <= levels.nodes; ++node) starts_by_node_.push_back(own[node] - own[0]);
   }
 
   enum class Direction { kFromData, kToData };
@@ -40,25 +48,25 @@ class Segments {
   // Copies the elements of all ranks between `data`, in rank order, and the sorted buffer.
   void Sort(char* data, Direction direction) const {
     for (size_t rank = 0; rank < levels_.positions.size(); ++rank)
-      CopyOf(rank, data, sorted_ + at_[levels_.positions[rank]] * width_, direction);
+      CopyRank(rank, data, sorted_ + starts_by_position_[levels_.positions[rank]] * width_, direction);
   }
 
   // Copies this rank's own elements between `data` and the segment that this rank carries.
   void CopyOwn(char* data, Direction direction) const {
     const int node = Calls{levels_.across, false}.rank();
-    CopyOf(RankAt(within_.rank() * levels_.nodes + node), data, mine_ + across_[node] * width_, direction);
+    CopyRank(RankAt(within_.rank() * levels_.nodes + node), data, mine_ + starts_by_node_[node] * width_, direction);
   }
 
   const Calls& within() const { return within_; }
   char* sorted() const { return sorted_; }
   char* mine() const { return mine_; }
-  const std::vector<int64_t>& across() const { return across_; }
-  const int* counts() const { return counts_.data(); }
-  const int* firsts() const { return firsts_.data(); }
+  const std::vector<int64_t>& starts_by_node() const { return starts_by_node_; }
+  const int* counts() const { return segment_counts_.data(); }
+  const int* starts() const { return segment_starts_.data(); }
 
  private:
   // Copies the elements of `rank` between `data` and `buffer`, where they begin.
-  void CopyOf(size_t rank, char* data, char* buffer, Direction direction) const {
+  void CopyRank(size_t rank, char* data, char* buffer, Direction direction) const {
     char* const of_rank = data + starts_[rank] * width_;
     const bool is_to_data = direction == Direction::kToData;
     const int64_t bytes = (starts_[rank + 1] - starts_[rank]) * width_;
@@ -74,11 +82,11 @@ class Segments {
   const std::vector<int64_t>& starts_;
   const int64_t width_;
   const Calls within_;
-  std::vector<int64_t> at_;           // where the elements of each position begin in the sorted buffer
-  std::vector<int64_t> across_;       // where the elements of each node begin in this rank's segment
-  std::vector<int> counts_, firsts_;  // the lengths and starts of the carriers' segments
-  char* sorted_ = nullptr;            // the sorted buffer
-  char* mine_ = nullptr;              // the segment that this rank carries
+  std::vector<int64_t> starts_by_position_;           // in the sorted buffer
+  std::vector<int64_t> starts_by_node_;               // in this rank's segment
+  std::vector<int> segment_counts_, segment_starts_;  // of each carrier, in the sorted buffer
+  char* sorted_ = nullptr;                            // the sorted buffer
+  char* mine_ = nullptr;                              // the segment that this rank carries
 };
 
 }  // namespace
@@ -118,7 +126,8 @@ int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector
   if (const int code = segments.within().ReduceScatter(segments.sorted(), segments.mine(), segments.counts(), type))
     return code;
   std::vector<char> received;
-  const int code = RingReduceScatter(levels.across, segments.mine(), segments.across(), type, asleep, &received);
+  const std::vector<int64_t>& by_node = segments.starts_by_node();
+  const int code = RingReduceScatter(levels.across, segments.mine(), by_node, type, asleep, &received);
   if (code == MPI_SUCCESS) segments.CopyOwn(static_cast<char*>(data), Segments::Direction::kToData);
   return code;
 }
@@ -127,9 +136,10 @@ int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int
                          std::vector<char>* buffer) {
   const Segments segments(levels, starts, type, asleep, buffer);
   segments.CopyOwn(static_cast<char*>(data), Segments::Direction::kFromData);
-  if (const int code = RingAllgather(levels.across, segments.mine(), segments.across(), type, asleep)) return code;
+  const std::vector<int64_t>& by_node = segments.starts_by_node();
+  if (const int code = RingAllgather(levels.across, segments.mine(), by_node, type, asleep)) return code;
   const int code =
-      segments.within().Allgatherv(segments.mine(), segments.sorted(), segments.counts(), segments.firsts(), type);
+      segments.within().Allgatherv(segments.mine(), segments.sorted(), segments.counts(), segments.starts(), type);
   if (code == MPI_SUCCESS) segments.Sort(static_cast<char*>(data), Segments::Direction::kToData);
   return code;
 }

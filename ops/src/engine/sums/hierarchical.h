@@ -1,6 +1,5 @@
 // Sums in two levels: within each node, where MPI uses shared memory, then between nodes. An Adder makes `Levels`
-// before its first sum and keeps them. Every rank's node number must be known; the result has the same bits on all
-// ranks.
+// before its first sum and keeps them. Node numbers must be known. The result has the same bits on all ranks.
 #pragma once
 
 #include <mpi.h>
@@ -15,7 +14,8 @@ namespace matex {
 
 // The communicators of a sum in two levels. The buffer is divided into segments; on each node one rank, the carrier,
 // handles each segment. The carriers are the first `carriers` ranks of the node: the smallest number of ranks on any
-// node. `within` joins the ranks of a node, `across` the carriers of one segment on all nodes.
+// node. With 3 ranks on one node and 2 on another, there are 2 segments; the first two ranks of each node carry them.
+// `within` joins the ranks of a node, `across` the carriers of one segment on all nodes.
 struct Levels {
   MPI_Comm within = MPI_COMM_NULL;
   MPI_Comm across = MPI_COMM_NULL;  // null on a rank that handles no segment
@@ -33,8 +33,7 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels);
 // Fills `positions`. Collective over the same communicator; all nodes must have the same number of ranks.
 int MakePositions(MPI_Comm communicator, Levels* levels);
 
-// Replaces numbers [first, first + count) of the buffer, at `segment`, by their sum over `across`. Returns an MPI
-// error code.
+// Replaces numbers [first, first + count) of the buffer, at `segment`, by their sum. Returns an MPI error code.
 using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t count)>;
 
 // data = the sum over all ranks, the same bits on all: a reduce-scatter within the node, `across` for each carrier's
@@ -42,8 +41,7 @@ using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t coun
 int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer,
                    const AcrossNodes& across);
 
-// The two halves of the sum, where rank r owns data[starts[r]] up to data[starts[r + 1]], as in ring.h. They need
-// `positions`.
+// The two halves of the sum: rank r owns data[starts[r]] up to data[starts[r + 1]] (ring.h). They need `positions`.
 int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type,
                              bool asleep, std::vector<char>* buffer);
 int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,

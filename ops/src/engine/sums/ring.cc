@@ -68,6 +68,7 @@ class Ring {
     if (static_cast<int64_t>(buffer->size()) < 2 * segment_bytes) buffer->resize(2 * segment_bytes);
     buffers_[0] = buffer->data();
     buffers_[1] = buffer->data() + segment_bytes;
+    // Send the first segment, and then each part of a segment that comes from the left, after adding to it.
     if (const int code = Receive(0)) return code;
     for (int64_t at = 0; at < Length(0); at += part_) {
       if (const int code = Send(0, at)) return code;

@@ -24,8 +24,7 @@ namespace {
 
 // Each rank has two buffers of a chunk, used in turn: chunk k is in buffer k % 2.
 constexpr int kBuffers = 2;
-// The chunks of all ranks together fit into the cache that their cores share. Ranks meet for each chunk, so larger
-// chunks mean fewer meetings.
+// The chunks of all ranks fit into the cache that their cores share. Larger chunks mean fewer meetings.
 constexpr int64_t kBytesOfAllRanks = 2 << 20, kMinChunk = 256 << 10, kMaxChunk = 512 << 10;
 // The blocks of two ranks stay in the cache of one core. A rank first writes until it is kAhead blocks ahead of its
 // reads, so that the other rank has blocks to read. Then it reads whatever is ready, and writes while nothing is.
@@ -136,8 +135,7 @@ int SharedMemory::SumOfMany(Type type, int64_t count, const Produce& produce, co
 
 // One meeting for each chunk suffices. After it, all elements are there to be read, and sums are written to memory of
 // this process, where no other rank reads. The two buffers protect what others still read, as in SumOfMany: a rank
-// writes the buffer of chunk k again after the meeting of chunk k + 1, to which every rank comes after it has read
-// chunk k.
+// writes the buffer of chunk k again after the meeting of chunk k + 1, to which all come after they have read chunk k.
 int SharedMemory::SumNeeded(Type type, const std::vector<Needed>& needed) {
   if (const int code = arrivals_->Meet()) return code;
   for (const Needed& range : needed) {

@@ -18,8 +18,7 @@ namespace matex {
 
 class SharedMemory {
  public:
-  // Collective over `communicator`. `made` is null on all ranks if they cannot share memory (common_memory.h). Returns
-  // an MPI error code.
+  // Collective. `made` is null on all ranks if they cannot share memory (common_memory.h). Returns an MPI error code.
   static int Make(MPI_Comm communicator, std::unique_ptr<SharedMemory>* made);
 
   // Writes this rank's elements [first, first + count) to `to`.

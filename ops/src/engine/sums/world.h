@@ -1,6 +1,5 @@
 // This process's rank, host and settings, and the communicators that the engine uses. `Start` fills the World once,
-// from Python; all other code reads it. The engine's communicators are duplicates, so the script's own MPI messages
-// never match the engine's.
+// from Python; all other code reads it. The communicators are duplicates: the script's own messages never match.
 #pragma once
 
 #include <mpi.h>

@@ -1,5 +1,7 @@
-// The communication thread (class Overlapped) reduces the announced updates in the order of their tickets; other
-// threads hand over gradients. An update ends with its last sum, or fails as a whole.
+// The communication thread (class Overlapped) reduces the announced updates in the order of their tickets, which are
+// numbers from 1; other threads hand over gradients. For each transfer (layout.h: one sum over ranks, of a part of one
+// gradient or of several small ones) the thread waits for this rank's gradients, agrees with the other ranks that all
+// have theirs, and sums. An update ends with its last sum, or fails as a whole.
 #include "engine/update/async_reduction.h"
 
 #include <mpi.h>
@@ -114,7 +116,7 @@ class Overlapped {
   bool GradientsTravel() const { return Now() < travel_until_; }
 
  private:
-  // Stores a gradient for the thread. Returns an error if its update has ended or failed; `done` is then still set.
+  // Stores a gradient for the thread and takes its `done`; leaves it and returns an error if the update is over.
   Error Store(int64_t ticket, int entry, HandedOver* gradient) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = updates_.find(ticket);
@@ -133,6 +135,7 @@ class Overlapped {
     return Error();
   }
 
+  // The thread: reduces one update after another.
   void Run() {
     WakePromptly();
     SetLane(Lane::kCommunication);
@@ -152,8 +155,7 @@ class Overlapped {
     }
   }
 
-  // Sleeps until the gradients of these entries are handed over on this rank, or the update is given up. Returns the
-  // reason of giving up, or "".
+  // Sleeps until these gradients are handed over on this rank (""), or the update is given up (the reason).
   std::string WaitFor(Update* update, const std::vector<int>& entries) {
     const Span span(Activity::kOwnGradients);
     std::unique_lock<std::mutex> lock(mutex_);
@@ -176,8 +178,9 @@ class Overlapped {
       return update->part.place + ", with the gradients of " + update->part.layout->entries()[entries[0]].name + more;
     };
     const Waits waits(Waiter::kOverlapped, &place);
+    // The ranks agree, except on a gradient that was in an earlier transfer: a large gradient has several transfers,
+    // and after the first all ranks know that it is ready.
     int without = -1;  // a rank that has given the update up
-    // After the first transfer of a large gradient all ranks know that it is ready: its next transfers start at once.
     const bool is_agreed =
         std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->ready_on_all[entry]; });
     if (!is_agreed) {
@@ -211,7 +214,8 @@ class Overlapped {
     size_t gradients_left = transfers_left.size();
     const auto give_back = [&](int entry) {
       if (--gradients_left == 0) RecordEndOf(*update, record);  // before the script can continue
-      GiveBack(update, entry);
+      const auto done = std::exchange(update->done[entry], nullptr);
+      done(Error());
     };
     std::vector<int> entries;
     for (size_t i = 0; i < transfers.size(); ++i) {
@@ -254,23 +258,12 @@ class Overlapped {
 
   // Records the end of the last sum of a part. If further parts follow, the script still has gradients to compute.
   void RecordEndOf(const Update& update, const OverlappedRecord& record) {
-    last_ready_ = std::max(last_ready_, LastReady(update));
+    const double last = *std::max_element(update.ready.begin(), update.ready.end());
+    last_ready_ = std::max(last_ready_, update.announced + static_cast<int64_t>(last * 1e9));
     if (update.part.more) return;
     record.Done(last_ready_);
     AddNanoseconds(Kind::kGradients, Now() - last_ready_);
     last_ready_ = 0;
-  }
-
-  // The time of the last hand-over, by `Now`.
-  static int64_t LastReady(const Update& update) {
-    const double last = *std::max_element(update.ready.begin(), update.ready.end());
-    return update.announced + static_cast<int64_t>(last * 1e9);
-  }
-
-  static void GiveBack(Update* update, int entry) {
-    const auto done = std::move(update->done[entry]);
-    update->done[entry] = nullptr;
-    done(Error());
   }
 
   // Returns the error to all gradients that were handed over; later ones receive it in HandOver.
@@ -297,7 +290,7 @@ class Overlapped {
   AllLearned learned_;  // the buckets of each layout
   // Gradients travel, or may do so soon, until this time (by `Now`). The maximum: a transfer is under way.
   std::atomic<int64_t> travel_until_{0};
-  int64_t last_ready_ = 0;  // the time of the last hand-over in the parts of the current update so far
+  int64_t last_ready_ = 0;  // the time, by `Now`, of the last hand-over in the parts of the current update so far
 };
 
 Overlapped& TheOverlapped() {

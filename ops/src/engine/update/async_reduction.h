@@ -1,13 +1,12 @@
 // The overlapped reduction: gradients are handed over one by one as the step computes them. A communication thread
-// reduces them while the computation continues, transfer by transfer in the layout's order.
+// sums them over ranks while the computation continues, transfer by transfer in the order of the layout (layout.h).
 //
-// The script announces an update before its gradients are ready; the announcement is a collective of the sequence. So
-// all ranks have their updates in the same order, and the thread reduces them in this order, whatever the order in
-// which gradients become ready on a rank. Before each transfer the ranks agree, asleep and on a communicator of their
-// own, that its gradients are ready on all ranks or will not come.
+// Gradients may become ready in another order on each rank, but all ranks must make the same sums in the same order. So
+// the script announces an update before its gradients are ready, by a collective of the sequence (rendezvous.h), and
+// the thread reduces updates in the order of their announcements. Before each transfer the ranks agree, asleep and on a
+// communicator of their own, that its gradients are ready on all ranks or will not come.
 //
-// An update may be announced in parts, each with its own layout. Each part is reduced like an update; only the last
-// part counts as one.
+// An update may be announced in parts. Each is reduced like an update with its own layout; only the last counts.
 #pragma once
 
 #include <cstdint>
@@ -34,12 +33,10 @@ struct HandedOver {
 // announce the same. `ticket` becomes the number under which its gradients are handed over.
 Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* ticket);
 
-// Hands over gradient `entry` of update `ticket`. Each gradient must be handed over exactly once, or the update given
-// up.
+// Hands over gradient `entry` of update `ticket`. Each must be handed over exactly once, or the update given up.
 void HandOver(int64_t ticket, int entry, HandedOver gradient);
 
-// Gives up the rest of the update because of `why`, which becomes an error on all ranks. No effect if the update has
-// ended.
+// Gives up the rest of the update because of `why`, an error on all ranks. No effect if the update has ended.
 void GiveUp(int64_t ticket, const std::string& why);
 
 // Gives up all updates announced so far; called at the end of the script and when a step has failed.

@@ -19,8 +19,7 @@ namespace {
 // The first kIgnored updates of a layout trace, allocate and start threads. The updates up to kUpdates are measured.
 constexpr int kIgnored = 3, kUpdates = 13;
 constexpr int kProbeTrials = 3;
-// More layouts than a script uses at a time. If there are more, the least recently used one is dropped, and measured
-// again when it returns.
+// More layouts than a script uses at a time. Beyond it, the least recently used one is measured again later.
 constexpr size_t kMaxLayouts = 256;
 
 double Median(std::vector<double>* numbers) {
@@ -46,7 +45,7 @@ Error Learning::Agree(const Layout& layout) {
   const Span span(Activity::kChoice);
   const std::function<std::string()> place = [] { return std::string("the choice of buckets"); };
   const Waits waits(Waiter::kOverlapped, &place);
-  // Medians: an update that was delayed once does not distort the others.
+  // When each gradient is ready: the median over updates, which a single delayed update does not distort.
   std::vector<double> ready;
   for (size_t i = 0; i < layout.entries().size(); ++i) {
     std::vector<double> times;
@@ -56,7 +55,7 @@ Error Learning::Agree(const Layout& layout) {
   ready_times_.clear();
   Link link;
   if (Error error = ProbeLink(OverlappedAdder(), world.overlapped, kProbeTrials, &link)) return error;
-  // The current buckets, small and in the order of gradients, are never far from the best.
+  // Without a reliable cost the current buckets stay: small and in the order of gradients, they are never bad.
   if (link.disturbed) return Error();
   // Each transfer costs two start-ups: before it, a small all-reduce agrees that its gradients are ready.
   link.start_up *= 2;

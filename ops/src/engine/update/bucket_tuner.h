@@ -1,6 +1,6 @@
-// Chooses the buckets of overlapped gradients from measurements. The overlapped thread reports when the gradients of
-// each update were ready; after a few updates the ranks measure the cost of a transfer and agree on buckets
-// (buckets.h). All ranks switch after the same update.
+// Chooses the buckets of overlapped gradients (the gradients that are summed in one message) from measurements. The
+// overlapped thread (async_reduction.h) reports when the gradients of each update were ready; after some updates the
+// ranks measure the cost of a transfer and choose the best buckets (buckets.h). All ranks switch after the same update.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The result is checked after each sum. The inputs are inspected before it, because the sum may overwrite them.
+// Each sum is checked; the result is equal on all ranks, so all find the same. The message also names the ranks whose
+// own gradients were not finite, so each rank inspects its input before the sum, which may overwrite it.
 #include "engine/update/finite_check.h"
 
 #include <algorithm>
@@ -11,8 +12,7 @@
 namespace matex {
 namespace {
 
-// The bits of a float. In NaN and infinities, and only there, all bits of the exponent are set; the fraction of an
-// infinity is zero.
+// The bits of a float. Only NaN and infinities have all bits of the exponent; an infinity's fraction is 0.
 template <typename Word>
 struct Bits {
   Word exponent;
@@ -32,8 +32,7 @@ struct Finding {
   char host[64] = "";
 };
 
-// The findings of several ranks: the number of ranks with non-finite elements, and the findings of the lowest ranks.
-// Sent as bytes.
+// The number of ranks with non-finite elements, and the findings of the lowest of them. Sent as bytes.
 struct Findings {
   static constexpr int kNamed = 4;  // the ranks that the message names
   int64_t ranks = 0;
@@ -51,6 +50,7 @@ struct Findings {
   }
 };
 
+// Without a branch in the loop, so that the compiler vectorizes it.
 template <typename Word>
 bool AllFinite(const void* data, int64_t count, Bits<Word> bits) {
   const Word* const words = static_cast<const Word*>(data);
@@ -59,6 +59,7 @@ bool AllFinite(const void* data, int64_t count, Bits<Word> bits) {
   return found == 0;
 }
 
+// Counts the non-finite elements, and notes the index of the first.
 template <typename Word>
 void Count(const void* data, int64_t count, Bits<Word> bits, Finding* finding) {
   const Word* const words = static_cast<const Word*>(data);
@@ -108,9 +109,7 @@ std::string Describe(const Finding& finding, const Layout& layout) {
   const Entry& entry = layout.entries()[finding.entry];
   std::string text = "of variable " + entry.ToString() + ": ";
   if (finding.nans > 0) text += std::to_string(finding.nans) + " NaN";
-  if (finding.infinite > 0) {
-    text += (finding.nans > 0 ? " and " : "") + std::to_string(finding.infinite) + " infinite";
-  }
+  if (finding.infinite > 0) text += (finding.nans > 0 ? " and " : "") + std::to_string(finding.infinite) + " infinite";
   return text + ", the first at element " + std::to_string(finding.element);
 }
 

@@ -1,5 +1,6 @@
-// The inline reduction: the calling thread reduces all transfers of a layout, in order, and returns the sums. The
-// kernels of TensorFlow and XLA and the C interface call it. It is one collective of the sequence.
+// The inline reduction: the calling thread sums all gradients of a layout (layout.h) over ranks, one transfer after
+// another, and returns the sums. The kernels of TensorFlow and XLA and the C interface call it. It is one collective of
+// the sequence (rendezvous.h).
 #pragma once
 
 #include <functional>
@@ -14,8 +15,7 @@
 namespace matex {
 
 // outputs[i] = the sum over ranks of weight * inputs[i]; outputs[i] may be inputs[i]. Ranks must agree on `batch`.
-// `place` names the place in the program. With a `scatter`, an output may contain only the sums that this rank needs;
-// its other elements are undefined.
+// `place` names the place in the program. With a `scatter`, elements that this rank does not need may be undefined.
 Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, Batch batch,
                    const std::function<std::string()>& place, const Scatter* scatter = nullptr);
 

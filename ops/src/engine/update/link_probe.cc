@@ -1,4 +1,5 @@
-// Times small and large sums; the difference of their medians gives the time per byte.
+// Times small and large sums. The median time of the small ones is the start-up time; the difference of the medians,
+// divided by the difference in bytes, is the time per byte.
 #include "engine/update/link_probe.h"
 
 #include <sys/resource.h>
@@ -18,8 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 // The elements of a small and of a large probe, and the number of probes of each.
 constexpr int kSmall = 256, kLarge = 256 << 10, kProbes = 7;
-// A measurement is disturbed if its slowest large probe took more than kMaxSpread times as long as its fastest. The
-// extremes do not count.
+// A measurement is disturbed if its slowest large probe but one took kMaxSpread times as long as its fastest but one.
 constexpr double kMaxSpread = 4;
 
 std::mutex& LastMutex() {

@@ -33,26 +33,12 @@ void AddResiduals(const Layout& layout, const Transfer& transfer, float* data) {
   }
 }
 
-// Adds `residual`, the errors of a transfer, to the residuals of its gradients. It adds, because a variable may occur
-// twice in a transfer.
+// Adds the errors of a transfer to the residuals of its gradients; a variable may occur twice in a transfer.
 void KeepResiduals(const Layout& layout, const Transfer& transfer, const float* residual) {
   for (const Fragment& fragment : transfer.fragments) {
     float* const to = layout.residual(fragment.entry)->data() + fragment.offset;
     for (int64_t i = 0; i < fragment.count; ++i) to[i] += residual[i];
     residual += fragment.count;
-  }
-}
-
-// Calls `work` for the part of each fragment within [first, first + count) of the transfer, with its offset in the
-// transfer.
-template <typename Work>
-void InFragments(const Transfer& transfer, int64_t first, int64_t count, Work work) {
-  int64_t at = 0;
-  for (const Fragment& fragment : transfer.fragments) {
-    const int64_t begin = std::max(at, first), end = std::min(at + fragment.count, first + count);
-    if (begin < end) work(Fragment{fragment.entry, fragment.offset + begin - at, end - begin}, begin);
-    at += fragment.count;
-    if (at >= first + count) break;
   }
 }
 
@@ -64,8 +50,8 @@ std::pair<int64_t, int64_t> OwnOf(const Transfer& transfer) {
   return {first, first + *own};
 }
 
-// The bytes of a plain all-reduce that costs as much as this transfer of `bytes`. A reduce-scatter goes around the
-// ring once in place of twice.
+// The bytes of a plain all-reduce that costs as much as this transfer of `bytes`. A transfer of owned elements is a
+// reduce-scatter, which goes around the ring once; an all-reduce goes around twice.
 int64_t EquivalentBytes(const Transfer& transfer, int64_t bytes) {
   if (!transfer.owned.empty()) return bytes / 2;
   if (!transfer.compressed) return bytes;
@@ -78,7 +64,7 @@ int64_t EquivalentBytes(const Transfer& transfer, int64_t bytes) {
 
 Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* const* inputs, void* const* outputs,
                   double weight, std::vector<char>* buffer, const AddUp& add_up) {
-  const size_t size = SizeOf(transfer.type);
+  const size_t size = SizeOf(transfer.type);  // of an element
   const bool fused = transfer.fragments.size() > 1;
   const Fragment& first = transfer.fragments.front();
   const int64_t bytes = transfer.count * static_cast<int64_t>(size);
@@ -105,7 +91,7 @@ Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* co
     if (Error error = add_up(transfer, data, residual)) return error;
   }
   if (transfer.compressed) KeepResiduals(layout, transfer, residual);
-  if (!fused) return Error();
+  if (!fused) return Error();  // the sums are in the output already
   const auto [begin, end] = OwnOf(transfer);
   const Span span(Activity::kCopyOut, (end - begin) * static_cast<int64_t>(size));
   InFragments(transfer, begin, end - begin, [&](const Fragment& fragment, int64_t at) {
@@ -190,8 +176,8 @@ Scatter::Scatter(const Layout& layout, int ranks) {
 }
 
 // Each chunk contains equally many elements of each share, so that all ranks sum equally many after each meeting. With
-// two ranks, shares of 5, 5 and 2 elements and room for 9, the first chunk has elements 0-2, 0-2 and 0-1 of the shares,
-// the second chunk elements 3-4, 3-4 and none.
+// two ranks, shares of 5, 5 and 2 elements and room for 9 elements in a chunk, the first chunk has elements 0-2, 0-2
+// and 0-1 of the shares, the second chunk elements 3-4, 3-4 and none.
 int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight,
               SharedMemory* memory) {
   const Type type = shares.front().type;
@@ -209,6 +195,7 @@ int RunShares(const Shares& shares, const void* const* inputs, void* const* outp
   for (int64_t first = 0; first < longest; first += max_of_share) {
     char* mine = nullptr;
     if (const int code = memory->BeginChunk(&mine)) return code;
+    // This rank writes its elements of all shares, and then sums only the ranges that it needs.
     int64_t share_start = 0;  // within the chunk
     needed_ranges.clear();
     for (int share = 0; share < static_cast<int>(shares.size()); ++share) {

@@ -26,13 +26,12 @@ Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* co
 int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const* outputs, double weight,
                 SharedMemory* memory);
 
-// All-gather of a transfer whose elements are owned: `wholes` become complete. `gather` gathers a buffer in place.
-// Returns an MPI error code.
+// All-gather of a transfer of owned elements, by `gather`: `wholes` become complete. Returns an MPI error code.
 using Gather = std::function<int(const Transfer& transfer, void* data)>;
 int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<char>* buffer, const Gather& gather);
 
-// All elements of one type in a layout with cuts: for each rank a share, the elements that only this rank needs; and
-// last the elements that all ranks need. A Scatter has the Shares of each type.
+// All elements of one type in a layout with cuts: for each rank a share, which has the elements that only this rank
+// needs; and one more share with the elements that all ranks need. A Scatter has the Shares of each type.
 using Shares = std::vector<Transfer>;
 struct Scatter {
   Scatter(const Layout& layout, int ranks);

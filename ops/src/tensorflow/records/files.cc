@@ -93,10 +93,9 @@ void OpenFile::ReadAhead(int64_t offset, int64_t count) const {
   int64_t begin = 0, end = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // A jump begins a new run. No jump: several threads read one run, each a few records ahead of the others.
-    if (offset < first_ || offset > last_ + kThreads * count) {
-      first_ = last_ = fetched_ = offset;
-    }
+    // A jump begins a new run. A read up to kThreads records after the end of the run is no jump, because several
+    // threads read one run, each at another record.
+    if (offset < first_ || offset > last_ + kThreads * count) first_ = last_ = fetched_ = offset;
     last_ = std::max(last_, offset + count);
     const int64_t run = last_ - first_;
     begin = std::max(fetched_, last_);

@@ -80,8 +80,7 @@ class OpenFile {
   int64_t Read(char* to, int64_t count, int64_t offset) const;
 
   // Prefetches after a read of `count` bytes at `offset`: a quarter of the length of the current run, a sequence of
-  // reads without a jump. The operating system's own read-ahead would fetch bytes that another rank reads, after each
-  // jump.
+  // reads without a jump. The system's own read-ahead would fetch bytes of other ranks after each jump.
   void ReadAhead(int64_t offset, int64_t count) const;
 
  private:

@@ -97,8 +97,7 @@ class ListRecordsKernel : public OpKernel {
     return state == file.state ? Problem() : MakeChangedProblem(file.state, state);
   }
 
-  // The tickets of records of fixed length, which need no index. Input `bytes`: the lengths of header, record and
-  // footer.
+  // The tickets of records of fixed length, without an index. Input `bytes`: the lengths of header, record, footer.
   TfStatus ListFixed(OpKernelContext* context, const RecordFile& file, std::vector<int64_t>* found) const {
     const Tensor& lengths = context->input(1);
     if (lengths.NumElements() != 3)
@@ -128,8 +127,7 @@ class ListRecordsKernel : public OpKernel {
   RecordFormat format_ = RecordFormat::kTfRecord;
 };
 
-// Reads the record of a ticket and checks its checksum. In a TFRecord file, the offset is the position of the record's
-// header.
+// Reads the record of a ticket and checks its checksum. In a TFRecord file, the offset is that of its header.
 Problem ReadRecord(const RecordFile& file, int64_t offset, int64_t length, tstring* record) {
   if (length < 0) return file.problem;
   Problem problem;
@@ -210,28 +208,26 @@ REGISTER_OP("MatexReadRecord")
 REGISTER_KERNEL_BUILDER(Name("MatexReadRecord").Device(DEVICE_CPU), ReadRecordKernel);
 
 }  // namespace
-}  // namespace matex
 
 #define MATEX_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Finds the records in bytes `first` up to `last` of a file (TFRecord: in the whole file), for `matex_records_take`.
-MATEX_EXPORT matex::FoundRecords* matex_records_find(const char* name, int format, int64_t size, int64_t mtime_ns,
-                                                     int64_t first, int64_t last) {
-  matex::FileState state;
+MATEX_EXPORT FoundRecords* matex_records_find(const char* name, int format, int64_t size, int64_t mtime_ns,
+                                              int64_t first, int64_t last) {
+  FileState state;
   state.size = size;
   state.mtime_ns = mtime_ns;
-  const bool is_text = format == static_cast<int>(matex::RecordFormat::kText);
-  return new matex::FoundRecords(is_text ? matex::FindLines(name, state, first, last)
-                                         : matex::FindTfRecords(name, state));
+  const bool is_text = format == static_cast<int>(RecordFormat::kText);
+  return new FoundRecords(is_text ? FindLines(name, state, first, last) : FindTfRecords(name, state));
 }
 
-MATEX_EXPORT int64_t matex_records_count(const matex::FoundRecords* found) {
+MATEX_EXPORT int64_t matex_records_count(const FoundRecords* found) {
   return static_cast<int64_t>(found->offsets.size());
 }
 
 // Copies the result of `matex_records_find` and frees it. facts: content, the problem's code and its offset. problem:
 // its text, cut to fit into `room` bytes.
-MATEX_EXPORT void matex_records_take(matex::FoundRecords* found, int64_t* offsets, int64_t* lengths, int64_t* facts,
+MATEX_EXPORT void matex_records_take(FoundRecords* found, int64_t* offsets, int64_t* lengths, int64_t* facts,
                                      char* problem, int64_t room) {
   std::copy(found->offsets.begin(), found->offsets.end(), offsets);
   std::copy(found->lengths.begin(), found->lengths.end(), lengths);
@@ -246,17 +242,19 @@ MATEX_EXPORT void matex_records_take(matex::FoundRecords* found, int64_t* offset
 MATEX_EXPORT int64_t matex_records_put(const char* name, int format, int64_t size, int64_t mtime_ns, int64_t count,
                                        const int64_t* offsets, const int64_t* lengths, int code, const char* problem,
                                        int64_t problem_offset) {
-  matex::RecordFile file;
+  RecordFile file;
   file.name = name;
-  file.format = static_cast<matex::RecordFormat>(format);
+  file.format = static_cast<RecordFormat>(format);
   file.state.size = size;
   file.state.mtime_ns = mtime_ns;
   file.offsets.assign(offsets, offsets + count);
   file.lengths.assign(lengths, lengths + count);
   file.problem = {code, problem};
   file.problem_offset = problem_offset;
-  return matex::TheRecordFiles().Put(std::move(file));
+  return TheRecordFiles().Put(std::move(file));
 }
 
 // `ReadBytes` (files.h).
-MATEX_EXPORT int64_t matex_records_bytes() { return matex::ReadBytes(); }
+MATEX_EXPORT int64_t matex_records_bytes() { return ReadBytes(); }
+
+}  // namespace matex

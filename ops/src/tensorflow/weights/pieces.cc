@@ -1,9 +1,11 @@
-// Pieces of variables: each rank, the owner of a piece, updates only its piece of a whole variable. MatexLend makes the
-// value of a second variable, the piece variable, a view of this piece, for the optimizer. MatexPublish puts the
-// updated pieces back and publishes them: it gives every rank the pieces of all ranks (engine/store/publish.h), at
-// once, or later, while the next step computes.
+// Pieces of variables: each rank, the owner of a piece, updates only its piece of a whole variable, so the work of the
+// optimizer and its memory are divided among the ranks. An optimizer updates whole variables; so each piece has a
+// variable of its own, the piece variable. MatexLend makes its value a view of the piece. After the optimizer has
+// updated it, MatexPublish puts the piece back into the whole variable and publishes it: every rank gets the pieces of
+// all ranks (engine/store/publish.h), at once, or later, while the next step computes.
 //
-// `cuts` defines the owners: for each variable the start of every rank's piece, and the end of the last piece.
+// `cuts` defines the owners: for each variable the start of every rank's piece, and the end of the last piece. With
+// cuts 0, 3, 6, rank 0 updates elements 0-2 and rank 1 elements 3-5.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -32,6 +34,7 @@ struct Pair {
   int64_t first = 0, count = 0;
 };
 
+// What both kernels need: the attributes, and the variables behind the inputs.
 class PiecesKernel : public AsyncOpKernel {
  public:
   explicit PiecesKernel(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
@@ -123,23 +126,17 @@ class PublishKernel : public PiecesKernel {
   AsyncOpKernel* AsAsync() override { return later_ && TheWorld().has_peers() ? this : nullptr; }
 
   void Compute(OpKernelContext* context) override {
-    std::vector<Pair> pairs;
-    std::deque<mutex_lock> locks;
-    Shared shared;
-    std::shared_ptr<Homes> homes;
-    OP_REQUIRES_OK(context, Prepare(context, &pairs, &locks, &shared, &homes));
-    MATEX_RETURN_IF_ERROR(context, Publish(shared, homes.get()));
+    Publication publication;
+    OP_REQUIRES_OK(context, Prepare(context, &publication));
+    MATEX_RETURN_IF_ERROR(context, Publish(publication.shared, publication.homes.get()));
   }
 
   // Publishes later. Calls `done` when the variables are locked for their new values: readers wait for the locks.
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    std::vector<Pair> pairs;
-    std::deque<mutex_lock> locks;
-    Shared shared;
-    std::shared_ptr<Homes> homes;
-    OP_REQUIRES_OK_ASYNC(context, Prepare(context, &pairs, &locks, &shared, &homes), done);
+    Publication publication;
+    OP_REQUIRES_OK_ASYNC(context, Prepare(context, &publication), done);
     std::vector<core::RefCountPtr<Var>> wholes;
-    for (Pair& pair : pairs) wholes.push_back(std::move(pair.whole));
+    for (Pair& pair : publication.pairs) wholes.push_back(std::move(pair.whole));
     const auto pulled = std::make_shared<Pulled>(std::move(wholes));
     const auto begin = [pulled, done] {
       const std::vector<void*> values = pulled->Lock();
@@ -147,27 +144,34 @@ class PublishKernel : public PiecesKernel {
       return values;
     };
     // In the pull thread, `begin` locks the same variables: it waits until they are unlocked here.
-    const Error failed = PublishLater(shared, {begin, [pulled](int i, const Error&) { pulled->Came(i); }});
-    locks.clear();
+    const Error failed = PublishLater(publication.shared, {begin, [pulled](int i, const Error&) { pulled->Came(i); }});
+    publication.locks.clear();
     if (failed) OP_REQUIRES_OK_ASYNC(context, StatusOf(failed), done);
   }
 
  private:
+  struct Publication {
+    std::vector<Pair> pairs;
+    std::deque<mutex_lock> locks;  // of the whole variables
+    Shared shared;
+    std::shared_ptr<Homes> homes;  // null if there are none
+  };
+
   // Locks the variables and takes back this rank's updated pieces.
-  TfStatus Prepare(OpKernelContext* context, std::vector<Pair>* pairs, std::deque<mutex_lock>* locks, Shared* shared,
-                   std::shared_ptr<Homes>* homes) {
-    TfStatus status = Find(context, pairs, locks);
+  TfStatus Prepare(OpKernelContext* context, Publication* made) {
+    TfStatus status = Find(context, &made->pairs, &made->locks);
     if (!status.ok()) return status;
-    *shared = SharedOf(*pairs);
-    *homes = HomesOf(*shared);
+    made->shared = SharedOf(made->pairs);
+    made->homes = HomesOf(made->shared);
     for (int i = 0; i < variables_; ++i) {
-      status = TakeBack(context, (*pairs)[i], *homes, i);
+      status = TakeBack(context, made->pairs[i], made->homes, i);
       if (!status.ok()) return status;
-      shared->wholes.push_back(DataOf(*(*pairs)[i].whole->tensor()));
+      made->shared.wholes.push_back(DataOf(*made->pairs[i].whole->tensor()));
     }
     return TfStatus();
   }
 
+  // The description of the publication; the layout is made at the first call.
   Shared SharedOf(const std::vector<Pair>& pairs) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (layout_ == nullptr) {

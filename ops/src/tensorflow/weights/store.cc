@@ -8,8 +8,7 @@
 // Each update is one of the numbered additions of a step (attribute `part`). It is made in blocks, and the progress is
 // recorded in the store: if this rank is lost, another rank continues after the last block.
 //
-// TensorFlow's own ops must not update such a variable: if another tensor refers to its value, they write a copy that
-// no other rank sees.
+// TensorFlow's own ops must not update such a variable: they may write a copy that no other rank sees.
 #include <algorithm>
 #include <cstring>
 #include <memory>
