@@ -14,6 +14,7 @@ import numpy as np
 from matex_tf.resilience import elastic
 from matex_tf.servers import store
 from matex_tf.servers.turns import values
+from matex_tf.steps import events
 from matex_tf.world import membership, world
 
 
@@ -34,11 +35,11 @@ class Rescue:
     def watch_losses(self, turns: Any) -> None:
         """Register a handler that lets `turns` continue after the loss of a rank."""
         self._turns, self._ranks = turns, list(range(world.get_world().size))
-        elastic.after_loss.append(self._handle_loss)
+        events.world_changed.add_listener(self._handle_loss)
 
     def close_turns(self) -> None:
         if self._turns is not None:
-            elastic.after_loss.remove(self._handle_loss)
+            events.world_changed.remove_listener(self._handle_loss)
             self._turns = None
 
     def count_bytes(self) -> int:

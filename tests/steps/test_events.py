@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from pathlib import Path
 
 import launch
+from matex_tf.steps import events
 
 CASE = """
 import json
@@ -93,3 +96,15 @@ def test_steps_that_train_are_told():
         "evaluate": [],
         "predict": [],
     }
+
+
+def test_each_event_is_raised_and_heard():
+    raised, named = [], []
+    for path in Path(events.__file__).parents[1].rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        of_events = [node for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "events"]
+        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+        raised += [node.attr for node in of_events if id(node) in called]
+        named += [node.attr for node in of_events if id(node) not in called]
+    declared = {name for name, value in vars(events).items() if isinstance(value, events.Event)}
+    assert not declared.difference(raised) and not declared.difference(named)
