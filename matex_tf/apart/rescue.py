@@ -75,8 +75,11 @@ class Rescue:
                 where = f"within an epoch of asynchronous training; {text}"
                 elastic.report_loss({rank: me.hosts[rank]}, remaining, where)
 
-    def _handle_loss(self, became_first: bool) -> None:
-        """Continue with the other ranks. At a meeting, rank 0 adds the metrics of lost ranks."""
+    def _handle_loss(self, _became_first: bool) -> None:
+        """Continue with the other ranks. At a meeting, rank 0 adds the metrics of lost ranks that it has not added.
+
+        The slot of a lost rank 0 has its own metrics only, so a new rank 0 adds the metrics of all lost ranks.
+        """
         assert self._turns is not None
         self._turns.is_outdated = True
         # Ranks were renumbered: `membership.survivors` has the former numbers, which are indices of `self._ranks`.
