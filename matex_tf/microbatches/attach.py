@@ -40,7 +40,7 @@ def start_parts() -> None:
 def _cut_copy(plan: Any, copy: Any) -> None:
     """Let a new copy cut its program, if a step of `tf.function` has it and auto can measure it."""
     if not copy.is_ordered:  # of a session
-        if plan.changed:
+        if plan.trained:
             _report_whole("a training step", SESSION)
         return
     rows = settings.get_settings().microbatch  # of a part; or AUTO
