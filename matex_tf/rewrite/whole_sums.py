@@ -67,16 +67,24 @@ def _find_cuts(
                 found.setdefault(value.key, cut(cuts))
 
     for node in reversed(program.nodes):
+        is_branching = node.type in _BRANCHES
         for body in node.bodies:
+            if is_branching:
+                met_rows.update(inner.key for inner, value in zip(body.outputs, node.outputs) if value.key in met_rows)
             _find_cuts(body, wanted, converted, found, met_rows)
-            for inner, value in zip(body.inputs, node.inputs[1:] if node.type in _BRANCHES else ()):
+            for inner, value in zip(body.inputs, node.inputs[1:] if is_branching else ()):
+                if inner.key in met_rows:
+                    met_rows.add(value.key)
                 if id(inner) in wanted and not value.placement.is_held:
                     want(value, wanted[id(inner)])
         for value, need in zip(node.inputs, node.decision.needs):
             if need is not None and need.is_piece:
                 want(value, need.cuts)
         sources = node.inputs if node.type == WHOLE_SUM else pieces.list_cut(node)
-        if any(value.placement.is_sharded for value in node.inputs):
+        meets_rows = any(value.placement.is_sharded for value in node.inputs)
+        if is_branching:  # its bodies tell; if they were not read, each input may be a part of each output
+            meets_rows = not node.bodies and (meets_rows or any(value.key in met_rows for value in node.outputs))
+        if meets_rows:
             met_rows.update(value.key for value in node.inputs)
         if len(node.outputs) == 1 and node.outputs[0].key in met_rows:
             met_rows.update(value.key for value in sources)
