@@ -67,7 +67,7 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
         return work()
     try:
         failure = ops.read_failure()
-        if ops.has_mpi_failed(failure):
+        if ops.find_cause(failure) is ops.Cause.MPI:
             raise membership.make_loss_error(f"an operation of the script itself has failed: {failure}")
         while True:
             attempt = _attempt_once(work)
