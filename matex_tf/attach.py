@@ -82,7 +82,6 @@ def attach_runtime() -> None:
     profile.start_profile()
     sampler.start_sampler()
     listeners.start_listening(_find_call)
-    elastic.after_loss.append(sampler.note_loss)
     link_costs.start_links()
     microbatches.start_parts()
     patches.install()

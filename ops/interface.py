@@ -20,7 +20,7 @@ _FUNCTIONS = {
     "matex_start": (c_int, [*[c_int] * 5, c_char_p, c_int, c_int64, c_int64, c_int, c_int, c_double, c_int]),
     "matex_start_again": (c_int, [*[c_int] * 6, c_int64, POINTER(c_int64)]),
     "matex_phantom": (None, [c_int]),
-    "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p, c_int64, c_int64]),
+    "matex_rendezvous": (c_int, [c_int, c_uint64, c_char_p, c_int64, c_int64, c_int]),
     "matex_failure": (c_int, []),
     "matex_cause": (c_int, [c_char_p]),
     "matex_count": (c_int64, [c_int]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import enum
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from .interface import list_mapped_mpi_libraries
 _HASH_BLOCK_BYTES = 64 << 20
 _CHUNK_BYTES = {False: 1 << 20, True: 8 << 20}  # the default size of a transfer, by whether there are several nodes
 _COMMUNICATORS = ("sequence", "gradients", "overlapped")
-_MPI_FAILED = 1  # a result of matex_cause
 _KINDS = 9  # kinds of collectives are numbers from 1 to 8 (`count_completed` names them); 0 is unused
 ALGORITHMS = ("auto", "mpi", "ring", "two_level")
 COMPRESSIONS = ("none", "bf16", "fp16", "topk")
@@ -183,7 +183,7 @@ def _check_mpi(c: ctypes.CDLL) -> None:
         )
 
 
-def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0) -> None:
+def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0, exit_code: int = 0) -> None:
     """Meet the other ranks at the next number of the sequence of collectives. No effect with one rank.
 
     Args:
@@ -193,6 +193,7 @@ def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0) ->
         place: the place in the program, for messages.
         size: the bytes that this rank contributes, for recorded events.
         rows: the rows of the batch that the collective is for; 0: none. Reported if ranks are at different places.
+        exit_code: of the script, at its end.
 
     Raises:
         MismatchError: on every rank, if ranks meet with different kinds or keys, and at every later rendezvous; only
@@ -201,7 +202,7 @@ def rendezvous(kind: int, key: int, place: str, size: int = 0, rows: int = 0) ->
     if not world.is_active():
         return
     c = get_library().c
-    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, place.encode(), size, rows):
+    if c.matex_rendezvous(kind, key & 0xFFFFFFFFFFFFFFFF, place.encode(), size, rows, exit_code):
         raise errors.MismatchError(interface.get_last_error(c))
 
 
@@ -247,9 +248,21 @@ def read_failure() -> str:
     return interface.get_last_error(c) if c.matex_failure() else ""
 
 
-def has_mpi_failed(text: str) -> bool:
-    """Whether `text` contains the error of an MPI call of this engine: usually another rank was lost. Never blocks."""
-    return _library is not None and _library.c.matex_cause(text.encode(errors="replace")) == _MPI_FAILED
+class Cause(enum.IntEnum):
+    """The cause of an error."""
+
+    OTHER = 0
+    MPI = 1
+    """An MPI call of the engine has failed in this process, usually because another rank was lost."""
+    ELSEWHERE = 2
+    """Another rank has raised the error that is the cause."""
+    ENDED = 3
+    """A rank has ended its script with an exit code other than 0 while others go on."""
+
+
+def find_cause(text: str) -> Cause:
+    """The cause of the engine's error whose message `text` contains. Never blocks."""
+    return Cause.OTHER if _library is None else Cause(_library.c.matex_cause(text.encode(errors="replace")))
 
 
 def read_waiting() -> Waiting:

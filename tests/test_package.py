@@ -162,15 +162,11 @@ def list_files(matex_tf, ops, readers):
     return [ops / "__init__.py", readers / "__init__.py", matex_tf / "launch" / "cli.py"]
 
 
-def test_in_a_clone_an_ordinary_install_trains(installed, clone, tmp_path):
+def test_in_a_clone_an_ordinary_install_trains(installed, clone):
     tools = f"{Path(launch.mpirun().path).parent}:{os.environ['PATH']}"
     # Installed beside mpi4py, as for a user, it would be found.
     mpi = {"MPI4PY_LIBMPI": probe.find_mpi_library()["path"]}
     environment = pages.find_environment(None, **mpi, PATH=f"{installed}:{tools}")
-    answers = [launch.execute(["matex", "info"], environment, 300, cwd=folder).check() for folder in (clone, tmp_path)]
-    # What links cost other runs measure meanwhile.
-    here, elsewhere = ([line for line in each.output.splitlines() if line[:5] != "link "] for each in answers)
-    assert here == elsewhere
     info, training = pages.run_commands(list(pages.SHORT), clone, environment, 300).values()
     assert info.endswith("\nNothing is wrong.\n") and len(re.findall(r"(?m)^epoch \d  loss", training)) == 5
 

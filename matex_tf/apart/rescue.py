@@ -14,6 +14,7 @@ import numpy as np
 from matex_tf.resilience import elastic
 from matex_tf.servers import store
 from matex_tf.servers.turns import values
+from matex_tf.steps import events
 from matex_tf.world import membership, world
 
 
@@ -34,11 +35,11 @@ class Rescue:
     def watch_losses(self, turns: Any) -> None:
         """Register a handler that lets `turns` continue after the loss of a rank."""
         self._turns, self._ranks = turns, list(range(world.get_world().size))
-        elastic.after_loss.append(self._handle_loss)
+        events.world_changed.add_listener(self._handle_loss)
 
     def close_turns(self) -> None:
         if self._turns is not None:
-            elastic.after_loss.remove(self._handle_loss)
+            events.world_changed.remove_listener(self._handle_loss)
             self._turns = None
 
     def count_bytes(self) -> int:
@@ -74,8 +75,11 @@ class Rescue:
                 where = f"within an epoch of asynchronous training; {text}"
                 elastic.report_loss({rank: me.hosts[rank]}, remaining, where)
 
-    def _handle_loss(self, became_first: bool) -> None:
-        """Continue with the other ranks. At a meeting, rank 0 adds the metrics of lost ranks."""
+    def _handle_loss(self, _became_first: bool) -> None:
+        """Continue with the other ranks. At a meeting, rank 0 adds the metrics of lost ranks that it has not added.
+
+        The slot of a lost rank 0 has its own metrics only, so a new rank 0 adds the metrics of all lost ranks.
+        """
         assert self._turns is not None
         self._turns.is_outdated = True
         # Ranks were renumbered: `membership.survivors` has the former numbers, which are indices of `self._ranks`.

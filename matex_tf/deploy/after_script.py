@@ -28,47 +28,51 @@ class SubmitCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return self._parse_words(ctx, args)
+            return super().parse_args(ctx, self._move_job_options(ctx, args))
         except click.NoSuchOption as error:
             name = error.option_name
             if "--slurm" not in args or arguments.find_similar(name, error.possibilities or (), _SIMILARITY_CUTOFF):
                 raise
             raise click.UsageError(f"there is no option {name}. For an option of sbatch: --sbatch={name}...") from None
 
-    def _parse_words(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Move job options after the script before it, and parse the result."""
+    def _move_job_options(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`args` with the job options after the script in front of it; unchanged if the script takes all words."""
         parsed, _, parameters = self.make_parser(ctx).parse_args(list(args))
         _refuse_two_clusters(parameters)
         value: Any = parsed.get("script")
-        script = list(value) if isinstance(value, (list, tuple)) else []  # click uses a sentinel for a missing argument
-        words_before, words_after = args[: len(args) - len(script)], script[1:]
-        # Nothing follows the script, or `--` precedes it: click's own parsing is right.
-        if not words_after or words_before[-1:] == ["--"]:
-            return super().parse_args(ctx, args)
-        options_of_others = _list_options_of_other_clusters(parsed.get("cluster"))
-        takes_value = {
-            name: not parameter.is_flag
-            for parameter in self.params
-            if isinstance(parameter, click.Option) and parameter.name not in {"is_module", *options_of_others}
-            for name in parameter.opts
-        }
-        job_options, script_arguments = split_words(words_after, takes_value)
-        # A job option precedes the script: all later words are the script's arguments, and a line says so.
-        if parsed.keys() - _ALLOWED_BEFORE_SCRIPT:
-            if job_options:
-                names = ", ".join(word for word in job_options if word.partition("=")[0] in takes_value)
-                print(f"matex: {names} after {script[0]} goes to the script", file=sys.stderr)
-            return super().parse_args(ctx, args)
-        refuse_misspelt(script[0], words_after, takes_value)
+        words = list(value) if isinstance(value, (list, tuple)) else []  # click uses a sentinel for a missing argument
+        before, script, after = args[: len(args) - len(words)], words[:1], words[1:]
+        if not after or before[-1:] == ["--"]:
+            return args
+        takes_value = self._list_job_options(parsed.get("cluster"))
+        job_options, script_arguments = split_words(after, takes_value)
+        if parsed.keys() - _ALLOWED_BEFORE_SCRIPT:  # a job option precedes the script
+            names = [word for word in job_options if word.partition("=")[0] in takes_value]
+            _note_taker(", ".join(names), script[0], "script")
+            return args
+        refuse_misspelt(script[0], after, takes_value)
         if job_options and takes_value.get(job_options[-1]):
             raise click.BadOptionUsage(job_options[-1], f"Option '{job_options[-1]}' requires an argument.")
         # Parsed for this check alone: one cluster may be named before the script, and another after it.
-        _, _, parameters = self.make_parser(ctx).parse_args([*words_before, *job_options, script[0]])
-        _refuse_two_clusters(parameters)
-        if job_options:
-            note = f"{shlex.join(job_options)} after {script[0]} goes to the job"
-            print(f"matex: {note}; the script's own arguments may follow `--`", file=sys.stderr)
-        return super().parse_args(ctx, [*words_before, *job_options, "--", script[0], *script_arguments])
+        _refuse_two_clusters(self.make_parser(ctx).parse_args([*before, *job_options, *script])[2])
+        _note_taker(shlex.join(job_options), script[0], "job; the script's own arguments may follow `--`")
+        return [*before, *job_options, "--", *script, *script_arguments]
+
+    def _list_job_options(self, cluster: Any) -> dict[str, bool]:
+        """The options that may follow the script, and whether a value follows each of them."""
+        names_of_others = {"is_module", *_list_options_of_other_clusters(cluster)}
+        return {
+            name: not parameter.is_flag
+            for parameter in self.params
+            if isinstance(parameter, click.Option) and parameter.name not in names_of_others
+            for name in parameter.opts
+        }
+
+
+def _note_taker(words: str, script: str, taker: str) -> None:
+    """Print who gets the `words` that follow the script and are job options."""
+    if words:
+        print(f"matex: {words} after {script} goes to the {taker}", file=sys.stderr)
 
 
 def _refuse_two_clusters(parameters: Sequence[click.Parameter]) -> None:

@@ -116,7 +116,11 @@ def _is_used_within_epoch(callback: Any) -> bool:
 
 
 def _agree_to_stop(model: Any) -> None:
-    """If a callback has stopped training on one rank, stop it on all. Collective, unless this rank trains by itself."""
+    """If a callback has stopped training on one rank, stop it on all. Collective, unless this rank trains by itself.
+
+    No other message can carry this: callbacks decide after the last message of a step, and before the next step each
+    rank must know whether there is one.
+    """
     if not agreement.is_watched():
         return
     stops = objects.allgather(bool(getattr(model, "stop_training", False)), "whether a callback stops training")

@@ -58,26 +58,27 @@ def judge_end(code: int, end: RunEnd, has_changed: bool, received_signals: set[i
 
     `has_changed`: the ranks have left for a change (`--adapt=ranks`).
     """
-    # The ranks left on purpose. mpirun may then also return 0: when Slurm preempts a job, it signals ranks and mpirun's
-    # daemons alike. So exit code 0 alone does not mean that the run is complete.
+    is_asked_to_stop = bool(received_signals & process.STOP_REQUESTS)
     has_left = has_changed or end.asks_again
-    if code == 0 and end.is_proved and not has_left:
-        return COMPLETED
-    if received_signals & _INTERRUPTS:  # mpirun then asks the ranks to end, as a batch system would
-        return INTERRUPTED
-    if has_changed and not received_signals & process.STOP_REQUESTS and not end.asks_again:
-        return CHANGED
-    if has_left:
-        return STOPPED
-    if end.is_proved or end.has_chosen(code):  # an exit code of the script itself, other than 0
-        return OWN_CODE
-    if received_signals & process.STOP_REQUESTS:
-        return STOPPED
-    # The script's own error, or a failure before the script began. Neither holds for exit code 0 without proof, which
-    # means a lost host, nor for a code above 128 before the script began, which means a signal.
-    if code > 0 and (end.has_failed(code) or (code <= 128 and not end.has_begun)):
-        return OWN_CODE
-    return LOST
+    kinds = [
+        # mpirun may return 0 also if the ranks have left: when Slurm preempts a job, it signals ranks and mpirun's
+        # daemons alike.
+        (COMPLETED, code == 0 and end.is_proved and not has_left),
+        # By a person. mpirun then asks the ranks to end, as a batch system would.
+        (INTERRUPTED, received_signals & _INTERRUPTS),
+        (CHANGED, has_changed and not end.asks_again and not is_asked_to_stop),
+        (STOPPED, has_left),
+        # An exit code that the script itself has chosen, other than 0.
+        (OWN_CODE, end.is_proved or end.has_chosen(code)),
+        (STOPPED, is_asked_to_stop),
+        # The script's own error.
+        (OWN_CODE, code > 0 and end.has_failed(code)),
+        # A failure before the script began. A code above 128 means a signal.
+        (OWN_CODE, 0 < code <= 128 and not end.has_begun),
+        # Also exit code 0 without proof, which means a lost host.
+        (LOST, True),
+    ]
+    return next(kind for kind, applies in kinds if applies)
 
 
 def explain_end(code: int) -> str:

@@ -38,8 +38,8 @@ def start_parts() -> None:
 
 def _cut_copy(plan: Any, copy: Any) -> None:
     """Let a new copy cut its program, if a step of `tf.function` has it and auto can measure it."""
-    if not copy.is_ordered:  # the copy of a session's run, which changes weights if `plan.changed` is not empty
-        if plan.changed:
+    if not copy.is_ordered:  # the copy of a session's run, which trains if `plan.trained` is not empty
+        if plan.trained:
             _report_whole("a training step", SESSION)
         return
     rows = settings.get_settings().microbatch  # of a part; or AUTO

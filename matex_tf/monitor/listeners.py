@@ -31,6 +31,7 @@ def start_listening(find_call: Callable[[Any], int | None]) -> None:
     events.batch_taken.add_listener(bottlenecks.take_batch)
     events.step_ended.add_listener(bottlenecks.end_step)
     events.epoch_ended.add_listener(bottlenecks.end_epoch)
+    events.world_changed.add_listener(sampler.note_loss)
 
 
 def listen_for(measured: measured_steps.Measured) -> None:

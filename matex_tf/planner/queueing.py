@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import bisect
 import math
+import sys
 
 from matex_tf import arguments
-
-MAX_SERVERS = 1 << 20
-"""The largest number of servers in a search."""
 
 
 def compute_throughput(workers: int, servers: int, compute: float, transfer: float, share: float = 1.0) -> float:
@@ -59,12 +57,22 @@ def compute_efficiency(workers: int, servers: int, compute: float, transfer: flo
 
 
 def find_least_servers(workers: int, compute: float, transfer: float, share: float = 1.0, target: float = 0.95) -> int:
-    """The fewest servers with which `compute_efficiency` is at least `target` (above 0, below 1)."""
+    """The fewest servers with which `compute_efficiency` is at least `target` (above 0, below 1).
+
+    Each target is reached: with `workers` / `share` servers or more, workers never share servers.
+    """
     if not 0 < target < 1:
         raise ValueError(f"find_least_servers: expected an efficiency between 0 and 1; given {target}")
-    counts = range(1, MAX_SERVERS + 1)  # the efficiency rises with each server
 
     def is_enough(servers: int) -> bool:
         return compute_efficiency(workers, servers, compute, transfer, share) >= target
 
-    return counts[bisect.bisect_left(counts, True, key=is_enough)]
+    if is_enough(1):
+        return 1
+    if workers / share >= sys.maxsize:
+        raise ValueError(
+            f"find_least_servers: expected a share above {workers / sys.maxsize:.1e} for {workers} workers; "
+            f"given {share}"
+        )
+    # The efficiency rises with each server. The search ends at the length of the range.
+    return bisect.bisect_left(range(math.ceil(workers / share)), True, lo=1, key=is_enough)

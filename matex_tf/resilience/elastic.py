@@ -22,9 +22,6 @@ from matex_tf.servers.pieces import piece_copies
 from matex_tf.steps import events
 from matex_tf.world import exit_codes, membership, terminal, time_limit, world
 
-after_loss: list[Callable[[bool], None]] = []
-"""Called on the surviving ranks after the world has shrunk; the argument tells whether this rank has become rank 0."""
-
 reported: set[int] = set()
 """Ranks whose loss `apart.rescue` has already reported, before the survivors agreed on it."""
 
@@ -40,7 +37,7 @@ def enable_attempts() -> None:
     if is_on():
         membership.set_retry(attempt_work)
         shutdown.script_ended.append(_flush_files)
-        after_loss.append(overlay.take_over_files)
+        events.world_changed.add_listener(overlay.take_over_files)
 
 
 def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
@@ -70,7 +67,7 @@ def attempt_work(what: str, work: Callable[[], Any], undo: Callable[[], None] | 
         return work()
     try:
         failure = ops.read_failure()
-        if ops.has_mpi_failed(failure):
+        if ops.find_cause(failure) is ops.Cause.MPI:
             raise membership.make_loss_error(f"an operation of the script itself has failed: {failure}")
         while True:
             attempt = _attempt_once(work)
@@ -167,13 +164,11 @@ def _shrink_world(what: str, error: Exception | None) -> None:
     ops.restart_engine(_compute_maxima)
     watchdog.start_watching()
     membership.note_survivors(survivors)
-    events.world_changed()
     became_first = old_rank > 0 and me.rank == 0
     if became_first and (obstacle := _find_obstacle()):
         raise membership.make_loss_error(f"the first rank was lost, and {obstacle}")
     try:
-        for update in after_loss:
-            update(became_first)
+        events.world_changed(became_first)
     except OSError as raised:
         raise membership.make_loss_error(
             f"the files of the first rank, which was lost, cannot be taken over: {raised}"

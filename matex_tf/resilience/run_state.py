@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import errors, settings
-from matex_tf.resilience import async_writer, elastic, random_state, script_file, serialization, state_files
+from matex_tf.resilience import async_writer, random_state, script_file, serialization, state_files
 from matex_tf.runtime import notes, objects, rank_records, real_files, shutdown, watchdog
+from matex_tf.steps import events
 from matex_tf.world import exit_codes, file_locks, membership, terminal, world
 
 _run: Run | None = None
@@ -76,7 +77,7 @@ class Run:
             self._resume_newest()
         shutdown.hear_requests(self._handle_request, self._finish_writing)
         shutdown.at_end.append(self._end_run)
-        elastic.after_loss.append(self._handle_loss)
+        events.world_changed.add_listener(self._handle_loss)
 
     def _open_folder(self) -> state_files.Folder | None:
         """Open the folder; None if this rank does not see it. Only rank 0 creates it and writes to it."""

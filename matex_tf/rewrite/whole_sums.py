@@ -69,10 +69,15 @@ def _find_cuts(
                 found.setdefault(value.key, cut(cuts))
 
     for node in reversed(program.nodes):
+        is_branching = node.type in _BRANCHES
         # Ops that need pieces: in a branch, or this one.
         for body in node.bodies:
+            if is_branching:
+                met_rows.update(inner.key for inner, value in zip(body.outputs, node.outputs) if value.key in met_rows)
             _find_cuts(body, cuts_by_id, converted, found, met_rows)
-            for inner, value in zip(body.inputs, node.inputs[1:] if node.type in _BRANCHES else ()):
+            for inner, value in zip(body.inputs, node.inputs[1:] if is_branching else ()):
+                if inner.key in met_rows:
+                    met_rows.add(value.key)
                 if id(inner) in cuts_by_id and not value.placement.is_piece_handle:
                     note_piece(value, cuts_by_id[id(inner)])
         for value, need in zip(node.inputs, node.decision.needs):
@@ -80,7 +85,10 @@ def _find_cuts(
                 note_piece(value, need.cuts)
         # An elementwise op: what is true of its result is true of the inputs that have as many entries.
         sources = node.inputs if node.type == WHOLE_SUM else pieces.list_cut(node)
-        if any(value.placement.is_sharded for value in node.inputs):
+        meets_rows = any(value.placement.is_sharded for value in node.inputs)
+        if is_branching:  # its bodies tell; if they were not read, each input may be a part of each output
+            meets_rows = not node.bodies and (meets_rows or any(value.key in met_rows for value in node.outputs))
+        if meets_rows:
             met_rows.update(value.key for value in node.inputs)
         if len(node.outputs) == 1 and node.outputs[0].key in met_rows:
             met_rows.update(value.key for value in sources)

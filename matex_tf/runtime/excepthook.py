@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from matex_tf import errors, settings
+from matex_tf import errors, ops, settings
 from matex_tf.runtime import losses, rank_records, script_frames, shutdown
 from matex_tf.world import exit_codes, launcher_variables, membership, terminal, world
 
@@ -194,14 +194,13 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     if os.getpid() != me.process or not world.is_active():
         sys.__excepthook__(kind, error, trace)
         return
-    collectives_text = _read_collectives_text(error)
-    code = 130 if issubclass(kind, KeyboardInterrupt) else _parse_exit_code(collectives_text)  # 130: as shells do
-    # If the text says that another rank raises its own error, or has ended its script, that rank should end the job.
-    is_consequence = membership.RAISED_ELSEWHERE in collectives_text or membership.ENDED_WITH_CODE in collectives_text
+    text, code = describe_error(error, trace), 130 if issubclass(kind, KeyboardInterrupt) else 1
+    # The rank where the error began should end the job, with its own exit code.
+    is_consequence = ops.find_cause(text) in (ops.Cause.ELSEWHERE, ops.Cause.ENDED)
     if is_consequence:
         shutdown.await_cause()
     is_consequence = is_consequence or losses.is_loss_of_another(error)
-    shutdown.abort_with_error(describe_error(error, trace), code, is_consequence, losses.is_loss(error))
+    shutdown.abort_with_error(text, code, is_consequence, losses.is_loss(error))
 
 
 def end_for_loss(error: errors.LostRankError) -> None:
@@ -220,23 +219,3 @@ def report_unreported() -> None:
     error = getattr(sys, "last_value", None)
     if error is not None and sys.excepthook is not _report_error and not hasattr(sys, "ps1"):
         _report_error(type(error), error, error.__traceback__)
-
-
-def _read_collectives_text(error: BaseException) -> str:
-    """The texts of failed collectives in `error` and the errors shown with it; "" for errors of the script itself.
-
-    TensorFlow raises a collective's error as one of its own, with the header of a `RankError` in its text.
-    """
-    header = str(errors.RankError(""))
-
-    def is_of_collective(candidate: BaseException) -> bool:
-        is_of_op = any(base.__name__ == "OpError" for base in type(candidate).__mro__)
-        return isinstance(candidate, errors.MismatchError) or (is_of_op and header in str(candidate))
-
-    return "\n".join(str(shown) for shown in _list_shown_errors(error) if is_of_collective(shown))
-
-
-def _parse_exit_code(message: str) -> int:
-    """The exit code of the rank that has ended its script before others, if the message contains it; otherwise 1."""
-    match = re.search(membership.ENDED_WITH_CODE + r" (\d+)", message)
-    return int(match.group(1)) if match else 1

@@ -143,7 +143,7 @@ class Hook:
             owner = None
         try:
             if has_name(owner, name):
-                self.put(owner, name, self._make_checked)
+                self.put(owner, name, functools.partial(self._make_checked, takes_self(owner, name)))
             else:
                 self._report(f"has no `{self.name}` in {self.module}")
         except errors.SetupError:
@@ -152,14 +152,14 @@ class Hook:
             self._report(f"has another `{self.name}` in {self.module} ({error!r})", error)
         self.placed_in = module
 
-    def _make_checked(self, original: Any) -> Any:
+    def _make_checked(self, is_method: bool, original: Any) -> Any:
         """The replacement. The original itself if it is one already, or if it does not fit an optional hook."""
         if any(original is replacement for replacement in self.replacements):
             return original
         replacement = self.make(original)
         if replacement is original:
             return original
-        difference = find_lacking(original, replacement, self.takes.split(), "." in self.name)
+        difference = find_lacking(original, replacement, self.takes.split(), is_method)
         if difference:
             self._report(f"has `{self.name}` in {self.module} {difference}")
             return original
@@ -228,6 +228,11 @@ def has_name(owner: Any, name: str) -> bool:
     if isinstance(owner, type):
         return any(name in vars(kind) for kind in owner.__mro__ if kind is not object)
     return hasattr(owner, name)
+
+
+def takes_self(owner: Any, name: str) -> bool:
+    """Whether `owner.name` is a function or property of a class, whose first parameter is `self`."""
+    return isinstance(owner, type) and not isinstance(inspect.getattr_static(owner, name), staticmethod)
 
 
 def find_lacking(original: Any, replacement: Any, takes: Sequence[str] = (), is_method: bool = False) -> str:

@@ -13,6 +13,6 @@ def is_loss(error: BaseException) -> bool:
 
 def is_loss_of_another(error: BaseException) -> bool:
     """Whether MPI failed, as it does after the loss of a rank: in mpi4py, in the engine, or in an op."""
-    if isinstance(error, errors.LostRankError) or ops.has_mpi_failed(str(error)):
+    if isinstance(error, errors.LostRankError) or ops.find_cause(str(error)) is ops.Cause.MPI:
         return True
     return any(base.__module__.startswith("mpi4py") for base in type(error).__mro__)

@@ -192,14 +192,14 @@ def end_rank() -> None:
         work()
     # Meet the other ranks. Ranks that are at another collective read this description in their error.
     code, text = exit_codes.exit_code, exit_codes.exit_text
-    what = f"{membership.ENDED_WITH_CODE} {code}" if code else "the end of its script"
+    what = f"the end of its script, with exit code {code}" if code else "the end of its script"
     if text:
         what += f" ({text})"
     try:
-        membership.attempt_collectives(what, lambda: ops.rendezvous(_KIND, 0, what))
+        membership.attempt_collectives(what, lambda: ops.rendezvous(_KIND, 0, what, exit_code=code))
     except errors.MismatchError as error:
         # Another rank is at another collective.
-        if code and membership.ENDED_WITH_CODE in str(error):
+        if code and ops.find_cause(str(error)) is ops.Cause.ENDED:
             text = f"{_describe_exit()}, while others go on. All ranks end where one does."
             abort_with_error(f"matex_tf: {text}\n", code)
         # The other rank raises this error, too, and shows the line of the script.

@@ -19,6 +19,9 @@ class Event:
         if listener not in self._listeners:
             self._listeners.append(listener)
 
+    def remove_listener(self, listener: Callable[..., object]) -> None:
+        self._listeners.remove(listener)
+
     @property
     def is_heard(self) -> bool:
         return bool(self._listeners)
@@ -86,4 +89,7 @@ pieces_refused = Event()
 updates_eagerly = Event()
 """(optimizer): a Keras optimizer is about to update in eager code, which every rank computes by itself."""
 world_changed = Event()
-"""(): a rank was lost. Copies of steps are built again at their next calls."""
+"""(became_first): ranks were lost, and the others have new numbers; whether this rank has become rank 0.
+
+`membership.survivors` lists the former numbers.
+"""

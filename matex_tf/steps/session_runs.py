@@ -66,7 +66,7 @@ def run_session(
         plan = plans[key]
         variables = tags.get_or_make_tag(session, _VARIABLES, SessionVariables)
     values = plan.run(session, variables, [arrays[tensor] for tensor in batch], run)
-    if plan.sliced_count and plan.changed:
+    if plan.trained:
         events.step_trained(None)
     return values
 
@@ -95,6 +95,7 @@ class SessionPlan:
         part: the ops that a run needs.
         variables: the variable ops among these.
         changed: the names of variables that a run may leave different on the ranks.
+        trained: the names of the weights that a run trains.
     Runs that ranks share:
         program: the placements.
         sliced_count: the number of tensors that ranks slice, the first inputs of `part`.
@@ -130,13 +131,13 @@ class SessionPlan:
         # Random ops without a seed are copied, too. As reused ops they would give each rank other numbers.
         self.part = SessionSubgraph(needed, fed, batch, tensors, operations, filter(has_no_seed, needed))
         self.variables = list_variables(needed)
-        self.changed = list_changed(needed, bool(fed))
+        self.changed, self.trained = list_changed(needed, bool(fed)), list_trained(graph, needed)
         self.program: Program | None = None
         with session_graphs.use_v2_behavior(), context.eager_mode():  # reading computes constant values
             self.why_whole = self._find_obstacle()
         if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
             self._agree()
-        elif list_trained(graph, needed, self.changed):
+        elif self.trained:
             report.say_whole(PLACE, self.why_whole, is_usual=False)
         if self.why_whole:
             self._order_collectives()

@@ -45,10 +45,12 @@ def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
     return _list_used(needed, _may_write) if has_feeds or any(map(_may_differ, needed)) else set()
 
 
-def list_trained(graph: Any, needed: Sequence[Any], changed: set[str]) -> set[str]:
-    """The names of the weights among `changed` that the run also reads: a run that only assigns them trains nothing."""
+def list_trained(graph: Any, needed: Sequence[Any]) -> set[str]:
+    """The names of the weights that a run of the ops `needed` changes and also reads: one that only assigns them trains
+    nothing.
+    """
     weights = {one.op.name for one in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
-    return changed & weights & _list_used(needed, _reads)
+    return weights & _list_used(needed, _may_write) & _list_used(needed, _reads)
 
 
 def _list_used(needed: Iterable[Any], is_used: Callable[[Any, Any], bool]) -> set[str]:

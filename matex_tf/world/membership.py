@@ -14,12 +14,6 @@ from typing import Any
 from matex_tf import errors
 from matex_tf.world import world
 
-# Parts of error texts from collectives (see `shutdown.end_rank`, `RunWhenReady` in async_reduction.cc):
-ENDED_WITH_CODE = "the end of its script, with exit code"
-"""Another rank has ended its script with an error."""
-RAISED_ELSEWHERE = "its own message says why"
-"""Another rank raises the error that is the cause."""
-
 survivors: list[int] = []
 """The ranks' numbers before the last loss, indexed by their present numbers."""
 

@@ -9,7 +9,10 @@ import pytest
 from comparing import close
 
 import launch
+from matex_tf.apart import rescue
+from matex_tf.servers import store
 from matex_tf.servers.turns import values
+from matex_tf.world import world
 
 HERE = Path(__file__).parent
 
@@ -126,3 +129,39 @@ def test_a_learning_rate_is_that_of_the_newest_batch():
     rate.assign(0.125)
     own.assign_values(own.keep_values(13))
     assert rate == 0.125
+
+
+def test_what_lost_ranks_have_added_to_metrics_counts_once_also_if_the_rank_that_counted_it_is_lost(monkeypatch):
+    import tensorflow as tf
+
+    memory = np.zeros(4096, np.uint8)
+    monkeypatch.setattr(store, "map_bytes", lambda size: memory[:size])
+    monkeypatch.setattr(store, "is_lost", lambda rank: False)
+    monkeypatch.setattr(store, "read_version", lambda rank: 0)
+
+    def be_rank(rank, size):
+        monkeypatch.setattr(rescue.world, "get_world", lambda: world.World(rank=rank, size=size))
+
+    rescues = {}
+    for rank in range(4):
+        be_rank(rank, 4)
+        metric = tf.Variable(0.0)
+        mine = rescue.Rescue(values.Sums([metric]))
+        mine.watch_losses(turns := type("", (), {})())
+        mine.begin_turns(0)
+        metric.assign_add(2.0**rank)
+        mine.keep_sums()
+        mine.is_meeting = True
+        rescues[rank] = mine, metric, turns
+    remaining = [0, 1, 2, 3]
+    for lost in (2, 0):
+        survivors = [index for index, rank in enumerate(remaining) if rank != lost]
+        monkeypatch.setattr(rescue.membership, "survivors", survivors)
+        before, remaining = remaining, [remaining[index] for index in survivors]
+        for number, rank in enumerate(remaining):
+            be_rank(number, len(remaining))
+            rescues[rank][0]._handle_loss(number == 0 < before.index(rank))
+            assert rescues[rank][2].is_outdated
+        assert sum(float(rescues[rank][1]) for rank in remaining) == 1 + 2 + 4 + 8
+    for mine, _, _ in rescues.values():
+        mine.close_turns()

@@ -82,6 +82,7 @@ def test_a_timeline_is_played_again(plan, capsys, tmp_path):
         (["--servers"], "--ranks 4,8,16"),
         (["--servers", "--ranks", "4"], "--compute TIME"),
         (["--servers", "--ranks", "4", "--compute", "80", "--transfer", "1ms"], "as 80ms"),
+        (["--servers", "--ranks", "4", "--compute=1s", "--transfer=1s", "--bandwidth-ratio=1e-30"], "a share above"),
     ],
 )
 def test_what_is_wrong_is_said(plan, capsys, words, answer):

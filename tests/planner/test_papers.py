@@ -83,6 +83,17 @@ def test_exact_servers_are_those_of_the_specification():
         queueing.compute_throughput(4, 2, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("target", [0.5, 0.95, 1 - 2**-53])
+@pytest.mark.parametrize("workers, share", [(1, 1.0), (4, 3.0), (4, 1e-7), (1000, 0.3)])
+def test_each_efficiency_below_1_is_reached_at_the_latest_where_no_worker_shares_a_server(workers, share, target):
+    least, enough = queueing.find_least_servers(workers, 0.5, 0.5, share, target), max(1, math.ceil(workers / share))
+    assert queueing.compute_efficiency(workers, least, 0.5, 0.5, share) >= target or least == enough
+    assert 1 <= least <= enough
+    assert least == 1 or queueing.compute_efficiency(workers, least - 1, 0.5, 0.5, share) < target
+    with pytest.raises(ValueError, match="expected a share above"):
+        queueing.find_least_servers(workers, 0.5, 0.5, 1e-300, target)
+
+
 def test_htc_lemmas_are_as_printed_and_turn_around():
     assert f"{htc_gpus.overhead(4, 0.8):.0%}" == "9%" and htc_gpus.gpus_for(3, 0.1) == 4
     assert htc_gpus.overhead(7, htc_gpus.efficiency(7, 0.05)) == pytest.approx(0.05)

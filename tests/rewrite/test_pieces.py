@@ -117,8 +117,28 @@ def normalized(x, y):
     return tf.reduce_sum((products - tf.sqrt(mean**2)) ** 2)
 
 
+def next_to_rows_in_a_branch(x, y):
+    """A branch takes rows and a gradient, and does not combine them."""
+    loss, kernel, _ = of.gradients(x, y)
+
+    def update():
+        of.adam(kernel)
+        return tf.reduce_sum(x)
+
+    return tf.cond(loss > 0, update, lambda: tf.zeros([], tf.float64))
+
+
+def normalized_in_a_branch(x, y):
+    """A branch computes a statistic of the batch further, and rows are combined with its result."""
+    products = x[:, :, None] * y[:, None, :]
+    mean = tf.reduce_mean(products, 0)
+    of.slots[0].assign_add((mean - of.slots[0]) * 0.1)
+    root = tf.cond(tf.reduce_sum(of.bias) > 0, lambda: tf.sqrt(mean**2), lambda: 2 * tf.sqrt(mean**2))
+    return tf.reduce_sum((products - root) ** 2)
+
+
 CASES = [adam, clipped_by_global_norm, clipped_by_value, lamb, only_if_finite, accumulated, read_whole, in_a_loop,
-         centred]  # fmt: skip
+         centred, next_to_rows_in_a_branch]  # fmt: skip
 
 
 def simulate(step, ranks):
@@ -148,8 +168,9 @@ def test_gradients_of_pieces_are_not_summed_whole(step):
     assert not whole and any(one.cuts for one in sums)
 
 
-def test_rows_are_not_gathered_for_a_sum_that_ranks_hold_in_pieces():
-    one = simulate(normalized, 2)
+@pytest.mark.parametrize("step", [normalized, normalized_in_a_branch], ids=lambda step: step.__name__)
+def test_rows_are_not_gathered_for_a_sum_that_ranks_hold_in_pieces(step):
+    one = simulate(step, 2)
     found = one.run((4, 3), 2)
     assert {one.kind for one in one.requests} == {"sum"}
     for want, have in zip(one.run_alone(2) * 2, (each for rank in found for each in rank), strict=True):

@@ -78,10 +78,9 @@ def test_an_exception_on_one_rank_ends_all_and_is_told_once():
         import time
         import tensorflow
         import matex_tf
-        from matex_tf.world import membership
         matex_tf.barrier()
         if matex_tf.rank() == 1:
-            raise ValueError(f"a reason of my own: {membership.ENDED_WITH_CODE} 7; {membership.RAISED_ELSEWHERE}")
+            raise ValueError("a reason of my own: the end of its script, with exit code 7; its own message says why")
         time.sleep(60)
         print("has not been ended", flush=True)
     """
@@ -103,6 +102,32 @@ def test_exit_codes():
     assert result.stdout.count("once") == 1
     result = failed(2, FIT, "leave", 3, code=3)
     assert "rank 1" in result.output and "with exit code 3" in result.output
+
+
+def test_the_name_of_a_collective_is_no_exit_code():
+    script = """
+import tensorflow
+import matex_tf
+from matex_tf import ops
+
+name = "the end of its script, with exit code 7; its own message says why"
+ops.barrier(name) if matex_tf.rank() == 1 else ops.allreduce(1.0, name=name)
+"""
+    assert "different places" in failed(2, script).stderr
+
+
+def test_of_several_ranks_that_have_ended_the_one_with_an_exit_code_ends_all():
+    script = """
+import sys
+import tensorflow
+import matex_tf
+
+if matex_tf.rank() == 1:
+    sys.exit(3)
+if matex_tf.rank() == 2:
+    matex_tf.barrier()
+"""
+    assert re.search("rank 1 of 3 on .* with exit code 3", failed(3, script, code=3).stderr)
 
 
 ENDS = """

@@ -1,5 +1,6 @@
 """Hooks: a name, a module or a parameter that has gone is told, by an error or a line; each hook is dropped once."""
 
+import functools
 import importlib
 import importlib.machinery
 import itertools
@@ -133,10 +134,10 @@ def test_a_hook_of_pythons_own_functions_fits():
     """These are not replaced here, where all tests need them."""
     for hook in ALL:
         if hook.library == "python":
-            owner = importlib.import_module(hook.module)
-            for part in hook.name.split("."):
-                owner = getattr(owner, part)
-            assert hooks.find_lacking(owner, hook.make(owner), hook.takes.split(), "." in hook.name) == "", hook
+            *path, name = hook.name.split(".")
+            owner = functools.reduce(getattr, path, importlib.import_module(hook.module))
+            original, is_method = getattr(owner, name), hooks.takes_self(owner, name)
+            assert hooks.find_lacking(original, hook.make(original), hook.takes.split(), is_method) == "", hook
 
 
 def test_versions_newer_than_the_newest_tried_are_named_in_one_line(monkeypatch, said):
@@ -224,6 +225,30 @@ class Owner:
     assert inner.call() == ["ours", "call"] and inner.call.__doc__ == "Says."
     assert inner.Owner.give() == ["ours", "give"] and inner.Owner().size == ["ours", "size"]
     assert inner.Owner().method() == ["ours", "method"]
+
+
+def test_the_first_parameter_is_compared_unless_it_is_that_of_a_method(library):
+    name = library(
+        inner="""
+import types
+
+class Owner:
+    @staticmethod
+    def give(first):
+        return first
+
+    def method(this):
+        return "method"
+
+space = types.SimpleNamespace(give=Owner.give)
+"""
+    )
+    inner = importlib.import_module(f"{name}.inner")
+    hooks.Hook(f"{name}.inner", "Owner.method", lambda original: lambda self: "ours", "").put_in_place(inner)
+    assert inner.Owner().method() == "ours"
+    for place in ("Owner.give", "space.give"):
+        with pytest.raises(SetupError, match=r"\['first'\] in place of \['other'\]"):
+            hooks.Hook(f"{name}.inner", place, lambda original: lambda other: other, "").put_in_place(inner)
 
 
 @pytest.mark.parametrize("is_early", [True, False])

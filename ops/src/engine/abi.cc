@@ -81,10 +81,12 @@ MATEX_EXPORT int matex_start_again(int sequence, int gradients, int overlapped, 
 }
 
 // Meets the other ranks at a collective without data (rendezvous.h).
-MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* place, int64_t bytes, int64_t rows) {
+MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* place, int64_t bytes, int64_t rows,
+                                  int exit_code) {
   if (kind <= 0 || kind >= kKinds) return Result(Error("there is no kind " + std::to_string(kind) + " of collective."));
   const std::function<std::string()> get_place = [place] { return std::string(place); };
-  const Call call{static_cast<Kind>(kind), key, get_place, bytes, /*layout=*/nullptr, rows};
+  const Call call{static_cast<Kind>(kind), key, get_place, bytes, /*layout=*/nullptr, rows,
+                  /*announced=*/nullptr, exit_code};
   const bool is_end = call.kind == Kind::kExit;
   // Announced gradients that were not handed over will not come; other ranks may wait for them before they end.
   if (is_end) GiveUpAll("its script has ended.");
@@ -103,7 +105,7 @@ MATEX_EXPORT int64_t matex_count(int kind) {
 // 1: all later rendezvous fail.
 MATEX_EXPORT int matex_failure() { return Result(FailureOfSequence()); }
 
-// The cause (failure.h) of the error whose message `text` contains. 1: an MPI call has failed in this process.
+// The cause (failure.h) of the error whose message `text` contains.
 MATEX_EXPORT int matex_cause(const char* text) { return static_cast<int>(CauseOf(text)); }
 
 MATEX_EXPORT int64_t matex_rows() { return RowsOfUpdates(); }

@@ -31,7 +31,8 @@
 #include "engine/store/pulls.h"
 #include "engine/sums/world.h"
 
-extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes, int64_t rows);
+extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes, int64_t rows,
+                                int exit_code);
 extern "C" int matex_waiting(double* seconds, int64_t* number, char* text, int size);
 
 // Replaces MPI's barrier, which only the choice of buckets calls in this program. Made slow, it shows whether MPI is
@@ -568,14 +569,14 @@ void RunEnd(Random& random, Random& own) {
   const auto layout = DrawLayout(random);
   for (int n = 1; n <= kUpdatesToBuckets; ++n) {
     if (n == kUpdatesToBuckets) {
-      matex_rendezvous(1, 1, "before the last update", 0, 0);  // so that no other layout chooses its buckets now
+      matex_rendezvous(1, 1, "before the last update", 0, 0, 0);  // so that no other layout chooses its buckets now
       barriers = 0;
       barriers_are_slow = true;
     }
     OverlappedUpdate(layout, random, own, /*may_fail=*/false).Finish();
   }
   ForgottenUpdate forgotten(layout, random);
-  Check(matex_rendezvous(kExit, 0, "the end", 0, 0) == 0, "the end");
+  Check(matex_rendezvous(kExit, 0, "the end", 0, 0, 0) == 0, "the end");
   forgotten.CheckItFailed();
   // There may be more barriers: those of a trial of sum algorithms.
   Check(barriers >= kBarriersOfBuckets && barriers_under_way == 0, "MPI would end while a thread uses it");

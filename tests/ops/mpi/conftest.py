@@ -48,8 +48,9 @@ class Engine:
     def error(self) -> str:
         return interface.get_last_error(self.c)
 
-    def meet(self, kind: int, key: int, place: str, size: int = 0, rows: int = 0) -> str:
-        return self.error() if self.c.matex_rendezvous(kind, key, place.encode(), size, rows) else ""
+    def meet(self, kind: int, key: int, place: str, size: int = 0, rows: int = 0, exit_code: int = 0) -> str:
+        failed = self.c.matex_rendezvous(kind, key, place.encode(), size, rows, exit_code)
+        return self.error() if failed else ""
 
     def reduce(
         self,

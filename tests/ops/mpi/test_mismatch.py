@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from matex_tf.ops import Cause
+
 pytestmark = pytest.mark.mpi
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
@@ -119,6 +121,18 @@ def test_end(engine):
     else:
         _, error = engine.reduce([BIAS], ["bias"], 1.0, "the update in fit")
     check(engine, error, f"rank {ODD} (host{ODD}) has ended its script", "at the update in fit")
+    assert engine.c.matex_cause(error.encode()) == Cause.OTHER
+
+
+@pytest.mark.parametrize("ends", ["one", "all others"])
+def test_an_exit_code_is_known_as_the_cause(engine, ends):
+    """On all ranks, also if the first rank that ends has no exit code."""
+    if (RANK == ODD) == (ends == "one"):
+        error = engine.meet(7, 0, "the end of its script", exit_code=3 * (RANK in (ODD, ODD - 1)))
+    else:
+        _, error = engine.reduce([BIAS], ["bias"], 1.0, "the update in fit")
+    check(engine, error, "has ended its script")
+    assert engine.c.matex_cause(f"{error}: of an op".encode()) == (Cause.ENDED if SIZE > 1 else Cause.OTHER)
 
 
 def test_ranks_at_the_same_place_are_named_together(engine):
@@ -167,6 +181,6 @@ def test_the_cause_of_an_error_is_known_by_its_text(engine):
     null, counts = MPI.COMM_NULL.py2f(), (ctypes.c_int64 * 9)()
     assert engine.c.matex_start_again(null, null, null, RANK, SIZE, 0, 0, counts)
     raised = f"a traceback\n{engine.error()}\n of which an op tells"
-    assert engine.c.matex_cause(raised.encode()) == 1
-    assert engine.c.matex_cause(b"an error of the script") == 0
-    assert engine.c.matex_cause(engine.meet(0, 0, "an unknown kind").encode()) == 0
+    assert engine.c.matex_cause(raised.encode()) == Cause.MPI
+    assert engine.c.matex_cause(b"an error of the script") == Cause.OTHER
+    assert engine.c.matex_cause(engine.meet(0, 0, "an unknown kind").encode()) == Cause.OTHER

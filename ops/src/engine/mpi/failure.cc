@@ -1,9 +1,9 @@
 // The failures of this process, under one mutex.
 #include "engine/mpi/failure.h"
 
-#include <algorithm>
 #include <mutex>
-#include <vector>
+#include <set>
+#include <utility>
 
 namespace matex {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 struct Failure {
   std::mutex mutex;
   Error jobs_error;  // of the communication threads
-  std::vector<std::string> mpi_messages;
+  std::set<std::pair<Cause, std::string>> noted;
 };
 
 Failure& TheFailure() {
@@ -33,16 +33,15 @@ Error BrokenJobs() {
   return TheFailure().jobs_error;
 }
 
-void NoteMpiError(const std::string& message) {
+void NoteCause(Cause cause, const std::string& message) {
   std::lock_guard<std::mutex> lock(TheFailure().mutex);
-  std::vector<std::string>& messages = TheFailure().mpi_messages;
-  if (std::find(messages.begin(), messages.end(), message) == messages.end()) messages.push_back(message);
+  TheFailure().noted.emplace(cause, message);
 }
 
 Cause CauseOf(const std::string& text) {
   std::lock_guard<std::mutex> lock(TheFailure().mutex);
-  for (const std::string& message : TheFailure().mpi_messages) {
-    if (text.find(message) != std::string::npos) return Cause::kMpi;
+  for (const auto& one : TheFailure().noted) {
+    if (text.find(one.second) != std::string::npos) return one.first;
   }
   return Cause::kOther;
 }

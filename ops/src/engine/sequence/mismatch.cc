@@ -105,7 +105,7 @@ std::string Encode(const Report& report) {
   std::string text;
   PutAll(text, static_cast<int64_t>(report.kind), report.number, report.host, report.place, report.chunk_bytes,
          report.fuse_bytes, report.compression, int64_t{report.compiled}, int64_t{report.checked}, report.entries,
-         report.mode, report.batch.rows);
+         report.mode, report.batch.rows, report.exit_code);
   return text;
 }
 
@@ -124,6 +124,7 @@ Report Decode(const std::string& text) {
   report.entries = fields.Entries();
   report.mode = fields.Text();
   report.batch.rows = fields.Number();
+  report.exit_code = fields.Number();
   return report;
 }
 

@@ -49,6 +49,7 @@ struct Report {
   // How this rank reduces the gradients, for messages: "reduces them at once"; empty: it is at no reduction.
   std::string mode;
   Batch batch{};
+  int64_t exit_code = 0;  // of the script, at its end
 };
 
 std::string Encode(const Report& report);

@@ -54,6 +54,7 @@ Report ReportOf(const World& world, const Call& call, int64_t number) {
     if (call.announced != nullptr) mine.mode = call.announced->more ? "will compute more" : "computes no more";
   }
   mine.batch = call.batch;
+  mine.exit_code = call.exit_code;
   return mine;
 }
 

@@ -22,6 +22,7 @@ struct Call {
   const Layout* layout = nullptr;  // of a reduction
   Batch batch{};
   const UpdatePart* announced = nullptr;  // set if the collective announces an overlapped update
+  int exit_code = 0;                      // of the script, at its end
 
   bool reduces_gradients() const { return layout != nullptr && batch.is_update(); }
 };

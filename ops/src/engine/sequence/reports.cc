@@ -11,6 +11,7 @@
 
 #include "engine/base/hash.h"
 #include "engine/mpi/combine.h"
+#include "engine/mpi/failure.h"
 #include "engine/sums/world.h"
 
 namespace matex {
@@ -53,8 +54,10 @@ struct Summary {
   RankGroup failed = {}, ended = {};
   // Flags, 1 or 0. all_compute: each rank is within a step or has failed in one. all_reduce: all ranks are at a
   // reduction, so their layouts can be compared. all_have_batches: all ranks know the rows of their batch.
+  // any_exit_code: a rank has ended its script with an exit code other than 0.
   int32_t all_compute = 1;
   int32_t all_reduce = 1, all_have_batches = 1;
+  int32_t any_exit_code = 0;
 
   void Add(const Summary& other) {
     // The places of both, each place once, ordered by lowest rank.
@@ -76,6 +79,7 @@ struct Summary {
     all_compute &= other.all_compute;
     all_reduce &= other.all_reduce;
     all_have_batches &= other.all_have_batches;
+    any_exit_code |= other.any_exit_code;
   }
 };
 
@@ -95,6 +99,7 @@ Summary MakeSummary(const Report& mine, int rank) {
   summary.all_compute = mine.kind == Kind::kFailure || mine.kind <= Kind::kAllgather;
   summary.all_reduce = !mine.mode.empty();  // only reductions have a mode
   summary.all_have_batches = mine.batch.rows > 0;
+  summary.any_exit_code = mine.exit_code != 0;
   return summary;
 }
 
@@ -148,7 +153,9 @@ Error ExplainMismatch(const Report& mine, bool* is_failed_step) {
     if (is_listed(*one)) continue;
     if (Error error = add(*one)) return error;
   }
-  return Error(Explain(standings));
+  const Error error(Explain(standings));
+  if (summary.any_exit_code && summary.failed.ranks == 0) NoteCause(Cause::kEnded, error.message);
+  return error;
 }
 
 }  // namespace matex

@@ -79,7 +79,7 @@ Error MpiError(int code, const char* call, const std::string& place) {
   MPI_Error_string(code, text, &length);
   Error error(std::string(call) + " failed in " + place + ": " + std::string(text, length) +
               ". Usually another rank has ended or its host cannot be reached.");
-  NoteMpiError(error.message);
+  NoteCause(Cause::kMpi, error.message);
   return error;
 }
 

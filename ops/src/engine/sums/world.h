@@ -78,7 +78,7 @@ Error StartAgain(int sequence, int gradients, int overlapped, int rank, int size
 // "rank 1 of 4 on node7": the prefix of every error that leaves the engine.
 std::string RankAndHost();
 
-// The error of MPI call `call` in `place`, noted by NoteMpiError (failure.h); no error if `code` is MPI_SUCCESS.
+// The error of MPI call `call` in `place`, noted by NoteCause (failure.h); no error if `code` is MPI_SUCCESS.
 Error MpiError(int code, const char* call, const std::string& place);
 
 }  // namespace matex

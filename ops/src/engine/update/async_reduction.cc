@@ -189,8 +189,11 @@ class Overlapped {
       if (error) return BreakJobs(error);
     }
     if (without >= 0) {
-      return Error("rank " + std::to_string(without) + " has given up " + update->part.place +
-                   (given_up.empty() ? "; its own message says why." : ": " + given_up));
+      const std::string who = "rank " + std::to_string(without) + " has given up " + update->part.place;
+      if (!given_up.empty()) return Error(who + ": " + given_up);
+      const Error error(who + "; its own message says why.");
+      NoteCause(Cause::kElsewhere, error.message);
+      return error;
     }
     for (int entry : entries) update->ready_on_all[entry] = true;
     travel_until_ = std::numeric_limits<int64_t>::max();
