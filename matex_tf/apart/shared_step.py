@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.apart import additive
+from matex_tf.own_functions import trace_own
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.variables import find_name, find_tf_variable
 
@@ -79,7 +80,7 @@ class SharedStep:
             return outputs
 
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in (argument, *others[len(captured) :])]
-        self._function = tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
+        self._function = trace_own(step, input_signature=specs)
         self.parts = additions.parts
         unsupported = next((one for one in self.shared if one.dtype.name not in _TYPES), None)
         if unsupported is not None:

@@ -27,11 +27,13 @@ _HEAVY = "MatMul Conv Einsum RNN Fft Cholesky Svd Qr Pool CropAndResize NonMaxSu
 
 
 def name_step(function: Any) -> str:
-    """The name of a step, a `tf.function`, in messages."""
+    """The name of a step, a `tf.function` or a ConcreteFunction, in messages."""
     return tags.get_or_make_tag(function, "name of the step", lambda: _make_name(function))
 
 
 def _make_name(function: Any) -> str:
+    if not hasattr(function, "python_function"):  # a ConcreteFunction, which does not keep its Python code
+        return f"the step '{function.graph.name}'"
     code = getattr(inspect.unwrap(function.python_function), "__code__", None)
     if code is None:
         return "a step"
