@@ -113,10 +113,28 @@ def _list_needs(program: Program, gives: Sequence[Placement]) -> Iterator[tuple[
 
 def has_shared_work(program: Program) -> bool:
     """Whether an expensive op, compared with the transfer of its tensors, computes this rank's rows only."""
-    return any(
-        (node.has_rows and any(name in node.type for name in _HEAVY)) or any(map(has_shared_work, node.bodies))
-        for node in program.nodes
-    )
+    return any((node.has_rows and _is_heavy(node)) or any(map(has_shared_work, node.bodies)) for node in program.nodes)
+
+
+def find_meeting(program: Program | None) -> str:
+    """The reason why a program without shared work has none, if its rows meet before the work; else "".
+
+    Example: a loop over parts of the batch, `x[i * n : (i + 1) * n]`, gathers all rows for its slices.
+    """
+    if program is None or not _has_work(program):
+        return ""
+    needs = _list_needs(program, [WHOLE] * len(program.outputs))
+    met = (node for value, node in needs if node is not None and value.placement.kind == SHARDED)
+    node = next(met, None)
+    return f"its rows meet in {node.type} ({find_line(node.op)}), before the work that grows with them" if node else ""
+
+
+def _has_work(program: Program) -> bool:
+    return any(_is_heavy(node) or any(map(_has_work, node.bodies)) for node in program.nodes)
+
+
+def _is_heavy(node: Node) -> bool:
+    return any(name in node.type for name in _HEAVY)
 
 
 def count_bytes(value: Value, axis: int | None = None) -> int | None:
