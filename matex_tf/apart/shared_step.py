@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.apart import additive
+from matex_tf.own_functions import trace_own
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.variables import find_name, find_tf_variable
 
@@ -82,7 +83,7 @@ class SharedStep:
             return outputs
 
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in (argument, *others[len(captured) :])]
-        self._function = tf.function(step, autograph=False, input_signature=specs).get_concrete_function()
+        self._function = trace_own(step, input_signature=specs)
         self.parts = additions.parts
         unsupported = next((variable for variable in self.shared if variable.dtype.name not in _TYPES), None)
         if unsupported is not None:

@@ -1,9 +1,10 @@
-"""Calls of a `tf.function` in eager code are steps, which ranks share (`steps.function_calls`)."""
+"""Calls of a `tf.function` or a ConcreteFunction in eager code: steps that ranks share (`steps.function_calls`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from matex_tf import own_functions
 from matex_tf.input import shared_batches
 from matex_tf.lazy import tf
 from matex_tf.runtime.hooks import Table
@@ -12,6 +13,7 @@ from matex_tf.steps import agreement, function_calls
 from matex_tf.steps.tapes import first_calls
 
 HOOKS = Table()
+_FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
 
 
 @HOOKS.replace(
@@ -24,20 +26,14 @@ def _add_rule(original: Any) -> Any:
     return (config_lib.DoNotConvert("matex_tf"), *original)
 
 
-@HOOKS.replace(
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function",
-    "Function.__call__",
-    "each rank computes all of a tf.function",
-)
+@HOOKS.replace(f"{_FUNCTIONS}.polymorphic_function", "Function.__call__", "each rank computes all of a tf.function")
 def _wrap_call(original: Any) -> Any:
     from tensorflow.python.eager import record
 
     def __call__(self, *args, **kwargs):
         if not tf.executing_eagerly():  # a call within another function is a part of that step
             return original(self, *args, **kwargs)
-        if agreement.is_watched():
-            args = tuple(map(_give_whole, args))
-            kwargs = {name: _give_whole(value) for name, value in kwargs.items()}
+        args, kwargs = _give_whole(args, kwargs)
         is_recorded = record.could_possibly_record()
         runs_eagerly = tf.config.functions_run_eagerly()
         if runs_eagerly or (is_recorded and (self._jit_compile or not first_calls.may_be_shared())):
@@ -47,8 +43,31 @@ def _wrap_call(original: Any) -> Any:
     return __call__
 
 
-def _give_whole(argument: Any) -> Any:
-    """The argument; for a dataset that ranks share, a dataset of whole batches that stands for it in functions."""
-    if not isinstance(argument, tf.data.Dataset) or shard_arrays.is_shard(argument):
-        return argument
-    return shared_batches.give_whole(argument)
+@HOOKS.replace(
+    f"{_FUNCTIONS}.concrete_function", "ConcreteFunction.__call__", "each rank computes all of a ConcreteFunction"
+)
+def _wrap_concrete_call(original: Any) -> Any:
+    from tensorflow.python.eager import record
+
+    def __call__(self, *args, **kwargs):
+        # A function without a type was made of a graph of `tf.compat.v1`.
+        if not tf.executing_eagerly() or self.function_type is None or own_functions.is_own(self):
+            return original(self, *args, **kwargs)
+        args, kwargs = _give_whole(args, kwargs)
+        if record.could_possibly_record():
+            return function_calls.call_whole(original, self, args, kwargs)
+        return function_calls.call_function(original, self, args, kwargs, is_recorded=False)
+
+    return __call__
+
+
+def _give_whole(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments; for a dataset that ranks share, a dataset of whole batches that stands for it in functions."""
+
+    def give(argument: Any) -> Any:
+        is_shared = isinstance(argument, tf.data.Dataset) and not shard_arrays.is_shard(argument)
+        return shared_batches.give_whole(argument) if is_shared else argument
+
+    if not agreement.is_watched():
+        return args, kwargs
+    return tuple(map(give, args)), {name: give(value) for name, value in kwargs.items()}

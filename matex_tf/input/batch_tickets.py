@@ -34,6 +34,7 @@ from matex_tf.input.tickets import (
     zip_tickets,
 )
 from matex_tf.lazy import tf
+from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.sharing import Slice
 
@@ -219,10 +220,9 @@ def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) 
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.constant_folding = rewriter_config_pb2.RewriterConfig.OFF
     attributes = {"_noinline": True}
-    work = tf.function(
-        lambda *tensors: build(list(tensors)), specs, autograph=False, experimental_attributes=attributes
+    function = trace_own(
+        lambda *tensors: build(list(tensors)), input_signature=specs, experimental_attributes=attributes
     )
-    function = work.get_concrete_function()
 
     def call(*tensors: Any) -> Tensors:
         graph = tf.compat.v1.get_default_graph()
@@ -235,7 +235,7 @@ def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) 
             )
         )
 
-    return tf.function(call, specs, autograph=False).get_concrete_function()
+    return trace_own(call, input_signature=specs)
 
 
 def _slice_rows(tensors: Tensors, batch_slice: Slice) -> Tensors:

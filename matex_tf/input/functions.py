@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from matex_tf.input import pipelines
 from matex_tf.lazy import tf
+from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import graph_ops
 from matex_tf.sharding.slice_bounds import list_pipeline
 
@@ -127,10 +128,7 @@ class Split:
     def trace_back(self) -> Any:
         """The back as a ConcreteFunction of the tensors that `build_back` takes."""
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self.back.inputs[: self.back_input_count]]
-        function = tf.function(
-            lambda *tensors: self.back.build([*tensors, *self.captured]), autograph=False, input_signature=specs
-        )
-        return function.get_concrete_function()
+        return trace_own(lambda *tensors: self.back.build([*tensors, *self.captured]), input_signature=specs)
 
     @property
     def computes_with(self) -> list[int]:

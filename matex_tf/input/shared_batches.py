@@ -20,6 +20,7 @@ from matex_tf import settings, tags
 from matex_tf.input import advice, batch_tickets, filled_caches, functions, iteration, pipelines, records, tickets
 from matex_tf.lazy import tf
 from matex_tf.ops import deal_rows
+from matex_tf.own_functions import trace_own
 from matex_tf.rewrite.sharing import Slice
 from matex_tf.rewrite.sources import find_components
 from matex_tf.runtime import objects
@@ -178,7 +179,7 @@ class Source:
 
         with tf.init_scope():
             specs = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.resource)
-            return tf.function(take_whole, autograph=False).get_concrete_function(*specs)
+            return trace_own(take_whole, *specs)
 
     def _make_whole(self, *element: Any) -> list[Any]:
         """A whole batch from an element of the iterator, in eager code: a function of few ops is fast to create."""
@@ -207,7 +208,7 @@ class Source:
         """`take` as a ConcreteFunction: its calls are no steps."""
         ticket = [tf.TensorSpec(shape, dtype) for dtype, shape in self.specs[-self._ticket_size :]]
         signature = [ticket, *[tf.TensorSpec([], tf.int64)] * 3]
-        return tf.function(self.take, autograph=False, input_signature=signature).get_concrete_function()
+        return trace_own(self.take, input_signature=signature)
 
     def prepare(self) -> None:
         """Trace the function that makes rows again, so that no measurement includes the tracing."""

@@ -15,6 +15,7 @@ from matex_tf import ops, tags
 from matex_tf.input import advice, tickets
 from matex_tf.input.shared_batches import Batch, SharedBatches
 from matex_tf.lazy import tf
+from matex_tf.own_functions import trace_own
 from matex_tf.rewrite.sharing import Request, Slice
 from matex_tf.sharding import fingerprint
 from matex_tf.steps import agreement, failures
@@ -134,8 +135,7 @@ def _make_gather_function(batch: Batch) -> Any:
 
     specs = [tf.TensorSpec(shape, dtype) for dtype, shape in tickets.open_rows(source.batch_specs, are_rows)]
     numbers = [tf.TensorSpec([], tf.int64)] * 4
-    function = tf.function(gather, autograph=False, input_signature=[specs, *numbers, tf.TensorSpec([], tf.bool)])
-    return function.get_concrete_function()
+    return trace_own(gather, input_signature=[specs, *numbers, tf.TensorSpec([], tf.bool)])
 
 
 _OTHERS = (

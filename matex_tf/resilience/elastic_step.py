@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf import ops, tags
+from matex_tf.own_functions import trace_own
 from matex_tf.resilience import elastic, replay
 from matex_tf.rewrite import graph_ops, sources
 from matex_tf.steps import batches, events, pieces, plan, whole_code
@@ -85,13 +86,10 @@ class Undo:
 
     def save(self) -> None:
         """Save the values. Called before each call of the step."""
-        import tensorflow as tf
-
         variables = pieces.list_kept(self._changed)
         if list(map(id, variables)) != list(map(id, self._variables)):
             self._variables = variables
-            read = tf.function(lambda: [variable.read_value() for variable in variables], autograph=False)
-            self._read = read.get_concrete_function()
+            self._read = trace_own(lambda: [variable.read_value() for variable in variables])
         self._values = self._read()
 
     def restore(self) -> None:

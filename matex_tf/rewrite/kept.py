@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from matex_tf import tags
 from matex_tf.lazy import tf
+from matex_tf.own_functions import trace_own
 from matex_tf.rewrite.compiled import CALLS, MUST_COMPILE
 from matex_tf.rewrite.functions import is_movable, is_stateful, read_only_types
 from matex_tf.rewrite.graph_ops import cache_by_type
@@ -27,7 +28,7 @@ _are_kept = ThreadFlag()
 def trace_copy(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """The ConcreteFunction of a Python function that builds copies, for inputs of these specs; see `tf.function`."""
     with _are_kept.set():
-        traced = tf.function(function, autograph=False, input_signature=specs).get_concrete_function()
+        traced = trace_own(function, input_signature=specs)
     pending = [(traced.name, traced.graph)]  # and the functions that these call
     for name, graph in pending:
         if groups := tags.get_tag(graph, _KEPT):

@@ -13,6 +13,7 @@ from typing import Any
 
 from matex_tf import tags
 from matex_tf.lazy import tf
+from matex_tf.rewrite.compiled import MUST_COMPILE
 
 _IGNORED = "config config_proto container debug_name message metadata seed seed2 shared_name token".split()
 """Attributes that differ between traces of the same function."""
@@ -32,27 +33,50 @@ class _Tracing(threading.local):
 tracing = _Tracing()
 
 
+def find_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The ConcreteFunction that a call runs: of a `tf.function`, or the called function itself."""
+    return function.get_concrete_function(*args, **kwargs) if hasattr(function, "get_concrete_function") else function
+
+
 def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The ConcreteFunction that a call of a `tf.function` has alone, too. Raises errors of the script's Python code.
+    """The ConcreteFunction that a call of a function has alone, too. Raises errors of the script's Python code.
 
     If XLA compiles the function, or if TensorFlow has added residuals for gradients to its graph, the result is the
     ConcreteFunction of a new function that calls it.
     """
 
     def make_caller() -> Any:
+        """It takes tensors of the shapes that the function takes: their numbers of rows may be open."""
+        given = traced.function_type.unpack_inputs(traced.function_type.bind(*args, **kwargs))
+        inputs = {id(tensor): inner for tensor, inner in zip(given, traced.graph.inputs)}
+
+        def open_leaf(leaf: Any) -> Any:
+            inner = inputs.get(id(leaf))
+            return leaf if inner is None else tf.TensorSpec(inner.shape, inner.dtype)
+
+        specs, named_specs = tf.nest.map_structure(open_leaf, (args, kwargs))
         caller = tf.function(lambda *given, **named: function(*given, **named), autograph=False)
-        return caller.get_concrete_function(*args, **kwargs)
+        return caller.get_concrete_function(*specs, **named_specs)
 
     was_on, had_opened = tracing.is_on, tracing.has_opened
     tracing.is_on, tracing.has_opened = True, False
     try:
-        traced = function.get_concrete_function(*args, **kwargs)
-        if not function._jit_compile and len(traced.graph.outputs) == len(traced.function_type.flat_outputs):
+        traced = find_trace(function, args, kwargs)
+        if not _is_compiled(function) and len(traced.graph.outputs) == len(traced.function_type.flat_outputs):
             return traced
         return tags.get_or_make_tag(traced.graph, "caller", make_caller)
     finally:
         tracing.is_on = was_on
         tracing.has_opened = tracing.has_opened or (was_on and had_opened)  # the trace of a step within a step
+
+
+def _is_compiled(function: Any) -> bool:
+    """Whether XLA compiles a `tf.function` or a ConcreteFunction."""
+    from tensorflow.python.eager import context
+
+    if hasattr(function, "_jit_compile"):
+        return bool(function._jit_compile)
+    return context.context().get_function_def(function.name).attr[MUST_COMPILE].b
 
 
 def digest_graph(graph: Any, for_ranks: bool = False) -> bytes:

@@ -60,7 +60,8 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
         rank, code, message = min(failed, key=lambda failure: failure[1] == tf.errors.FAILED_PRECONDITION)
         kind = tf.compat.v1.errors.exception_type_from_error_code(code)
         host = world.get_world().hosts[rank]
-        raise kind(None, None, f"rank {rank} ({host}) failed in {place}: {message}") from error
+        # The text has all of `error`, whose frames are TensorFlow's.
+        raise kind(None, None, f"rank {rank} ({host}) failed in {place}: {message}") from None
 
 
 def _add_lines(match: re.Match[str], graph: Any) -> str:

@@ -1,8 +1,8 @@
-"""Calls of `tf.function` in eager code: the steps of custom loops and of Keras.
+"""Calls of `tf.function` and of ConcreteFunctions in eager code: the steps of custom loops and of Keras.
 
-The hook of `tf.function` calls `call_function`. It finds the plan of the call, and makes one if there is none. Then all
-ranks compute the call by the plan, or every rank computes it whole. A function may have several plans: one for each
-trace, for example for batches of 64 rows and for the last batch of 16 rows.
+Their hooks call `call_function`. It finds the plan of the call, and makes one if there is none. Then all ranks compute
+the call by the plan, or every rank computes it whole. A function may have several plans: one for each trace, for
+example for batches of 64 rows and for the last batch of 16 rows.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ def find_plan(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S
 def _bind_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     from tensorflow.python.eager.polymorphic_function import function_type_utils
 
-    bound = function_type_utils.canonicalize_function_inputs(
-        args, kwargs, function._function_type, function._default_values, function._is_pure
-    )
+    # A ConcreteFunction has neither default values nor variables that become tensors.
+    options = [getattr(function, name, None) for name in ("_default_values", "_is_pure")]
+    bound = function_type_utils.canonicalize_function_inputs(args, kwargs, function.function_type, *options)
     return Arguments(bound.args, bound.kwargs)
 
 

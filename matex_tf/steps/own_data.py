@@ -15,6 +15,7 @@ import numpy as np
 
 from matex_tf import errors, tags
 from matex_tf.lazy import tf
+from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import own_batches
 from matex_tf.runtime import notes
 from matex_tf.sharding import exchange, shard_arrays, slice_bounds
@@ -146,8 +147,7 @@ def _make_taker(name: str, _: str, specs: Any) -> Any:
         tensors, own = own_batches.take_own_rows(make_own_slice, "IteratorGetNext", resource, specs)
         return own_batches.gather_rows(exchanger, tensors, own.batch_slice)
 
-    function = tf.function(take, autograph=False, input_signature=[tf.TensorSpec([], tf.resource)])
-    return function.get_concrete_function()
+    return trace_own(take, input_signature=[tf.TensorSpec([], tf.resource)])
 
 
 def make_arrays_whole(arrays: Any, doing: str) -> Any:

@@ -13,9 +13,10 @@ from typing import Any
 
 from matex_tf import tags
 from matex_tf.lazy import tf
+from matex_tf.own_functions import trace_own
 from matex_tf.rewrite.placement import Placement, hold
 from matex_tf.runtime import objects
-from matex_tf.steps import events, whole_code
+from matex_tf.steps import capture, events, whole_code
 
 _VARIABLE = "variable in pieces"
 THREADED = "the script has a thread of its own, which may read an optimizer's variables by itself"
@@ -72,13 +73,13 @@ def keep_whole() -> None:
 
 
 def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> None:
-    """Make the variables whole that a `tf.function` uses which every rank calls by itself. Collective if there are any.
+    """Make the variables whole that a function uses which every rank calls by itself. Collective if there are any.
 
     why: the reason why the call is not shared; told if the function changes such variables.
     """
     if not _are_made:
         return
-    graph = function.get_concrete_function(*args, **kwargs).graph
+    graph = capture.find_trace(function, args, kwargs).graph
     used = find_variables(graph)
     for variable in used.values():
         variable.make_whole()
@@ -162,4 +163,4 @@ def _make_count(handles: Sequence[Any]) -> Any:
         exist = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles]
         return tf.math.count_nonzero(tf.stack(exist))
 
-    return tf.function(count, autograph=False).get_concrete_function()
+    return trace_own(count)

@@ -113,7 +113,8 @@ class StepPlan:
         if self.why_whole in (NO_BATCH, NO_WORK):
             if self.trained and agreement.is_watched():
                 agreement.agree_on_new(traced.graph.variables)  # otherwise it is the rank's own work
-            report.say_whole(place, self.why_whole, is_usual=not self.trained)
+            why = report.find_meeting(self.program) or self.why_whole
+            report.say_whole(place, why, is_usual=not self.trained)
             return
         if not self.why_whole:
             try:

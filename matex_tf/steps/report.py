@@ -25,11 +25,13 @@ _HEAVY = "MatMul Conv Einsum RNN Fft Cholesky Svd Qr Pool CropAndResize NonMaxSu
 
 
 def name_step(function: Any) -> str:
-    """The name of a step, a `tf.function`, in messages."""
+    """The name of a step, a `tf.function` or a ConcreteFunction, in messages."""
     return tags.get_or_make_tag(function, "name of the step", lambda: _make_name(function))
 
 
 def _make_name(function: Any) -> str:
+    if not hasattr(function, "python_function"):  # a ConcreteFunction, which does not keep its Python code
+        return f"the step '{function.graph.name}'"
     code = getattr(inspect.unwrap(function.python_function), "__code__", None)
     if code is None:
         return "a step"
@@ -97,10 +99,28 @@ def count_summed_bytes(program: Program) -> int | None:
 
 def has_shared_work(program: Program) -> bool:
     """Whether an expensive op, compared with the transfer of its tensors, computes this rank's rows only."""
-    return any(
-        (node.has_rows and any(name in node.type for name in _HEAVY)) or any(map(has_shared_work, node.bodies))
-        for node in program.nodes
-    )
+    return any((node.has_rows and _is_heavy(node)) or any(map(has_shared_work, node.bodies)) for node in program.nodes)
+
+
+def find_meeting(program: Program | None) -> str:
+    """The reason why a program without shared work has none, if its rows meet before the work; else "".
+
+    Example: a loop over parts of the batch, `x[i * n : (i + 1) * n]`, gathers all rows for its slices.
+    """
+    if program is None or not _has_work(program):
+        return ""
+    exchanged = program.iterate_exchanged([WHOLE] * len(program.outputs))
+    met = (node for value, node in exchanged if node is not None and value.placement.kind == SHARDED)
+    node = next(met, None)
+    return f"its rows meet in {node.type} ({find_line(node.op)}), before the work that grows with them" if node else ""
+
+
+def _has_work(program: Program) -> bool:
+    return any(_is_heavy(node) or any(map(_has_work, node.bodies)) for node in program.nodes)
+
+
+def _is_heavy(node: Node) -> bool:
+    return any(name in node.type for name in _HEAVY)
 
 
 def count_bytes(value: Value, axis: int | None = None) -> int | None:

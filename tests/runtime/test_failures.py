@@ -325,6 +325,28 @@ def test_gradients_that_differ_and_are_overlapped_are_named_on_every_rank():
     assert sorted(result.stdout.split()) == sorted("0 True 1 True 2 True".split() * 2)
 
 
+ONE_LABEL = """
+import numpy as np
+import tensorflow as tf
+
+w = tf.Variable(np.ones((4, 3)))
+x, labels = np.ones((12, 4)), np.arange(12) % 3
+labels[-1] = 7
+
+@tf.function
+def step(x, labels):
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x @ w))
+
+step(x, labels)
+"""
+
+
+def test_a_row_of_one_rank_that_cannot_be_computed_is_told_once():
+    result = launch.run(2, ONE_LABEL)
+    told = "rank 1 (", "failed in the step 'step'", "Received a label value of 7"
+    assert result.returncode and [result.stderr.count(words) for words in told] == [1, 1, 1], result.stderr
+
+
 IN_PARTS = """
 import sys
 import tensorflow as tf

@@ -1,0 +1,23 @@
+"""Functions of the library in TensorFlow's runtime: ConcreteFunctions, whose calls in eager code are no steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from matex_tf import tags
+from matex_tf.lazy import tf
+
+_OWN = "a function of the library"
+
+
+def trace_own(function: Callable[..., Any], *specs: Any, **options: Any) -> Any:
+    """The ConcreteFunction of a Python function, for arguments of these specs. options: of `tf.function`."""
+    traced = tf.function(function, autograph=False, **options).get_concrete_function(*specs)
+    tags.set_tag(traced, _OWN, True)
+    return traced
+
+
+def is_own(function: Any) -> bool:
+    """Whether `trace_own` made this ConcreteFunction."""
+    return bool(tags.get_tag(function, _OWN, False))

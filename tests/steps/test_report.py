@@ -1,0 +1,28 @@
+"""What is said of a step that ranks would gain nothing by sharing."""
+
+import pytest
+import tensorflow as tf
+
+from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.propagate import read_program
+from matex_tf.steps import report
+
+W = tf.Variable(tf.ones([4, 3]))
+
+
+def add_parts(x):
+    """The gradient of a batch, part by part: a slice at a place that is known only in the loop."""
+
+    def add_part(at, total):
+        return at + 1, total + tf.reduce_sum((x[at * 4 : at * 4 + 4] @ W) ** 2)
+
+    return tf.while_loop(lambda at, total: at < 2, add_part, [tf.constant(0), tf.constant(0.0)])[1]
+
+
+@pytest.mark.parametrize("step, meeting", [(add_parts, "StridedSlice"), (lambda x: x + tf.reduce_sum(W), "")])
+def test_the_op_is_named_in_which_rows_meet_before_the_work(step, meeting):
+    graph = tf.function(step).get_concrete_function(tf.TensorSpec([8, 4])).graph
+    program = read_program(graph, [BATCH, *[WHOLE] * (len(graph.inputs) - 1)])
+    assert not report.has_shared_work(program)
+    found = report.find_meeting(program)
+    assert meeting in found if meeting else not found
