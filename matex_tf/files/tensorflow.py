@@ -221,10 +221,15 @@ def _find_all_readable(names: Any) -> Any:
     return paths
 
 
-def _prepare_file(path: Any) -> Any:
-    """The real path of a file that an op writes. The folder of the file is created, as the op would."""
+def _create_folder(path: Any) -> None:
+    """Ranks with a view create the folder of the file `path` in it."""
     if overlay.get_view() is not None:
         _raise_as_tensorflow(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
+
+
+def _prepare_file(path: Any) -> Any:
+    """The real path of a file that an op writes. The folder of the file is created, as the op would."""
+    _create_folder(path)
     return _find_writable(path)
 
 
@@ -233,11 +238,16 @@ def _find_snapshot(path: Any) -> Any:
 
 
 def _find_cache(name: Any) -> Any:
-    """The real path of a dataset's cache: a complete one that this rank sees, else one of its own."""
+    """The real path of a dataset's cache: a complete one that this rank sees, else one of its own.
+
+    The folder of its own one is created here: the script may create it later, before TensorFlow writes the cache.
+    """
     if not os.fspath(name):
         return name
     index = os.fsdecode(name) + _CACHE_SUFFIX
     mode = None if os.path.exists(index) else "w"
+    if mode is not None:
+        _create_folder(index)
     place = os.fsdecode(_raise_as_tensorflow(find_real_path, index, mode, creates_others=True))
     return _match_type(name, place[: -len(_CACHE_SUFFIX)])
 

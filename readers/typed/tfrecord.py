@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,12 +75,22 @@ class TfRecord(TypedTable):
             "bytes_list": pa.large_binary(),
         }
         types = [(name, stored[kind]) for name, kind in self._kinds.items()]
+        self.compared = ()  # `describe` compares records
         first_surveys = [*["unpack"] * bool(self._packed), "index"]
         self._choose(self.files[0], types, labels, columns, dtype, shape, first_surveys)
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return is_head(head)
+
+    def describe(self) -> str:
+        """Also the first records of each file, and the sizes of uncompressed files.
+
+        A script may write its files on each rank. The order of the features in the bytes of an Example differs between
+        processes, so bytes and checksums of files differ.
+        """
+        heads = ", ".join(map(_describe_records, dict.fromkeys(self.files)))
+        return f"{super().describe()}; {heads}"
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
         places = self._unpacking.settle(ranks, found)
@@ -281,6 +292,19 @@ def _read_head(path: Path) -> list[bytes]:
             found.append(data[:length])
             size += FRAME + length
     return found
+
+
+def _describe_records(path: Path) -> str:
+    """The name of a file, its size if it is not compressed, and a hash of its first records."""
+    from google.protobuf.message import DecodeError
+
+    found = hashlib.blake2b(digest_size=4)
+    for record in _read_head(path):
+        with contextlib.suppress(DecodeError):  # opening or reading reports it
+            record = tf.train.Example.FromString(record).SerializeToString(deterministic=True)
+        found.update(record)
+    size = "" if _find_packing(path) else f" of {path.stat().st_size} bytes"
+    return f"{path.name}{size} ({found.hexdigest()})"
 
 
 def _learn_kinds(paths: Sequence[Path], dtype: Any) -> dict[str, str]:

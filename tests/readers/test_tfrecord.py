@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from opened_csv import opened
 
 from matex_tf.readers import DataSet, ReaderError
+from matex_tf.readers.rows import opening
 from matex_tf.readers.typed import record_index
 from matex_tf.readers.typed.tfrecord import TfRecord
 
@@ -265,3 +266,27 @@ def test_a_file_that_changes_while_it_is_in_use_is_an_error(tmp_path):
     write(path, [{"x": 2.5}] * 6)
     with pytest.raises(ReaderError, match="a: the file has changed since this data set was opened"):
         data.training_data  # noqa: B018
+
+
+def make_in_order(*features):
+    """The bytes of an Example with its features in this order: (name, number) each."""
+    entries = [
+        tf.train.Features(
+            feature={name: tf.train.Feature(int64_list=tf.train.Int64List(value=[number]))}
+        ).SerializeToString()
+        for name, number in features
+    ]
+    inner = b"".join(entries)
+    return b"\n" + bytes([len(inner)]) + inner
+
+
+@pytest.mark.parametrize("packing", [None, "GZIP", "ZLIB"])
+def test_features_in_another_order_are_the_same_to_the_ranks(tmp_path, packing):
+    def describe(folder, *records):
+        (tmp_path / folder).mkdir()
+        return opening._describe_opened(TfRecord(write_records(tmp_path / folder / "a.tfrecord", records, packing)))
+
+    first = describe("first", make_in_order(("x", 1), ("y", 2)), make_in_order(("x", 3), ("y", 4)))
+    assert describe("second", make_in_order(("y", 2), ("x", 1)), make_in_order(("x", 3), ("y", 4))) == first
+    assert describe("other", make_in_order(("y", 2), ("x", 1)), make_in_order(("x", 3), ("y", 5))) != first
+    assert describe("shorter", make_in_order(("y", 2), ("x", 1))) != first
