@@ -65,9 +65,9 @@ def _read_for_all(count: int) -> bytes:
                 outcome = os.read(_open_input(), count), None
             except OSError as error:
                 outcome = b"", error
-    data, error = objects.broadcast(outcome, "standard input")
-    if error is not None:
-        raise error
+    data, failure = objects.broadcast(outcome, "standard input")
+    if failure is not None:
+        raise failure
     return data
 
 
