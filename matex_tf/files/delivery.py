@@ -47,8 +47,12 @@ def deliver_file(path: str) -> None:
     """Wait until the files that rank 0 saved to its `path` exist at this rank's `path`. Collective."""
     me = world.get_world()
     origin, parts = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
-    # A rank with another path than rank 0 writes its copy to its private folder, except for temporary paths.
-    place = path if path == origin else find_real_path(path, "w")
+    place = path
+    if path != origin:
+        # A rank with another path writes its copy to its private folder, except for temporary paths. There the folder
+        # of the file may be missing, which rank 0 has created to save.
+        os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
+        place = find_real_path(path, "w")
     missing = [part for part in parts if not _has_part(place, part)]
     if path == origin:
         _show_parts(path, parts)

@@ -75,6 +75,20 @@ class Journal(journal_reader.Notes):
         self._copies: list[_Copy] = []
         self._is_over = False
 
+    def describe(self) -> dict[str, Any]:
+        """The arguments of `adopt`."""
+        is_on_one_host, number = self._count is not None, self.count_met()
+        return {
+            "folder": self.folder, "is_on_one_host": is_on_one_host, "number": number, "is_over": self._is_over,
+        }  # fmt: skip
+
+    @classmethod
+    def adopt(cls, folder: str, is_on_one_host: bool, number: int, is_over: bool) -> Journal:
+        """The journal of the rank that has started this process, from its `describe`."""
+        journal = cls(folder, is_on_one_host)
+        journal.met_by_parent, journal._is_over = number, is_over
+        return journal
+
     def remove_at_end(self) -> None:
         """Remove the journal when all ranks have ended their scripts: later changes need no notes."""
         shutdown.at_end.append(self._remove)
@@ -106,7 +120,7 @@ class Journal(journal_reader.Notes):
         """
         if self._is_over:
             return
-        number = journal_reader.count_collectives() or self.met_before_fork  # a forked process stays at its fork
+        number = self.count_met()
         state = journal_reader.read_file_state(key)
         # A path that does not exist yet: other ranks must not see it.
         if state is None:

@@ -71,7 +71,7 @@ class Notes:
     """The notes in `folder`, read incrementally.
 
     heard: called when there are new notes.
-    met_before_fork: the number of collectives of the parent process, in a forked process.
+    met_by_parent: in a child process of a rank, the number of collectives that the rank had completed at its start.
     _count: the mapped number of bytes in the file; None if the ranks have several hosts.
     _seen: the number of bytes in the file at the last look. _offset: the number of bytes that were read.
     _number: the number of collectives for which notes were dropped last; -1: new notes have come since.
@@ -87,7 +87,7 @@ class Notes:
         self._number = self._quiet_at = -1
         self.heard: Callable[[], None] = lambda: None
         self._renew_lock()
-        self.met_before_fork = 0
+        self.met_by_parent = 0
         os.register_at_fork(before=self._keep_number, after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
@@ -96,7 +96,11 @@ class Notes:
 
     def _keep_number(self) -> None:
         """Before a fork; a forked process itself counts no collectives."""
-        self.met_before_fork = count_collectives() or self.met_before_fork
+        self.met_by_parent = self.count_met()
+
+    def count_met(self) -> int:
+        """The number of completed collectives. A child process stays at its start."""
+        return count_collectives() or self.met_by_parent
 
     def _map_count(self) -> Any:
         """Map the number of bytes written, so that reading it needs no system call."""
@@ -163,7 +167,7 @@ class Notes:
     def _find_note(self, key: str) -> tuple[_Note | None, str]:
         """The first recent note of `key`, or of the innermost folder that has one, and the path of the note."""
         self._read_news()
-        if self._notes and world.is_active():  # a forked child is not a rank, so it sees the disk as it is
+        if self._notes:
             now = time.monotonic() if world.script_knows_ranks else 0.0  # 0.0: notes do not expire
             for path in list_parents(key):
                 for note in self._notes.get(path, ()):
@@ -179,7 +183,7 @@ class Notes:
             self._read_notes()
             self._seen, self._number = version, -1
             self.heard()
-        number = count_collectives() if self._notes else 0
+        number = self.count_met() if self._notes else 0
         if self._notes and number != self._number:
             recent = {key: [note for note in notes if note.number >= number] for key, notes in self._notes.items()}
             self._notes = {key: notes for key, notes in recent.items() if notes}

@@ -17,6 +17,7 @@ from typing import Any
 from matex_tf.runtime import real_files
 
 _MAX_FOLDERS = 4096
+_SHARED = "changed"  # the file of the shared memory
 # Part of the places of every folder: a path that ends so is searched in both layers.
 _NO_NAMES: dict[str, str | None] = dict.fromkeys(("", os.curdir, os.pardir))
 
@@ -40,36 +41,40 @@ class OwnPlaces(dict[str, str | None]):
 class KnownPlaces:
     """The cache. `key_of` returns the key of a path, `places_in` the locations in the folder of a key.
 
-    A forked process does not use the cache. It stores the time at which it has changed a file in shared memory, and its
-    parent then clears the cache.
+    A child process of the rank does not use the cache. It stores the time at which it has changed a file in shared
+    memory, and its parent then clears the cache.
 
     _folders, _by_key: the known locations, by the folder's path as the script writes it, and by its key.
     _changes: the number of changes of the cache.
-    _changed: the time of forked processes' last change, ns of `time.monotonic_ns`. _since: the last such time seen.
+    _changed: the time of child processes' last change, ns of `time.monotonic_ns`. _since: the last such time seen.
     """
 
-    def __init__(self, key_of: Callable[[str], str | None], places_in: Callable[[str], Places | None]):
+    def __init__(self, folder: str, key_of: Callable[[str], str | None], places_in: Callable[[str], Places | None]):
+        """folder: the private folder, with a file for the shared memory."""
         self._key_of = key_of
         self._places_in = places_in
         self._folders: dict[str, Places] = {}
         self._by_key: dict[str, Places] = {}
         self._changes = 0
-        self._is_forked = False
-        self._changed = memoryview(mmap.mmap(-1, 8)).cast("Q")
+        self._is_in_child = False
+        with real_files.use_real_files(), open(os.path.join(folder, _SHARED), "a+b") as file:
+            file.truncate(8)
+            self._changed = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
         self._since = 0
         self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._reset_after_fork)
+        os.register_at_fork(after_in_child=self.note_child)
 
-    def _reset_after_fork(self) -> None:
+    def note_child(self) -> None:
+        """Record that this process is a child process of the rank."""
         self._lock = threading.Lock()
-        self._is_forked = True
+        self._is_in_child = True
 
     def forget_places(self) -> None:
         """Clear the cache: files were created or removed, or are about to be."""
         with self._lock:
             self._changes += 1
             self._folders, self._by_key = {}, {}
-        if self._is_forked:
+        if self._is_in_child:
             self._changed[0] = time.monotonic_ns()
 
     def put_place(self, key: str, place: str | None = None) -> None:
@@ -82,7 +87,7 @@ class KnownPlaces:
             inside = self._by_key.get(key)
             if inside is not None:
                 inside[IS_OWN] = None
-        if self._is_forked:
+        if self._is_in_child:
             self._changed[0] = time.monotonic_ns()
 
     def find_place(self, path: str) -> str | None:
@@ -99,7 +104,7 @@ class KnownPlaces:
 
     def _get_places(self, head: str) -> Places | None:
         """The places in the folder `head`, cached or new; None if both layers must be searched."""
-        if self._is_forked:
+        if self._is_in_child:
             return None
         if self._changed[0] != self._since:
             self._since = self._changed[0]

@@ -50,7 +50,8 @@ class Layers:
         }
         if settings.get_settings().log_dir:
             self._excluded.add(os.path.realpath(settings.get_settings().log_dir))
-        self.known = known_places.KnownPlaces(self.find_key, self._list_places)
+        os.makedirs(folder, exist_ok=True)
+        self.known = known_places.KnownPlaces(folder, self.find_key, self._list_places)
         news.heard = self.known.forget_places
         self._uncached: set[str] = set()
 

@@ -65,6 +65,12 @@ def start_overlay() -> None:
         news.start_writing()
 
 
+def adopt_view(view: View) -> None:
+    """Use `view` in this process, a child process of its rank."""
+    global _view
+    _view = view
+
+
 def find_private_use() -> str:
     """Describe a use of this rank's own files or output that cannot be switched to the real files; "" if none."""
     root = os.path.join(_view.root, "") if _view is not None else "\0"  # no path begins with "\0"

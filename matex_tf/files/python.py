@@ -27,10 +27,10 @@ _IF_HOOK_MISSING = "a rank does not see the files that it wrote itself"
 def install() -> None:
     overlay.start_overlay()
     if overlay.get_view() is not None:
-        _install_view()
+        install_view()
 
 
-def _install_view() -> None:
+def install_view() -> None:
     """Replace Python's file functions, and let imports find this rank's own files."""
     originals = [(getattr(owner, name), owner, name) for owner, name in REPLACED]
     HOOKS.install()

@@ -28,8 +28,10 @@ HOOKS = Table(when=overlay.is_on)
 
 _IF_HOOK_MISSING = "what TensorFlow reads and writes is not the rank's own file"
 
-_WILD = re.compile(r"[*?\[\\]")  # a character that makes a path a pattern to TensorFlow
-_CACHE_SUFFIX = ".index"  # the suffix of a file that exists once a dataset's cache is complete
+_WILD = re.compile(r"[*?\[\\]")
+"""A character that makes a path a pattern to TensorFlow."""
+_INDEX_SUFFIX = ".index"
+"""The suffix of a file that exists once a dataset's cache, or a checkpoint, is complete."""
 
 
 def is_local(path: Any) -> bool:
@@ -180,6 +182,14 @@ def _find_list(names: Any) -> Any:
     return [_find_readable(path) for path in names] if isinstance(names, (list, tuple)) else names
 
 
+def _find_prefix(prefix: Any) -> Any:
+    """The real path of a checkpoint, the prefix of its files."""
+    if not is_local(prefix):
+        return prefix
+    place = os.fsdecode(find_real_path(os.fsdecode(prefix) + _INDEX_SUFFIX, None))
+    return _match_type(prefix, place.removesuffix(_INDEX_SUFFIX))
+
+
 def _replace_argument(module: str, name: str, argument: str, find: Callable[[Any], Any], **options: Any) -> None:
     HOOKS.replace(module, name, _IF_HOOK_MISSING, **options)(wrap_argument(argument, find))
 
@@ -192,6 +202,13 @@ _IN_VIEW = {"when": overlay.has_view}
 _replace_argument("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", "path", _find_writable)
 _replace_argument(_OF_EVENTS, "EventFileWriter.__init__", "logdir", _find_folder, later=True, **_IN_VIEW)
 _replace_argument(_OF_PROFILER, "start", "logdir", _find_folder, later=True, **_IN_VIEW)
+_replace_argument(
+    "tensorflow.python.checkpoint.checkpoint", "TrackableSaver.restore", "save_path", _find_prefix, **_IN_VIEW
+)
+_replace_argument("tensorflow.python.training.saver", "Saver.restore", "save_path", _find_prefix, **_IN_VIEW)
+_replace_argument(
+    "tensorflow.python.training.py_checkpoint_reader", "NewCheckpointReader", "filepattern", _find_prefix, **_IN_VIEW
+)
 _replace_argument("tensorflow", "compat.v1.train.string_input_producer", "string_tensor", _find_list, **_IN_VIEW)
 
 
@@ -244,12 +261,12 @@ def _find_cache(name: Any) -> Any:
     """
     if not os.fspath(name):
         return name
-    index = os.fsdecode(name) + _CACHE_SUFFIX
+    index = os.fsdecode(name) + _INDEX_SUFFIX
     mode = None if os.path.exists(index) else "w"
     if mode is not None:
         _create_folder(index)
     place = os.fsdecode(_raise_as_tensorflow(find_real_path, index, mode, creates_others=True))
-    return _match_type(name, place[: -len(_CACHE_SUFFIX)])
+    return _match_type(name, place[: -len(_INDEX_SUFFIX)])
 
 
 _READ = ("filename", "filenames", "data_source_name")

@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Container
+from typing import Any
 
 from matex_tf.files import journal, journal_reader, private_folder
 from matex_tf.files.layers import Layers, list_open_descriptors
@@ -23,6 +24,25 @@ class View(Layers):
     def __init__(self, folder: str, news: journal.Journal):
         super().__init__(folder, news)
         self._limit = private_folder.Limit(self.root)
+
+    def describe(self) -> dict[str, Any]:
+        """The arguments of `adopt`. From now on a child process may write files into the upper layer."""
+        self.used = True
+        self._limit.start_watching()
+        folder = os.path.dirname(self.root)
+        return {
+            "folder": folder, "news": self.news.describe(), "hidden": self.hidden, "shown": self._shown,
+            "excluded": self._excluded,
+        }  # fmt: skip
+
+    @classmethod
+    def adopt(cls, folder: str, news: dict[str, Any], hidden: set[str], shown: set[str], excluded: set[str]) -> View:
+        """The view of the rank that has started this process, from its `describe`. The rank limits the size."""
+        view = cls(folder, journal.Journal.adopt(**news))
+        view.hidden, view._shown, view._excluded, view.used = hidden, shown, excluded, True
+        view._limit.stop_watching()
+        view.known.note_child()
+        return view
 
     def show_file(self, key: str) -> None:
         """Use the file `key` of the disk from now on, also if this rank has written or removed it."""

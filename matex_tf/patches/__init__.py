@@ -17,7 +17,8 @@ from matex_tf.servers.pieces import owners, slots, update_costs
 _ALWAYS = """
     hooks.eager_code hooks.functions hooks.datasets hooks.keras_data hooks.py_datasets hooks.callbacks hooks.sessions
     patches.imports patches.tensorflow
-    files.saving files.downloads files.python files.libraries files.tensorflow files.commands
+    files.saving files.downloads files.python files.libraries files.tensorflow files.commands files.standard_input
+    files.children
 """.split()
 _ON_REQUEST = """
     observe.check_recorder monitor.trial_hooks resilience.fit_hooks resilience.data_hooks apart.keras_fit

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from matex_tf import errors, ops, settings
 from matex_tf.runtime import losses, rank_records, script_frames, shutdown
-from matex_tf.world import exit_codes, launcher_variables, membership, terminal, world
+from matex_tf.world import exit_codes, launcher_variables, membership, task_environment, terminal, world
 
 # A frame of a traceback as text; its only group is the file.
 _FRAME = re.compile(r'  File "(.*)", line \d+, in .*\n(?:    .*\n|\n)*')
@@ -61,13 +61,10 @@ def _match_launcher_terminal() -> None:
     Open MPI gives each rank a pseudo-terminal. Colours and progress bars would otherwise end up in log files.
     """
     try:
-        launcher = f"/proc/{os.getppid()}"
-        with open(f"{launcher}/comm") as file:
-            is_launcher = file.read().strip() in ("prterun", "mpirun", "mpiexec", "orterun")
-        output = os.readlink(f"{launcher}/fd/1")
+        output = os.readlink(f"/proc/{os.getppid()}/fd/1")
     except OSError:
         return
-    if is_launcher and not output.startswith(("/dev/pts/", "/dev/tty")):
+    if task_environment.is_mpirun(os.getppid()) and not output.startswith(("/dev/pts/", "/dev/tty")):
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
 
 

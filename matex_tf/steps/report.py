@@ -12,7 +12,7 @@ from typing import Any
 
 from matex_tf import settings, tags
 from matex_tf.rewrite import waves
-from matex_tf.rewrite.nodes import Value
+from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import PARTIAL, SHARDED, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.runtime import notes, script_frames

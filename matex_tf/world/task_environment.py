@@ -140,6 +140,14 @@ def read_environment(process: int) -> dict[str, str]:
     return {name: value for name, equals, value in (entry.partition("=") for entry in text.split("\0")) if equals}
 
 
+def is_mpirun(process: int) -> bool:
+    """Whether a process is the launcher itself, and not its daemon on another host."""
+    try:
+        return Path(f"/proc/{process}/comm").read_text().strip() in ("prterun", "mpirun", "mpiexec", "orterun")
+    except OSError:  # the process has ended
+        return False
+
+
 def read_parent(process: int) -> int:
     """The process id of the parent of a process; 0 if it has ended."""
     try:

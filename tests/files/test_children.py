@@ -1,5 +1,7 @@
 """Processes that each rank starts for itself find what it has made, wherever they are told of it; and how ranks end."""
 
+import pytest
+
 import launch
 
 CHILDREN = """
@@ -77,3 +79,55 @@ def test_children_of_each_rank_find_its_files(tmp_path):
     launch.run(2, CHILDREN, cwd=prepared(tmp_path / "ranks"), module=False).check()
     assert (tmp_path / "ranks" / "last" / "of" / "all").is_dir()
     assert (tmp_path / "ranks" / "made" / "deep" / "a.txt").read_text() == "deep"
+
+
+WORKERS = """
+import multiprocessing, os, sqlite3, sys, time
+import h5py
+import matex_tf
+from matex_tf.runtime import objects
+from matex_tf.world import world
+
+
+def work(number):
+    with open("made/log.txt", "a") as file:
+        file.write(f"{number}\\n")
+    with open("made/settings.txt") as file, h5py.File(f"made/part-{number}.h5", "w") as part:
+        part["of"] = int(file.read()) * number
+    with sqlite3.connect("made/base.db") as base:
+        base.execute("insert into parts values (?)", (number,))
+    if number == 2:
+        os.remove("made/part-1.h5")
+    return sorted(os.listdir("made"))
+
+
+if __name__ == "__main__":
+    if world.get_world().rank == int(sys.argv[2]):
+        time.sleep(1)
+    os.mkdir("made")
+    with open("made/settings.txt", "w") as file:
+        file.write("5")
+    with sqlite3.connect("made/base.db") as base:
+        base.execute("create table parts (number)")
+    seen = [os.path.exists("made/log.txt"), os.path.exists("made/part-2.h5")]
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        seen += pool.map(work, [1, 2])
+    with open("made/log.txt") as file, h5py.File("made/part-2.h5") as part, sqlite3.connect("made/base.db") as base:
+        seen += [file.read(), int(part["of"][()]), base.execute("select * from parts").fetchall()]
+    seen += [os.path.exists("made/part-1.h5"), sorted(os.listdir("made"))]
+    for each in objects.allgather(seen, "what each rank has seen"):
+        print(each)
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_of_each_rank_have_its_files(tmp_path, method, late):
+    """Also where rank 0, or the other rank, comes to everything a second later."""
+    ended = launch.run(2, WORKERS, method, late, module=False, cold=True, cwd=tmp_path).check()
+    names = ["base.db", "log.txt", "part-1.h5", "settings.txt"]
+    left = ["base.db", "log.txt", "part-2.h5", "settings.txt"]
+    expected = [False, False, names, left, "1\n2\n", 10, [(1,), (2,)], False, left]
+    assert ended.stdout.splitlines() == [str(expected)] * 2
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == left
+    assert (tmp_path / "made" / "log.txt").read_text() == "1\n2\n"

@@ -31,3 +31,28 @@ def test_what_is_saved_under_ranks_is_what_is_saved_alone(tmp_path, ranks, legac
     assert files(together) == files(alone)
     if legacy == "0":
         launch.run_alone(LOAD, together).check()
+
+
+OWN_FOLDERS = """
+import os
+import tensorflow as tf
+import matex_tf
+
+folder = f"run-{os.getpid()}"  # each rank has another name, as with the time of its start
+variable = tf.Variable(3.0)
+checkpoint = tf.train.Checkpoint(x=variable)
+manager = tf.train.CheckpointManager(checkpoint, f"{folder}/kept", max_to_keep=1)
+for number in range(2):
+    variable.assign_add(1.0)
+    path = manager.save()
+    assert path.startswith(folder) and manager.latest_checkpoint == path
+variable.assign(0.0)
+checkpoint.restore(manager.latest_checkpoint).assert_consumed()
+assert variable.numpy() == 5.0
+"""
+
+
+def test_each_rank_finds_what_it_saves_in_a_folder_of_another_name(tmp_path):
+    launch.run(2, OWN_FOLDERS, module=False, cwd=tmp_path).check()
+    (folder,) = tmp_path.iterdir()
+    assert files(folder) == ["kept", "kept/checkpoint", "kept/ckpt-2.data-00000-of-00001", "kept/ckpt-2.index"]

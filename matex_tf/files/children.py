@@ -1,0 +1,50 @@
+"""Processes that a rank starts by `multiprocessing` see the files of the rank, and rank 0's write notes to the journal.
+
+A forked process has a copy of the view or the journal. A process of another start method, such as spawn, receives it
+with the data by which Python prepares such a process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.files import commands, journal, libraries, overlay, python, tensorflow
+from matex_tf.files.view import View
+from matex_tf.runtime.hooks import Table
+from matex_tf.world import world
+
+HOOKS = Table(when=overlay.is_on, later=True)
+
+_KEY = "files of the rank"  # which Python ignores among the data
+
+
+class _Files:
+    """The view of this rank, or its journal. It takes effect in the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        if (view := overlay.get_view()) is not None:
+            return _adopt_view, (view.describe(), world.script_knows_ranks)
+        writer = journal.get_writer()
+        return (dict, ({},)) if writer is None else (_adopt_journal, (writer.describe(),))
+
+
+@HOOKS.replace("multiprocessing.spawn", "get_preparation_data", "a process that a rank starts sees other files")
+def _wrap_preparation(original: Any) -> Any:
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {**original(name), _KEY: _Files()}
+
+    return get_preparation_data
+
+
+def _adopt_view(description: dict[str, Any], script_knows_ranks: bool) -> None:
+    world.script_knows_ranks = script_knows_ranks
+    overlay.adopt_view(View.adopt(**description))
+    python.install_view()
+    for module in (libraries, tensorflow, commands):
+        module.HOOKS.install()
+
+
+def _adopt_journal(description: dict[str, Any]) -> None:
+    journal.Journal.adopt(**description).start_writing()
+    for module in (libraries, tensorflow):
+        module.HOOKS.install()

@@ -1,0 +1,88 @@
+"""Standard input: rank 0 reads it, and every rank receives the same text.
+
+The launcher connects the standard input of the run to rank 0; the other ranks would find its end at once. Open MPI's
+mpirun passes lines on, but not the end of the input, and repeats parts of large files. So rank 0 reads a file itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import stat
+import threading
+from typing import Any
+
+from matex_tf import ops, settings
+from matex_tf.runtime import objects, watchdog
+from matex_tf.runtime.hooks import Table
+from matex_tf.world import task_environment, world
+
+_INPUT = 0  # the descriptor of standard input
+
+
+def _is_read_once() -> bool:
+    return settings.get_settings().output != "all"
+
+
+HOOKS = Table(when=_is_read_once)
+
+
+@HOOKS.replace("sys", "stdin", "ranks other than 0 find the end of standard input at once")
+def _make_shared(original: Any) -> Any:
+    encoding, errors = getattr(original, "encoding", None), getattr(original, "errors", None)
+    return io.TextIOWrapper(io.BufferedReader(_SharedInput()), encoding, errors)
+
+
+class _SharedInput(io.RawIOBase):
+    """The bytes of standard input, the same on every rank.
+
+    It has no descriptor, because `input` reads from the descriptor of a terminal without calling `readinto`.
+    """
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = _read_for_all(len(buffer)) if _are_at_one_place() else os.read(_open_input(), len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _are_at_one_place() -> bool:
+    """Whether all ranks read the input that this thread reads now. A script that has asked for its rank may not."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and world.is_active() and not world.script_knows_ranks
+
+
+def _read_for_all(count: int) -> bytes:
+    """At most `count` bytes that rank 0 reads, or its error, on every rank. Collective."""
+    ops.records.mark_between_steps()
+    outcome: tuple[bytes, OSError | None] = b"", None
+    if world.get_world().rank == 0:
+        with watchdog.excuse_wait("reading standard input", watchdog.SAVING):
+            try:
+                outcome = os.read(_open_input(), count), None
+            except OSError as error:
+                outcome = b"", error
+    data, failure = objects.broadcast(outcome, "standard input")
+    if failure is not None:
+        raise failure
+    return data
+
+
+@functools.cache
+def _open_input() -> int:
+    """The descriptor of this rank's input: of mpirun's own if that is a file or the null device, else its standard one.
+
+    The file is read from its beginning.
+    """
+    path = f"/proc/{os.getppid()}/fd/{_INPUT}"
+    if world.get_world().rank > 0 or not task_environment.is_mpirun(os.getppid()):
+        return _INPUT
+    try:
+        kind = os.stat(path)
+        is_file = stat.S_ISREG(kind.st_mode) or os.path.samestat(kind, os.stat(os.devnull))
+        return os.open(path, os.O_RDONLY) if is_file else _INPUT
+    except OSError:  # another user's process
+        return _INPUT

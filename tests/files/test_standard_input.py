@@ -1,0 +1,46 @@
+"""Rank 0 reads standard input, and every rank finds there what the script alone finds."""
+
+import subprocess
+
+import pytest
+
+import launch
+
+SCRIPT = """
+import sys
+import matex_tf
+from matex_tf.runtime import objects
+
+seen = [sys.stdin.buffer.read(3), input("how many? "), sys.stdin.readline()]
+if sys.argv[1] == "file":
+    seen.append([line.strip() for line in sys.stdin])
+    try:
+        seen.append(input())
+    except EOFError:
+        seen.append("end")
+assert all(each == seen for each in objects.allgather(seen, "what each rank has read"))
+print(seen)
+if matex_tf.rank() == 0 and sys.argv[1] == "file":  # a script that asks for its rank decides which rank reads
+    assert sys.stdin.read() == ""
+"""
+LINES = "abc17\nrest\n"
+LONG = "x" * 100_000  # Open MPI's mpirun repeats parts of an input of more than 64 KB
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_rank_reads_what_the_script_alone_reads(tmp_path, ranks):
+    path, full = tmp_path / "input.txt", launch.environment()
+    path.write_text(f"{LINES}ümlaut\n{LONG}\n\nlast")
+    for kind in ("file", "pipe"):  # of a pipe, mpirun does not pass on the end
+        command = launch.command(ranks, SCRIPT, kind, env=full, module=False)
+        with path.open() as file:
+            given = {"stdin": file} if kind == "file" else {"input": LINES.encode()}
+            read = subprocess.run(command, env=full, capture_output=True, timeout=60, **given)
+        expected = [b"abc", "17", "rest\n", *([["ümlaut", LONG, "", "last"], "end"] if kind == "file" else [])]
+        assert read.stdout.decode().strip() == f"how many? {expected}", read.stderr.decode()[-4000:]
+        assert read.returncode == 0
+
+
+def test_the_end_of_the_input_is_one_error():
+    ended = launch.run(2, "import matex_tf\n\ninput()\n", module=False, cold=True)
+    assert ended.returncode == 1 and ended.stderr.count("EOFError") == 1, ended.stderr
