@@ -43,10 +43,29 @@ class _SharedInput(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    @functools.cached_property
+    def _is_terminal(self) -> bool:
+        is_terminal = _is_at_terminal()
+        return objects.broadcast(is_terminal, "standard input") if _are_at_one_place() else is_terminal
+
+    def isatty(self) -> bool:
+        """Whether the run was started at a terminal: mpirun gives rank 0 a pipe in its place. Collective."""
+        return self._is_terminal
+
     def readinto(self, buffer: Any) -> int:
         data = _read_for_all(len(buffer)) if _are_at_one_place() else os.read(_open_input(), len(buffer))
         buffer[: len(data)] = data
         return len(data)
+
+
+def _is_at_terminal() -> bool:
+    """Whether this rank's input is a terminal, or that of mpirun is, from which rank 0's input comes."""
+    if os.isatty(_INPUT) or not task_environment.is_mpirun(os.getppid()):
+        return os.isatty(_INPUT)
+    try:
+        return os.readlink(f"/proc/{os.getppid()}/fd/{_INPUT}").startswith(("/dev/pts/", "/dev/tty"))
+    except OSError:  # another user's process
+        return False
 
 
 def _are_at_one_place() -> bool:

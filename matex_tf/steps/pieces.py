@@ -72,7 +72,7 @@ def keep_whole() -> None:
     _are_made = False
 
 
-def prepare_whole_call(function: Any, args: Sequence[Any], kwargs: dict[str, Any], why: str) -> None:
+def prepare_whole_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
     """Make the variables whole that a function uses which every rank calls by itself. Collective if there are any.
 
     why: the reason why the call is not shared; told if the function changes such variables.

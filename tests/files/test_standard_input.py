@@ -44,3 +44,13 @@ def test_every_rank_reads_what_the_script_alone_reads(tmp_path, ranks):
 def test_the_end_of_the_input_is_one_error():
     ended = launch.run(2, "import matex_tf\n\ninput()\n", module=False, cold=True)
     assert ended.returncode == 1 and ended.stderr.count("EOFError") == 1, ended.stderr
+
+
+@pytest.mark.parametrize("size", [None, (40, 100)])
+def test_a_script_finds_out_whether_it_was_started_at_a_terminal(size):
+    script = "import sys, matex_tf\nprint('at a terminal', sys.stdin.isatty(), sys.stdin.isatty())"
+    full = launch.environment()
+    command = launch.command(2, script, env=full, module=False)
+    ended = launch.execute(command, full, 60) if size is None else launch.in_terminal(command, full, size)
+    expected = f"at a terminal {size is not None} {size is not None}"
+    assert ended.returncode == 0 and expected in ended.stdout, ended.output
