@@ -97,7 +97,7 @@ def installed():
     """Python's functions on files as they are alone and on rank 0, and as on another."""
     places = [*python.REPLACED, (tempfile, "mkdtemp")]
     sets = []
-    for install in (lambda: None, python._install_view):
+    for install in (lambda: None, python.install_view):
         install()
         sets.append({(owner, name): getattr(owner, name) for owner, name in places})
         use(sets[0])
