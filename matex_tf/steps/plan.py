@@ -40,7 +40,7 @@ from matex_tf.steps.weak_scaling import note_training_call
 from matex_tf.steps.whole_code import list_trained
 from matex_tf.world import world
 
-NO_BATCH = "it takes no batch"
+NO_BATCH = "it takes no batch of two rows or more"
 DEFERRED = "it takes values that are known only when it is called"
 NO_WORK = "it has no work that grows with the rows of its batch"
 Compute = Callable[[Mapping[int, Any]], Any]
