@@ -27,6 +27,8 @@ _IF_WATCH_MISSING = "a call of a model that a tape records is shared, whatever i
 @HOOKS.replace(_BACKPROP, "GradientTape.gradient", _IF_HOOK_MISSING)
 def _wrap_gradient(original: Any) -> Any:
     def gradient(self, target, sources, *args, **kwargs):
+        if tf.executing_eagerly():
+            sources = first_calls.find_followed(sources)
         result = original(self, target, sources, *args, **kwargs)
         if not tf.executing_eagerly():
             gradients.note_gradients(result, sources)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
+from matex_tf.rewrite import ordered_sums
 from matex_tf.rewrite.bodies import Body
 from matex_tf.rewrite.compiled import MUST_COMPILE
 from matex_tf.rewrite.nodes import Node
@@ -91,6 +92,8 @@ class Copy:
         """Create the op of a node with other inputs. `changes`: attributes with new values, by name."""
         from tensorflow.core.framework import attr_value_pb2
 
+        if ordered_sums.is_unordered(node):
+            return [ordered_sums.add_in_order(inputs)]
         attributes = {
             name: value
             for name, value in node.definition.attr.items()
@@ -98,6 +101,7 @@ class Copy:
         }
         for name, value in changes.items():
             attributes[name] = attr_value_pb2.AttrValue(type=value.as_datatype_enum)
+        attributes |= ordered_sums.list_marks(node)
         dtypes = [value.dtype for value in node.outputs]
         name = node.op.name.rsplit("/", 1)[-1].lstrip("_")
         graph = tf.compat.v1.get_default_graph()

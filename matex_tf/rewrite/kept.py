@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from matex_tf import tags
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
+from matex_tf.rewrite import ordered_sums
 from matex_tf.rewrite.compiled import CALLS, MUST_COMPILE
 from matex_tf.rewrite.functions import is_movable, is_stateful, read_only_types
 from matex_tf.rewrite.graph_ops import cache_by_type
@@ -75,7 +76,8 @@ class Kept:
 
     def takes(self, node: Node) -> bool:
         """Whether the op of a node can be kept."""
-        return self._are_kept and node.decision.emit is None and is_movable(node.op)
+        is_unchanged = node.decision.emit is None and not ordered_sums.is_unordered(node)
+        return self._are_kept and is_unchanged and is_movable(node.op)
 
     def __contains__(self, item: Node | Value) -> bool:
         return id(item) in (self._node_ids if isinstance(item, Node) else self._value_ids)
@@ -219,6 +221,8 @@ class _Definition:
             new.input[:] = inputs
             for name in [name for name in new.attr if name[0] == "_" and name != MUST_COMPILE]:
                 del new.attr[name]
+            for name, value in ordered_sums.list_marks(use.node).items():
+                new.attr[name].CopyFrom(value)
 
     def _find(self, name: str) -> str:
         """The name in `spliced` of a tensor or a control input."""

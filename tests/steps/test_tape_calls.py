@@ -79,6 +79,29 @@ for turn in range(3):
 tape.jacobian(made, model.trainable_variables)
 print("unreached")
 """
+INNER = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(1)
+inputs = keras.Input((3,))
+features = keras.layers.Dense(4, activation="tanh")(inputs)
+model = keras.Model(inputs, [features, keras.layers.Dense(2)(features)])
+x = tf.constant(np.random.RandomState(1).randn(8, 3).astype("float32"))
+for turn in range(3):
+    with tf.GradientTape(persistent=True) as tape:
+        made, result = model(x)
+        loss = tf.reduce_sum(tf.square(result)) + tf.reduce_sum(made)
+    print("gradient", tf.reduce_sum(tf.abs(tape.gradient(loss, made))).numpy().round(4))
+    for weight, gradient in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables)):
+        weight.assign_sub(0.01 * gradient)
+"""
+
+
+@pytest.mark.timeout(200)
+def test_a_result_of_a_call_has_gradients_of_results_made_of_it():
+    alone, together = launch.run_alone(INNER).check(), launch.run(2, INNER).check()
+    lines = re.findall(r"gradient \d.*", alone.output)
+    assert len(lines) == 3
+    assert re.findall(r"gradient \d.*", together.output) == lines
 
 
 @pytest.mark.timeout(200)

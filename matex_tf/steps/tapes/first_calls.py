@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matex_tf import settings
+from matex_tf import settings, tags
 from matex_tf.lazy import tf
 from matex_tf.runtime import objects
 from matex_tf.steps import agreement, capture, whole_code
@@ -21,9 +21,11 @@ from matex_tf.steps.tapes.call_plan import SECOND_ORDER, CallPlan
 
 READS = "its Python reads the values of tensors"
 OTHER_RESULTS = "its results are not tensors alone"
+INNER_GRADIENT = "a tape computes the gradient of one of its results through another one"
 CHOSEN = "MATEX_EAGER=whole says so"
 
 _KINDS = "_matex_kinds_of_calls"
+_FOLLOWED = "the result that it follows, and the kind of the call"
 
 
 class _Observed(threading.local):
@@ -132,6 +134,8 @@ def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
             kind.refuse(SECOND_ORDER)
         return [gradient]
 
+    has_several = len(tf.nest.flatten(result, expand_composites=True)) > 1
+
     def follow(leaf: Any) -> Any:
         if not isinstance(leaf, tf.Tensor):
             if leaf is not None:
@@ -142,7 +146,27 @@ def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
         with record.stop_recording():
             same = tf.identity(leaf)
         record.record_operation("Watched", [same], [leaf], pass_on)
+        if has_several:
+            tags.set_tag(same, _FOLLOWED, (leaf, kind))
         attach_tensors(same, {name: follow(tensor) for name, tensor in list_attached(leaf).items()})
         return same
 
     return tf.nest.map_structure(follow, result, expand_composites=True)
+
+
+def find_followed(sources: Any) -> Any:
+    """The sources of a gradient, with the script's own tensors in place of those that `watch_call` returned.
+
+    A call computes its results from one another: of `features, prediction = model(x)`, the prediction from the
+    features. The recorded ops lead to its own tensors. A shared call has no such ops.
+    """
+
+    def find(source: Any) -> Any:
+        tag = tags.get_tag(source, _FOLLOWED) if isinstance(source, tf.Tensor) else None
+        if tag is None:
+            return source
+        followed, kind = tag
+        kind.refuse(INNER_GRADIENT)
+        return followed
+
+    return tf.nest.map_structure(find, sources)
