@@ -111,10 +111,13 @@ def _describe_row(row: _Row) -> str:
 def synchronize_variables(variables: Iterable[Any], what: str, trained: Iterable[Any] = ()) -> list[str]:
     """Give every rank rank 0's values of `variables` that differ. Collective; eager.
 
-    Returns the names of the variables that differed.
+    Returns the names of the variables that differed; none in a script of `tf.compat.v1`, where the runs of sessions
+    compare variables (`session_variables`).
 
     Raises MismatchError on every rank if one of `trained` differs: updates have changed it differently on the ranks.
     """
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return []
     chosen = _select_readable(variables)
     names = [find_name(variable) for variable in chosen]
     changed = find_differing(names, [_read_value(variable) for variable in chosen], what)
