@@ -174,13 +174,15 @@ OF_SERVERS = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
 """Hashes as the launcher has them for ranks. A second thread of BLAS would look for work on another program's core."""
 AT_IMPORT = ("TF_", "KERAS_", "PYTHON", "LD_", "XLA_")
 """What names of variables begin with that TensorFlow may read while it is imported."""
+READ_LATER = ("TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS")
+"""What it reads when it starts its devices, which no server has done."""
 
 
 def warmed(words: list[str], full: Mapping[str, str]) -> list[str]:
     """A command in which Python starts as a child of a server; as it is if its environment is none of a server's."""
     plain, legacy = environment(), {"TF_USE_LEGACY_KERAS": "1"}
     own = {name: full.get(name) for name in {*full, *plain} - OF_SERVERS.keys() if name.startswith(AT_IMPORT)}
-    own = {name: value for name, value in own.items() if value != plain.get(name)}
+    own = {name: value for name, value in own.items() if name not in READ_LATER and value != plain.get(name)}
     if own.get("TF_USE_LEGACY_KERAS") == "0":
         del own["TF_USE_LEGACY_KERAS"]
     if own not in ({}, legacy):

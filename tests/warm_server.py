@@ -8,7 +8,8 @@ seed, no setting, nothing of matex_tf or MPI. What a program does in its child, 
 matex_tf are made, too, and a child finds each where it imports it. MPI's library is mapped, and has done nothing.
 
 Where a program comes to its end, threads are waited for, exit functions called and files flushed, as Python does. What
-it does then is left out: to take apart each module that is imported costs as much as a small program.
+it does then is left out, unless the environment has TAKEN_APART: to take apart each module that is imported costs as
+much as a small program.
 """
 
 from __future__ import annotations
@@ -203,9 +204,14 @@ if __name__ == "__main__":
     added = {name: value for name, value in os.environ.items() if name not in before}
     gc.collect()
     gc.freeze()
+    frozen = gc.get_freeze_count()
+    gc.get_freeze_count = lambda: frozen  # it goes through all of them, and each copy of a step asks for it
     gc.enable()
     gc.set_threshold(20_000)  # of what is frozen nothing counts, so that a child would look for garbage all the time
     note_spent(sys.argv[3], time.process_time())
     job = serve(*sys.argv[1:3])
     prepare(job, added)
-    end_process(run_program())
+    code = run_program()
+    if "TAKEN_APART" in os.environ:
+        sys.exit(code)
+    end_process(code)

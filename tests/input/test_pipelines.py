@@ -15,7 +15,7 @@ from matex_tf.input import shared_batches
 from matex_tf.sharding import slice_bounds
 from matex_tf.steps import batches
 
-ROWS, BATCH, EPOCHS = 23, 5, 3
+ROWS, BATCH, EPOCHS = 23, 5, 2
 AUTO = tf.data.AUTOTUNE
 worked: list[int] = []
 

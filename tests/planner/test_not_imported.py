@@ -30,5 +30,5 @@ def test_an_import_of_the_library_imports_nothing_of_the_planner():
 
 
 def test_ranks_that_train_import_nothing_of_the_planner():
-    ended = launch.run(2, TRAINS + SAYS, cold=True).check()
+    ended = launch.run(2, TRAINS + SAYS).check()
     assert list_imported(ended.stdout) == set()

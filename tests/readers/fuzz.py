@@ -2,7 +2,8 @@
 
     python tests/readers/fuzz.py FORMAT FOLDER NUMBER
 
-Runs in a process of its own, because what is looked for is a crash of the interpreter. A file that is only cut short
+Runs in a process of its own, because what is looked for is a crash of the interpreter; it imports the library of this
+format alone, since an import of all of them costs more than the files. A file that is only cut short
 has to be an error, or give the right rows. A flipped bit may make another valid file (values have no checksums), which
 then has to give what its own library reads from it.
 """
@@ -18,12 +19,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-import h5py
-import netCDF4
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import zarr
 
 from matex_tf.readers import DataSet, ReaderError
 
@@ -35,6 +31,8 @@ PIXELS = random.integers(0, 256, (6, 3072), np.uint8)
 
 def netcdf(kind):
     def make(path):
+        import netCDF4
+
         with netCDF4.Dataset(path, "w", format=kind) as file:
             for name, length in (("time", None), ("lat", 4), ("lon", 3)):
                 file.createDimension(name, length)
@@ -42,6 +40,8 @@ def netcdf(kind):
             file.createVariable("y", "i4", ("time",))[:] = Y
 
     def plain(path):
+        import netCDF4
+
         with netCDF4.Dataset(path) as file:
             x, y = file["x"][:], file["y"][:]
             return np.ma.filled(x, np.nan), np.ma.filled(y.astype("f8"), np.nan)
@@ -51,11 +51,15 @@ def netcdf(kind):
 
 def hdf5(**options):
     def make(path):
+        import h5py
+
         with h5py.File(path, "w") as file:
             file.create_dataset("x", data=X, **options)
             file.create_dataset("y", data=Y)
 
     def plain(path):
+        import h5py
+
         with h5py.File(path) as file:
             return file["x"][:], file["y"][:]
 
@@ -78,10 +82,15 @@ def table(packed):
 
 def parquet(checksum):
     def make(path):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         columns = {"x": list(X.reshape(len(X), -1)), "y": Y, "text": [f"t{y}" for y in Y]}
         pq.write_table(pa.table(columns), path, row_group_size=5, write_page_checksum=checksum)
 
     def plain(path):
+        import pyarrow.parquet as pq
+
         table = pq.read_table(path, columns=["x", "y"], partitioning=None)
         lists = [one or [] for one in table["x"].to_pylist()]
         x = [one + [np.nan] * (max(map(len, lists)) - len(one)) for one in lists]
@@ -93,6 +102,8 @@ def parquet(checksum):
 
 def zarr_archive():
     def make(path):
+        import zarr
+
         with zarr.storage.ZipStore(str(path), mode="w") as store:
             group = zarr.open_group(store, mode="w")
             create = getattr(group, "create_array", None) or group.create_dataset
@@ -100,6 +111,8 @@ def zarr_archive():
                 create(name, shape=values.shape, chunks=(5, *values.shape[1:]), dtype=values.dtype)[...] = values
 
     def plain(path):
+        import zarr
+
         with zarr.storage.ZipStore(str(path), mode="r") as store:
             group = zarr.open_group(store, mode="r")
             return group["x"][:], group["y"][:]

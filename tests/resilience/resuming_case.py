@@ -1,7 +1,9 @@
 """Three models in four calls of `fit`, one of them killed or asked to end, as the environment says; the rest is plain.
 
-LOSE is a list of "call:epoch:batch:rank:signal"; the folder named on the command line notes what has happened.
-What it prints is all that a script can see of its training.
+    resuming_case.py FOLDER [first] [second] [third] [fourth]
+
+Without names it makes all calls, and then trains once more. LOSE is a list of "call:epoch:batch:rank:signal", of which
+the first call is 0; FOLDER notes what has happened. What it prints is all that a script can see of its training.
 """
 
 import json
@@ -16,10 +18,9 @@ import tensorflow as tf
 from matex_tf.world import world  # `matex_tf.rank` is for scripts that do different things on different ranks
 
 keras = tf.keras
-folder = sys.argv[1]
+folder, *chosen = sys.argv[1:]
 keras.backend.set_floatx("float64")
-if "unseeded" not in sys.argv:
-    keras.utils.set_random_seed(4)
+keras.utils.set_random_seed(4)
 rng = np.random.default_rng(1)
 x = rng.random((50, 6))
 y = x @ rng.random((6, 1)) + 0.1 * rng.random((50, 1))
@@ -78,48 +79,53 @@ def show(name, history, model, *callbacks):
     print("SHOW" + json.dumps([name, found]), flush=True)
 
 
-# The first call stops early; its end is asked for afterwards.
-first = network()
-first.compile(keras.optimizers.Adam(0.03), "mse", metrics=["mae"])
-stop = keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=2)
-lose = Lose(0)
-history = first.fit(x, y, batch_size=8, epochs=9, verbose=0, callbacks=[stop, lose])
-show("first", history, first, lose)
-print("SHOW" + json.dumps(["stopped", stop.stopped_epoch]))
-
-# The second shuffles anew in each epoch, of a length that nobody knows, draws nothing at random in its steps, and has
-# callbacks with a memory.
-data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50).filter(lambda *row: True)
-data = data.map(lambda row, target: (row * 2.0, target)).batch(8)  # of which a rank makes its rows
 second = network()
 second.compile(keras.optimizers.SGD(0.03, momentum=0.9), "mse", metrics=["mae"])
-lose = Lose(1)
-callbacks = [
-    keras.callbacks.ReduceLROnPlateau("loss", min_delta=0.005, patience=1),
-    keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.95),
-    keras.callbacks.CSVLogger(os.path.join(folder, "log.csv")),
-    lose,
-]
-if is_keras3:  # the script's own backup may have Keras begin at another epoch
-    callbacks.append(keras.callbacks.BackupAndRestore(folder + "-backup"))
-history = second.fit(data, epochs=5, validation_data=(x, y), verbose=0, callbacks=callbacks)
-show("second", history, second, lose)
 
 
-# The third goes on with the second's model, from a generator that draws as it goes.
-def batches():
-    while True:
-        rows = np.random.permutation(50)[:10]
-        yield x[rows], y[rows]
+def fit_first():
+    """It stops early; its end is asked for afterwards."""
+    first = network()
+    first.compile(keras.optimizers.Adam(0.03), "mse", metrics=["mae"])
+    stop, lose = keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=2), Lose(0)
+    history = first.fit(x, y, batch_size=8, epochs=9, verbose=0, callbacks=[stop, lose])
+    show("first", history, first, lose)
+    print("SHOW" + json.dumps(["stopped", stop.stopped_epoch]))
 
 
-lose = Lose(2)
-history = second.fit(batches(), steps_per_epoch=6, epochs=3, verbose=0, callbacks=[lose])
-show("third", history, second, lose)
+def fit_second():
+    """Its data are shuffled anew in each epoch, of a length that nobody knows; its callbacks have a memory.
+
+    Nothing is drawn at random in its steps.
+    """
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50).filter(lambda *row: True)
+    data = data.map(lambda row, target: (row * 2.0, target)).batch(8)  # of which a rank makes its rows
+    lose = Lose(1)
+    callbacks = [
+        keras.callbacks.ReduceLROnPlateau("loss", min_delta=0.005, patience=1),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.95),
+        keras.callbacks.CSVLogger(os.path.join(folder, "log.csv")),
+        lose,
+    ]
+    if is_keras3:  # the script's own backup may have Keras begin at another epoch
+        callbacks.append(keras.callbacks.BackupAndRestore(folder + "-backup"))
+    history = second.fit(data, epochs=5, validation_data=(x, y), verbose=0, callbacks=callbacks)
+    show("second", history, second, lose)
 
 
-# The fourth makes variables of an optimizer in its first step, of several batches; its generator draws nothing, and a
-# callback draws and trains meanwhile.
+def fit_third():
+    """It goes on with the second's model, from a generator that draws as it goes."""
+
+    def batches():
+        while True:
+            rows = np.random.permutation(50)[:10]
+            yield x[rows], y[rows]
+
+    lose = Lose(2)
+    history = second.fit(batches(), steps_per_epoch=6, epochs=3, verbose=0, callbacks=[lose])
+    show("third", history, second, lose)
+
+
 class Pair(keras.Model):
     def __init__(self):
         super().__init__()
@@ -151,28 +157,43 @@ class Pair(keras.Model):
 
 
 class Train(keras.callbacks.Callback):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
     def on_epoch_begin(self, epoch, logs=None):
         np.random.random()
 
     def on_epoch_end(self, epoch, logs=None):
-        inner.fit(x[:16], y[:16], batch_size=8, epochs=2, verbose=0)
+        self.inner.fit(x[:16], y[:16], batch_size=8, epochs=2, verbose=0)
 
 
-def slices():
-    while True:
-        for start in range(0, 48, 8):
-            yield x[start : start + 8], y[start : start + 8]
+def fit_fourth():
+    """It makes variables of an optimizer in its first step, of several batches; a callback draws and trains meanwhile.
+
+    Its generator draws nothing.
+    """
+
+    def slices():
+        while True:
+            for start in range(0, 48, 8):
+                yield x[start : start + 8], y[start : start + 8]
+
+    np.random.seed(9)
+    pair, inner = Pair(), keras.Sequential([keras.layers.Dense(1)])
+    pair.compile(keras.optimizers.Adam(0.02), steps_per_execution=2)
+    inner.compile("sgd", "mse")
+    lose = Lose(3)
+    paired = pair.fit(slices(), steps_per_epoch=7, epochs=3, verbose=0, callbacks=[Train(inner), lose])
+    show("fourth", paired, pair, lose)
 
 
-np.random.seed(9)
-pair, inner = Pair(), keras.Sequential([keras.layers.Dense(1)])
-pair.compile(keras.optimizers.Adam(0.02), steps_per_execution=2)
-inner.compile("sgd", "mse")
-lose = Lose(3)
-paired = pair.fit(slices(), steps_per_epoch=7, epochs=3, verbose=0, callbacks=[Train(), lose])
-show("fourth", paired, pair, lose)
-# Not by fit: it is done again.
-second.train_on_batch(x[:12], y[:12])
-show("last", history, second)
-with open(os.path.join(folder, "log.csv")) as file:
-    print("SHOW" + json.dumps(["log", [line.split(",") for line in file.read().splitlines()]]))
+calls = {"first": fit_first, "second": fit_second, "third": fit_third, "fourth": fit_fourth}
+for name in chosen or calls:
+    calls[name]()
+if not chosen:
+    # Not by fit: it is done again.
+    second.train_on_batch(x[:12], y[:12])
+    print("SHOW" + json.dumps(["last", [float(np.sum(np.abs(weight))) for weight in second.get_weights()]]))
+    with open(os.path.join(folder, "log.csv")) as file:
+        print("SHOW" + json.dumps(["log", [line.split(",") for line in file.read().splitlines()]]))

@@ -38,11 +38,12 @@ def run(ranks, script, arguments, state, **env):
 )
 def test_those_that_are_left_go_on(tmp_path, keras, lose, strategy):
     (tmp_path / "alone").mkdir()
-    want = shown(launch.run_alone(CASE, tmp_path / "alone", env={"TF_USE_LEGACY_KERAS": keras}).check())
+    calls = [("first", "second", "third", "fourth")[int(one[0])] for one in lose.split()]
+    want = shown(launch.run_alone(CASE, tmp_path / "alone", *calls, env={"TF_USE_LEGACY_KERAS": keras}).check())
     folder = tmp_path / "lost"
     folder.mkdir()
     env = {"TF_USE_LEGACY_KERAS": keras, "LOSE": lose, "MATEX_STRATEGY": strategy}
-    found = run(3, CASE, [folder], folder / "state", **env).check()
+    found = run(3, CASE, [folder, *calls], folder / "state", **env).check()
     assert "is lost; 2 go on without it, at: " in found.stderr, found.output
     assert "is lost; 1 rank goes on without it, at: " in found.stderr, found.output
     assert "restart 1 of" not in found.stderr and "runs as allreduce" not in found.stderr, found.output

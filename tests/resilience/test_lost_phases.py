@@ -30,7 +30,7 @@ USUAL = {
 def undisturbed(tmp_path_factory):
     """What the script prints alone, and the files that it leaves."""
     folder = tmp_path_factory.mktemp("alone")
-    return launch.run_alone(CASE, cwd=folder, cold=True).check().stdout.splitlines(), read_files(folder)
+    return launch.run_alone(CASE, cwd=folder).check().stdout.splitlines(), read_files(folder)
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def read_files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def run_losing(folder, temporary, options, lose, cold=False, **env):
+def run_losing(folder, temporary, options, lose, **env):
     """The run of two ranks in `folder` that loses what `lose` says."""
     env = {"LOSE": lose, "LOST": str(temporary / "lost"), "TMPDIR": str(temporary / "t"), **env}
     env |= {"MATEX_FILES_DIR": str(temporary / "t"), "OMPI_MCA_btl_sm_backing_directory": str(temporary / "t")}
     for one in (folder, temporary / "t"):
         one.mkdir()
-    found = launch.matex("run", "-n", 2, *options, CASE, env=env, cwd=folder, cold=cold)
+    found = launch.matex("run", "-n", 2, *options, CASE, env=env, cwd=folder)
     assert (temporary / "lost").exists(), found.output
     return found
 
@@ -142,7 +142,8 @@ def test_ranks_that_cannot_go_on_for_another_are_started_again(
         shown = launch.run_alone(CASE, cwd=alone, env={"LOSE": f"{phase}:-1:"}).check().stdout.splitlines()
         undisturbed = shown, read_files(alone)
     folder = tmp_path / "lost"
-    found = run_losing(folder, temporary, ["--elastic"], lose, phase == "teardown", ASKS=asks).check()
+    end = {"TAKEN_APART": "1"} if phase == "teardown" else {}
+    found = run_losing(folder, temporary, ["--elastic"], lose, ASKS=asks, **end).check()
     assert ("restart 1 of 3" in found.stderr) == restarts, found.output
     check_nothing_is_lost(found, folder, temporary, undisturbed)
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,12 @@ def shown(result):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Maps "0" and "1", as TF_USE_LEGACY_KERAS has it, to what the script alone shows."""
+    """What the script alone shows of `calls`, with "0" or "1" for `keras`, as TF_USE_LEGACY_KERAS has it."""
 
     @functools.cache
-    def run_alone(keras):
+    def run_alone(keras, *calls):
         folder = tmp_path_factory.mktemp("alone")
-        return shown(launch.run_alone(CASE, folder, env={"TF_USE_LEGACY_KERAS": keras}).check())
+        return shown(launch.run_alone(CASE, folder, *calls, env={"TF_USE_LEGACY_KERAS": keras}).check())
 
     return run_alone
 
@@ -43,11 +44,11 @@ def differences(want, found, where=""):
     return [] if same else [f"{where}: {want} {found}"]
 
 
-def run(ranks, folder, state, keras, lose, strategy="allreduce"):
+def run(ranks, folder, state, keras, lose, *calls, strategy="allreduce"):
     folder.mkdir(exist_ok=True)
     env = {"MATEX_STRATEGY": strategy, "TF_USE_LEGACY_KERAS": keras, "LOSE": lose}
     env.update(MATEX_SAVE_SECONDS="0.01", MATEX_STATE=str(state))
-    return launch.matex_run(ranks, "--restarts", 2, CASE, folder, env=env)
+    return launch.matex_run(ranks, "--restarts", 2, CASE, folder, *calls, env=env)
 
 
 @pytest.mark.timeout(900)
@@ -64,7 +65,7 @@ def run(ranks, folder, state, keras, lose, strategy="allreduce"):
 def test_nothing_is_lost(tmp_path, alone, keras, ranks, lose, strategy):
     want = alone(keras)
     state = tmp_path / "state"
-    asked = run(ranks[0], tmp_path / "lost", state, keras, lose, strategy)
+    asked = run(ranks[0], tmp_path / "lost", state, keras, lose, strategy=strategy)
     how = next(name for name in ("SIGTERM", "SIGUSR1") if name in lose)
     assert asked.returncode == 75, asked.output
     assert "killed by SIGKILL" in asked.stderr and "restart 1 of 2" in asked.stderr
@@ -76,7 +77,7 @@ def test_nothing_is_lost(tmp_path, alone, keras, ranks, lose, strategy):
     # On another number of ranks, and where the newest state was damaged: an older one is there.
     newest = max(state.glob("state-*"))
     newest.write_bytes(newest.read_bytes()[:-1])
-    found = run(ranks[1], tmp_path / "lost", state, keras, lose, strategy).check()
+    found = run(ranks[1], tmp_path / "lost", state, keras, lose, strategy=strategy).check()
     assert "resuming from the state saved at epoch" in found.stderr
     assert "calls of fit that had ended before the restart are skipped" in found.stderr
     assert "a loop of the script's own starts over" in found.stderr
@@ -87,20 +88,24 @@ def test_nothing_is_lost(tmp_path, alone, keras, ranks, lose, strategy):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "keras, lose, saved, goes_on",
+    "keras, lose, call, saved, goes_on",
     [
         # The model and its metrics are made by the step that comes next.
-        pytest.param("1", "0:0:6:0:SIGUSR1", "the end of epoch 1 of call 1", "epoch 2, step 0", marks=pytest.mark.more),
+        pytest.param(
+            "1", "0:0:6:0:SIGUSR1", "first", "the end of epoch 1 of call 1", "epoch 2, step 0", marks=pytest.mark.more
+        ),
         # Nobody knows that no step comes next.
-        ("0", "1:0:6:0:SIGUSR1", "epoch 1, step 7 of call 2", "epoch 1, step 7"),
-        pytest.param("1", "1:0:6:0:SIGUSR1", "epoch 1, step 7 of call 2", "epoch 1, step 7", marks=pytest.mark.more),
+        ("0", "1:0:6:0:SIGUSR1", "second", "epoch 1, step 7 of call 1", "epoch 1, step 7"),
+        pytest.param(
+            "1", "1:0:6:0:SIGUSR1", "second", "epoch 1, step 7 of call 1", "epoch 1, step 7", marks=pytest.mark.more
+        ),
     ],
 )
-def test_what_was_kept_as_an_epoch_ends_is_of_that_epoch(tmp_path, alone, keras, lose, saved, goes_on):
-    want = alone(keras)
-    asked = run(2, tmp_path / "lost", tmp_path / "state", keras, lose)
+def test_what_was_kept_as_an_epoch_ends_is_of_that_epoch(tmp_path, alone, keras, lose, call, saved, goes_on):
+    want = alone(keras, call)
+    asked = run(2, tmp_path / "lost", tmp_path / "state", keras, lose, call)
     assert asked.returncode == 75 and f"SIGUSR1: saved at {saved}" in asked.stderr, asked.output
-    found = run(2, tmp_path / "lost", tmp_path / "state", keras, lose).check()
+    found = run(2, tmp_path / "lost", tmp_path / "state", keras, lose, call).check()
     assert f"resuming from the state saved at {goes_on}" in found.stderr
     assert not differences(want, shown(found))
 
@@ -109,10 +114,11 @@ def test_what_was_kept_as_an_epoch_ends_is_of_that_epoch(tmp_path, alone, keras,
 @pytest.mark.parametrize("keras", ["1", pytest.param("0", marks=pytest.mark.more)])
 def test_a_call_goes_on_within_its_first_epoch(tmp_path, alone, keras):
     """Where its generator draws random numbers, and where the epoch's last step has fewer batches than the others."""
-    want = alone(keras)
+    calls = ("third", "fourth")
+    want = alone(keras, *calls)
     lose = "2:0:2:0:SIGUSR1 3:0:5:0:SIGUSR1"
-    for place in ("", "epoch 1, step 3 of call 3", "epoch 1, step 6 of call 4"):
-        found = run(1, tmp_path / "lost", tmp_path / "state", keras, lose)
+    for place in ("", "epoch 1, step 3 of call 1", "epoch 1, step 6 of call 2"):
+        found = run(1, tmp_path / "lost", tmp_path / "state", keras, lose, *calls)
         assert place in found.stderr, found.output
     assert not differences(want, shown(found.check()))
 
@@ -121,9 +127,9 @@ def test_a_call_goes_on_within_its_first_epoch(tmp_path, alone, keras):
 @pytest.mark.parametrize("keras", [pytest.param("1", marks=pytest.mark.more), "0"])
 def test_a_call_goes_on_after_epochs_of_unknown_length(tmp_path, alone, keras):
     """Its data are shuffled anew in each of the epochs that are passed over."""
-    want = alone(keras)
-    for place in ("", "epoch 3, step 0 of call 2", "epoch 4, step 5 of call 2"):
-        found = run(1, tmp_path / "lost", tmp_path / "state", keras, "1:1:6:0:SIGUSR1 1:3:4:0:SIGUSR1")
+    want = alone(keras, "second")
+    for place in ("", "epoch 3, step 0 of call 1", "epoch 4, step 5 of call 1"):
+        found = run(1, tmp_path / "lost", tmp_path / "state", keras, "1:1:6:0:SIGUSR1 1:3:4:0:SIGUSR1", "second")
         assert place in found.stderr, found.output
     assert not differences(want, shown(found.check()))
 
@@ -192,15 +198,19 @@ print("SHOW" + json.dumps(["shares", [history.history, float(np.random.random())
 
 def test_rows_of_each_rank_come_as_they_would_have_come(tmp_path):
     """Python code of ours reads them, which draws nothing; of other ranks they are other rows, which is said."""
-    state, script = {"MATEX_STATE": str(tmp_path / "state"), "MATEX_SAVE_SECONDS": "0.01"}, launch.script_file(SHARES)
+    script = launch.script_file(SHARES)
     want = shown(launch.run(2, script).check())
-    for ranks in (2, 3):
-        asked = launch.run(2, script, "ask", env=state)
-        assert asked.returncode == 75 and "saved at epoch 2, step" in asked.stderr, asked.output
+
+    def run_asking(ranks, state):
         # The arguments are part of what tells a run from another one.
-        found = launch.run(ranks, script, "ask", env=state).check()
-        assert ("some rows are used twice" in found.stderr) == (ranks == 3)
-        assert ranks == 3 or not differences(want, shown(found))
+        return launch.run(ranks, script, "ask", env={"MATEX_STATE": str(state), "MATEX_SAVE_SECONDS": "0.01"})
+
+    asked = run_asking(2, tmp_path / "two")
+    assert asked.returncode == 75 and "saved at epoch 2, step" in asked.stderr, asked.output
+    shutil.copytree(tmp_path / "two", tmp_path / "three")
+    two, three = run_asking(2, tmp_path / "two").check(), run_asking(3, tmp_path / "three").check()
+    assert "some rows are used twice" in three.stderr and "some rows are used twice" not in two.stderr
+    assert not differences(want, shown(two))
 
 
 LATE = """

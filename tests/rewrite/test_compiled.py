@@ -122,7 +122,7 @@ def test_what_cannot_travel_there_is_gathered_before_the_call():
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.more)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_ranks_exchange_in_compiled_functions(ranks, tmp_path):
     build.build_xla()
     alone = tmp_path / "alone"

@@ -72,7 +72,7 @@ print("SAID" + json.dumps(said))
 )
 
 
-@pytest.fixture(scope="module", params=[1, 3])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(ranks, marks=pytest.mark.more) for ranks in (1, 3))])
 def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
     result = launch.run(request.param, SCRIPT, env={"MATEX_LOG_DIR": str(folder)}, cold=True).check()
@@ -177,7 +177,7 @@ else:
         ("fit", 1, 1000, "after 2 steps"),
         ("fit", 4, 3, "after 6 steps"),
         ("fit", 5, 1000, "at the end of epoch 1"),
-        ("loop", 4, 3, "after 6 steps"),
+        pytest.param("loop", 4, 3, "after 6 steps", marks=pytest.mark.more),
         ("loop", 4, 1000, "after 8 steps"),
         ("batch", 5, 1000, "at the end of the script"),
     ],

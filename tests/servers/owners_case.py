@@ -1,4 +1,7 @@
-"""Trains the same model with several strategies, and stores its variables and metrics. Argument: the folder."""
+"""Trains the same model with the strategies named, and stores its variables and metrics.
+
+Arguments: the folder, and the strategies after "allreduce".
+"""
 
 import sys
 from pathlib import Path
@@ -32,7 +35,8 @@ def count_rows(total):
 
 
 found = {}
-for strategy in ("allreduce", "servers:2", "servers:auto", "servers:1:only", "servers:2:only"):
+folder, *strategies = sys.argv[1:]
+for strategy in ("allreduce", *strategies):
     settings.get_settings().strategy = strategy  # as if the environment said so
     world.get_world().servers = settings.count_only_serving(strategy)
     owners.report_owners()
@@ -44,8 +48,10 @@ for strategy in ("allreduce", "servers:2", "servers:auto", "servers:1:only", "se
     history = model.fit(x, x[:, :1], batch_size=9, epochs=2, verbose=0).history["loss"]
     found[f"{strategy}|rows"] = np.array(objects.allgather([count_rows(9), count_rows(2)], "rows"))
     found[f"{strategy}|held"] = np.array(objects.allgather(held(model.optimizer), "what a rank holds"))
-    figures = [history, model.evaluate(x, x[:, :1], verbose=0), model.predict(x, verbose=0)]
-    values = [np.asarray(one) for one in (*model.get_weights(), *model.optimizer.variables, *figures)]
+    values = [np.asarray(one) for one in (*model.get_weights(), *model.optimizer.variables, history)]
     found[f"{strategy}|values"] = np.concatenate([value.ravel() for value in values])
+    if strategy == "allreduce" or strategy.endswith(":only"):
+        figures = [np.asarray(model.evaluate(x, x[:, :1], verbose=0)), model.predict(x, verbose=0)]
+        found[f"{strategy}|figures"] = np.concatenate([one.ravel() for one in figures])
 if matex_tf.rank() == 0:
-    np.savez(Path(sys.argv[1]) / "found.npz", **found)
+    np.savez(Path(folder) / "found.npz", **found)

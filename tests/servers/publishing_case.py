@@ -1,7 +1,7 @@
 """Trains a model in pieces while the script keeps, sets and reads weights; stores the weights after each step.
 
-Arguments: the folder, and the ways to publish pieces: "in memory", "by messages", "of a device". The expected weights
-are those with `allreduce`.
+Arguments: the folder, and the ways to publish pieces: "off" or "on", which is MATEX_OVERLAP, with "in memory", "by
+messages" or "of a device", as in "on: by messages". The expected weights are those with `allreduce`.
 """
 
 import sys
@@ -94,19 +94,17 @@ def in_strategy(strategy):
     slots.start_pieces()
 
 
-folder, *places = sys.argv[1:]
+folder, *ways = sys.argv[1:]
 in_strategy("allreduce")
 train("allreduce")
 in_strategy("sharded")
-before = common_memory()
-if "in memory" in places:
-    train("in memory")
-    assert common_memory() > before
+can_publish = publishing.can_publish
+for way in ways:
+    overlap, place = way.split(": ")
+    settings.get_settings().overlap = overlap
+    settings.get_settings().algorithm = "auto" if place == "in memory" else "mpi"
+    publishing.can_publish = (lambda *given: False) if place == "of a device" else can_publish
     before = common_memory()
-settings.get_settings().algorithm = "mpi"
-train("by messages")
-assert common_memory() == before
-if "of a device" in places:
-    publishing.can_publish = lambda *given: False
-    train("of a device")
+    train(way)
+    assert (common_memory() > before) if place == "in memory" else (common_memory() == before)
 np.savez(Path(folder) / f"rank-{matex_tf.rank()}.npz", **found)

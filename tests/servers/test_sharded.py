@@ -89,9 +89,18 @@ def test_readers_find_whole_variables(which, per_node, tmp_path):
 
 
 @pytest.mark.timeout(400)
-def test_some_ranks_own_the_pieces(tmp_path):
+@pytest.mark.parametrize(
+    "serving, who",
+    [
+        (1, "2 (.*), which only serves: 2 of 3"),
+        pytest.param(2, "1 (.*), 2 (.*), which only serve: 1 of 3", marks=pytest.mark.more),
+    ],
+)
+def test_some_ranks_own_the_pieces(tmp_path, serving, who):
     env = {"MATEX_STRATEGY": "servers:auto", "MATEX_RANKS_PER_NODE": "2"}
-    said = launch.run(3, HERE / "owners_case.py", tmp_path, env=env, timeout=300).check().stderr
+    only = f"servers:{serving}:only"
+    words = (HERE / "owners_case.py", tmp_path, "servers:2", "servers:auto", only)
+    said = launch.run(3, *words, env=env, timeout=300).check().stderr
     assert "MATEX_STRATEGY=servers:2: the optimizer's variables are on rank 0, 2" in said
     assert re.search("MATEX_STRATEGY=servers:auto: S = 3: .* on each of the 3 ranks.*; with S = 1 .* assumed", said)
     found = dict(np.load(tmp_path / "found.npz"))
@@ -104,35 +113,30 @@ def test_some_ranks_own_the_pieces(tmp_path):
     first, none, last = found["servers:2|held"]
     assert none == 0 and first + last == 2 * (6 * 64 + 64 + 64 + 1)  # Adam has two slots for each weight
     assert abs(first - last) * 8 < 2 * 2 * partition.ALIGNED
-    for servers, who in ((1, "2 (.*), which only serves: 2 of 3"), (2, "1 (.*), 2 (.*), which only serve: 1 of 3")):
-        name = f"servers:{servers}:only"
-        assert re.search(f"MATEX_STRATEGY={name}: the optimizer's variables are on rank {who} ranks train", said)
-        assert close(found[f"{name}|values"], found["allreduce|values"])
-        train, serve = np.split(found[f"{name}|rows"], [3 - servers])
-        assert train.min() > 0 and not serve.any() and (train.sum(0) == found["allreduce|rows"].sum(0)).all()
-        train, serve = np.split(found[f"{name}|held"], [3 - servers])
-        assert not train.any() and serve.min() > 0 and serve.sum() == first + last
-
-
-PLACES = ("in memory", "by messages", "of a device")
+    assert re.search(f"MATEX_STRATEGY={only}: the optimizer's variables are on rank {who} ranks train", said)
+    assert all(close(found[f"{only}|{of}"], found[f"allreduce|{of}"]) for of in ("values", "figures"))
+    train, serve = np.split(found[f"{only}|rows"], [3 - serving])
+    assert train.min() > 0 and not serve.any() and (train.sum(0) == found["allreduce|rows"].sum(0)).all()
+    train, serve = np.split(found[f"{only}|held"], [3 - serving])
+    assert not train.any() and serve.min() > 0 and serve.sum() == first + last
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "ranks, overlap, places",
+    "ranks, ways",
     [
-        (2, "off", PLACES),
-        (2, "on", PLACES[1:]),
-        *(pytest.param(*case, PLACES, marks=pytest.mark.more) for case in ((2, "on"), (3, "off"))),
+        (2, ("off: in memory", "off: by messages", "on: by messages", "on: of a device")),
+        pytest.param(2, ("on: in memory", "off: of a device"), marks=pytest.mark.more),
+        pytest.param(3, ("off: in memory", "off: by messages", "off: of a device"), marks=pytest.mark.more),
     ],
 )
-def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, overlap, places, tmp_path):
+def test_pieces_are_published_whatever_the_script_does_with_weights(ranks, ways, tmp_path):
     """With MATEX_OVERLAP=on, new weights arrive by messages while the script and the next step continue."""
-    env = {**launch.ALL_FILES, "MATEX_OVERLAP": overlap}
-    launch.run(ranks, HERE / "publishing_case.py", tmp_path, *places, env=env, timeout=300).check()
+    env = {**launch.ALL_FILES, "MATEX_OVERLAP": "off"}
+    launch.run(ranks, HERE / "publishing_case.py", tmp_path, *ways, env=env, timeout=300).check()
     for rank in range(ranks):
         found = dict(np.load(tmp_path / f"rank-{rank}.npz"))
-        for name in places:
+        for name in ways:
             assert found[name].tobytes() == found["allreduce"].tobytes(), name
             assert np.allclose(found[f"{name}, figures"], found["allreduce, figures"], rtol=1e-5), name
 

@@ -3,6 +3,7 @@
 `own_rows_cases.py RANKS FOLDER`: how many ranks the rows are dealt to. Each rank stores what it found in FOLDER.
 """
 
+import functools
 import os
 import sys
 
@@ -66,6 +67,25 @@ def make():
         layers.append(keras.layers.Dropout(0.2))
     model = keras.Sequential([keras.layers.Input((5,)), *layers, keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.02), "mse", metrics=["mae"])
+    return model
+
+
+@functools.cache
+def make_common():
+    """A model for several cases, and its variables with their first values."""
+    model = make()
+    model.optimizer.build(model.trainable_variables)
+    return model, [(variable, variable.numpy()) for variable in (*model.variables, *model.optimizer.variables)]
+
+
+def start_again():
+    """The common model as it was at first: its step is traced once."""
+    if IS_KERAS_2:
+        return make()
+    keras.utils.set_random_seed(3)
+    model, values = make_common()
+    for variable, value in values:
+        variable.assign(value)
     return model
 
 
@@ -144,7 +164,7 @@ def without_work():
 
 def of_unknown_number():
     data = make_data().filter(lambda x, y: True)
-    model = make()
+    model = start_again()
     # One epoch: whether the seed of Dropout moves on where data end is a matter of time in TensorFlow itself.
     history = model.fit(data, epochs=1, verbose=0)
     store("unknown number", model, history.history["loss"])
@@ -154,7 +174,7 @@ def by_hand():
     """Marked rows given to a function, and to `train_on_batch`."""
     model, optimizer = make(), keras.optimizers.SGD(0.1)
     step = tf.function(lambda x, y: train(model, optimizer, x, y))
-    losses, of_batches, other = [], [], make()
+    losses, of_batches, other = [], [], start_again()
     for at in range(len(BATCHES)):
         rows = slice(at * EACH, (at + 1) * EACH)
         x, y = BATCHES[at] if alone else own([part[rows] for part in MINE])
@@ -176,8 +196,9 @@ def call_with_rows():
 
 
 def fit_dataset(name, **options):
-    model = make()
-    model.compile(keras.optimizers.SGD(0.02), "mse", metrics=["mae"], **options)
+    model = make() if options else start_again()
+    if options:
+        model.compile(keras.optimizers.SGD(0.02), "mse", metrics=["mae"], **options)
     weights = {0: 1.0, 1: 3.0} if name == "class_weight" else None
     data = make_data()
     if name == "class_weight":
@@ -198,7 +219,7 @@ def in_order(counts, batch_size, first=0):
 
 
 def fit_arrays():
-    model, batches = make(), in_order(COUNTS, 8)
+    model, batches = start_again(), in_order(COUNTS, 8)
     if alone:
         history = model.fit(make_dataset([(X[rows], Y[rows]) for rows in batches]), epochs=2, verbose=0)
         tested = model.evaluate(make_dataset([(X[rows], Y[rows]) for rows in in_order(COUNTS, 4)]), verbose=0)
@@ -212,7 +233,7 @@ def fit_arrays():
 
 def fit_split():
     """The last rows of each rank validate."""
-    model = make()
+    model = start_again()
     at = [int(np.floor(count * 0.75)) for count in COUNTS]
     if alone:
         rows = in_order(at, 8)
@@ -228,7 +249,7 @@ def fit_split():
 def sharded_dataset():
     """`shard` of a dataset of batches, some of fewer rows than ranks."""
     data = matex_tf.shard(tf.data.Dataset.from_tensor_slices((X[:22], Y[:22])).batch(7))
-    model = make()
+    model = start_again()
     history = model.fit(data.map(lambda x, y: (x, y * 2)), epochs=2, verbose=0)
     store("shard of a dataset", model, history.history["loss"], *[x for x, _ in data])
 

@@ -1,8 +1,9 @@
 """Steps and metrics that outside trials found wrong, each as a function that gives arrays; run alone and under ranks.
 
-    result_cases.py FILE [legacy]
+    result_cases.py FILE keras|legacy usual|all
 
-Rank 0 stores what each case gives in FILE. A case knows nothing of ranks.
+Rank 0 stores what each case gives in FILE. A case knows nothing of ranks. With Keras 2 ("legacy") the usual cases are
+those of metrics and losses, which Keras 2 computes by other code.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-LEGACY = "legacy" in sys.argv[2:]
+LEGACY = sys.argv[2] == "legacy"
 if LEGACY:
     import tf_keras as keras
 else:
@@ -380,15 +381,15 @@ def hits_of_rows_from_a_loop():
     return [*np.transpose([[float(one) for one in pair] for pair in found]), weights.numpy()]
 
 
+OF_EACH_KERAS = [figure_of_a_batch, metrics_by_row_and_column, mean_of_rows, state_that_does_not_begin_with_zeros,
+                 counts_read_raw, predict_whose_rows_meet]  # fmt: skip
 CASES = [hits_of_rows_from_a_loop, jacobians_of_batches, ends_of_unknown_length, sizes_that_python_reads, gradnorm,
-         figure_of_a_batch,         metrics_by_row_and_column, mean_of_rows, state_that_does_not_begin_with_zeros,
-         counts_read_raw, predict_whose_rows_meet, two_updates, two_inputs_and_a_loss_by_hand, saved_module,
-         masked_statistics]  # fmt: skip
+         *OF_EACH_KERAS, two_updates, two_inputs_and_a_loss_by_hand, saved_module, masked_statistics]  # fmt: skip
 
 
 def main() -> None:
     found = {}
-    for case in CASES:
+    for case in [*OF_EACH_KERAS, two_inputs_and_a_loss_by_hand] if LEGACY and "all" not in sys.argv else CASES:
         keras.utils.set_random_seed(3)
         found[case.__name__] = [np.asarray(one, np.float64) for one in case()]
     said = sorted(getattr(sys.modules.get("matex_tf.runtime.notes"), "_printed", []))

@@ -156,12 +156,12 @@ def function_in_a_loop(x):
 @pytest.mark.parametrize(
     "y_of, power",
     [
-        (loop, 4),
-        (branch, 2),
+        pytest.param(loop, 4, marks=pytest.mark.more),
+        pytest.param(branch, 2, marks=pytest.mark.more),
         (branch_in_a_loop, 3),
         (loop_in_a_loop, 5),
         (function_in_a_branch, 3),
-        (function_in_a_loop, 4),
+        pytest.param(function_in_a_loop, 4, marks=pytest.mark.more),
     ],
 )
 def test_gradients_pass_through_loops_and_branches(y_of, power):

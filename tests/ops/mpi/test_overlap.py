@@ -228,8 +228,16 @@ def test_a_step_that_fails_on_one_rank_fails_on_all():
         assert step(tf.constant(1.0)).numpy() == SIZE
 
 
-@pytest.mark.parametrize("threads", [1, 4, 1 + RANK % 2], ids=["one", "several", "one or two"])
-@pytest.mark.parametrize("least, parts", [(1, 3), (1 << 20, 2)])
+@pytest.mark.parametrize(
+    "threads, least, parts",
+    [
+        (1, 1, 3),
+        (4, 1, 3),
+        pytest.param(1 + RANK % 2, 1, 3, id="one or two, in three parts"),
+        pytest.param(1 + RANK % 2, 1 << 20, 2, id="one or two, in two parts"),
+        *(pytest.param(threads, 1 << 20, 2, marks=pytest.mark.more) for threads in (1, 4)),
+    ],
+)
 def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
     """Two updates in one step, each with collectives in its backward pass, as of two normalized networks."""
     from matex_tf.ops import announcing, overlap
