@@ -45,7 +45,8 @@
 #include "engine/update/async_reduction.h"
 #include "engine/update/inline.h"
 
-extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes, int64_t rows);
+extern "C" int matex_rendezvous(int kind, uint64_t key, const char* what, int64_t bytes, int64_t rows,
+                                int exit_code);
 
 namespace {
 
@@ -437,7 +438,9 @@ void Run() {
   Part("mismatch of all places", [&] {
     const std::string place = "place " + std::to_string(my_rank), last = "rank " + std::to_string(ranks - 1) + " (";
     const Kind kind = my_rank + 1 == ranks ? Kind::kExit : Kind::kControl;
-    if (!matex_rendezvous(static_cast<int>(kind), my_rank, place.c_str(), 0, 0)) Fail("ranks at other places went on");
+    if (!matex_rendezvous(static_cast<int>(kind), my_rank, place.c_str(), 0, 0, 0)) {
+      Fail("ranks at other places went on");
+    }
     const std::string told = FailureOfSequence().message;
     if (told.find(last) != 0 || told.find(" has ended its script") == std::string::npos) Fail("not told who has ended: " + told);
   });
@@ -448,7 +451,7 @@ void Run() {
   });
   GoOn();
   Part("end", [&] {
-    if (matex_rendezvous(static_cast<int>(Kind::kExit), 0, "the end", 0, 0)) Fail("the end failed");
+    if (matex_rendezvous(static_cast<int>(Kind::kExit), 0, "the end", 0, 0, 0)) Fail("the end failed");
   });
 }
 

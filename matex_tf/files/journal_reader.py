@@ -168,7 +168,9 @@ class Notes:
         """The first recent note of `key`, or of the innermost folder that has one, and the path of the note."""
         self._read_news()
         if self._notes:
-            now = time.monotonic() if world.script_knows_ranks else 0.0  # 0.0: notes do not expire
+            # A child process, which may live long, does not know whether the script has asked for its rank since.
+            may_expire = world.script_knows_ranks or not world.is_active()
+            now = time.monotonic() if may_expire else 0.0  # 0.0: notes do not expire
             for path in list_parents(key):
                 for note in self._notes.get(path, ()):
                     # A note of a move comes before the move. It holds once the file is at its new path.

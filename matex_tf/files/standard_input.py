@@ -6,6 +6,7 @@ mpirun passes lines on, but not the end of the input, and repeats parts of large
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -14,7 +15,7 @@ import threading
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.runtime import objects, watchdog
+from matex_tf.runtime import objects, real_files, watchdog
 from matex_tf.runtime.hooks import Table
 from matex_tf.world import task_environment, world
 
@@ -37,8 +38,25 @@ def _make_shared(original: Any) -> Any:
 class _SharedInput(io.RawIOBase):
     """The bytes of standard input, the same on every rank.
 
-    It has no descriptor, because `input` reads from the descriptor of a terminal without calling `readinto`.
+    It shows no descriptor of a terminal, because `input` would read from there without calling `readinto`.
     """
+
+    name = "<stdin>"
+
+    def fileno(self) -> int:
+        """The descriptor of this rank's own input, for example for a command that reads it."""
+        if os.isatty(_open_input()):
+            raise io.UnsupportedOperation("fileno")
+        return _open_input()
+
+    def close(self) -> None:
+        """In a worker process, also close the descriptor, as Python does for its workers: a command that the worker
+        starts must not read the input of the run.
+        """
+        if not self.closed and not world.is_active():
+            with contextlib.suppress(OSError):
+                os.close(_INPUT)
+        super().close()
 
     def readable(self) -> bool:
         return True
@@ -69,9 +87,12 @@ def _is_at_terminal() -> bool:
 
 
 def _are_at_one_place() -> bool:
-    """Whether all ranks read the input that this thread reads now. A script that has asked for its rank may not."""
+    """Whether all ranks read the input that this thread reads now.
+
+    A script that has asked for its rank may not; nor does rank 0 while it saves a file for all.
+    """
     is_main = threading.current_thread() is threading.main_thread()
-    return is_main and world.is_active() and not world.script_knows_ranks
+    return is_main and world.is_active() and not (world.script_knows_ranks or real_files.uses_real_files())
 
 
 def _read_for_all(count: int) -> bytes:

@@ -186,7 +186,10 @@ def _find_prefix(prefix: Any) -> Any:
     """The real path of a checkpoint, the prefix of its files."""
     if not is_local(prefix):
         return prefix
-    place = os.fsdecode(find_real_path(os.fsdecode(prefix) + _INDEX_SUFFIX, None))
+    index = os.fsdecode(prefix) + _INDEX_SUFFIX
+    place = os.fsdecode(find_real_path(index, None))
+    if place == os.path.realpath(index):  # the file itself, or what a link to it leads to
+        return prefix
     return _match_type(prefix, place.removesuffix(_INDEX_SUFFIX))
 
 

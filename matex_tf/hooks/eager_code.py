@@ -26,10 +26,14 @@ _IF_WATCH_MISSING = "a call of a model that a tape records is shared, whatever i
 
 @HOOKS.replace(_BACKPROP, "GradientTape.gradient", _IF_HOOK_MISSING)
 def _wrap_gradient(original: Any) -> Any:
-    def gradient(self, target, sources, *args, **kwargs):
-        if tf.executing_eagerly():
-            sources = first_calls.find_followed(sources)
-        result = original(self, target, sources, *args, **kwargs)
+    none = tf.UnconnectedGradients.NONE
+
+    def gradient(self, target, sources, output_gradients=None, unconnected_gradients=none):
+        if followed := first_calls.find_followed(sources):
+            results = original(self, target, [sources, followed], output_gradients, none)
+            result = first_calls.choose_gradients(sources, *results, unconnected_gradients)
+        else:
+            result = original(self, target, sources, output_gradients, unconnected_gradients)
         if not tf.executing_eagerly():
             gradients.note_gradients(result, sources)
         elif agreement.is_watched():

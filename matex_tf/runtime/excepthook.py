@@ -193,7 +193,8 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
         return
     text, code = describe_error(error, trace), 130 if issubclass(kind, KeyboardInterrupt) else 1
     # The rank where the error began should end the job, with its own exit code.
-    is_consequence = ops.find_cause(text) in (ops.Cause.ELSEWHERE, ops.Cause.ENDED)
+    texts = "\n".join([text, *map(str, _list_shown_errors(error))])
+    is_consequence = ops.find_cause(texts) in (ops.Cause.ELSEWHERE, ops.Cause.ENDED)
     if is_consequence:
         shutdown.await_cause()
     is_consequence = is_consequence or losses.is_loss_of_another(error)

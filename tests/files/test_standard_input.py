@@ -54,3 +54,26 @@ def test_a_script_finds_out_whether_it_was_started_at_a_terminal(size):
     ended = launch.execute(command, full, 60) if size is None else launch.in_terminal(command, full, size)
     expected = f"at a terminal {size is not None} {size is not None}"
     assert ended.returncode == 0 and expected in ended.stdout, ended.output
+
+
+SAVING = """
+import sys
+import keras
+import matex_tf
+
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.save("model.keras")
+model.save("model.keras", overwrite=False)
+print("saved", sys.stdin.name, sys.stdin.fileno() >= 0)
+"""
+
+
+def test_rank_0_alone_is_asked_whether_a_file_is_overwritten(tmp_path):
+    (tmp_path / "answer").write_text("y\n")
+    full = launch.environment()
+    command = launch.command(2, SAVING, env=full, module=False)
+    with (tmp_path / "answer").open() as answer:
+        ended = subprocess.run(
+            command, env=full, cwd=tmp_path, capture_output=True, text=True, timeout=100, stdin=answer
+        )
+    assert ended.returncode == 0 and "saved <stdin> True" in ended.stdout, ended.stderr[-4000:]

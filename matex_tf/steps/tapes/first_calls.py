@@ -154,19 +154,33 @@ def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
     return tf.nest.map_structure(follow, result, expand_composites=True)
 
 
-def find_followed(sources: Any) -> Any:
-    """The sources of a gradient, with the script's own tensors in place of those that `watch_call` returned.
+def find_followed(sources: Any) -> dict[int, Any]:
+    """The script's own tensors, by the index of the flat source of a gradient that follows one (`watch_call`).
 
     A call computes its results from one another: of `features, prediction = model(x)`, the prediction from the
     features. The recorded ops lead to its own tensors. A shared call has no such ops.
     """
-
-    def find(source: Any) -> Any:
-        tag = tags.get_tag(source, _FOLLOWED) if isinstance(source, tf.Tensor) else None
-        if tag is None:
-            return source
-        followed, kind = tag
+    flat = tf.nest.flatten(sources)
+    found = {index: tags.get_tag(one, _FOLLOWED) for index, one in enumerate(flat) if isinstance(one, tf.Tensor)}
+    followed = {index: tag for index, tag in found.items() if tag is not None}
+    for _, kind in followed.values():
         kind.refuse(INNER_GRADIENT)
-        return followed
+    return {index: tensor for index, (tensor, _) in followed.items()}
 
-    return tf.nest.map_structure(find, sources)
+
+def choose_gradients(sources: Any, own: Any, of_followed: dict[int, Any], unconnected: Any) -> Any:
+    """The gradients of sources: of the followed tensor, which has the ways through the source, too; else its own one,
+    if the tape does not know the followed tensor.
+
+    own: the gradients of the sources; None if there is none. of_followed: of the tensors by `find_followed`.
+    unconnected: what TensorFlow gives in place of None.
+    """
+    flat = tf.nest.flatten(own)
+    for index, gradient in of_followed.items():
+        flat[index] = flat[index] if gradient is None else gradient
+    if unconnected == tf.UnconnectedGradients.ZERO:
+        flat = [
+            tf.zeros_like(one) if gradient is None else gradient
+            for one, gradient in zip(tf.nest.flatten(sources), flat)
+        ]
+    return tf.nest.pack_sequence_as(sources, flat)
