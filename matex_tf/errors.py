@@ -37,7 +37,8 @@ class BuildError(MatexError, RuntimeError):
 class RankError(MatexError, RuntimeError):
     """An error that concerns several ranks; its text begins with the rank and the host that raise it.
 
-    The class itself is raised if the engine fails, or for the error of another rank: see the first error of the run.
+    The class itself is raised if the engine fails, or if another rank has raised an error. In the second case, the
+    first error of the run has the cause.
     """
 
     def __init__(self, message: str):

@@ -16,15 +16,19 @@ from . import interface
 from .library import get_library
 
 TOTALS, EVENTS, GRADIENTS = 1, 2, 3
-"""The detail of a recording: totals; totals and events; or also events of single gradients."""
+"""The detail of a recording, as `Recording` of trace.h: totals; totals and events; or also events of single gradients.
+"""
 
 ACTIVITIES = (
     "update", "collective", "message", "meet", "bucket", "copy in", "transfer", "copy out", "own gradients", "choice",
     "gap", "between steps", "exposed", "announcement", "entry", "ready", "rows", "pull", "allgather", "broadcast",
 )  # fmt: skip
-"""The names of the engine's activities; the position is the activity's number in events."""
+"""The names of the engine's activities, in the order of the enum `Activity` of trace.h, which describes them. The
+position is the activity's number in events.
+"""
 
 LANES = ("script", "communication", "new weights")
+"""The names of the threads of activities, in the order of the enum `Lane` of trace.h."""
 
 EVENT = np.dtype(
     [("start", "i8"), ("duration", "i8"), ("bytes", "i8"), ("label", "i4"), ("activity", "i2"), ("lane", "i2")]
@@ -36,36 +40,35 @@ _recording = 0  # see `set_recording`
 
 @dataclass
 class Totals:
-    """Totals of the updates at one place of the program, without its first ones. Times are in nanoseconds.
+    """Totals of the updates at one place of the program, without the first updates. Times are in nanoseconds."""
 
-    `updates` updates sent `bytes` in `transfers` transfers, which took `transfer`; copies took `copy`. Of both times,
-    computation did not hide `exposed`. Overlapped updates waited `exposed_wait` for other ranks after their last
-    gradient. `steps` counts the intervals from one update to the next that are training steps. They contain `compute`
-    between collectives, `meet` waiting for other ranks at a rendezvous, and `collectives` in other collectives.
-    `pulled` bytes of new weights arrived while the next step computed, which took `pull`.
-    """
-
-    place: str
-    updates: int
-    bytes: int
-    transfers: int
-    transfer: int
-    copy: int
-    exposed: int
-    exposed_wait: int
-    steps: int
-    compute: int
-    meet: int
-    collectives: int
-    pulled: int = 0
-    pull: int = 0
+    place: str  # the name of the place
+    updates: int  # number of updates
+    bytes: int  # bytes of the transfers
+    transfers: int  # number of transfers
+    transfer: int  # time of the transfers
+    copy: int  # time of copies
+    exposed: int  # time of transfers and copies that computation did not hide
+    exposed_wait: int  # of overlapped updates: time of waiting for other ranks after the last own gradient
+    # Of the intervals from one update to the next that are training steps:
+    steps: int  # their number
+    compute: int  # time between collectives
+    meet: int  # time of waiting for other ranks at a rendezvous
+    collectives: int  # time in collectives that are no update, without `meet`
+    # New weights that arrived while the next step computed:
+    pulled: int = 0  # bytes
+    pull: int = 0  # time
 
 
 _FIELDS = [field.name for field in fields(Totals)][1:]  # the fields of the engine's struct Totals, in its order
 
 
 def set_recording(detail: int, capacity: int = 0) -> None:
-    """Record nothing (0), `TOTALS`, or also `EVENTS` or `GRADIENTS`, of which the engine keeps the last `capacity`."""
+    """Start or end recording.
+
+    detail: 0 (nothing), `TOTALS`, `EVENTS` or `GRADIENTS`. capacity: the number of events that the engine keeps, the
+    last ones.
+    """
     global _recording
     _recording = detail
     get_library().c.matex_record(detail, capacity)

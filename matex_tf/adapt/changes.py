@@ -16,11 +16,11 @@ from matex_tf.adapt.offers import Change, Offer, describe_ranks
 GAIN_PER_COST = 2.0
 """A change is worth it if it gains this many times its cost."""
 SLOW_FACTOR = 3.0
-"""A rank may be dropped if it needs more than this many times the others' time for a row, ..."""
+"""A rank may be dropped if it needs more than this many times the others' time for a row in `SLOW_WINDOWS` windows."""
 SLOW_WINDOWS = 4 * CONFIRMING_WINDOWS
-"""... in this many consecutive windows, of 0.25 s or more each, so that short work of other programs drops no rank."""
+"""The number of consecutive windows, of 0.25 s or more each. Short work of other programs then drops no rank."""
 JUDGED_WINDOWS = 2 * SLOW_WINDOWS
-"""Number of windows after which a change is judged, by their second half: slice ratios settle in the first."""
+"""The number of windows after which a change is judged. Slice ratios settle in the first half, so the second counts."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Limit:
 
     def __init__(self, folder: str):
         self._folder = folder
-        # The disk stays half free, however many ranks of this host write to it.
+        # Rank 0 has no private folder: on its host all other ranks together take at most half of what is free.
         share = shutil.disk_usage(os.path.dirname(folder)).free // 2 // max(world.get_world().local_size - 1, 1)
         self.max_bytes = settings.get_settings().files_bytes or share
         self._thread: threading.Thread | None = None

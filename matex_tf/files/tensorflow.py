@@ -34,6 +34,9 @@ _INDEX_SUFFIX = ".index"
 """The suffix of a file that exists once a dataset's cache, or a checkpoint, is complete."""
 
 
+# Paths. The functions `_find_...` map a path of the script to the real path. Tensors, and paths in a bucket, stay.
+
+
 def is_local(path: Any) -> bool:
     """Whether `path` names a file of this machine: it is no tensor, and no path in a bucket."""
     return isinstance(path, (str, bytes, os.PathLike)) and b"://" not in os.fsencode(path)
@@ -79,7 +82,7 @@ def _find_folder(path: Any) -> Any:
     return _match_type(path, find_real_path(path, "a"))
 
 
-# Functions of Python
+# TensorFlow's functions on files, records and checkpoints
 
 
 @HOOKS.replace("tensorflow.python.lib.io.file_io", "_pywrap_file_io", _IF_HOOK_MISSING)
@@ -168,7 +171,7 @@ class _Files(Proxy):
 
 @HOOKS.replace("tensorflow.python.lib.io.tf_record", "_pywrap_record_io", _IF_HOOK_MISSING, when=overlay.has_view)
 class _Records(Proxy):
-    """TensorFlow's functions on files of records; readers see the files as Python does."""
+    """TensorFlow's readers of files of records, which see the files as Python does."""
 
     def RecordIterator(self, path: Any, *args: Any) -> Any:
         return self._original.RecordIterator(_find_readable(path), *args)
@@ -215,7 +218,7 @@ _replace_argument(
 _replace_argument("tensorflow", "compat.v1.train.string_input_producer", "string_tensor", _find_list, **_IN_VIEW)
 
 
-# Ops
+# TensorFlow's functions that create ops
 
 
 def _find_all_readable(names: Any) -> Any:
@@ -254,6 +257,7 @@ def _prepare_file(path: Any) -> Any:
 
 
 def _find_snapshot(path: Any) -> Any:
+    """The real path of a dataset's snapshot: of its folder if this rank sees one, else of a folder to write."""
     return _find_readable(path) if os.path.isdir(path) else _find_folder(path)
 
 
@@ -273,7 +277,7 @@ def _find_cache(name: Any) -> Any:
 
 
 _READ = ("filename", "filenames", "data_source_name")
-"""Arguments of ops that name files to read. Ops of `_SPECIAL`, and ops that write, have others."""
+"""Arguments that name files to read, for all ops except those of `_SPECIAL` and `_WRITING`."""
 _SPECIAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "writefile": ("filename", _prepare_file),
     "datasettotfrecord": ("filename", _prepare_file),
@@ -290,6 +294,7 @@ _SPECIAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
 _NOTED = ("writefile", "datasettotfrecord", "savedataset", "savedatasetv2", "createsummaryfilewriter")
 """Ops whose writes rank 0 notes in the journal."""
 _WRITING = ("write", "save", "merge", "experimentaldataset")
+"""The beginnings of the names of ops that write files. Except for the ops of `_SPECIAL`, their paths stay."""
 
 
 def _put_into_ops(owner: Any, name: str, make: Any) -> None:
@@ -297,7 +302,7 @@ def _put_into_ops(owner: Any, name: str, make: Any) -> None:
 
     `name` is one of these functions. TensorFlow's own classes, Keras and `tf.raw_ops` call them.
     """
-    replaced = {}
+    replaced = {}  # the replacement of each original function
     for function_name, function in list(vars(owner).items()):
         is_private = function_name.startswith("_") or function_name.endswith("_eager_fallback")
         if is_private or not inspect.isfunction(function):
@@ -305,6 +310,7 @@ def _put_into_ops(owner: Any, name: str, make: Any) -> None:
         put_function(owner, function_name, make)
         if getattr(owner, function_name) is not function:
             replaced[function] = getattr(owner, function_name)
+    # TensorFlow's public modules, and its modules of ops, have attributes that still refer to the originals.
     public = ("tensorflow", "tensorflow._api", "tensorflow.compat", "tensorflow.python.ops")
     for path, module in list(sys.modules.items()):
         if path == public[0] or path.startswith(public[1:]):

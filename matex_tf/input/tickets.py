@@ -1,8 +1,9 @@
 """Tickets: the elements of a pipeline's source, which stand for the pipeline's elements until a rank works on them.
 
-A ticket is an element of the source, or the result of the last op that must run in order. `ORDER` has the steps that
-only order elements (`shuffle`, `repeat`, `take`, ...): they order tickets as well, with the script's seeds. The other
-functions convert between elements, their flat tensors and specs.
+A ticket is an element of the source, or the result of the last op that must run in order, such as a generator or a
+stateful map. `ORDER` has the steps that only order elements (`shuffle`, `repeat`, `take`, ...): they order tickets as
+well, with the script's seeds. The other functions help the modules that build tickets: they convert between elements
+and flat tensors, zip datasets, examine caches, and hash tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Tensors = list[Any]
 
 _GENERATOR = "seeds of iterations"
 CACHED_VARIABLES = "a map that reads variables, and whose results are cached"
-"""An obstacle, in the words of `--explain`."""
+"""A reason why every rank works on all elements of a pipeline, as `--explain` prints it."""
 MAPS = ("MapDataset", "ParallelMapDataset")
 
 
@@ -50,7 +51,10 @@ def map_dataset(dataset: Any, function: Callable[..., Any], **options: Any) -> A
 
 
 def note_generator(shuffled: Any, generator: Any) -> None:
-    """Record the seed generator of a `shuffle`, from TensorFlow, at the dataset's variant tensor `shuffled`."""
+    """Record the seed generator of the script's `shuffle`, so that `_shuffle` draws the same seeds for the tickets.
+
+    shuffled: the variant tensor of the shuffled dataset. generator: the resource that has the seed of each iteration.
+    """
     tags.set_tag(shuffled, _GENERATOR, generator)
 
 
@@ -72,9 +76,11 @@ def _shuffle(step: Any, tickets: Any) -> Any:
 
 
 def _repeat(step: Any, tickets: Any) -> Any:
-    """TensorFlow merges `repeat` with a `shuffle` right before it, which then draws other seeds in later iterations.
+    """The same `repeat` over tickets, merged with a `shuffle` only if the script's is.
 
-    Tickets may lack the step between them in the script: empty options take its place.
+    TensorFlow merges `repeat` with a `shuffle` right before it. The merged step draws other seeds from the second
+    iteration on. In the script a step may stand between the two that the tickets lack; then an empty `with_options`
+    keeps them apart.
     """
     is_merged = pipelines.name_kind(step._input_dataset) == "ShuffleDataset"
     return (tickets if is_merged else tickets.with_options(tf.data.Options())).repeat(step._count)
@@ -118,7 +124,7 @@ def flatten_specs(spec: Any) -> list[Any]:
 
 
 def open_rows(specs: Sequence[Any], are_rows: Sequence[bool]) -> list[Any]:
-    """Types and shapes of flat tensors with an unknown number of rows."""
+    """Types and shapes of flat tensors, with an unknown number of rows. are_rows: the tensors whose axis 0 has rows."""
     return [
         (dtype, tf.TensorShape([None, *shape[1:]]) if is_rows else shape)
         for (dtype, shape), is_rows in zip(specs, are_rows)
@@ -138,13 +144,16 @@ def is_in_memory(dataset: Any) -> bool:
 
 
 def reads_changing(dataset: Any) -> bool:
-    """Whether the work on elements of a `cache` reads variables or tables that may change before the work is done."""
+    """Whether the work on elements of a `cache` reads variables or tables that may change before the work is done.
+
+    With tickets the work is delayed: a rank does it when it takes the element.
+    """
     wrapped = join(step._functions() for step in list_pipeline(dataset))
     return any(functions.reads_changing(each.function) for each in wrapped)
 
 
 def digest_tensors(tensors: Tensors) -> Any:
-    """In a graph: a hash of these tensors, 8 bytes, uint8."""
+    """In a graph: a hash of these tensors, 8 bytes, uint8. Ranks compare the hashes of their batches or tickets."""
     with_values = [tensor for tensor in tensors if tensor.dtype not in (tf.variant, tf.resource)]
     if not with_values:
         return tf.zeros([8], tf.uint8)

@@ -1,6 +1,7 @@
 """Measures the fraction of training time that ranks spend on sums and on the input, and prints a note if it is large.
 
-`monitor.listeners` registers these functions for events of training. `monitor.sampler` records `read_waited_seconds`.
+`monitor.listeners` registers these functions for events of training. They have all arguments of the event, although
+they do not use each. `monitor.sampler` records `read_waited_seconds`.
 """
 
 from __future__ import annotations

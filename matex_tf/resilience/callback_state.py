@@ -22,7 +22,10 @@ _LIBRARIES = ("keras.", "tf_keras.")
 
 
 def find_large(callbacks: Sequence[Any]) -> dict[tuple[int, str], tuple[int, int]]:
-    """Identity and hash of each large array, by callback index and attribute name, when training begins."""
+    """Of each large array when training begins: the object's `id`, and a hash of its content.
+
+    The keys are the index of the callback and the name of the attribute.
+    """
     return {
         (index, name): (id(value), ops.hash_content(value))
         for index, callback in enumerate(callbacks)
@@ -34,7 +37,8 @@ def find_large(callbacks: Sequence[Any]) -> dict[tuple[int, str], tuple[int, int
 def copy_states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The class name and the plain attributes of each callback, without copying them.
 
-    Large arrays that equal `unchanged`, the result of `find_large` at the start of training, are omitted.
+    unchanged: the result of `find_large` at the start of training. Large arrays that are the same objects with the
+        same content are omitted.
     """
     states = []
     for index, callback in enumerate(callbacks):

@@ -23,7 +23,10 @@ def digest_script() -> str:
 
 
 def find_script(words: Sequence[str]) -> str | None:
-    """The file of the script that Python runs, given Python's command line `words`. Imports no module."""
+    """The file of the script that Python runs, given Python's command line `words`. Imports no module.
+
+    For example, it is train.py for `-m matex_tf train.py`. Without `-m matex_tf` it is the file of `__main__`.
+    """
     for index, word in enumerate(words[1:], 1):
         if word == "matex_tf" and words[index - 1] == "-m":
             words = words[index + 1 :]

@@ -1,6 +1,8 @@
 """How a value is exchanged: the requests to the ranks, and the whole tensor that is made of their results.
 
-`bodies.Body` prepares all exchanges of a wave, hands their requests to the exchanger together, and finishes each one.
+`bodies.Body` prepares all exchanges of a wave (a group that travels together, see `waves`), hands their requests to the
+exchanger (the ranks' collectives, see `sharing`) together, and finishes each one.
+
 Ranks gather along the first axis. So a tensor that is sharded along axis 2 is gathered with this axis in front, and a
 tensor of two blocks (`placement.Rows`) block by block: all rows of block 0 come before the rows of block 1.
 """
@@ -24,12 +26,18 @@ class Prepared(NamedTuple):
 
 
 def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None) -> Prepared:
-    """Prepare the exchange of a value. piece: of a partial sum, the piece that is needed; None: the whole sum."""
+    """Prepare the exchange of a value.
+
+    copy: the copy that is built of the step's program (`emit`); it knows this rank's slice of the batch.
+    tensor: the value in this copy.
+    piece: the placement of the piece that is needed of a partial sum; None: the whole sum.
+    """
     placement = value.placement
     if placement.kind == PARTIAL:
         cuts = () if piece is None else piece.cuts
         return Prepared([Request(placement.reduction, tensor, cuts, placement.owned)], lambda results: results[0])
     if placement.kind == PIECE:
+        # owned: a rank without rows contributes its piece, too.
         request = Request("gather", tensor, placement.cuts, owned=True)
         return Prepared([request], lambda results: tf.reshape(results[0], value.shape))
     if placement.kind == SIZES:
@@ -51,7 +59,10 @@ def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
 
 
 def split_blocks(tensor: Any, axis: int, rows: Rows, count: Any) -> list[Any]:
-    """The blocks of a tensor that is sharded along `axis`, each with this axis in front. count: the rank's rows."""
+    """The blocks of a tensor that is sharded along `axis`, each with this axis in front.
+
+    count: the number of rows of the batch that this rank has. A block has `block` entries for each of them.
+    """
     rows_first = _swap_axes(tensor, axis)
     if len(rows.blocks) == 1:
         return [rows_first]
@@ -73,7 +84,10 @@ def _swap_axes(tensor: Any, axis: int) -> Any:
 
 
 def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
-    """Adds up numbers of rows that a mask selected. Each rank knows its own number. Other sizes stay."""
+    """Adds up the sizes that count rows selected by a mask: each rank knows only how many of its rows are selected.
+
+    Other sizes stay.
+    """
     are_selected = [size.rows is not None and size.rows.chosen is not None for size in placement.sizes]
     mask = tf.constant(are_selected[0] if tensor.shape.rank == 0 else are_selected)
     part = tf.where(mask, tensor, tf.zeros_like(tensor))
@@ -82,12 +96,12 @@ def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
 
 def _prepare_list(copy: Any, value: Value, tensor: Any) -> Prepared:
     """Exchanges all items of a list as one tensor."""
-    item, dtype = value.placement.item or WHOLE, value.placement.dtype
+    item, dtype = value.placement.item or WHOLE, value.placement.dtype  # no item: the list is empty
     stacked = tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=-1, element_dtype=dtype)
     if item.kind == PARTIAL:
         inner = Prepared([Request(item.reduction, stacked)], lambda results: results[0])
     else:
-        inner = _prepare_rows(copy, stacked, item.axis + 1, item.rows)
+        inner = _prepare_rows(copy, stacked, item.axis + 1, item.rows)  # axis 0 of the stack numbers the items
 
     def finish(results: Sequence[Any]) -> Any:
         whole = inner.finish(results)

@@ -25,7 +25,10 @@ ASSIGNS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
 class PiecesRefusedError(Exception):
-    """Ops take variables whole that ranks hold in pieces. refused: these ops, see `propagate.Reader`."""
+    """Ranks hold variables in pieces that ops take whole.
+
+    refused: by the number of such a variable, an op that takes it whole (`propagate.Reader`).
+    """
 
     def __init__(self, refused: dict[int, Any]):
         super().__init__(refused)
@@ -33,11 +36,11 @@ class PiecesRefusedError(Exception):
 
 
 def place(node: Node) -> Decision:
-    """The decision on an op that takes pieces, or the handle of a variable in pieces.
+    """The decision on an op that takes pieces, or the handle of a variable of which each rank holds a piece.
 
     Raises NoRuleError if the op must take whole tensors.
     """
-    # The handle of a variable: a read gives a piece, an assignment takes one.
+    # Input 0 is the handle of a variable in pieces: a read gives a piece, an assignment takes one.
     first = node.get_placement(0)
     if first.is_piece_handle:
         if node.type == "ReadVariableOp":
@@ -45,12 +48,13 @@ def place(node: Node) -> Decision:
         if node.type in ASSIGNS and not node.get_placement(1).is_piece_handle:
             return node.decide([None, _find_need(node.inputs[1], first.cuts)])
         raise NoRuleError
-    # A piece.
+    # Some inputs are pieces; no input is such a handle.
     require(not any(placement.is_piece_handle for placement in node.placements))
     if node.type in _ENTRYWISE:
         return _compute_entries(node)
     require(first.is_piece)
     if node.type in _SAME_ORDER:
+        # The last cut is the number of entries of the whole tensor.
         require(node.op.outputs[0].shape.num_elements() == first.cuts[-1])
         return node.decide([None], first, emit=lambda _, piece, *shape: [piece])
     if node.type in ("Shape", "Size", "Rank"):
@@ -73,7 +77,10 @@ def count_entries(value: Value) -> int | None:
 
 
 def list_cut(node: Node) -> list[Value]:
-    """The inputs of an elementwise op that have as many entries as its result."""
+    """The inputs of an elementwise op that have as many entries as its result.
+
+    An op that needs a piece of the result then needs the same piece of these inputs (`whole_sums`).
+    """
     if node.type in _SAME_ORDER:
         return node.inputs[:1]
     return [
@@ -82,7 +89,10 @@ def list_cut(node: Node) -> list[Value]:
 
 
 def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
-    """The placement to which a value is brought for an op that takes a piece of it; None: unchanged."""
+    """The placement to which a value is brought for an op that takes a piece of it; None: the value is this piece.
+
+    Raises NoRuleError if the value has another number of entries than the pieces.
+    """
     require(count_entries(value) == cuts[-1])
     return None if value.placement.has_layout(cut(cuts)) else cut(cuts)
 
@@ -106,7 +116,10 @@ def _describe(node: Node) -> Decision:
 
 
 def _reduce(node: Node) -> Decision:
-    """A reduction over all entries: each rank reduces its piece, and a collective reduces the results."""
+    """A reduction over all entries: each rank reduces its piece, and a collective reduces the results.
+
+    owned=True: the results come from pieces and not from rows, so a rank without rows contributes, too.
+    """
     if node.type == "L2Loss":
         return node.decide([None], Placement(PARTIAL, owned=True))
     rank, entries = node.count_axes(0), node.get_placement(0).cuts[-1]

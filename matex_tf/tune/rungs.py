@@ -35,7 +35,8 @@ def check_rungs(epochs: Sequence[int]) -> tuple[int, ...]:
 def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | None:
     """The paused trial to continue: at the highest possible rung, the best one that is in the best third; else None.
 
-    Running trials that have not reached the rung do not count, so no slot waits for them.
+    The third is taken of the trials that have reached the rung. Trials that still run towards it do not count, so no
+    slot waits for them.
     """
     records = list(trials)
     rung_count = max((len(record.rungs) for record in records), default=0)

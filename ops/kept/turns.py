@@ -62,13 +62,13 @@ def _open_lock(path: Path) -> Any:
 
 
 def _try_lock(file: Any, say_lockless: Callable[[OSError], None]) -> bool:
-    """Whether this process has the lock now, or the file system has none."""
+    """Take the lock if it is free. Returns whether this process may go on: with it, or because there are no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        say_lockless(error)  # each host then builds for itself, under its own file name
+        say_lockless(error)  # no locks on this file system: each host then builds for itself, under its own file name
     return True
 
 

@@ -53,7 +53,10 @@ class Transfers:
                 library.call_library(file.close, _MAX_SECONDS)
 
     def fetch(self, path: Path, name: str, action: Callable[[Any], Result]) -> Result:
-        """Return `action(variable)` for the variable `name` of the file that all ranks have open."""
+        """Return `action(variable)`, as one transfer of all ranks, for the variable `name` of the file at `path`.
+
+        Joins the transfers that come before.
+        """
         names = [name for field_names in self._stack.wanted.values() for name in field_names]
         mine = (self._stack.files.index(path), names.index(name), name)
         while (request := self._agree_on_next(mine)) != mine:

@@ -21,13 +21,14 @@ from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
 from matex_tf.sharding.shard_arrays import ShardArray
 
-# The library returns masked arrays, which take several times a slab's size. Larger slabs need fewer calls.
+# The least and the most bytes of a slab, which one call reads; between them, a read has `_SLABS` slabs. The library
+# returns masked arrays, which take several times a slab's size, but larger slabs need fewer calls.
 _SLAB_BYTES = (1 << 20, 16 << 20)
 _SLABS = 16
 # Up to this size one call reads everything, without a copy. Failures of other ranks are noticed only between calls.
 _MOST_AT_ONCE = 512 << 20
-_PIECE_BYTES = 1 << 20
-_CACHE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20  # `take_samples` replaces fill values in pieces of this size
+_CACHE_BYTES = 1 << 20  # of the library's cache of chunks, for each variable
 
 
 @register("NETCDF")
@@ -84,6 +85,8 @@ class NetCdf(Stack):
         return _make_text(self, path, name, found) if is_text else _Variable(self, path, name, found)
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
+        """As `Stack.check_whole`. Only a variable without chunks can refer to other files, so only that is checked."""
+
         def may_be_made() -> bool:
             found = _find_stored(file, name) if file.disk_format == "HDF5" else None
             # "contiguous" is netCDF4's name for every storage without chunks.
@@ -169,7 +172,10 @@ class _Variable(Variable):
         return _read_dimension(self._variable, axis)
 
     def _find_plain_fill(self) -> Any:
-        """The only number that marks missing values, for floats without other rules; None otherwise."""
+        """The only number that marks missing values, for floats without other rules; None otherwise.
+
+        If there is one, the library no longer masks values: `_restore_missing` replaces the number by NaN.
+        """
         variable = self._variable
         rules = {"scale_factor", "add_offset", "missing_value", "valid_min", "valid_max", "valid_range", "_Unsigned"}
         if self.dtype.kind != "f" or rules & set(variable.ncattrs()):
@@ -191,6 +197,7 @@ class _Variable(Variable):
 
     def take_samples(self, start: int, stop: int) -> np.ndarray | None:
         size = (stop - start) * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+        # None: the caller reads slabs.
         if self._plain_fill is None or self.arrangement or self.axis or not 0 < size <= _MOST_AT_ONCE:
             return None
         found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(start, stop), size)
@@ -200,7 +207,8 @@ class _Variable(Variable):
         step = max(1, _PIECE_BYTES * len(values) // size)
         for begin in range(0, len(values), step):
             self._restore_missing(values[begin : begin + step])
-        # As a view of a buffer, a ShardArray keeps its mark through np.asarray, as if it owned its memory.
+        # np.asarray(shard) is recognised as a shard only if its base is the shard. If the shard were a view of an
+        # array, `values`, NumPy would set that base to `values`. So the shard is made from a buffer.
         return ShardArray(values.shape, values.dtype, memoryview(values))
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
@@ -208,7 +216,7 @@ class _Variable(Variable):
 
     @contextlib.contextmanager
     def enter_collective(self) -> Iterator[None]:
-        self._variable.set_collective(True)
+        self._variable.set_collective(True)  # never unset: the file closes after this collective read
         yield
 
     def _restore_missing(self, piece: np.ndarray) -> None:

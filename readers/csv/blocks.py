@@ -77,6 +77,8 @@ def _read_table(
 ) -> Any:
     """`parse_block` by pyarrow alone, with its rules for numbers."""
     quote = dialect.marks.quote
+    # pyarrow infers types from its first block only, and a record must fit into its blocks. Without newlines in values
+    # the first line shows about how long a record is; otherwise all data are one block.
     read = arrow_csv.ReadOptions(
         column_names=[str(number) for number in range(len(names))],
         block_size=len(data) + 1 if newlines or types is None else max(1 << 20, data.find(b"\n") * 4),

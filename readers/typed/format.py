@@ -1,8 +1,9 @@
 """Base class of Parquet and TFRecord: typed columns of single values or of lists.
 
-Opening has up to four surveys, in which each rank searches its part of the files (see `Format`): "widths" finds the
-number of values of lists, "room" whether memory allows to keep rows, "rows" reads each rank's rows once, and "texts"
-collects the values of columns of text.
+Opening has up to four surveys (see `Format`). In a survey NAME each rank searches its part of the files by
+`_survey_NAME`; then every rank calls `_settle_NAME` with the results of all ranks. "widths" finds the number of values
+of lists, "room" whether memory allows to keep rows, "rows" reads each rank's rows once, and "texts" collects the values
+of columns of text.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ class TypedTable(TableFormat):
             self.columns.data_shape = _check_shape(shape)
         dtypes = self.columns.list_dtypes(dtype)
         stored = [kind for _, kind in types]
-        # The dtypes of columns with numbers stored as bytes.
-        self._bytes: dict[int, np.dtype] = {}
-        self._lists: list[int] = []
+        self._bytes: dict[int, np.dtype] = {}  # of columns of bytes that hold numbers, by number: the numbers' dtype
+        self._lists: list[int] = []  # the columns whose rows are lists of values, with those of `_bytes`
         found = {}
         for number in self.columns.used:
             kind, is_list = values.find_value_type(stored[number])
             if values.is_bytes(kind) and not is_list and number in dtypes and dtypes[number].kind in "biuf":
                 self._bytes[number] = dtypes[number]
+                # The bytes of a row may hold several numbers, so `_view_lists` makes lists of them.
                 kind, is_list = pa.from_numpy_dtype(dtypes[number]), True
             values.check_type(path, self.columns.names[number], stored[number], kind, dtypes.get(number))
             found[number] = kind
@@ -153,6 +154,7 @@ class TypedTable(TableFormat):
             )
 
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
+        """Called by `TableFormat._settle_texts`; see `TableFormat.check_texts`."""
         for number in self.columns.texts:
             counts = [of_rank[number] for of_rank in found]
             is_requested = number in self.columns.requested_texts
@@ -188,6 +190,7 @@ class TypedTable(TableFormat):
                 )
             column = values.pad_lists(lists, counts, width)
         dtypes = [self.columns.dtypes[field] for field, numbers in self.columns.columns.items() if number in numbers]
+        # The largest number that fits into each float dtype as which the column is returned; inf if there is none.
         most = min([float(np.finfo(dtype).max) for dtype in dtypes if dtype.kind == "f"], default=np.inf)
         try:
             flat = values.convert_values(column, kind, most)

@@ -1,7 +1,7 @@
 """The common part of PBS, LSF and Flux: job options, job script, submission and following.
 
 Unlike Slurm, these schedulers neither warn a script of its time limit nor requeue it. The script therefore does both: a
-timer warns the run, and the script submits a successor job, which waits for the end of its own job.
+timer warns the run, and the script submits a successor job, which starts when the present job has ended.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ from matex_tf.deploy.options import Options, parse_time
 from matex_tf.deploy.refusals import Refusal, explain_refusal
 from matex_tf.world import task_environment
 
+# Files in the run's folder: the script, and the job's output as the scheduler writes it. The script itself writes to
+# another file, `output` (see `_BEGIN`).
 SCRIPT, OWN_OUTPUT = "job.sh", "scheduler-output"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Queued(Options):
-    """The options of a PBS, LSF or Flux job. `option` has further options of the submit command, as `-l mem=8gb`."""
+    """The options of a PBS, LSF or Flux job. `option` has further options of the submit command, such as
+    `-l mem=8gb`.
+    """
 
     account: str = ""
     queue: str = ""
@@ -104,6 +108,10 @@ class Scheduler(abc.ABC):
 
     def format_job(self, options: Queued, target: Sequence[str], folder: str) -> str:
         """The script of a job that runs `target`.
+
+        In this order: option lines, `opening`, `_BEGIN`, the timer, the lines of `setup`, the list of hosts, the
+        variables of the run, the command, the end of the timer, and the submission of a successor. `shell_text` adds
+        the trap for the warning before `_BEGIN`, and writes the exit code at the end.
 
         `folder` is the folder of the run, relative to the folder of submission. It needs no quotes, which schedulers
         read differently, because `run_folder.propose_folder` names it.
@@ -249,6 +257,7 @@ def _add_exit_code(job: Job, state: State) -> State:
     exit_code_file = Path(job.folder, run_folder.EXIT_CODE)
     if not exit_code_file.is_file():
         return state
+    # The script writes this file at its end, so a job that the scheduler has forgotten is known to have ended.
     words = state.words if state.phase == ENDED else "ENDED"
     return replace(state, phase=ENDED, words=words, code=int(exit_code_file.read_text()))
 
@@ -272,6 +281,9 @@ def make_state(
     return State(phase, word, code=code if phase == ENDED else None)
 
 
+# The parts of the script. `shell_text` sets $run_folder (the run's folder), $code (the exit code of the command) and
+# $asked (empty before the warning), and traps the signal USR1 as the warning.
+#
 # The note is replaced atomically, because a follower may read it at any time.
 _WRITE_NOTE = 'echo "{note}" > "$run_folder/job.json.new" && mv "$run_folder/job.json.new" "$run_folder/job.json"'
 # The script writes its own output file, because some schedulers copy the output only at the end of the job.

@@ -1,7 +1,11 @@
 """Rules for slices such as `x[a:b]`: a slice may take all rows, or blocks of them, but no part of a block.
 
-A tensor of two concatenated batches has two blocks. `x[:batch]` is then the first block, of which each rank has its
+A tensor of two concatenated batches has two blocks. `x[:n]`, with n rows in a batch, is then the first block, of which
+each rank has its rows. Begin and end may count rows, as in `rules.sizes`: n is 5 in the script, and 3 on a rank with 3
 rows. `x[:10]` takes rows that some ranks do not have, so no rule applies.
+
+The rules are for rows. `moves=0` and `linear=4` name the input that slices only move, and the gradient in which their
+backward op is linear: `registry` has the rules for partial sums and for sizes there.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ def slice_with_strides(node: Node) -> Decision:
         return _take_size(node)
     placement = node.require_rows()
     found, needs = _follow_axis(node, placement, node.count_axes(0), node.read_length(0))
-    # `x[:, 0]` of the indices from `tf.where`: the numbers of the rows.
+    # In a matrix from `tf.where(mask)`, column 0 has numbers of rows of the script's tensor, as `numbers` says. The
+    # slice `[:, 0]`, which takes all entries of axis 0 and entry 0 of axis 1, keeps them.
     is_column = placement.numbers is not None and node.count_axes(0) == 2 and _list_entries(node) == (None, 0)
     return node.decide([None, *needs], found._replace(numbers=placement.numbers) if is_column else found)
 
@@ -40,7 +45,7 @@ def _read_masks(node: Node) -> dict[str, int]:
 def _list_entries(node: Node) -> tuple[int | None, ...]:
     """For each named axis, what a slice takes of it: the index of one entry; None: all entries; -1: other entries.
 
-    Empty if the slice has an ellipsis or a new axis.
+    -1 is also the index of the last entry; callers accept neither. Empty if the slice has an ellipsis or a new axis.
     """
     begin, stride = node.read_constant(_BEGIN).tolist(), node.read_constant(_STRIDE).tolist()
     masks = _read_masks(node)
@@ -57,7 +62,11 @@ def _list_entries(node: Node) -> tuple[int | None, ...]:
 
 
 def _take_size(node: Node) -> Decision:
-    """Take the number of rows from a shape whose other entries are maxima over the ranks."""
+    """Take the number of rows from a shape whose other entries are maxima over the ranks.
+
+    `StringSplitV2` gives such a shape: the number of texts, and the largest number of words of a text. Of `shape[0]`
+    each rank knows its own number, so the shape need not be exchanged.
+    """
     sizes = node.get_placement(0).sizes
     indices = [index for index in _list_entries(node) if index is not None]
     require(len(indices) == 1 and 0 <= indices[0] < len(sizes))
@@ -86,10 +95,10 @@ def _follow_axis(
     needs: list[Placement | None] = [  # of inputs 1 to 3
         None if node.get_placement(number).kind == SIZES else WHOLE for number in (_BEGIN, _END, _STRIDE)
     ]
-    # An entry of begin, end and stride names an axis, a new axis, or "...": the axes that no other entry names.
+    # An entry of begin, end and stride names an axis, a new axis, or "...", the axes that no other entry names.
     for index in range(entries):
         bits = {name for name, mask in masks.items() if mask >> index & 1}
-        if "ellipsis" in bits:
+        if "ellipsis" in bits:  # takes all entries of the axes that it stands for
             skipped = count - named
             if axis <= placement.axis < axis + skipped:
                 result = shard(result_axis + placement.axis - axis, placement.rows)
@@ -100,15 +109,16 @@ def _follow_axis(
             continue
         takes_one = "shrink_axis" in bits  # the entry at `begin`; then the result does not have the axis
         bounding = [number for number, name in ((_BEGIN, "begin"), (_END, "end")) if name not in bits]
-        if axis == placement.axis:
+        if axis == placement.axis:  # the axis of the rows: all rows or whole blocks, with stride 1
             require(not takes_one and node.read_sizes(_STRIDE)[index] == Size(None, 1))
             bounds: dict[int, Size] = {}
             for number in bounding:
                 sizes = read_along(node, number, index, placement, length)
                 bounds[number], needs[number - 1] = sizes[index], find_need(node, number, sizes)
             result = shard(result_axis, _cut(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
-        else:  # this axis must not be cut at a number of rows, which is another one on a rank
+        else:  # another axis: its bounds must not count rows, because a rank has another number of rows than the script
             for number in bounding:
+                # A slice that takes one entry does not read its end.
                 is_read = node.get_placement(number).kind == SIZES and not (takes_one and number == _END)
                 require(not is_read or node.read_sizes(number)[index].rows is None)
         result_axis, axis = result_axis + (not takes_one), axis + 1
@@ -119,18 +129,23 @@ def _follow_axis(
 
 @register_rule("StridedSliceGrad", linear=4)
 def slice_backward(node: Node) -> Decision:
-    """The gradient of a slice, padded with zeros: the axis of the rows is where the shape has the number of rows."""
+    """The gradient of a slice, padded with zeros to the shape of the sliced tensor, which is input 0.
+
+    Input 4 is the gradient of the result. Candidates are the possible axes of the rows in the sliced tensor. The first
+    one is chosen whose slice has its rows where the gradient has them.
+    """
     gradient, length = node.require_rows(4), node.read_length(4)
     sizes = node.read_sizes(0)
     found = find_rows(sizes)
-    if found:
+    if found:  # a number of the shape counts rows
         candidates = [found]
-    else:  # a constant shape: the axis that the slice keeps, and in which the gradient has its rows
+    else:  # a constant shape: each axis that is as long as the gradient's axis of rows, of which the slice takes all
         axes = [axis for axis, size in enumerate(sizes) if size.value == length is not None]
         candidates = [shard(axis, gradient.rows) for axis in axes]
     for before in candidates:
         after, needs = _follow_axis(node, before, len(sizes), None if found else length)
         if after.has_layout(gradient):
+            # A rank pads to its own number of rows.
             need = find_need(node, 0, replace_size(sizes, before.axis, before.rows))
             return node.decide([need, *needs, None], before)
     raise NoRuleError
@@ -139,6 +154,7 @@ def slice_backward(node: Node) -> Decision:
 def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
     """The rows from `begin` to `end`; None: from the first, or to the last."""
     begin = begin or Size(None, 0)
+    # An end at the number of all rows is the end of the axis.
     end = None if end is not None and end.rows == rows else end
     if begin == Size(None, 0) and end is None:
         return rows
@@ -152,7 +168,7 @@ def slice_by_sizes(node: Node) -> Decision:
     others = [size for sizes in (begins, counts) for axis, size in enumerate(sizes) if axis != placement.axis]
     require(all(size.rows is None for size in others))
     begin, count = begins[placement.axis], counts[placement.axis]
-    rows, takes_rest = placement.rows, count == Size(None, -1)
+    rows, takes_rest = placement.rows, count == Size(None, -1)  # -1: up to the end of the axis
     if begin != Size(None, 0) or not (takes_rest or count.rows == rows):
         first = count_rows(begin)
         rows = take_blocks(rows, first, None if takes_rest else first + count_rows(count))

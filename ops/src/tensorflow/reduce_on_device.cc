@@ -104,6 +104,7 @@ class ReduceOnDeviceKernel : public Collective {
       };
       OP_REQUIRES_OK(context, ForFragments(transfers[i], buffers[i], copy_out));
     }
+    // No `Wait`: later work of the device's stream, such as ops that take the outputs, runs after these copies.
   }
 
  private:

@@ -1,4 +1,4 @@
-// The failures of this process, under one mutex.
+// The failures of this process, under one mutex: the common error of its communication threads, and the noted causes.
 #include "engine/mpi/failure.h"
 
 #include <mutex>
@@ -10,8 +10,8 @@ namespace {
 
 struct Failure {
   std::mutex mutex;
-  Error jobs_error;  // of the communication threads
-  std::set<std::pair<Cause, std::string>> noted;
+  Error jobs_error;  // the first error of the jobs: the exchanges of the communication threads
+  std::set<std::pair<Cause, std::string>> noted;  // ordered by cause, so `CauseOf` finds the lowest cause
 };
 
 Failure& TheFailure() {

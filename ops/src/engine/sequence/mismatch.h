@@ -40,11 +40,11 @@ struct Report {
   int64_t number = 0;  // in the sequence
   std::string host;
   std::string place;  // the place in the program
-  int64_t chunk_bytes = 0;
-  int64_t fuse_bytes = 0;
-  std::string compression;
-  bool compiled = false;
-  bool checked = false;
+  int64_t chunk_bytes = 0;  // MATEX_CHUNK_BYTES
+  int64_t fuse_bytes = 0;   // MATEX_FUSE_BYTES
+  std::string compression;  // of the gradients, as text
+  bool compiled = false;    // whether XLA has compiled the step
+  bool checked = false;     // whether MATEX_CHECK_NUMERICS checks this update
   std::vector<Entry> entries;
   // How this rank reduces the gradients, for messages: "reduces them at once"; empty: it is at no reduction.
   std::string mode;

@@ -20,7 +20,8 @@ struct Waiters {
   Clock::time_point blocked_since;  // if IsBlocked: the begin of the wait, or the last gradient computed during it
   Clock::duration blocked{0};       // in all waits that have ended
 
-  // Exchanges of objects happen between steps, and a step continues while new weights travel: neither blocks a step.
+  // Whether a wait blocks a step. kObjects does not, because exchanges of objects happen between steps. kPulls does
+  // not, because a step continues while new weights travel.
   bool IsBlocked() const {
     return all[static_cast<int>(Waiter::kSequence)].place != nullptr ||
            all[static_cast<int>(Waiter::kOverlapped)].place != nullptr;

@@ -1,4 +1,6 @@
-// The rendezvous of a publication, and two ways to exchange the pieces: copies from homes, or an all-gather.
+// The rendezvous of a publication. `Publish` has two ways to exchange the pieces: copies from homes, which are memory
+// that all ranks of a host see (homes.h), or an all-gather. The third way, `PublishLater`, leaves it to the pull thread
+// (pulls.h).
 #include "engine/store/publish.h"
 
 #include <cstring>
@@ -22,7 +24,8 @@ char* At(const Shared& shared, int i, int64_t first) {
   return static_cast<char*>(shared.wholes[i]) + first * shared.Width();
 }
 
-// Copies the pieces of the other ranks. After the barrier all have read this rank's piece, so it may change again.
+// Copies the pieces of the other ranks, whose addresses they have shown. After the barrier every rank has read this
+// rank's pieces, so this rank may change them again.
 int PublishInMemory(const Shared& shared, const World& world, const Homes& homes) {
   for (int distance = 1; distance < world.size; ++distance) {
     const int rank = (world.rank + distance) % world.size;
@@ -46,7 +49,8 @@ uint64_t KeyOf(const Shared& shared) {
   return Hasher().Add(static_cast<int64_t>(shared.layout->key())).Add(shared.holding).value();
 }
 
-// All homes created so far, by (holding, `KeyOf`). Null if their creation was tried, but ranks cannot share memory.
+// All homes created so far, by (holding, `KeyOf`). A holding is a group of variables whose homes are dropped together.
+// A null pointer: their creation was tried, but the ranks cannot share memory.
 struct AllHomes {
   std::mutex mutex;
   std::map<std::pair<int64_t, uint64_t>, std::shared_ptr<Homes>> homes;
@@ -94,7 +98,7 @@ Error Publish(const Shared& shared, Homes* homes) {
   const int64_t bytes = shared.Owned(world.rank) * shared.Width();
   const Call call{Kind::kAllgather, Hasher().Add(KeyOf(shared)).Add(homes != nullptr).value(), place, bytes};
   std::lock_guard<std::mutex> lock(world.mutex);
-  if (homes != nullptr) {
+  if (homes != nullptr) {  // show the addresses of this rank's pieces, which the others read after the rendezvous
     int64_t offset_in_copies = 0;
     shared.Visit(world.rank, [&](int i, int64_t first, int64_t count) {
       homes->Show(i, At(shared, i, first), count * shared.Width(), offset_in_copies);

@@ -1,6 +1,6 @@
-// The shared memory contains, in this order: Control, which all ranks write; a Line for each rank, which only this rank
-// writes while it lives; the state of each batch, which ranks take by compare-and-swap; a progress table for each rank;
-// and the shared numbers.
+// The protocol is described in store.h. The shared memory contains, in this order: Control, which all ranks write; a
+// Line for each rank, which only this rank writes while it lives, except for `lost`; the state of each batch, which
+// ranks take by compare-and-swap; a progress table for each rank; and the shared numbers.
 #include "engine/store/store.h"
 
 #include <sched.h>
@@ -26,13 +26,14 @@ struct SharedStore::Control {
   alignas(128) std::atomic<int64_t> stopped{0};  // 1: no rank takes a batch any more
 };
 
-// The line of a rank; only this rank writes it as long as it lives.
+// The line of a rank; except for `lost`, only this rank writes it as long as it lives.
 struct alignas(128) SharedStore::Line {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  // A lower bound of the batches that the rank holds or is about to take; kNone: it holds none.
+  // A lower bound of the batches that the rank holds or is about to take; kNone: it holds none. The field `ticket_` of
+  // the store is the batch that the rank trains.
   std::atomic<int64_t> ticket{kNone};
   std::atomic<int64_t> progress{-1};   // the batch of its progress table
-  std::atomic<int64_t> version{-2};    // of its last `End`: 2 * batch + version; -2: none, read as version 1
+  std::atomic<int64_t> version{-2};    // of its last `End`: 2 * batch + version; -2: none, for which VersionOf gives 1
   std::atomic<int64_t> lost{0};        // 1: the rank is lost; others write this
 };
 
@@ -138,6 +139,8 @@ bool SharedStore::Take() {
     int64_t next = control().next;
     if (next >= control().count) break;
     LineOf(rank_).ticket = next;
+    // Checked again after the announcement: a rank that has seen `stopped`, and no announced batch, regards the epoch
+    // as over (`IsOver`).
     if (control().stopped) break;
     int32_t state = kFree;
     const bool is_mine = StateOf(next).compare_exchange_strong(state, HeldBy(rank_));
@@ -223,7 +226,7 @@ void SharedStore::SetProgress(int64_t ticket, int from) {
 bool SharedStore::BeginAddition(int64_t part, int64_t count, Addition* addition) {
   if (ticket_ < 0 || part >= sizes_.parts) return false;
   // An op may run several times in a step. If a lost rank has added 10 numbers and each run adds 6, the first run
-  // starts at 6 (adds nothing), the second at 4.
+  // starts at 6, so it adds nothing. The second run starts at 4, so it adds its last two numbers.
   addition->before_ = counted_[part].fetch_add(count);
   addition->first = std::clamp<int64_t>(inherited_[part] - addition->before_, 0, count);
   addition->progress_ = TableOf(rank_) + part;
@@ -299,7 +302,8 @@ int SharedStore::VersionOf(int rank) const {
   const int64_t last = LineOf(rank).version;
   const int last_version = static_cast<int>(last & 1);
   const bool is_trained = last >= 0 && StateOf(last / 2) == TrainedBy(rank);
-  // If the rank was lost within `End`, its batch does not count; versions alternate, so the one before is the other.
+  // If the rank was lost within `End`, its batch does not count. A rank uses its versions alternately (store.h), so the
+  // batch before had the other version.
   return is_trained ? last_version : 1 - last_version;
 }
 

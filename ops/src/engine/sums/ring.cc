@@ -1,4 +1,5 @@
-// One class makes all three: in each round a rank sends one segment to the right and receives one from the left.
+// The all-reduce, the reduce-scatter and the all-gather have one class, `Ring`. In each round a rank sends one segment
+// of the data to the right and receives one from the left.
 #include "engine/sums/ring.h"
 
 #include <algorithm>
@@ -76,11 +77,12 @@ class Ring {
     for (int round = 0; round < rounds_; ++round) {
       if (round + 1 < rounds_) {
         if (const int code = Receive(round + 1)) return code;
+        // Round `round + 1` takes the slot of an earlier round in `sends_`, whose sends must have ended.
         if (const int code = AwaitSends(round + 1 - kMaxOpenRounds)) return code;
         newest_ = round + 1;
         sends_[newest_ % kMaxOpenRounds].clear();
       }
-      const int64_t length = Length(round + 1);
+      const int64_t length = Length(round + 1);  // `round + 1` names the segment that is received in `round`
       for (int64_t at = 0, part = 0; at < length; at += part_, ++part) {
         if (const int code = Wait(&receives_[round % 2][part])) return code;
         if (Adds(round)) {
@@ -118,7 +120,8 @@ class Ring {
   bool Adds(int round) const { return round < adding_; }
 
   int Receive(int round) {
-    // An earlier send may still read the memory that this receive overwrites.
+    // This receive overwrites the segment that was sent in round - adding_, N - 1 rounds before. That send may still
+    // read the memory.
     if (!Adds(round) && adding_ > 0) {
       if (const int code = AwaitSends(round - adding_)) return code;
     }
@@ -181,14 +184,15 @@ int RingSum(MPI_Comm communicator, void* data, int64_t count, Type type, bool as
 
 int RingReduceScatter(MPI_Comm communicator, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,
                       std::vector<char>* buffer) {
-  const int rounds = static_cast<int>(starts.size()) - 2;
+  const int rounds = static_cast<int>(starts.size()) - 2;  // N - 1: `starts` has N + 1 numbers
   const auto begin = [&starts](int i) { return starts[i]; };
+  // Rank r first sends segment r - 1, so the segment that it completes in the last round is its own, r.
   return Ring(communicator, static_cast<char*>(data), begin, {-1, rounds, 0}, type, asleep).Run(buffer);
 }
 
 int RingAllgather(MPI_Comm communicator, void* data, const std::vector<int64_t>& starts, Type type, bool asleep) {
   std::vector<char> none;
-  const int rounds = static_cast<int>(starts.size()) - 2;
+  const int rounds = static_cast<int>(starts.size()) - 2;  // N - 1
   const auto begin = [&starts](int i) { return starts[i]; };
   return Ring(communicator, static_cast<char*>(data), begin, {0, 0, rounds}, type, asleep).Run(&none);
 }
