@@ -30,8 +30,8 @@ def _wrap_gradient(original: Any) -> Any:
 
     def gradient(self, target, sources, output_gradients=None, unconnected_gradients=none):
         if followed := first_calls.find_followed(sources):
-            results = original(self, target, [sources, followed], output_gradients, none)
-            result = first_calls.choose_gradients(sources, *results, unconnected_gradients)
+            own, of_followed = original(self, target, [sources, followed], output_gradients, none)
+            result = first_calls.choose_gradients(sources, own, of_followed, unconnected_gradients)
         else:
             result = original(self, target, sources, output_gradients, unconnected_gradients)
         if not tf.executing_eagerly():
