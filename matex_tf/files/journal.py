@@ -77,16 +77,19 @@ class Journal(journal_reader.Notes):
 
     def describe(self) -> dict[str, Any]:
         """The arguments of `adopt`."""
+        known = self._noted, self._touched, self._moved, self._is_over
         is_on_one_host, number = self._count is not None, self.count_met()
-        return {
-            "folder": self.folder, "is_on_one_host": is_on_one_host, "number": number, "is_over": self._is_over,
-        }  # fmt: skip
+        return {"folder": self.folder, "is_on_one_host": is_on_one_host, "number": number, "known": known}
 
     @classmethod
-    def adopt(cls, folder: str, is_on_one_host: bool, number: int, is_over: bool) -> Journal:
-        """The journal of the rank that has started this process, from its `describe`."""
+    def adopt(cls, folder: str, is_on_one_host: bool, number: int, known: tuple[Any, ...]) -> Journal:
+        """The journal of the rank that has started this process, from its `describe`.
+
+        It knows the rank's notes: another note of a file that the rank has created would be read as its old content.
+        """
         journal = cls(folder, is_on_one_host)
-        journal.met_by_parent, journal._is_over = number, is_over
+        journal.met_by_parent = number
+        journal._noted, journal._touched, journal._moved, journal._is_over = known
         return journal
 
     def remove_at_end(self) -> None:
