@@ -22,8 +22,9 @@ _STAYS_AN_ADD = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
 
 def is_unordered(node: Node) -> bool:
     """Whether the op of a node may add replicated terms in an order that differs between ranks."""
-    is_list = node.outputs[0].dtype == tf.variant  # whose items AddV2 cannot add
-    return node.type in _UNORDERED and len(node.inputs) > 2 and _is_replicated(node) and not is_list
+    if node.type not in _UNORDERED or len(node.inputs) < 3:
+        return False
+    return _is_replicated(node) and node.outputs[0].dtype != tf.variant  # AddV2 takes no lists
 
 
 def list_marks(node: Node) -> dict[str, Any]:
