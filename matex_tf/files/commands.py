@@ -17,7 +17,6 @@ import pickle
 import re
 import shlex
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,13 +42,8 @@ _OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")  # options that may dif
 
 
 def _are_shared() -> bool:
-    """Whether all ranks reach the command that this thread reaches now, so that rank 0 runs it for all.
-
-    If the script has asked for its rank, the script decides which rank runs a command.
-    """
-    if world.script_knows_ranks or _is_inside or not world.is_active() or settings.get_settings().output == "all":
-        return False
-    if threading.current_thread() is not threading.main_thread() or real_files.uses_real_files():
+    """Whether all ranks reach the command that this thread reaches now, so that rank 0 runs it for all."""
+    if _is_inside or settings.get_settings().output == "all" or not overlay.is_reached_by_all():
         return False
     caller = sys._getframe(2)  # the caller of the function that replaces `os.system` and the like
     while caller.f_back is not None and caller.f_globals.get("__name__") == "subprocess":

@@ -15,6 +15,7 @@ import functools
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Iterator
 
 from matex_tf import settings
@@ -46,6 +47,16 @@ def has_view() -> bool:
 def is_on() -> bool:
     """Whether the ranks share one set of files: this rank has a view, or writes notes of its changes for the others."""
     return has_view() or journal.get_writer() is not None
+
+
+def is_reached_by_all() -> bool:
+    """Whether all ranks reach the line of the script that this thread is at, so that rank 0 may act for all.
+
+    Other threads are not in step. If the script has asked for its rank, it decides itself which rank acts. The library
+    acts on one rank, for example to save a file for all, within `use_real_files`.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and world.is_active() and not (world.script_knows_ranks or real_files.uses_real_files())
 
 
 def start_overlay() -> None:

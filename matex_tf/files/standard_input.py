@@ -11,11 +11,11 @@ import functools
 import io
 import os
 import stat
-import threading
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.runtime import objects, real_files, watchdog
+from matex_tf.files import overlay
+from matex_tf.runtime import objects, watchdog
 from matex_tf.runtime.hooks import Table
 from matex_tf.world import task_environment, world
 
@@ -63,36 +63,17 @@ class _SharedInput(io.RawIOBase):
 
     @functools.cached_property
     def _is_terminal(self) -> bool:
-        is_terminal = _is_at_terminal()
-        return objects.broadcast(is_terminal, "standard input") if _are_at_one_place() else is_terminal
+        is_terminal = os.isatty(_INPUT) or bool(task_environment.is_mpirun_at_terminal(_INPUT))
+        return objects.broadcast(is_terminal, "standard input") if overlay.is_reached_by_all() else is_terminal
 
     def isatty(self) -> bool:
         """Whether the run was started at a terminal: mpirun gives rank 0 a pipe in its place. Collective."""
         return self._is_terminal
 
     def readinto(self, buffer: Any) -> int:
-        data = _read_for_all(len(buffer)) if _are_at_one_place() else os.read(_open_input(), len(buffer))
+        data = _read_for_all(len(buffer)) if overlay.is_reached_by_all() else os.read(_open_input(), len(buffer))
         buffer[: len(data)] = data
         return len(data)
-
-
-def _is_at_terminal() -> bool:
-    """Whether this rank's input is a terminal, or that of mpirun is, from which rank 0's input comes."""
-    if os.isatty(_INPUT) or not task_environment.is_mpirun(os.getppid()):
-        return os.isatty(_INPUT)
-    try:
-        return os.readlink(f"/proc/{os.getppid()}/fd/{_INPUT}").startswith(("/dev/pts/", "/dev/tty"))
-    except OSError:  # another user's process
-        return False
-
-
-def _are_at_one_place() -> bool:
-    """Whether all ranks read the input that this thread reads now.
-
-    A script that has asked for its rank may not; nor does rank 0 while it saves a file for all.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    return is_main and world.is_active() and not (world.script_knows_ranks or real_files.uses_real_files())
 
 
 def _read_for_all(count: int) -> bytes:

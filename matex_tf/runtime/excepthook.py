@@ -60,11 +60,7 @@ def _match_launcher_terminal() -> None:
 
     Open MPI gives each rank a pseudo-terminal. Colours and progress bars would otherwise end up in log files.
     """
-    try:
-        output = os.readlink(f"/proc/{os.getppid()}/fd/1")
-    except OSError:
-        return
-    if task_environment.is_mpirun(os.getppid()) and not output.startswith(("/dev/pts/", "/dev/tty")):
+    if task_environment.is_mpirun_at_terminal(1) is False:
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
 
 

@@ -148,6 +148,19 @@ def is_mpirun(process: int) -> bool:
         return False
 
 
+def is_mpirun_at_terminal(descriptor: int) -> bool | None:
+    """Whether this descriptor of mpirun is a terminal. mpirun gives a rank another one in its place.
+
+    None if it is unknown: mpirun is not the parent of this process, or belongs to another user.
+    """
+    launcher = os.getppid()
+    try:
+        opened = os.readlink(f"/proc/{launcher}/fd/{descriptor}")
+    except OSError:
+        return None
+    return opened.startswith(("/dev/pts/", "/dev/tty")) if is_mpirun(launcher) else None
+
+
 def read_parent(process: int) -> int:
     """The process id of the parent of a process; 0 if it has ended."""
     try:

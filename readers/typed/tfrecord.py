@@ -89,7 +89,7 @@ class TfRecord(TypedTable):
         A script may write its files on each rank. The order of the features in the bytes of an Example differs between
         processes, so bytes and checksums of files differ.
         """
-        heads = ", ".join(map(_describe_records, dict.fromkeys(self.files)))
+        heads = ", ".join(_describe_records(file, file in self._packed) for file in dict.fromkeys(self.files))
         return f"{super().describe()}; {heads}"
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
@@ -294,7 +294,7 @@ def _read_head(path: Path) -> list[bytes]:
     return found
 
 
-def _describe_records(path: Path) -> str:
+def _describe_records(path: Path, is_packed: bool) -> str:
     """The name of a file, its size if it is not compressed, and a hash of its first records."""
     from google.protobuf.message import DecodeError
 
@@ -303,7 +303,7 @@ def _describe_records(path: Path) -> str:
         with contextlib.suppress(DecodeError):  # opening or reading reports it
             record = tf.train.Example.FromString(record).SerializeToString(deterministic=True)
         found.update(record)
-    size = "" if _find_packing(path) else f" of {path.stat().st_size} bytes"
+    size = "" if is_packed else f" of {path.stat().st_size} bytes"
     return f"{path.name}{size} ({found.hexdigest()})"
 
 

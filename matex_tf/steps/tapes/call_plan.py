@@ -223,8 +223,9 @@ def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
 
 
 def pack_tensors(structure: Any, tensors: Sequence[Any]) -> Any:
-    """A structure with `tensors` in place of its own tensors, in order. None stays."""
+    """A structure with `tensors`, as many as it has, in place of its own tensors, in order. None stays."""
     remaining = iter(tensors)
     leaves = tf.nest.flatten(structure, expand_composites=True)
     filled = [None if leaf is None else next(remaining) for leaf in leaves]
+    assert next(remaining, None) is None
     return tf.nest.pack_sequence_as(structure, filled, expand_composites=True)
