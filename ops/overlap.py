@@ -1,9 +1,10 @@
 """The overlapped reduction in graphs: gradients are summed over ranks while the step still computes others.
 
-One op announces the update, or each of its parts (`announcing.py`). Its output, the ticket, is the number of this
-announcement. Then each gradient has an op of its own, which hands the gradient over with the ticket as soon as it is
-computed, and ends when its sum is ready. An update that is not overlapped is inline: one op reduces all gradients.
-`collectives/reduce_gradients.py` calls this module if `is_chosen`.
+One op announces the update: a collective, which all ranks reach at the same place in their sequence. Its output, the
+ticket, is the number of this announcement. Then each gradient has an op of its own, which hands the gradient over with
+the ticket as soon as it is computed, and ends when its sum is ready. Gradients are summed in the order of the list, so
+the list has first the gradient that is ready first. An update that is not overlapped is inline: one op reduces all
+gradients. `collectives/reduce_gradients.py` calls this module if `is_chosen`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from typing import Any
 from matex_tf import settings
 from matex_tf.world import world
 
-from . import announcing
 from .library import get_library
-from .order import list_order_handles, make_in_order
+from .order import make_in_order
 
-OP_TYPES = (announcing.ANNOUNCE, announcing.HAND_OVER)
+_ANNOUNCE, _HAND_OVER = OP_TYPES = "MatexAnnounceUpdate", "MatexHandOverGradient"
 
 _state = threading.local()
 
@@ -59,16 +59,16 @@ def is_usual() -> bool:
     return world.get_world().has_several_nodes
 
 
-def is_chosen(tensors: Sequence[Any]) -> bool:
-    """Whether an update of these gradients is to be overlapped in the current graph."""
+def is_chosen(tensors: Sequence[Any] | None = None) -> bool:
+    """Whether an update of these gradients, by default of any, is to be overlapped in the current graph."""
     import tensorflow as tf
     from tensorflow.python.framework import ops
 
     is_in_function = not tf.executing_eagerly() and ops.inside_function()
-    if not tensors or not world.is_active() or not is_in_function:
+    if tensors == [] or not world.is_active() or not is_in_function:
         return False
     # Compiled code has no such ops; MPI must allow calls from several threads; a layout is made before the first step.
-    if is_for_xla() or not world.has_threads() or not all(tensor.shape.is_fully_defined() for tensor in tensors):
+    if is_for_xla() or not world.has_threads() or not all(one.shape.is_fully_defined() for one in tensors or ()):
         return False
     setting = settings.get_settings().overlap
     if setting != "auto":
@@ -85,30 +85,29 @@ def reduce_gradients(
     checked: bool,
     variables: Sequence[int],
     cuts: Sequence[Sequence[int]] = (),
+    part_of: str = "",
+    has_more: bool = False,
 ) -> list[Any]:
     """`ops.reduce_gradients` of tensors with known shapes, in a function, under several ranks."""
     library = get_library().ops
     _let_gradients_run_in_any_order()
-    parts = announcing.Parts(tensors, weight, list_order_handles()[0])
-    reduced: list[Any] = [None] * len(tensors)
-    for part in parts:
-        ticket = make_in_order(
-            library.matex_announce_update,
-            weight=weight,
-            T=[tensors[index].dtype for index in part.entries],
-            names=[names[index] for index in part.entries],
-            shapes=[tensors[index].shape for index in part.entries],
-            variables=[variables[index] for index in part.entries] if variables else [],
-            place=place,
-            of="" if len(part.entries) == len(tensors) else f"{names[0]} and {len(names) - 1} more",
-            more=not parts.is_last(part),
-            checked=checked,
-            cuts=flatten_cuts([cuts[index] for index in part.entries] if cuts else []),
-        )
-        parts.order_announcement(ticket.op, part)
-        for entry, index in enumerate(part.entries):
-            reduced[index] = library.matex_hand_over_gradient(gradient=tensors[index], ticket=ticket, entry=entry)
-    return reduced
+    ticket = make_in_order(
+        library.matex_announce_update,
+        weight=weight,
+        T=[tensor.dtype for tensor in tensors],
+        names=names,
+        shapes=[tensor.shape for tensor in tensors],
+        variables=list(variables),
+        place=place,
+        of=part_of,
+        more=has_more,
+        checked=checked,
+        cuts=flatten_cuts(cuts),
+    )
+    return [
+        library.matex_hand_over_gradient(gradient=tensor, ticket=ticket, entry=entry)
+        for entry, tensor in enumerate(tensors)
+    ]
 
 
 def flatten_cuts(cuts: Sequence[Sequence[int]]) -> list[int]:
@@ -124,5 +123,5 @@ def _let_gradients_run_in_any_order() -> None:
     from tensorflow.python.framework import auto_control_deps
 
     known = auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
-    if announcing.HAND_OVER not in known:
-        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | {announcing.HAND_OVER}
+    if _HAND_OVER not in known:
+        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | {_HAND_OVER}

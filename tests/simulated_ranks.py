@@ -46,6 +46,8 @@ class Meeting:
 
 
 class Exchanger:
+    sums_early = False
+
     def __init__(self, meeting: Meeting, rank: int):
         self.meeting, self.rank = meeting, rank
 

@@ -35,6 +35,8 @@ class OwnCopy(Copy):
 class OwnExchanger:
     """Uses this rank's data for every rank; see `rewrite.sharing.Exchanger` and `steps.exchanger`."""
 
+    sums_early = False
+
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
         self.is_ordered = is_ordered
 
@@ -49,8 +51,9 @@ class OwnExchanger:
         raise AssertionError("a step that a rank runs by itself publishes nothing")
 
     def exchange(
-        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False
-    ) -> list[Any]:
+        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,
+        can_wait: Sequence[bool] = (),
+    ) -> list[Any]:  # fmt: skip
         import tensorflow as tf
 
         contributes = batch_slice.contributes

@@ -11,6 +11,7 @@ import functools
 import io
 import os
 import stat
+import sys
 from typing import Any
 
 from matex_tf import ops, settings
@@ -42,6 +43,7 @@ class _SharedInput(io.RawIOBase):
     """
 
     name = "<stdin>"
+    _is_finalizing = staticmethod(sys.is_finalizing)  # an ending interpreter clears the globals of modules
 
     def fileno(self) -> int:
         """The descriptor of this rank's own input, for example for a command that reads it."""
@@ -53,7 +55,7 @@ class _SharedInput(io.RawIOBase):
         """In a worker process, also close the descriptor, as Python does for its workers: a command that the worker
         starts must not read the input of the run.
         """
-        if not self.closed and not world.is_active():
+        if not self.closed and not self._is_finalizing() and not world.is_active():
             with contextlib.suppress(OSError):
                 os.close(_INPUT)
         super().close()

@@ -29,11 +29,10 @@ def _wrap_gradient(original: Any) -> Any:
     none = tf.UnconnectedGradients.NONE
 
     def gradient(self, target, sources, output_gradients=None, unconnected_gradients=none):
-        if followed := first_calls.find_followed(sources):
-            own, of_followed = original(self, target, [sources, followed], output_gradients, none)
-            result = first_calls.choose_gradients(sources, own, of_followed, unconnected_gradients)
-        else:
-            result = original(self, target, sources, output_gradients, unconnected_gradients)
+        def compute(sources, unconnected):
+            return original(self, target, sources, output_gradients, unconnected)
+
+        result = first_calls.compute_gradients(compute, sources, unconnected_gradients)
         if not tf.executing_eagerly():
             gradients.note_gradients(result, sources)
         elif agreement.is_watched():

@@ -20,7 +20,7 @@ from matex_tf.rewrite.sharing import Request, Slice
 class _NoExchanger:
     """Takes the place of an `Exchanger` in copies of programs without collectives."""
 
-    rank = 0
+    rank, sums_early = 0, False
 
     def exchange(self, requests: Sequence[Request], *_: Any, **__: Any) -> list[Any]:
         raise AssertionError(f"a map of rows needs other ranks: {[request.kind for request in requests]}")

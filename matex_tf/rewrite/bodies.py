@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite import labels, paths, waves
+from matex_tf.rewrite import early, labels, paths, waves
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.gathering import prepare
 from matex_tf.rewrite.kept import Kept
@@ -39,7 +39,8 @@ class Body:
     brought: the tensors of values in other placements, by the ids of the values and the placements.
     counted: the tensors of sizes that count rows, each made once.
     operations: for each node, by its id, the operations after which it has run.
-    last: the operations that the next collective must wait for.
+    waits: for nodes that must wait for a further node, by their ids, this node (`early`).
+    last: the operations that the next collective must wait for; none if TensorFlow orders collectives.
     after: the operations after which all effects of the program have happened.
     """
 
@@ -51,6 +52,7 @@ class Body:
         self.brought: dict[tuple[int, Placement], Any] = {}
         self.counted: dict[tuple[Any, ...], Any] = {}
         self.operations: dict[int, list[Any]] = {}
+        self.waits: dict[int, Node] = {}
         self.publications: dict[int, Node] = {}
         self.last: list[Any] = []
         self.after: list[Any] = []
@@ -64,8 +66,12 @@ class Body:
                 for piece_id, node in _find_publications(self.program, self.gives).items()
                 if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
             }
-        exchanges = waves.schedule(self.program, self.gives, self._list_published())
+        self.program.nodes[:] = early.put_early(self.program.nodes)
+        is_early_sum = labels.is_labelled if self.copy.exchanger.sums_early else None
+        exchanges = waves.schedule(self.program, self.gives, self._list_published(), is_early_sum=is_early_sum)
         self.program.nodes.sort(key=lambda node: node.level)
+        sums = {id(one.value) for wave in exchanges for one in wave if one.value.placement.is_partial}
+        self.waits = early.list_waits(self.program.nodes, sums)
         return self.build_levels(exchanges)
 
     def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
@@ -111,12 +117,12 @@ class Body:
             self.operations[id(node)] = [node.op]
             return
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
-        before = self._wait_for(node.controls)
-        # All ranks must run collectives in the same order, so an op with collectives waits for the last one. If ops are
-        # not ordered otherwise, any branch or loop waits.
+        before = self._wait_for(self._list_controls(node))
+        # All ranks must run collectives in the same order. If TensorFlow does not order them, an op with collectives
+        # waits for the last one, and so does any branch or loop.
         has_collectives = has_collective(node) or any(body.has_collectives for body in node.bodies)
-        is_ordered = has_collectives or (bool(node.bodies) and not self.copy.is_ordered)
-        before += self.last if is_ordered else []
+        takes_turns = not self.copy.is_ordered and (has_collectives or bool(node.bodies))
+        before += self.last if takes_turns else []
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             emit = node.decision.emit
             tensors = self.copy.create_op(node, inputs) if emit is None else emit(self.copy, *inputs)
@@ -125,8 +131,12 @@ class Body:
             self.operations[id(node)] = [tensors[0].op]
         elif emit is None:
             self.operations[id(node)] = [tf.compat.v1.get_default_graph().get_operations()[-1]]
-        if is_ordered:
+        if takes_turns:
             self.last = [tensors[0].op]
+
+    def _list_controls(self, node: Node) -> list[Node]:
+        """The nodes that must have run before a node, besides the makers of its inputs."""
+        return [*node.controls, self.waits[id(node)]] if id(node) in self.waits else node.controls
 
     def _wait_for(self, nodes: Sequence[Node]) -> list[Any]:
         """The operations of the graph after which the ops of these nodes have run."""
@@ -136,8 +146,9 @@ class Body:
     def _keep(self, node: Node) -> None:
         """Add an op to the copy unchanged."""
         inputs = [self._find_input(value, need) for value, need in zip(node.inputs, node.decision.needs)]
-        kept_controls = [control for control in node.controls if control in self.kept]
-        operations = [op for control in node.controls for op in self.operations.get(id(control), ())]
+        controls = self._list_controls(node)
+        kept_controls = [control for control in controls if control in self.kept]
+        operations = [op for control in controls for op in self.operations.get(id(control), ())]
         self.kept.add(node, inputs, kept_controls + operations)
 
     def _find_input(self, value: Value, need: Placement | None) -> Any:
@@ -208,10 +219,13 @@ class Body:
         prepared = [prepare(self.copy, value, self._find_tensor(value), piece) for value, piece in zip(values, pieces)]
         requests = [request for each in prepared for request in each.requests]
         labels_of_requests = [label for label, each in zip(labels_of_values, prepared) for _ in each.requests]
+        can_wait = [exchange.can_wait for exchange, each in zip(wave, prepared) for _ in each.requests]
         with tf.control_dependencies(self.last):
-            results = self.copy.exchanger.exchange(requests, self.copy.batch_slice, labels_of_requests, is_last)
-        if results:
-            self.last = [results[-1].op] if self.copy.is_ordered else [tf.group(*results)]
+            results = self.copy.exchanger.exchange(
+                requests, self.copy.batch_slice, labels_of_requests, is_last, can_wait
+            )
+        if results and not self.copy.is_ordered:
+            self.last = [tf.group(*results)]
         remaining = iter(results)
         for value, each, piece in zip(values, prepared, pieces):
             tensor = each.finish(list(itertools.islice(remaining, len(each.requests))))
@@ -230,9 +244,8 @@ class Body:
             handle, piece = self._find_tensor(node.inputs[0]), self._find_tensor(value)
             before = self._wait_for(node.controls)
             publications.append(Publication(node.type, handle, piece, value.placement.cuts, before))
-        with tf.control_dependencies(self.last):
-            self.last = self.copy.exchanger.publish(publications)
-        self.operations.update((id(self.publications[id(value)]), self.last) for value in values)
+        published = self.copy.exchanger.publish(publications)
+        self.operations.update((id(self.publications[id(value)]), published) for value in values)
 
     def _find_shape(self, value: Value, placement: Placement) -> list[int | None] | None:
         """The known part of the shape that the tensor of a value has in this placement."""

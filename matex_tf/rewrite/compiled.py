@@ -69,17 +69,20 @@ def _can_travel(value: Value) -> bool:
 class _Padding:
     """The `Exchanger` inside of a compiled function: it gathers rows by sums of padded tensors."""
 
+    sums_early = False
+
     def __init__(self, copy: Any):
         self.exchanger, self.batch_slice, self.rank = copy.exchanger, copy.batch_slice, copy.exchanger.rank
 
     def exchange(
-        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False
-    ) -> list[Any]:
+        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,
+        can_wait: Sequence[bool] = (),
+    ) -> list[Any]:  # fmt: skip
         from matex_tf.ops import overlap
 
         padded = [Request("sum", self._pad(one.tensor)) if one.kind == "gather" else one for one in requests]
         with overlap.trace_for_xla():
-            return list(self.exchanger.exchange(padded, batch_slice, labels, is_last))
+            return list(self.exchanger.exchange(padded, batch_slice, labels, is_last, can_wait))
 
     def _pad(self, rows: Any) -> Any:
         """The rows at their place among the rows of all ranks, and 0 elsewhere."""

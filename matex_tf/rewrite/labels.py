@@ -53,6 +53,11 @@ def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list
     return labels_of_waves
 
 
+def is_labelled(value: Value) -> bool:
+    """Whether a value is a linear combination of terms of which one is labelled."""
+    return bool(_list_before(value))
+
+
 def _spread_labels(program: Program) -> None:
     """Give the inputs of branches and loops the labels that they have outside."""
     for node in program.nodes:

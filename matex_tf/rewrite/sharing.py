@@ -50,20 +50,27 @@ def cut_piece(tensor: Any, cuts: Sequence[int], rank: int) -> Any:
 
 
 class Exchanger(Protocol):
-    """The collectives of the ranks."""
+    """The collectives of the ranks.
+
+    sums_early: labelled sums run while the step computes others, each in the first wave in which it can.
+    """
+
+    sums_early: bool
 
     @property
     def rank(self) -> int:
         """The number of this rank, by which it owns pieces."""
 
     def exchange(
-        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False
-    ) -> list[Any]:
+        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,
+        can_wait: Sequence[bool] = (),
+    ) -> list[Any]:  # fmt: skip
         """The results of one wave, in order.
 
         batch_slice: if it does not contribute, this rank adds 0, whatever its tensors hold.
         labels: the label of each request, see `rewrite.labels`.
         is_last: no later wave of the copy has a label.
+        can_wait: for each request, whether the wave can end without its result; by default none can.
         """
 
     def can_publish(self, handle: Any, dtype: Any) -> bool:

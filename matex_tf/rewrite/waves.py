@@ -7,26 +7,38 @@ rows, and do not depend on one another: they are wave 1. No schedule has fewer w
 needs the result of the other cannot share a wave.
 
 Ops and collectives run as late as possible. But a sum that could travel in several waves joins the last wave that has
-sums anyway, so that it causes no further message.
+sums anyway, so that it causes no further message. If gradients are summed while others are computed, the sums of
+gradients run as early as possible instead: between the collectives of a backward pass through normalizations.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 from matex_tf.rewrite.control import needs_exchange
-from matex_tf.rewrite.nodes import Node, Value
+from matex_tf.rewrite.nodes import USUAL_SIZE, Node, Value
 from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
+
+_MIN_EARLY_BYTES = 256 << 10
+"""The minimum size of the sums of gradients in a wave: their rendezvous takes about 0.1 ms over Ethernet, and so many
+bytes 2 ms at 1 Gbit/s."""
+_MAX_EARLY_WAVES = 16
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Exchange:
-    """A collective on a value. wave: the number of its wave, from 0. needs: the placements that ops need."""
+    """A collective on a value.
+
+    wave: the number of its wave, from 0.
+    can_wait: no op of the next level needs the result.
+    needs: the placements that ops need.
+    """
 
     value: Value
     wave: int
+    can_wait: bool = False
     needs: set[Placement] = dataclasses.field(default_factory=set)
 
     def find_piece(self) -> Placement | None:
@@ -37,20 +49,22 @@ class Exchange:
 
 def schedule(
     program: Program, needs: list[Placement], publishing: Container[int] = (),
-    is_early: Callable[[Node], bool] | None = None,
+    is_early: Callable[[Node], bool] | None = None, is_early_sum: Callable[[Value], bool] | None = None,
 ) -> list[list[Exchange]]:  # fmt: skip
     """Set the level of each node, and list the exchanges of each wave.
 
     needs: the placements that the outputs are brought to.
     publishing: the ids of nodes that an exchange replaces: the exchange runs one level after the node's controls.
     is_early: whether a node runs as early as it can; else it runs as late as it can.
+    is_early_sum: whether the sum of a value runs as early as it can, with others of some size in its wave.
     """
     earliest = _find_earliest(program, publishing)
     ends = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, needs))
     last_level = max([0, *earliest.values(), *ends])
 
-    def place(sum_waves: Container[int]) -> dict[int, Exchange]:
-        """The exchanges, by the ids of their values, each as late as possible; sums in one of `sum_waves` if they can.
+    def place(choose_wave: Callable[[Value, int, int], int]) -> dict[int, Exchange]:
+        """The exchanges, by the ids of their values, each as late as possible, but sums in the waves that
+        `choose_wave(value, latest, first)` returns.
 
         Walks back from the outputs: each use of a value lowers the latest level of the node that makes it.
         """
@@ -62,9 +76,7 @@ def schedule(
             if needs_exchange(value.placement, need):
                 wave = level - 1  # the last one before the level
                 if value.placement.is_partial:
-                    first_wave = earliest.get(id(value.node), 0)
-                    possible = range(wave, first_wave - 1, -1)
-                    wave = next((number for number in possible if number in sum_waves), wave)
+                    wave = choose_wave(value, wave, earliest.get(id(value.node), 0))
                 exchange = exchanges.setdefault(id(value), Exchange(value, wave))
                 exchange.wave = min(exchange.wave, wave)
                 exchange.needs.add(need)  # type: ignore[arg-type]
@@ -83,13 +95,19 @@ def schedule(
                     latest[id(control)] = min(latest[id(control)], node.level - (id(node) in publishing))
         return exchanges
 
-    # Place all exchanges as late as possible. Waves with a sum that cannot travel earlier have sums anyway. If other
-    # sums are in other waves, place all again.
-    exchanges = place(())
-    sums = [exchange for exchange in exchanges.values() if exchange.value.placement.is_partial]
-    sum_waves = {exchange.wave for exchange in sums if exchange.wave == earliest.get(id(exchange.value.node), 0)}
-    if any(exchange.wave not in sum_waves for exchange in sums):
-        exchanges = place(sum_waves)
+    # Place all exchanges as late as possible. If sums are to be in other waves, place all again.
+    exchanges = place(lambda value, latest, first: latest)
+    sums = [
+        (exchange, earliest.get(id(exchange.value.node), 0))
+        for exchange in exchanges.values()
+        if exchange.value.placement.is_partial
+    ]
+    choose_wave = _choose_waves(sums, is_early_sum)
+    if any(exchange.wave != choose_wave(exchange.value, exchange.wave, first) for exchange, first in sums):
+        latest = {value: exchange.wave for value, exchange in exchanges.items()}
+        exchanges = place(choose_wave)
+        for value, exchange in exchanges.items():
+            exchange.can_wait = exchange.wave < latest[value]
     # List each wave in the order of the values, which is equal on all ranks. The order of their uses may not be: a
     # script may keep variables in a set.
     waves: list[list[Exchange]] = [[] for _ in range(last_level)]
@@ -97,6 +115,42 @@ def schedule(
         if id(value) in exchanges:
             waves[exchanges[id(value)].wave].append(exchanges[id(value)])
     return waves
+
+
+def _choose_waves(
+    sums: Sequence[tuple[Exchange, int]], is_early_sum: Callable[[Value], bool] | None
+) -> Callable[[Value, int, int], int]:
+    """The argument of `schedule.place`. sums: as late as possible, each with the first wave in which it can travel.
+
+    A wave with a sum that cannot travel earlier has sums anyway: other sums join the last such wave that they can.
+    """
+    early = _group_early([(one, first) for one, first in sums if is_early_sum is not None and is_early_sum(one.value)])
+    sum_waves = {one.wave for one, first in sums if id(one.value) not in early and one.wave == first}
+    sum_waves.update([max(early.values())] if early else [])
+
+    def choose_wave(value: Value, latest: int, first: int) -> int:
+        if id(value) in early:
+            return min(latest, early[id(value)])
+        return next((number for number in range(latest, first - 1, -1) if number in sum_waves), latest)
+
+    return choose_wave
+
+
+def _group_early(sums: Sequence[tuple[Exchange, int]]) -> dict[int, int]:
+    """The wave of each of these sums, by the id of its value: as early as possible, but with at least
+    `_MIN_EARLY_BYTES` in a wave, except in the last, and in at most `_MAX_EARLY_WAVES`.
+    """
+    sizes = {id(one.value): one.value.estimate_bytes(USUAL_SIZE) for one, _ in sums}
+    least = max(_MIN_EARLY_BYTES, sum(sizes.values()) // _MAX_EARLY_WAVES)
+    chosen: dict[int, int] = {}
+    group: list[Exchange] = []
+    waves = sorted({first for _, first in sums})
+    for wave in waves:
+        group += [one for one, first in sums if first == wave]
+        if wave == waves[-1] or sum(sizes[id(one.value)] for one in group) >= least:
+            chosen.update((id(one.value), min(wave, one.wave)) for one in group)
+            group = []
+    return chosen
 
 
 def _find_earliest(program: Program, publishing: Container[int]) -> dict[int, int]:

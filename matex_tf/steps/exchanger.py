@@ -15,6 +15,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.lazy import tf
+from matex_tf.ops import overlap
 from matex_tf.rewrite.sharing import Publication, Request, Slice, cut_piece
 from matex_tf.steps import publishing
 from matex_tf.steps.gradients import name_sums
@@ -36,23 +37,31 @@ class RankExchanger:
     checked: a gradient that is not finite is an error.
 
     The number of rows of the batch travels with the sums, so ranks whose batches have different numbers raise an error.
-    The last sums with gradients of a step count, and are recorded, as one update.
+    The last sums with gradients of a step count, and are recorded, as one update. If updates are overlapped, gradients
+    that travel in earlier waves are parts of it.
     """
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
         self.place, self.is_ordered, self.checked = place, is_ordered, checked
         self._weights: dict[tuple[int, int, bool], tuple[Slice, Any]] = {}
+        self._part_of = ""  # names the gradients of an update of which some parts have been announced
 
     @property
     def rank(self) -> int:
         return world.get_world().rank
 
+    @property
+    def sums_early(self) -> bool:
+        return self.is_ordered and overlap.is_chosen()
+
     def exchange(
-        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False
-    ) -> list[Any]:
+        self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,
+        can_wait: Sequence[bool] = (),
+    ) -> list[Any]:  # fmt: skip
         results: list[Any] = [None] * len(requests)
         last_ops: list[Any] = []  # of the message before
-        for indexes, exchange in self._list_messages(requests, labels or [None] * len(requests), is_last):
+        none = [None] * len(requests)
+        for indexes, exchange in self._list_messages(requests, labels or none, is_last, can_wait or none):
             # Control edges order the messages if the copy does not order all collectives.
             with contextlib.nullcontext() if self.is_ordered else tf.control_dependencies(last_ops):
                 exchanged = exchange([requests[index] for index in indexes], batch_slice)
@@ -71,22 +80,32 @@ class RankExchanger:
     def publish(self, publications: Sequence[Publication]) -> list[Any]:
         return publishing.publish(publications, self.place)
 
-    def _list_messages(self, requests: Sequence[Request], labels: Sequence[Any], is_last: bool) -> Iterator[Message]:
+    def _list_messages(
+        self, requests: Sequence[Request], labels: Sequence[Any], is_last: bool, can_wait: Sequence[Any]
+    ) -> Iterator[Message]:
         """The messages of a wave. Floating-point sums come first; the first message of the last wave counts the update.
 
         So the last wave has a message of sums even without a sum: the update then consists of gathered gradients.
         """
-        sums, checked, others = list[int](), list[int](), list[int]()
+        sums, checked, early, others = list[int](), list[int](), list[int](), list[int]()
         owned: dict[tuple[str, str], list[int]] = {}
         for index, request in enumerate(requests):
             if request.owned:
                 owned.setdefault((request.kind, request.tensor.dtype.name), []).append(index)
             elif request.kind != "sum" or request.tensor.dtype.name not in _SUMMED:
                 others.append(index)
+            elif labels[index] is not None and can_wait[index] and not is_last and self._is_overlapped(request):
+                early.append(index)
             elif self.checked and labels[index] is not None:
                 checked.append(index)
             else:
                 sums.append(index)
+        if early:
+            labels_of_early = [labels[index] for index in early]
+            yield (
+                early,
+                functools.partial(self._add_up, labels_of_early, checked=self.checked, is_update=True, has_more=True),
+            )
         if checked:
             labels_of_checked = [labels[index] for index in checked]
             yield checked, functools.partial(self._add_up, labels_of_checked, checked=True, is_update=is_last)
@@ -100,11 +119,13 @@ class RankExchanger:
             yield indexes, self._gather_pieces if kind == "gather" else self._reduce_numbers
 
     def _add_up(
-        self, labels: Sequence[Any], requests: Sequence[Request], batch_slice: Slice, checked: bool, is_update: bool
-    ) -> list[Any]:
+        self, labels: Sequence[Any], requests: Sequence[Request], batch_slice: Slice, checked: bool, is_update: bool,
+        has_more: bool = False,
+    ) -> list[Any]:  # fmt: skip
         """Floating-point sums, in one message; a sum of 0 if there are no requests.
 
         is_update: the message also carries the number of rows of the batch, and counts as an update of the weights.
+        has_more: it is a part of an overlapped update, of which further parts follow.
         """
         tensors = [request.tensor for request in requests] or [tf.zeros([])]
         names, numbers = name_sums(tensors, labels or [None])
@@ -112,8 +133,17 @@ class RankExchanger:
         cuts = [request.cuts for request in requests] or [()]
         # With `sent_cuts`, the message may bring each rank its pieces only. An elastic run needs complete sums.
         sent_cuts = [] if settings.get_settings().elastic or not any(cuts) else cuts
-        sums = ops.reduce_gradients(tensors, names, weight, self.place, checked, numbers, is_update, sent_cuts)
+        if has_more and not self._part_of:
+            self._part_of = f"{names[0]} and others"
+        part_of, self._part_of = self._part_of, self._part_of if has_more or not is_update else ""
+        sums = ops.reduce_gradients(
+            tensors, names, weight, self.place, checked, numbers, is_update, sent_cuts, part_of, has_more
+        )
         return [self._cut(total, cut) for total, cut in zip(sums, cuts)]
+
+    def _is_overlapped(self, request: Request) -> bool:
+        """Whether an update with this sum is overlapped."""
+        return self.sums_early and overlap.is_chosen([request.tensor])
 
     def _find_weight(self, batch_slice: Slice, is_update: bool) -> Any:
         """The weight of this rank's terms: one tensor for all sums of a graph."""

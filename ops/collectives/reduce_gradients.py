@@ -12,9 +12,9 @@ from typing import Any
 from matex_tf import arguments
 from matex_tf.world import world
 
-from .. import announcing, overlap
+from .. import overlap
 from ..library import get_library
-from ..order import list_order_handles, make_in_order
+from ..order import make_in_order
 from . import common, reduce_on_device
 
 _NO_UPDATE = -1.0  # passed in place of the rows of the global batch (`sequence/mismatch.h`)
@@ -42,6 +42,8 @@ def reduce_gradients(
     variables: Sequence[int] = (),
     is_update: bool = True,
     cuts: Sequence[Sequence[int]] = (),
+    part_of: str = "",
+    has_more: bool = False,
 ) -> list[Any]:
     """The sum over ranks of weight * tensor, for each gradient of one update.
 
@@ -58,6 +60,8 @@ def reduce_gradients(
             inline, and counted and recorded as another collective. `weight` is `make_weight` without rows.
         cuts: for each tensor an empty list, or the first element of every rank's piece, and the end of the last piece.
             With cuts, a rank gets the sum of its own piece only; other elements are undefined.
+        part_of: if the gradients are a part of an overlapped update, a name of all its gradients for messages.
+        has_more: further parts of the update follow.
 
     Returns:
         Tensors of the same shapes and dtypes, bit for bit equal on every rank.
@@ -83,11 +87,9 @@ def reduce_gradients(
     if not any(weight.shape.is_compatible_with(shape) for shape in ([], [2])):
         raise ValueError(f"reduce_gradients: expected a scalar weight, or weight and rows; given shape {weight.shape}")
     if is_update and overlap.is_chosen(tensors):
-        return overlap.reduce_gradients(tensors, names, weight, place, checked, variables, cuts)
+        return overlap.reduce_gradients(tensors, names, weight, place, checked, variables, cuts, part_of, has_more)
     if not world.is_active():  # one rank: its own gradients are the sum
         return common.scale(tensors, weight)
-    if not overlap.is_for_xla():  # XLA runs a function as one op, not in TensorFlow's threads
-        announcing.hold_collectives(tensors, list_order_handles())
     return reduce_inline(tensors, names, weight, place, checked, variables, cuts)
 
 

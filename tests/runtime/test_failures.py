@@ -352,22 +352,22 @@ import sys
 import tensorflow as tf
 import matex_tf
 from matex_tf import ops
-from matex_tf.ops import announcing
-
-announcing._LEAST_BYTES = 1
 last = matex_tf.rank() == matex_tf.size() - 1
 layers = 2 if sys.argv[1] == "layers" and last else 3
 
 @tf.function
 def step(x, limit):
-    found = [x]
-    for number in range(layers):
-        x = found[-1]
+    found = []
+    for number in range(layers + 1):
+        found += ops.reduce_gradients(
+            [x], [f"kernel {number}"], 1.0, "a backward pass", part_of="all kernels", has_more=number < layers
+        )
         if number == 1:
             with tf.control_dependencies([tf.debugging.assert_less(x, limit, message="too much")]):
                 x = tf.identity(x)
-        found.append(ops.allreduce(x, "mean", f"layer {number}"))
-    return ops.reduce_gradients(found, [f"kernel {number}" for number in range(layers + 1)], 1.0, "a backward pass")
+        if number < layers:
+            x = ops.allreduce(x, "mean", f"layer {number}")
+    return found
 
 step = step.get_concrete_function(tf.ones([4]), tf.constant(2.0))
 assert str(step.graph.as_graph_def()).count('op: "MatexAnnounceUpdate"') == layers + 1

@@ -110,6 +110,23 @@ for turn in range(3):
     for weight, gradient in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables)):
         weight.assign_sub(0.01 * gradient)
 """
+LATE_INNER = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(1)
+inputs = keras.Input((3,))
+features = keras.layers.Dense(4, activation="tanh")(inputs)
+model = keras.Model(inputs, [features, keras.layers.Dense(2)(features)])
+x = tf.constant(np.random.RandomState(1).randn(8, 3).astype("float32"))
+for turn in range(3):
+    with tf.GradientTape(persistent=True) as tape:
+        made, result = model(x)
+        loss = tf.reduce_sum(tf.square(result))
+        of_made = tf.reduce_sum(tf.square(made))
+    tape.gradient(loss, model.trainable_variables)
+print("gradient", float(tf.reduce_sum(tape.gradient(of_made, made) - 2 * made)))
+print("gradient", float(tf.reduce_sum(tape.gradient(loss, result) - 2 * result)))
+print(tape.gradient(loss, made), "unreached")
+"""
 
 
 @pytest.mark.timeout(200)
@@ -127,8 +144,10 @@ def test_a_rank_computes_its_rows_of_a_shared_call():
 
 
 @pytest.mark.timeout(200)
-def test_what_the_first_step_did_not_show_is_an_error():
-    result = launch.run(2, LATE, env=EXPLAINED)
+@pytest.mark.parametrize("script", [LATE, LATE_INNER])
+def test_what_the_first_step_did_not_show_is_an_error(script):
+    result = launch.run(2, script, env=EXPLAINED)
     assert result.returncode != 0
     assert "MATEX_EAGER=whole" in result.output
     assert "unreached" not in result.output
+    assert result.output.count("gradient 0.0") == 2 * (script is LATE_INNER)

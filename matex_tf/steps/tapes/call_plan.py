@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from matex_tf import errors
+from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite import sources
 from matex_tf.rewrite.emit import Copy
@@ -19,7 +19,7 @@ from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.rewrite.subgraphs import Subgraph
+from matex_tf.rewrite.subgraphs import Subgraph, reach
 from matex_tf.runtime import excepthook
 from matex_tf.steps import agreement, batch_watch, failures, gradients, plan, report, slices
 from matex_tf.steps.batches import WholeBatch
@@ -28,6 +28,9 @@ from matex_tf.world import world
 
 SECOND_ORDER = "a tape records the computation of its gradients, or a jacobian computes them"
 """Gradients that the backward step cannot give: it records nothing, and runs in eager code only."""
+BETWEEN_RESULTS = "a tape computes the gradient of one of its results through another one"
+"""Gradients that the backward step cannot give: on the tape, results of one call do not depend on one another."""
+_COMPUTED_FROM = "the results of the same call that were computed from this one, and the plan of the call"
 
 
 class _Backward(NamedTuple):
@@ -58,6 +61,7 @@ class CallPlan:
     why_whole: the reason why every rank computes the calls whole; empty if ranks share them.
     output_count: the number of the call's outputs. TensorFlow may add residuals to the outputs of the graph later.
     differentiable: the indices of the outputs whose gradients the backward step takes.
+    computed_from: for each of these outputs, the positions in `differentiable` of outputs that are computed from it.
     value_inputs: the indices of the inputs that are no variables.
     forward, backward: the steps, ConcreteFunctions.
     gradients: a list of the gradients in the trace; None for an input without one.
@@ -117,6 +121,7 @@ class CallPlan:
     def _build_backward(self, program: Program, backward: _Backward) -> None:
         """Build the step from the number of rows, whole gradients of outputs, and residuals to whole gradients."""
         self.differentiable = [index for index, one in enumerate(self.graph.outputs) if id(one) in backward.output_ids]
+        self.computed_from = _find_computed([self.graph.outputs[index] for index in self.differentiable])
         self.gradients = backward.structure
         # Each rank slices the gradient of an output as the forward step had sliced the output. If a mask had selected
         # its rows (`rows.chosen`), these are not known here, and the gradient stays whole.
@@ -165,11 +170,7 @@ class CallPlan:
 
         def compute_gradients(*upstream: Any) -> list[Any]:
             if record.could_possibly_record() or not tf.executing_eagerly():
-                raise errors.UnsupportedError(
-                    f"{self.place}: {SECOND_ORDER}. Its first call did not show this, so ranks share its calls. Set "
-                    "MATEX_EAGER=whole, with which every rank computes whole batches in eager code, or put the step "
-                    "into a tf.function"
-                )
+                self.refuse_gradients(SECOND_ORDER)
             self._require_ranks()
             gradients_of_outputs = [
                 tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
@@ -180,12 +181,44 @@ class CallPlan:
             return list(pack_tensors(self.gradients, results))
 
         record.record_operation("SharedCall", differentiable, list(followed), compute_gradients)
+        for result, positions in zip(differentiable, self.computed_from):
+            if positions:
+                tags.set_tag(result, _COMPUTED_FROM, ([differentiable[index] for index in positions], self))
         return outputs
+
+    def refuse_gradients(self, why: str) -> None:
+        """Raises UnsupportedError for gradients that the backward step cannot give."""
+        raise errors.UnsupportedError(
+            f"{self.place}: {why}. Its first call did not show this, so ranks share its calls. Set MATEX_EAGER=whole, "
+            "with which every rank computes whole batches in eager code, or put the step into a tf.function"
+        )
 
     def _require_ranks(self) -> None:
         """Check the ranks: the steps are built for them, and the residuals of a lost rank are gone."""
         if self.ranks != world.get_world().size:
             excepthook.refuse_after_loss(self.place)
+
+
+def _find_computed(results: Sequence[Any]) -> list[list[int]]:
+    """For each of the results, tensors of one graph, the indices of the other results that are computed from it."""
+    makers = [{id(op) for op in reach([one.op], lambda op: [tensor.op for tensor in op.inputs])} for one in results]
+    takers = [{id(user) for user in one.consumers()} for one in results]
+    return [
+        [
+            index
+            for index, other in enumerate(results)
+            if index != mine and (other is one or takers[mine] & makers[index])
+        ]
+        for mine, one in enumerate(results)
+    ]
+
+
+def find_computed(sources: Sequence[Any]) -> list[tuple[list[Any], CallPlan]]:
+    """For each of `sources` that is a result of a shared call: the results of the call that were computed from it, if
+    there are any, and the plan of the call.
+    """
+    found = (tags.get_tag(one, _COMPUTED_FROM) for one in sources)
+    return [one for one in found if one is not None]
 
 
 def _list_specs(tensors: Sequence[Any]) -> list[Any]:

@@ -17,11 +17,10 @@ from matex_tf.lazy import tf
 from matex_tf.runtime import objects
 from matex_tf.steps import agreement, capture, whole_code
 from matex_tf.steps.arguments import attach_tensors, list_attached
-from matex_tf.steps.tapes.call_plan import SECOND_ORDER, CallPlan
+from matex_tf.steps.tapes.call_plan import BETWEEN_RESULTS, SECOND_ORDER, CallPlan, find_computed
 
 READS = "its Python reads the values of tensors"
 OTHER_RESULTS = "its results are not tensors alone"
-INNER_GRADIENT = "a tape computes the gradient of one of its results through another one"
 CHOSEN = "MATEX_EAGER=whole says so"
 
 _KINDS = "_matex_kinds_of_calls"
@@ -154,33 +153,34 @@ def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
     return tf.nest.map_structure(follow, result, expand_composites=True)
 
 
-def find_followed(sources: Any) -> dict[int, Any]:
-    """The script's own tensors, by the index of the flat source of a gradient that follows one (`watch_call`).
+def compute_gradients(compute: Callable[[Any, Any], Any], sources: Any, unconnected: Any) -> Any:
+    """The result of `compute(sources, unconnected)`, the gradients of a tape. Sources may be results of calls.
 
     A call computes its results from one another: of `features, prediction = model(x)`, the prediction from the
-    features. The recorded ops lead to its own tensors. A shared call has no such ops.
+    features. Watched calls return tensors that follow the script's own (`watch_call`), to which the recorded ops lead.
+    So the gradient of the followed tensor is taken, unless the tape does not know it. A shared call has no such ops.
+
+    unconnected: what TensorFlow gives in place of None.
+
+    Raises UnsupportedError if the target depends on results of a shared call that were computed from a source.
     """
     flat = tf.nest.flatten(sources)
-    found = {index: tags.get_tag(one, _FOLLOWED) for index, one in enumerate(flat) if isinstance(one, tf.Tensor)}
-    followed = {index: tag for index, tag in found.items() if tag is not None}
+    tagged = {index: tags.get_tag(one, _FOLLOWED) for index, one in enumerate(flat) if isinstance(one, tf.Tensor)}
+    followed = {index: tag for index, tag in tagged.items() if tag is not None}
+    computed = find_computed(flat)
+    if not followed and not computed:
+        return compute(sources, unconnected)
     for _, kind in followed.values():
-        kind.refuse(INNER_GRADIENT)
-    return {index: tensor for index, (tensor, _) in followed.items()}
-
-
-def choose_gradients(sources: Any, own: Any, of_followed: dict[int, Any], unconnected: Any) -> Any:
-    """The gradients of sources: of the followed tensor, which has the ways through the source, too; else its own one,
-    if the tape does not know the followed tensor.
-
-    own: the gradients of the sources; None if there is none. of_followed: of the tensors by `find_followed`.
-    unconnected: what TensorFlow gives in place of None.
-    """
-    flat = tf.nest.flatten(own)
-    for index, gradient in of_followed.items():
-        flat[index] = flat[index] if gradient is None else gradient
+        kind.refuse(BETWEEN_RESULTS)
+    own, of_followed, of_computed = compute(
+        [flat, [tensor for tensor, _ in followed.values()], [results for results, _ in computed]],
+        tf.UnconnectedGradients.NONE,
+    )
+    for gradients, (_, plan) in zip(of_computed, computed):
+        if any(gradient is not None for gradient in gradients):
+            plan.refuse_gradients(BETWEEN_RESULTS)
+    for index, gradient in zip(followed, of_followed):
+        own[index] = own[index] if gradient is None else gradient
     if unconnected == tf.UnconnectedGradients.ZERO:
-        flat = [
-            tf.zeros_like(one) if gradient is None else gradient
-            for one, gradient in zip(tf.nest.flatten(sources), flat)
-        ]
-    return tf.nest.pack_sequence_as(sources, flat)
+        own = [tf.zeros_like(one) if gradient is None else gradient for one, gradient in zip(flat, own)]
+    return tf.nest.pack_sequence_as(sources, own)

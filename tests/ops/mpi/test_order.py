@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from matex_tf import ops
-from matex_tf.ops import readiness
 from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
@@ -62,33 +61,6 @@ def test_branches_of_one_function_keep_their_order():
         return tf.reduce_sum(left) + tf.reduce_sum(right)
 
     assert float(step(tf.ones([3]))) == 9 * world.get_world().size
-
-
-def test_collectives_of_a_backward_pass_wait_for_the_gradients_before_them(monkeypatch):
-    """If one rank computed gradients before a collective, and another rank after it, each would wait in turn."""
-    monkeypatch.setattr(readiness, "count_threads", lambda: 1)
-    weights = [tf.Variable(tf.ones([3, 3])) for _ in range(3)]
-
-    @tf.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            for weight in weights:
-                x = ops.allreduce(x @ weight, "mean")
-        # The gradients of the last layer are computed first.
-        return ops.reduce_gradients(tape.gradient(x, weights)[::-1], list("cba"), tf.constant(1.0, tf.float64), "step")
-
-    operations = step.get_concrete_function(tf.ones([2, 3])).graph.get_operations()
-    if not world.is_active():
-        return
-    (update,) = [op for op in operations if op.type in ("MatexReduceGradients", "MatexReduceOnDevice")]
-    backwards = [op for op in operations if op.type == "MatexAllreduce"][3:]
-    gradients = [tensor.op for tensor in update.inputs[:3]]
-    if update.type == "MatexReduceOnDevice":  # they were scaled before
-        gradients = [chosen.inputs[2].op.inputs[0].op for chosen in gradients]
-    for number, collective in enumerate(backwards):
-        before = set(readiness.list_ancestors(collective, (), readiness.list_direct_sources))
-        assert [gradient in before for gradient in gradients] == [position < number for position in range(3)]
-    assert all(np.isfinite(gradient).all() for gradient in step(tf.ones([2, 3])))
 
 
 def test_gradients_pass_through_ordered_ops():

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from matex_tf import ops, settings
-from matex_tf.ops import readiness
+from matex_tf.rewrite import early
 from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
@@ -100,7 +100,7 @@ def test_seconds_in_which_a_rank_is_blocked():
         assert blocked == 0
     else:
         # With several threads, one waits while another sleeps. On busy cores the end of a wait is noticed late.
-        own = max(naps) if readiness.count_threads() == 1 else naps[0]
+        own = max(naps) if early.count_threads() == 1 else naps[0]
         assert blocked <= took - own + 0.1
         assert blocked > 0.05 or RANK == SIZE - 1
 
@@ -228,22 +228,10 @@ def test_a_step_that_fails_on_one_rank_fails_on_all():
         assert step(tf.constant(1.0)).numpy() == SIZE
 
 
-@pytest.mark.parametrize(
-    "threads, least, parts",
-    [
-        (1, 1, 3),
-        (4, 1, 3),
-        pytest.param(1 + RANK % 2, 1, 3, id="one or two, in three parts"),
-        pytest.param(1 + RANK % 2, 1 << 20, 2, id="one or two, in two parts"),
-        *(pytest.param(threads, 1 << 20, 2, marks=pytest.mark.more) for threads in (1, 4)),
-    ],
-)
-def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
+def test_collectives_in_backward_passes(monkeypatch):
     """Two updates in one step, each with collectives in its backward pass, as of two normalized networks."""
-    from matex_tf.ops import announcing, overlap
+    from matex_tf.ops import overlap
 
-    monkeypatch.setattr(readiness, "count_threads", lambda: threads)
-    monkeypatch.setattr(announcing, "_LEAST_BYTES", least)
     monkeypatch.setattr(settings.get_settings(), "overlap", "auto")
 
     def made(way):
@@ -267,7 +255,7 @@ def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
     overlapped, inline = made(True), made(False)
     x = tf.constant(float(RANK + 1), tf.float64)
     types = kinds(overlapped, x)
-    assert types.count("MatexAnnounceUpdate") == (parts if SIZE > 1 else 0)
+    assert types.count("MatexAnnounceUpdate") == 2 * (SIZE > 1)
     for _ in range(5):
         before = ops.count_completed(KIND)
         found = overlapped(x)
@@ -276,12 +264,7 @@ def test_collectives_in_backward_passes(threads, least, parts, monkeypatch):
             np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-def test_the_gradient_of_a_broadcast_is_made_alike_on_all_ranks(monkeypatch):
-    """Its ancestors decide when its update is announced, so they must be the same where the gradient is zero."""
-    from matex_tf.ops import announcing
-
-    monkeypatch.setattr(announcing, "_LEAST_BYTES", 1)
-
+def test_the_gradient_of_a_broadcast():
     @tf.function
     def step(x):
         with tf.GradientTape() as tape:

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from matex_tf import errors, ops, settings
 from matex_tf.observe import clocks, timeline
-from matex_tf.ops import announcing, records
+from matex_tf.ops import records
 from matex_tf.runtime import objects, shutdown
 
 pytestmark = pytest.mark.mpi
@@ -173,14 +173,17 @@ def test_overlapped_updates(monkeypatch, parts):
     if SIZE == 1:
         return
     monkeypatch.setattr(settings.get_settings(), "overlap", "on")
-    monkeypatch.setattr(announcing, "_LEAST_BYTES", 1)
+    place, names = f"a record of {parts}", ["first", "second", "none"]
 
     @tf.function
     def step(x, y):
         product = tf.linalg.matmul(y, y)
-        if parts == 2:
-            product = ops.allreduce(product, "mean")
-        return ops.reduce_gradients([x, product[0], y[:0]], ["first", "second", "none"], 1.0, f"a record of {parts}")
+        if parts == 1:
+            return ops.reduce_gradients([x, product[0], y[:0]], names, 1.0, place)
+        part_of = "first and 2 more"
+        first = ops.reduce_gradients([x], names[:1], 1.0, place, part_of=part_of, has_more=True)
+        product = ops.allreduce(product, "mean")
+        return first + ops.reduce_gradients([product[0], y[:0]], names[1:], 1.0, place, part_of=part_of)
 
     for _ in range(2):
         step(tf.ones([300_000]), tf.ones([300, 300]))
@@ -194,7 +197,7 @@ def test_overlapped_updates(monkeypatch, parts):
     records.set_recording(0)
     assert dropped == 0
     events = events[before:]
-    place = f"a record of {parts}: first and 2 more"
+    place += ": first and 2 more"
     (totals,) = [one for one in records.read_totals() if one.place == place]
     assert (totals.updates, totals.steps) == (count - FIRST, count - FIRST)
     assert totals.bytes == totals.updates * 4 * 300_300

@@ -1,0 +1,129 @@
+"""Gradients are summed in the order in which they are ready, while the step computes others."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import launch
+from matex_tf.rewrite import early
+from matex_tf.rewrite.placement import BATCH, WHOLE
+from matex_tf.rewrite.propagate import read_program
+
+LAYERS = 4
+
+
+@pytest.fixture
+def program():
+    """A step that updates its weights by SGD, the weight of the first layer first."""
+    weights = [tf.Variable(tf.eye(3)) for _ in range(LAYERS)]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = x
+            for weight in weights:
+                y = tf.tanh(y @ weight)
+            loss = tf.reduce_sum(y)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    graph = step.get_concrete_function(tf.TensorSpec([None, 3])).graph
+    return read_program(graph, [BATCH] + [WHOLE] * LAYERS)
+
+
+def find_sums(program):
+    return [value for node in program.nodes for value in node.outputs if value.placement.is_partial]
+
+
+def list_before(node, waits=()):
+    found, pending = {}, [node]
+    while pending:
+        one = pending.pop()
+        before = [*(value.node for value in one.inputs if value.node is not None), *one.controls]
+        before += [waits[id(one)]] if id(one) in waits else []
+        pending += [each for each in before if id(each) not in found]
+        found.update((id(each), each) for each in before)
+    return found
+
+
+def test_what_needs_no_more_rows_comes_before_later_ops_with_rows(program):
+    nodes = early.put_early(program.nodes)
+    assert sorted(map(id, nodes)) == sorted(map(id, program.nodes))
+    places = {id(node): place for place, node in enumerate(nodes)}
+    with_rows = [node for node in program.nodes if node.has_rows]
+    assert [node for node in nodes if node.has_rows] == with_rows
+    for node in nodes:
+        needed = list_before(node)
+        assert all(places[number] < places[id(node)] for number in needed)
+        if not node.has_rows:  # no op with rows between it and the last one that it needs
+            last = max((places[number] for number, one in needed.items() if one.has_rows), default=-1)
+            assert not any(last < places[id(one)] < places[id(node)] for one in with_rows)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_with_one_thread_ops_with_rows_wait_for_the_sums_before_them(program, threads, monkeypatch):
+    monkeypatch.setattr(early, "count_threads", lambda: threads)
+    nodes = early.put_early(program.nodes)
+    sums = {id(value) for value in find_sums(program)}
+    waits = early.list_waits(nodes, sums)
+    assert bool(waits) == (threads == 1)
+    for place, node in enumerate(nodes):
+        before = list_before(node, waits)
+        assert id(node) not in before
+        if node.has_rows and threads == 1:
+            made = [one for one in nodes[:place] if any(id(value) in sums for value in one.outputs)]
+            assert all(id(one) in before for one in made)
+
+
+SCRIPT = """
+import sys
+import matex_tf
+from matex_tf.ops import overlap
+from matex_tf.rewrite import waves
+
+waves._MIN_EARLY_BYTES = int(sys.argv[1])
+reduce = overlap.reduce_gradients
+
+def told(tensors, names, *rest):
+    print("part", *(name for name in names if "kernel" in name), flush=True)
+    return reduce(tensors, names, *rest)
+
+overlap.reduce_gradients = told
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(1)
+keras.config.set_floatx("float64")
+layers = [keras.Input((5,))]
+for number in range(3):
+    layers += [keras.layers.Dense(6, "tanh", name=f"d{number}"), keras.layers.BatchNormalization()]
+model = keras.Sequential([*layers, keras.layers.Dense(1, name="d3")])
+model.compile("adam", "mse")
+x = np.random.RandomState(1).randn(40, 5)
+history = model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0, shuffle=False)
+print("result", *history.history["loss"], *(float(np.abs(one).sum()) for one in model.get_weights()))
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("least, parts", [(1, 4), (1 << 30, 1)])
+def test_an_update_has_parts_between_the_collectives_of_a_backward_pass(least, parts):
+    """With BatchNormalization over all ranks' rows, each layer has a collective in the backward pass."""
+    alone = launch.run_alone(SCRIPT, least).check()
+    together = launch.run(2, SCRIPT, least, env={"MATEX_OVERLAP": "on", "MATEX_STRATEGY": "allreduce"}).check()
+
+    def read(result):
+        (line,) = re.findall(r"^result (.*)$", result.output, re.MULTILINE)
+        return np.array(line.split(), float)
+
+    np.testing.assert_allclose(read(together), read(alone), rtol=1e-9)
+    told = re.findall(r"^part ?(.*)$", together.output, re.MULTILINE)
+    names = [re.findall(r"d\d", line) for line in told]
+    traces = len(names) // parts
+    assert names[:parts] * traces == names
+    assert [name for part in names[:parts] for name in part] == ["d3", "d2", "d1", "d0"]
