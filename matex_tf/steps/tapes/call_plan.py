@@ -201,16 +201,22 @@ class CallPlan:
 
 def _find_computed(results: Sequence[Any]) -> list[list[int]]:
     """For each of the results, tensors of one graph, the indices of the other results that are computed from it."""
-    makers = [{id(op) for op in reach([one.op], lambda op: [tensor.op for tensor in op.inputs])} for one in results]
-    takers = [{id(user) for user in one.consumers()} for one in results]
-    return [
-        [
-            index
-            for index, other in enumerate(results)
-            if index != mine and (other is one or takers[mine] & makers[index])
-        ]
-        for mine, one in enumerate(results)
-    ]
+
+    def find_source(tensor: Any) -> Any:
+        """The tensor of which this one is an alias: a function may return an alias of what it goes on with."""
+        while tensor.op.type == "Identity":
+            tensor = tensor.op.inputs[0]
+        return tensor
+
+    sources = list(map(find_source, results))
+    makers = [{id(op) for op in reach([one.op], lambda op: [tensor.op for tensor in op.inputs])} for one in sources]
+    takers = [{id(user) for user in one.consumers()} for one in sources]
+
+    def is_computed_from(other: int, mine: int) -> bool:
+        return other != mine and (sources[other] is sources[mine] or not takers[mine].isdisjoint(makers[other]))
+
+    numbers = range(len(results))
+    return [[other for other in numbers if is_computed_from(other, mine)] for mine in numbers]
 
 
 def find_computed(sources: Sequence[Any]) -> list[tuple[list[Any], CallPlan]]:
