@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from matex_tf import ops, settings
-from matex_tf.rewrite import early
 from matex_tf.world import world
 
 pytestmark = pytest.mark.mpi
@@ -99,9 +98,8 @@ def test_seconds_in_which_a_rank_is_blocked():
     if SIZE == 1:
         assert blocked == 0
     else:
-        # With several threads, one waits while another sleeps. On busy cores the end of a wait is noticed late.
-        own = max(naps) if early.count_threads() == 1 else naps[0]
-        assert blocked <= took - own + 0.1
+        # The sum may wait while a thread sleeps. On busy cores the end of a wait is noticed late.
+        assert blocked <= took - naps[0] + 0.1
         assert blocked > 0.05 or RANK == SIZE - 1
 
 
