@@ -18,7 +18,7 @@ from matex_tf import arguments, errors, settings
 from matex_tf.launch import check_run, info, mpirun_command, output_file, probe, process, restarts, run_options
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.monitoring import event_log
-from matex_tf.launch.option_types import HERE, Bytes, Count
+from matex_tf.launch.option_types import BYTES, HERE, make_count
 from matex_tf.launch.run_options import ADAPT, STRATEGY, Run, RunCommand
 from matex_tf.version import __version__
 from matex_tf.world import missing_mpi, mpirun_options, placement
@@ -91,11 +91,13 @@ def matex(ctx: click.Context) -> int:
 
 
 @matex.command(name="run", cls=RunCommand, short_help="Train SCRIPT.py on several ranks.")
-@click.option("-n", "ranks", type=Count("ranks"), help="The number of ranks; also -np, --np and -c.")
+@click.option("-n", "ranks", type=make_count("ranks"), help="The number of ranks; also -np, --np and -c.")
 @click.option("--dry-run", is_flag=True, help="Print the command line of mpirun and run nothing.")
 @click.option("--check", is_flag=True, help="Run a few steps alone and on the ranks; compare losses, weights, files.")
 @click.option("--share", is_flag=True, help="With --check: use your own files if too large for a copy. Changes stay.")
-@click.option("--steps", type=Count("steps"), help=f"With --check: the number of steps. Default: {check_run.STEPS}.")
+@click.option(
+    "--steps", type=make_count("steps"), help=f"With --check: the number of steps. Default: {check_run.STEPS}."
+)
 @click.option("--explain", is_flag=True, help="Say whether each step is sharded, and if not, why.")
 @click.option(
     "--strategy", type=STRATEGY, metavar="NAME",
@@ -103,14 +105,14 @@ def matex(ctx: click.Context) -> int:
 )  # fmt: skip
 @click.option("--adapt", flag_value="on", is_flag=False, type=ADAPT, metavar="[=ranks]", help=run_options.ADAPT_HELP)
 @click.option(
-    "--memory", type=Bytes(), default=0.0,
+    "--memory", type=BYTES, default=0.0,
     help="The memory of a rank, as 16GiB, or here: larger slices are computed in parts.",
 )  # fmt: skip
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
 @click.option("--record", default="", metavar="FOLDER", help="Record each rank there, for `matex top` and `report`.")
 @click.option("--live", is_flag=True, help="Show each rank below the output. Default of --record: runs/.")
 @click.option(
-    "--restarts", type=Count("restarts"), metavar="TIMES",
+    "--restarts", type=make_count("restarts"), metavar="TIMES",
     help="Keep the state of the run. After a loss restart from it, at most TIMES times, on the remaining hosts.",
 )  # fmt: skip
 @click.option(

@@ -18,7 +18,7 @@ import click
 
 from matex_tf import arguments, settings
 from matex_tf.launch import check_run
-from matex_tf.launch.option_types import SettingValue
+from matex_tf.launch.option_types import Parsed
 from matex_tf.ops import cache
 from matex_tf.world import mpirun_options
 from matex_tf.world.hosts import host_lists
@@ -64,8 +64,8 @@ _PURPOSES = {
 }
 """The options that need two ranks or more, each with its purpose for the error message."""
 
-STRATEGY = SettingValue(settings.parse_strategy)
-ADAPT = SettingValue(settings.parse_adapt)  # the type of `--adapt`, whose value is optional
+STRATEGY = Parsed("value", settings.parse_strategy)
+ADAPT = Parsed("value", settings.parse_adapt)  # the type of `--adapt`, whose value is optional
 
 
 class RunCommand(click.Command):
