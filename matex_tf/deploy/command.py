@@ -19,7 +19,7 @@ from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
 from matex_tf.deploy.kinds import KINDS
 from matex_tf.deploy.kubectl import messages, names
-from matex_tf.deploy.options import AnyOptions, Options, merge_options
+from matex_tf.deploy.options import AnyOptions, Options, add_options, merge_options
 from matex_tf.deploy.queues import flux, lsf, pbs
 
 REFUSED, INTERRUPTED = 1, 130
@@ -50,35 +50,6 @@ def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOpti
     return replace(options, name="".join(letter if letter.isprintable() else "_" for letter in name), matex=matex)
 
 
-_SLURM_OPTIONS = (
-    click.option("--nodes", type=int, metavar="NODES", help="The number of nodes; default: 1."),
-    click.option("--ranks-per-node", type=int, metavar="RANKS", help="The number of ranks on each node; default: 1."),
-    click.option("--time", metavar="LIMIT", help="The time limit: 2:00:00 or 1-12 (days-hours)."),
-    click.option("--name", metavar="NAME", help="The job's name; default: the script's name."),
-    click.option("--restarts", type=int, metavar="TIMES", help="As for `matex run`; default: 3."),
-    click.option("--cpus", metavar="CPUS", help="CPUs for each rank (Kubernetes: each worker); default: whole nodes."),
-    click.option("--gpus-per-node", type=int, metavar="GPUS", help="The number of GPUs on each node."),
-    click.option("--setup", multiple=True, metavar="LINE", help="A shell line before the run: 'module load openmpi'."),
-    click.option("--matex", metavar="COMMAND", help="The `matex` command on the cluster."),
-    click.option("--account", metavar="ACCOUNT", help="The account of the job (Flux: bank, LSF: project)."),
-    click.option("--partition", metavar="PARTITION", help="Slurm: the partition."),
-    click.option("--qos", metavar="NAME", help="Slurm: the quality of service."),
-    click.option("--constraint", metavar="FEATURES", help="Slurm: required features of the nodes."),
-    click.option("--gres", metavar="LIST", help="Slurm: devices of each node: gpu:a100:4."),
-    click.option("--dependency", metavar="JOBS", help="Slurm: jobs to wait for: afterok:4711."),
-    click.option("--exclusive", is_flag=True, default=None, help="Slurm: whole nodes, also with --cpus."),
-    click.option("--launcher", metavar="COMMAND", help="Slurm: mpirun, or srun on a cluster without mpirun."),
-    click.option("--sbatch", multiple=True, metavar="OPTION", help="A further option of sbatch: --sbatch=--mem=8G."),
-)
-
-
-def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a Slurm job to a command that already has `--run`."""
-    for option in reversed(_SLURM_OPTIONS):
-        command = option(command)
-    return command
-
-
 @click.command(
     "submit",
     cls=after_script.SubmitCommand,
@@ -91,19 +62,7 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--flux", "cluster", flag_value="flux", help="Submit to Flux.")
 @click.option("--kubernetes", "cluster", flag_value="kubernetes", help="Submit to Kubernetes, as an MPIJob.")
 @click.option("-n", "ranks", type=click.IntRange(min=1), metavar="RANKS", help="The total number of ranks.")
-@click.option("--run", multiple=True, metavar="OPTIONS", help="Options of `matex run` or mpirun: '--mca pml ob1'.")
-@add_slurm_options
-@click.option(
-    "--array", metavar="TASKS", help="Slurm: one run for each task: 0-9%4. SLURM_ARRAY_TASK_ID is its number."
-)
-@click.option("--queue", metavar="QUEUE", help="PBS, LSF, Flux: the queue.")
-@click.option("--option", multiple=True, metavar="LINE", help="An option of qsub, bsub or flux batch: '-l mem=8gb'.")
-@click.option("--image", metavar="IMAGE", help="Kubernetes: with matex_tf, TensorFlow, MPI, bash and sshd.")
-@click.option("--memory", metavar="BYTES", help="Kubernetes: the memory of each worker: 32Gi.")
-@click.option("--namespace", metavar="NAMESPACE", help="Kubernetes: the namespace.")
-@click.option("--claim", metavar="NAME", help="Kubernetes: the volume claim for state and records.")
-@click.option("--folder", metavar="PATH", help="Kubernetes: the mount point of the volume; default: /runs.")
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Kubernetes: an environment variable of the run.")
+@add_options(*KINDS.values())
 @click.option("--dry-run", is_flag=True, help="Print the job, and do not submit it.")
 @click.option("--no-follow", is_flag=True, help="Do not wait for the job.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")

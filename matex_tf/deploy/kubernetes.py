@@ -22,26 +22,27 @@ from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, JobError, State, Unreacha
 from matex_tf.deploy.kubectl import launcher_script, names, states, yaml_text
 from matex_tf.deploy.kubectl import messages as kubectl_words
 from matex_tf.deploy.kubectl.logs import Logs
-from matex_tf.deploy.options import FOLDER_VARIABLES, NAME, Options, check_variables, parse_time
+from matex_tf.deploy.options import FOLDER_VARIABLES, NAME, Options, check_variables, declare, parse_time
 
 HOSTFILE = "/etc/mpi/hostfile"  # written by the MPI operator
 GRACE = 120  # seconds for the ranks to save their state after Kubernetes asks the launcher to end
 _ADVICE = "Install it (https://kubernetes.io/docs/tasks/tools) and let it reach the cluster: `kubectl get nodes`"
 _HOST_OPTIONS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # the name of a Kubernetes object
-_AMOUNT = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
+_AMOUNT = r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kubernetes(Options):
     """The options of a Kubernetes job. `claim` is the PersistentVolumeClaim that all pods mount at `folder`."""
 
-    image: str = ""
-    memory: str = ""
-    namespace: str = ""
-    claim: str = ""
-    folder: str = "/runs"
-    env: Sequence[str] = ()
+    image: str = declare("", "Kubernetes: with matex_tf, TensorFlow, MPI, bash and sshd.", "IMAGE")
+    memory: str = declare("", "Kubernetes: the memory of each worker: 32Gi.", "BYTES")
+    namespace: str = declare("", "Kubernetes: the namespace.", "NAMESPACE")
+    claim: str = declare("", "Kubernetes: the volume claim for state and records.", "NAME")
+    folder: str = declare("/runs", "Kubernetes: the mount point of the volume; default: /runs.", "PATH")
+    env: Sequence[str] = declare((), "Kubernetes: an environment variable of the run.", "NAME=VALUE")
+    cpus_form = _AMOUNT, "as 8 or 500m"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,9 +53,8 @@ class Kubernetes(Options):
         for name in ("namespace", "claim"):
             if (value := getattr(self, name)) and not _NAME.fullmatch(value):
                 raise ValueError(f"expected {name} to be small letters, digits, - and .; given {value!r}")
-        for name, example in (("cpus", "8 or 500m"), ("memory", "32Gi or 32G")):
-            if (value := getattr(self, name)) and not _AMOUNT.fullmatch(value):
-                raise ValueError(f"expected {name} to be as {example}; given {value!r}")
+        if self.memory and not re.fullmatch(_AMOUNT, self.memory):
+            raise ValueError(f"expected memory to be as 32Gi or 32G; given {self.memory!r}")
         for text in self.env:
             if not NAME.fullmatch(text.partition("=")[0]) or "=" not in text:
                 raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")

@@ -30,7 +30,7 @@ from matex_tf.deploy.job import (
     format_count,
     run_scheduler,
 )
-from matex_tf.deploy.options import Options, parse_time
+from matex_tf.deploy.options import Options, declare, parse_time
 from matex_tf.deploy.refusals import Refusal, explain_refusal
 from matex_tf.world import task_environment
 
@@ -42,18 +42,14 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 @dataclass(frozen=True, kw_only=True)
 class Queued(Options):
-    """The options of a PBS, LSF or Flux job. `option` has further options of the submit command, such as
-    `-l mem=8gb`.
-    """
+    """The options of a PBS, LSF or Flux job."""
 
-    account: str = ""
-    queue: str = ""
-    option: Sequence[str] = ()
+    account: str = declare("", "The account of the job (Flux: bank, LSF: project).", "ACCOUNT")
+    queue: str = declare("", "PBS, LSF, Flux: the queue.", "QUEUE")
+    option: Sequence[str] = declare((), "An option of qsub, bsub or flux batch: '-l mem=8gb'.", "LINE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cpus and not re.fullmatch(r"[1-9][0-9]*", str(self.cpus)):
-            raise ValueError(f"expected cpus to be a whole number, 1 or more, of each rank; given {self.cpus!r}")
         for name in ("account", "queue"):
             if re.search(r"\s", getattr(self, name)):
                 raise ValueError(f"expected {name} to be one word; given {getattr(self, name)!r}")

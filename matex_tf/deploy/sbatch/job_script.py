@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matex_tf.deploy import run_folder, shell_text
-from matex_tf.deploy.options import Options
+from matex_tf.deploy.options import Options, declare
 from matex_tf.deploy.sbatch import taken_options
 
 HEAD, TASK = "#SBATCH", "task-"
@@ -21,27 +21,25 @@ _MUST_QUOTE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm(Options):
-    """The options of a Slurm job. `sbatch`: further options of sbatch, one word each: `--mem=8G`.
+    """The options of a Slurm job.
 
-    `array`: task numbers in sbatch's syntax (`0-3`, `1,5,9`, `0-99%4`); the script runs once for each task, in a folder
-    of its own. `launcher`: `mpirun`, through `matex run`, or `srun`, for a cluster without mpirun.
+    `array`: task numbers in sbatch's syntax (`0-3`, `1,5,9`, `0-99%4`). Each task has a folder of its own. `launcher`:
+    `mpirun` starts the ranks through `matex run`, and `srun` without it.
     """
 
-    account: str = ""
-    partition: str = ""
-    qos: str = ""
-    constraint: str = ""
-    gres: str = ""
-    dependency: str = ""
-    exclusive: bool = False
-    array: str = ""
-    launcher: str = "mpirun"
-    sbatch: Sequence[str] = ()
+    account: str = declare("", "The account of the job (Flux: bank, LSF: project).", "ACCOUNT")
+    partition: str = declare("", "Slurm: the partition.", "PARTITION")
+    qos: str = declare("", "Slurm: the quality of service.", "NAME")
+    constraint: str = declare("", "Slurm: required features of the nodes.", "FEATURES")
+    gres: str = declare("", "Slurm: devices of each node: gpu:a100:4.", "LIST")
+    dependency: str = declare("", "Slurm: jobs to wait for: afterok:4711.", "JOBS")
+    exclusive: bool = declare(False, "Slurm: whole nodes, also with --cpus.")
+    array: str = declare("", "Slurm: one run for each task: 0-9%4. SLURM_ARRAY_TASK_ID is its number.", "TASKS")
+    launcher: str = declare("mpirun", "Slurm: mpirun, or srun on a cluster without mpirun.", "COMMAND")
+    sbatch: Sequence[str] = declare((), "A further option of sbatch: --sbatch=--mem=8G.", "OPTION")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cpus and not re.fullmatch(r"[1-9][0-9]*", str(self.cpus)):
-            raise ValueError(f"expected cpus to be a whole number, 1 or more, of each rank; given {self.cpus!r}")
         for word in self.sbatch:
             if not word.startswith("-") or not word.isprintable():
                 raise ValueError(f"expected sbatch to be options such as --qos=long, each in one line; given {word!r}")
