@@ -50,17 +50,21 @@ def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOpti
     return replace(options, name="".join(letter if letter.isprintable() else "_" for letter in name), matex=matex)
 
 
+def _add_cluster_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--slurm`, `--pbs` and so on to a command of click."""
+    for name in reversed(CLUSTERS):
+        help_text = f"Submit to {KINDS[name].__name__}{', as an MPIJob' if name == 'kubernetes' else ''}."
+        command = click.option(f"--{name}", is_flag=True, help=help_text)(command)
+    return command
+
+
 @click.command(
     "submit",
     cls=after_script.SubmitCommand,
     context_settings={"allow_interspersed_args": False},
     short_help="Queue SCRIPT.py as a job of a cluster, and follow it.",
 )
-@click.option("--slurm", "cluster", flag_value="slurm", help="Submit to Slurm.")
-@click.option("--pbs", "cluster", flag_value="pbs", help="Submit to PBS.")
-@click.option("--lsf", "cluster", flag_value="lsf", help="Submit to LSF.")
-@click.option("--flux", "cluster", flag_value="flux", help="Submit to Flux.")
-@click.option("--kubernetes", "cluster", flag_value="kubernetes", help="Submit to Kubernetes, as an MPIJob.")
+@_add_cluster_flags
 @click.option("-n", "ranks", type=click.IntRange(min=1), metavar="RANKS", help="The total number of ranks.")
 @add_options(*KINDS.values())
 @click.option("--dry-run", is_flag=True, help="Print the job, and do not submit it.")
@@ -68,9 +72,8 @@ def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOpti
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
 def submit_script(
-    cluster: str | None, ranks: int | None, dry_run: bool, no_follow: bool, is_module: bool, script: tuple[str, ...],
-    **values: Any,
-) -> int:  # fmt: skip
+    ranks: int | None, dry_run: bool, no_follow: bool, is_module: bool, script: tuple[str, ...], **values: Any
+) -> int:
     """Queue the unchanged SCRIPT.py as a job of a cluster, follow the job, and return its exit code.
 
     \b
@@ -88,11 +91,15 @@ def submit_script(
     account = "science"
     setup = ["module load openmpi"]
     """
-    if cluster is None:
+    clusters = [name for name in CLUSTERS if values.pop(name)]
+    if not clusters:
         raise click.UsageError("no cluster is named. For example: matex submit --slurm --nodes 4 train.py")
+    if len(clusters) > 1:
+        named = " and ".join(f"--{name}" for name in sorted(clusters))
+        raise click.UsageError(f"{named} do not go together: a job goes to one cluster")
     if not script:
         raise click.UsageError("no script is named. For example: matex submit --slurm --nodes 4 train.py")
-    kind, scheduler = KINDS[cluster], CLUSTERS[cluster]
+    kind, scheduler = KINDS[clusters[0]], CLUSTERS[clusters[0]]
     target = ["-m", *script] if is_module else [*script]
     set_values = {name: value for name, value in values.items() if value not in (None, ())}
     _check_names(kind, set_values)
