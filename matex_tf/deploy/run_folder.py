@@ -13,9 +13,10 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from matex_tf.deploy.job import Job
+from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, State
 from matex_tf.runtime import atomic
 
 RUNS = Path("runs")
@@ -97,6 +98,22 @@ def find_submit_time(folder: str) -> float | None:
         return float(json.loads(Path(folder, NOTE).read_text())["submitted"]) if folder else None
     except (OSError, ValueError, KeyError):
         return None
+
+
+def read_exit_code(folder: Path) -> int | None:
+    """The exit code that the job script has written; None if it has not ended."""
+    path = folder / EXIT_CODE
+    text = path.read_text() if path.is_file() else ""
+    return int(text) if text.endswith("\n") else None  # without a line end, the file is still being written
+
+
+def add_exit_code(job: Job, state: State) -> State:
+    """Complete the state of a job that has ended or is forgotten by the exit code from its script."""
+    code = read_exit_code(Path(job.folder)) if job.folder else None
+    if code is None or state.phase not in (ENDED, FORGOTTEN) or state.code is not None:
+        return state
+    # The script writes the file at its end, so a job that the scheduler has forgotten is known to have ended.
+    return replace(state, phase=ENDED, words=state.words if state.phase == ENDED else "ENDED", code=code)
 
 
 def _read_notes() -> Iterator[tuple[str, Job]]:

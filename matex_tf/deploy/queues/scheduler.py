@@ -129,7 +129,9 @@ class Scheduler(abc.ABC):
             command += ' --hostfile "$run_folder/hosts"'
         submit = self.submit_successor.format(script=f"{folder}/{SCRIPT}")
         after = _END_TIMER if options.time else ""
-        after += _SUBMIT_SUCCESSOR.format(again=os.EX_TEMPFAIL, submit=submit, write_note=write_note, title=self.title)
+        after += shell_text.format_again(
+            "$job", _SUBMIT_SUCCESSOR.format(submit=submit, write_note=write_note, title=self.title)
+        )
         return shell_text.format_script(
             option_lines + self.opening,
             shell_text.quote_folder(folder),
@@ -206,11 +208,13 @@ class Scheduler(abc.ABC):
         for command in self.state_commands:
             answer = self._ask([*command, job.id])
             if answer.returncode == 0 and (state := self.read_state(answer.stdout)):
-                return _add_exit_code(job, state)
+                return run_folder.add_exit_code(job, state)
             lines = _read_message(answer).splitlines()
             if lines and not self.unknown_pattern.search(" ".join(lines)):
                 raise UnreachableError(f"{command[0]}: {lines[-1]}")
-        return _add_exit_code(job, State(FORGOTTEN, f"is not known to {self.title}, or no longer; its end is unknown"))
+        return run_folder.add_exit_code(
+            job, State(FORGOTTEN, f"is not known to {self.title}, or no longer; its end is unknown")
+        )
 
     def follow_job(self, job: Job, shows_output: bool = True) -> int:
         """Copy the output until the job and its successors have ended. Returns the exit code."""
@@ -244,18 +248,6 @@ class Scheduler(abc.ABC):
 def _read_message(answer: CompletedProcess[str]) -> str:
     """The message of a command that failed."""
     return answer.stderr.strip() or answer.stdout.strip()
-
-
-def _add_exit_code(job: Job, state: State) -> State:
-    """Complete the state of an ended job with the exit code from its script, if the scheduler has none."""
-    if state.phase not in (ENDED, FORGOTTEN) or state.code is not None or not job.folder:
-        return state
-    exit_code_file = Path(job.folder, run_folder.EXIT_CODE)
-    if not exit_code_file.is_file():
-        return state
-    # The script writes this file at its end, so a job that the scheduler has forgotten is known to have ended.
-    words = state.words if state.phase == ENDED else "ENDED"
-    return replace(state, phase=ENDED, words=words, code=int(exit_code_file.read_text()))
 
 
 def make_state(
@@ -302,11 +294,6 @@ _WRITE_HOSTS = """\
 $(cut -d ' ' -f 1 "$run_folder/hosts") >&2; exit {code}; }}
 """
 _SUBMIT_SUCCESSOR = """\
-if [ $code -eq {again} ]; then
-    kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
-    printf 'matex: job %s %s after %d:%02d:%02d, %s\\n' "$job" \\
-        "$([ -n "$asked" ] && echo asked to end || echo ended with exit code {again})" \\
-        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept"
     before=$job
     if job=$(set -o pipefail; {submit}) && [ -n "$job" ]; then
         {write_note}
@@ -314,5 +301,4 @@ if [ $code -eq {again} ]; then
         exit $code
     fi
     echo "matex: {title} took no job that goes on: $job. In $PWD, submit the script again" >&2
-fi
 """

@@ -115,8 +115,11 @@ def parse_array(text: str) -> list[int]:
 def format_job(options: Slurm, target: Sequence[str], folder: str) -> str:
     """The script of a job that runs `target`. `folder` is that of the run, seen from where the job is submitted."""
     number = _TASK_NUMBER if options.array else _JOB_NUMBER
-    requeue_lines = _REQUEUE.format(again=os.EX_TEMPFAIL, folder=shlex.quote(folder), number=number)
-    return format_script(options, options.make_command(target), folder, shell_text.RUN_VARIABLES, requeue_lines)
+    restarts = "$((${SLURM_RESTART_COUNT:-0} + 1))"
+    requeue = shell_text.format_again(
+        number, _REQUEUE.format(folder=shlex.quote(folder), number=number), "; to be requeued (%d)", restarts
+    )
+    return format_script(options, options.make_command(target), folder, shell_text.RUN_VARIABLES, requeue)
 
 
 def format_script(
@@ -183,15 +186,8 @@ _FOLDER_CHECK = (
     '[ -d "$1" ] || { echo "matex: host $(hostname) does not see the folder of the run, $1. Submit from a folder on a '
     'file system that all nodes share." >&2; exit 1; }'
 )
-# The job is requeued only if the run asks for it by its exit code.
 _REQUEUE = """\
-if [ $code -eq {again} ]; then
-    kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
-    printf 'matex: job %s %s after %d:%02d:%02d, %s; to be requeued (%d)\\n' "{number}" \\
-        "$([ -n "$asked" ] && echo asked to end || echo ended with exit code {again})" \\
-        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept" $((${{SLURM_RESTART_COUNT:-0}} + 1))
     scontrol requeue "{number}" && exit $code
     echo "matex: Slurm did not put job {number} back; $kept. In $PWD, sbatch {folder}/job.sh" \\
         "goes on" >&2
-fi
 """
