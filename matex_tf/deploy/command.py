@@ -45,7 +45,7 @@ def find_own_command() -> str:
 
 def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOptions:
     """Complete `options`: an unset name is derived from `target`, an unset command is this installation's `matex`."""
-    name = options.name or (target[1] if target[0] == "-m" else Path(target[0]).stem)
+    name = options.name or run_folder.name_target(target)
     matex = options.matex or ("" if isinstance(options, kubernetes.Kubernetes) else find_own_command())
     return replace(options, name="".join(letter if letter.isprintable() else "_" for letter in name), matex=matex)
 

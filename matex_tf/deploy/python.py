@@ -177,7 +177,7 @@ def launch(
         matex = command.find_own_command()
         options = Options(ranks_per_node=ranks, restarts=restarts or 0, run=run_options, matex=matex)
         check_variables(variables.keys() - {"MATEX_STATE"})  # the state of a run on this machine may be anywhere
-        folder = run_folder.make_folder(Path(target[0]).stem)
+        folder = run_folder.make_folder(run_folder.name_target(target))
         local_run = Here(options.make_command(target), folder, variables)
         return LaunchedRun(local_run, local_run.job)
     if not isinstance(cluster, Options):

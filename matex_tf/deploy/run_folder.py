@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,11 @@ from matex_tf.runtime import atomic
 
 RUNS = Path("runs")
 NOTE, EXIT_CODE = "job.json", "exit-code"
+
+
+def name_target(target: Sequence[str]) -> str:
+    """The name of a run of `target`: that of the script without its ending, or of the module after `-m`."""
+    return target[1] if target[0] == "-m" else Path(target[0]).stem
 
 
 def propose_folder(name: str) -> Path:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from matex_tf import arguments, errors, settings
+from matex_tf.deploy import run_folder
 from matex_tf.launch import check_run, info, mpirun_command, output_file, probe, process, restarts, run_options
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.monitoring import event_log
@@ -135,7 +136,7 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
         check_target(run)
     record_folder = run.record or os.environ.get("MATEX_RECORD", "")
     if run.live and not record_folder:
-        record_folder = event_log.name_record_folder(run.target)
+        record_folder = str(run_folder.propose_folder(run_folder.name_target(run.target)))
         run = replace(run, record=record_folder)
     if run.dry_run:
         print(shlex.join(make_command_line(run)))
