@@ -18,7 +18,7 @@ from matex_tf.deploy import after_script, following, kubernetes, run_folder, slu
 from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
 from matex_tf.deploy.kinds import KINDS
-from matex_tf.deploy.kubectl import messages, names
+from matex_tf.deploy.kubectl import messages, mpijob
 from matex_tf.deploy.options import AnyOptions, Options, add_options, merge_options
 from matex_tf.deploy.queues import flux, lsf, pbs
 
@@ -111,7 +111,7 @@ def submit_script(
         raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
         has_folder = scheduler is not kubernetes
-        name = str(run_folder.propose_folder(options.name)) if has_folder else names.make_name(options.name)
+        name = str(run_folder.propose_folder(options.name)) if has_folder else mpijob.make_name(options.name)
         following.Output().write_bytes(scheduler.format_job(options, target, name).encode(errors="surrogateescape"))
         return 0
     if scheduler is not kubernetes and not is_module and not os.path.isfile(script[0]):
@@ -188,7 +188,7 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
             return scheduler, scheduler.find_job(job)
         except JobError as error:
             raise click.UsageError(str(error)) from None
-    if names.is_name(job):
+    if mpijob.is_name(job):
         return kubernetes, Job(job, namespace=namespace)
     raise click.UsageError(f"expected a job's number or name, or the folder of its run, as runs/train-1; given {job!r}")
 
@@ -219,7 +219,7 @@ def _run_action(command: str, action: Callable[[], int], job: str = "") -> int:
 
 def describe_failure(job: str, message: str) -> str:
     """Add to `message`, the cluster's message, that no folder has this name, if the user may have meant a folder."""
-    if not names.is_name(job) or names.is_made(job) or os.path.isdir(job):
+    if not mpijob.is_name(job) or mpijob.is_made(job) or os.path.isdir(job):
         return message
     if messages.is_without_cluster(message):
         return (
