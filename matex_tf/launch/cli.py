@@ -228,9 +228,9 @@ def find_mpirun() -> mpirun_command.Mpirun:
     return mpirun
 
 
-def make_command_line(run: Run) -> list[str]:
-    """The mpirun command line for `run` on this machine. Raises click.UsageError if there is no mpirun."""
-    mpirun = find_mpirun()
+def make_command_line(run: Run, mpirun: mpirun_command.Mpirun | None = None) -> list[str]:
+    """The mpirun command line for `run`; without `mpirun`, by this machine's. Raises click.UsageError if it has none."""
+    mpirun = mpirun or find_mpirun()
     if run.elastic and (mpirun.family != mpirun_options.OPENMPI or mpirun.major < 5):
         raise click.UsageError(
             "--elastic needs Open MPI 5 or later, whose mpirun leaves other ranks alone when one is lost; this "
@@ -280,11 +280,11 @@ def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
             may_choose=not run.strategy,
             state=os.environ.get("MATEX_STATE") or restarts.name_state_folder(run.target),
             make_command=lambda attempt: make_command_line(
-                run_options.change_ranks(run, attempt.ranks, attempt.options, attempt.strategy)
+                run_options.change_ranks(run, attempt.ranks, attempt.options, attempt.strategy), places.mpirun
             ),
         ).run()  # fmt: skip
     with process.make_proof_folder(shared_folder) as proof_folder:
-        return process.run_to_end(make_command_line(run), proof_folder, places.describe_lost_hosts)
+        return process.run_to_end(make_command_line(run, places.mpirun), proof_folder, places.describe_lost_hosts)
 
 
 def main(words: Sequence[str] | None = None) -> int:
