@@ -291,7 +291,8 @@ def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrup
     state.mkdir(mode=0o700)
     (state / "state-3").touch()
     program = (
-        "import sys; from matex_tf.launch import cli; cli.make_command_line = lambda run, mpirun: [sys.argv[1]]; "
+        "import sys; from matex_tf.launch import cli, command_line; "
+        "command_line.make_command_line = lambda run, mpirun: [sys.argv[1]]; "
         "sys.exit(cli.main(['run', '-n', '2', '--restarts', '3', sys.argv[1]]))"
     )
     child = subprocess.Popen(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from matex_tf.costs import collectives
+from matex_tf.launch import command_line, run_options
 from matex_tf.launch.option_types import BYTES, NETWORK, NUMBERS, RANKS, TIME, make_count
 from matex_tf.launch.planning import checks, ranks, requests
 from matex_tf.launch.planning import run as planning
@@ -66,9 +67,6 @@ def plan_command(ctx: click.Context, /, **values: Any) -> int:
     matex plan --ranks 1,2,4,...,1024 --network infiniband train.py --epochs 3
     matex plan --check -n 2,4 plan.json
     """
-    check_target: Callable[[Run], None]  # raises if the script does not exist
-    make_command_line: Callable[[Run], list[str]]
-    check_target, make_command_line = ctx.obj  # functions of `launch.cli`
     script = values["script"]
     if not script:
         raise click.UsageError("no script is named. For example: matex plan --ranks 1,2,4,...,1024 train.py")
@@ -78,7 +76,8 @@ def plan_command(ctx: click.Context, /, **values: Any) -> int:
     def launch(
         ranks: int, target: Sequence[str], options: Sequence[str], environment: Mapping[str, str] | None
     ) -> list[str]:
-        return make_command_line(Run(ranks=ranks, target=list(target), options=list(options), environment=environment))
+        run = Run(ranks=ranks, target=list(target), options=list(options), environment=environment)
+        return command_line.make_command_line(run)
 
     checks.check_options(values, _list_given_options(ctx), script)
     try:
@@ -87,7 +86,7 @@ def plan_command(ctx: click.Context, /, **values: Any) -> int:
                 plan, hosts = plan_file.load_plan(script[0]), requests.split_hosts(values["hosts"])
                 checks.check_runs(plan, values["run_on"], hosts, launch)
                 return ranks.check_predictions(plan, values["run_on"], launch, hosts, values["file"])
-            check_target(Run(ranks=1, target=list(script)))
+            run_options.check_target(Run(ranks=1, target=list(script)))
             request = requests.read_options(values)
             checks.check_request(request)
             checks.check_hosts(request.hosts, launch)
