@@ -46,7 +46,7 @@ def find_own_command() -> str:
 def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOptions:
     """Complete `options`: an unset name is derived from `target`, an unset command is this installation's `matex`."""
     name = options.name or run_folder.name_target(target)
-    matex = options.matex or ("" if isinstance(options, kubernetes.Kubernetes) else find_own_command())
+    matex = options.matex or ("" if isinstance(options, mpijob.Kubernetes) else find_own_command())
     return replace(options, name="".join(letter if letter.isprintable() else "_" for letter in name), matex=matex)
 
 
@@ -107,7 +107,7 @@ def submit_script(
         options = fill_name_and_command(merge_options(kind, set_values, ranks), target)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
-    if isinstance(options, kubernetes.Kubernetes) and not options.image:
+    if isinstance(options, mpijob.Kubernetes) and not options.image:
         raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
         has_folder = scheduler is not kubernetes
