@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -72,11 +71,6 @@ def read_tail(folder: str, size: int) -> bytes:
         file.seek(max(file.seek(0, os.SEEK_END) - size, 0))
         return file.read()
     return b""
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove the folder of a run that was not submitted."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def format_note(cluster: str, job: str, namespace: str = "", submitted: str = "") -> str:

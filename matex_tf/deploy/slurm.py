@@ -56,7 +56,7 @@ def submit_job(options: Slurm, target: Sequence[str]) -> Job:
         return submit_script(format_job(options, target, str(folder)), folder, options, env=environment)
     except BaseException:
         if not (folder / SCRIPT).exists():
-            run_folder.remove_folder(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
