@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,12 +63,6 @@ class _Commands(click.Group):
         if args[0] not in known:
             raise click.UsageError(arguments.describe_unknown("command", args[0], known))
         return super().resolve_command(ctx, args)
-
-
-def _suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The end of an error message about an unknown `name`: the most similar `known` name; "" if none is similar."""
-    similar = arguments.find_similar(name, known, cutoff)
-    return f"; did you mean {similar}?" if similar else ""
 
 
 @click.group(
@@ -189,7 +183,7 @@ def show_settings(name: str | None) -> int:
         wanted = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
         known = {setting.variable: setting for setting in (*settings.TABLE, *settings.INTERNAL)}
         if wanted not in known:
-            raise click.UsageError(f"there is no setting {wanted}{_suggest(wanted, known)}")
+            raise click.UsageError(arguments.describe_unknown("setting", wanted, known))
         print(f"{wanted} ({known[wanted].values})\n{known[wanted].meaning}")
         return 0
     table = Table("setting", "value", "from", "values")
@@ -232,14 +226,14 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command with the words of the command line. Returns the exit code."""
     words = list(sys.argv[1:] if words is None else words)
     try:
-        process.reset_child_signal()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a daemon may have started this process with the signal ignored
         with matex.make_context("matex", words) as context:
             return matex.invoke(context)
     except click.exceptions.Exit as exit_request:  # after the help or the version
         return exit_request.exit_code
     except click.exceptions.NoSuchOption as error:
-        known = error.possibilities or ()
-        message = f"there is no option {error.option_name}{_suggest(error.option_name, known, cutoff=0.8)}"
+        similar = arguments.find_similar(error.option_name, error.possibilities or (), cutoff=0.8)
+        message = f"there is no option {error.option_name}" + (f"; did you mean {similar}?" if similar else "")
     except click.ClickException as error:
         message = error.format_message()
     except errors.BuildError as error:

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from matex_tf.launch.hosts import answering
 from matex_tf.launch.mpirun_command import Mpirun, list_oversubscribe_options
@@ -120,13 +121,11 @@ class Places:
         return Attempt(total, options, strategy, listed)
 
     def _share_ranks(self, hosts: Sequence[Host]) -> dict[str, int]:
-        """The number of ranks by host name, in proportion to slots; their sum is that of `answering.count_ranks`.
+        """The number of ranks by host name, in proportion to slots; at least one rank in all.
 
         To round host by host could change the sum. So a host gets the rounded number of ranks for all hosts up to and
         including itself, less that number for the hosts before it.
         """
-        sums = [
-            answering.count_ranks(hosts[: index + 1], self._requested_slots, self.first.ranks)
-            for index in range(len(hosts))
-        ]
+        slots = accumulate(host.slots for host in hosts)
+        sums = [max(self.first.ranks * count // self._requested_slots, 1) for count in slots]
         return {host.name: end - start for host, start, end in zip(hosts, [0, *sums], sums)}
