@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from matex_tf.launch import cli
+from matex_tf.launch import command_line, run_options
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = "examples/mnist_keras.py"
@@ -60,7 +60,7 @@ def main() -> int:
     print(f"{'':14}{epochs}{'test':>9}{'accuracy':>10}{'from alone':>12}")
     alone = trained([sys.executable, *words], {})
     print(line("alone", alone, alone[0]), flush=True)
-    command = cli.make_command_line(cli.Run(chosen.ranks, words))
+    command = command_line.make_command_line(run_options.Run(chosen.ranks, words))
     for kind in chosen.kinds:
         print(line(kind, trained(command, {"MATEX_COMPRESSION": kind}), alone[0]), flush=True)
     return 0

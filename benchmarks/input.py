@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from matex_tf.launch import cli
+from matex_tf.launch import command_line, run_options
 
 EPOCHS = 4
 LITTLE = 1 << 16  # bytes of an epoch
@@ -173,7 +173,7 @@ def run(name: str, folder: Path, setting: str) -> dict[str, float]:
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "MATEX_QUIET": "1", **os.environ}
     words = [str(Path(__file__).resolve()), "--worker", name, str(folder), setting]
     if setting == "ranks":
-        commands = [cli.make_command_line(cli.Run(2, [*words, "0"]))]
+        commands = [command_line.make_command_line(run_options.Run(2, [*words, "0"]))]
     else:
         commands = [[sys.executable, *words, str(number)] for number in range(1 if setting == "alone" else 2)]
     environments = [environment for _ in commands]

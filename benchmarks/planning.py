@@ -30,7 +30,7 @@ from models import CASES, LARGE
 from network import Hosts
 
 from matex_tf import memory, settings
-from matex_tf.launch import cli
+from matex_tf.launch import command_line, run_options
 from matex_tf.launch.planning import requests
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.planning.ranks import Launch, time_real_run
@@ -64,7 +64,7 @@ def on_this_host(
     ranks: int, target: Sequence[str], options: Sequence[str], environment: Mapping[str, str] | None
 ) -> list[str]:
     """The command line of ranks here."""
-    return cli.make_command_line(cli.Run(ranks, list(target), list(options), environment=environment))
+    return command_line.make_command_line(run_options.Run(ranks, list(target), list(options), environment=environment))
 
 
 def on_hosts(hosts: Hosts) -> Launch:

@@ -23,7 +23,7 @@ from typing import Any
 
 from input import encode_images
 
-from matex_tf.launch import cli
+from matex_tf.launch import command_line, run_options
 from matex_tf.world import placement
 
 EPOCHS = 4
@@ -83,7 +83,11 @@ def train(script: str, folder: Path) -> None:
 def run(script: str, folder: Path, setting: str, cores: list[int]) -> dict[str, float]:
     """Run a script on `cores`; "threads" is one process, "ranks" a rank for each core."""
     words = [str(Path(__file__).resolve()), "--train", script, str(folder)]
-    command = [sys.executable, *words] if setting == "threads" else cli.make_command_line(cli.Run(len(cores), words))
+    command = (
+        [sys.executable, *words]
+        if setting == "threads"
+        else command_line.make_command_line(run_options.Run(len(cores), words))
+    )
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "MATEX_QUIET": "1", **os.environ}
     bound = ["taskset", "-c", placement.format_cpu_list(cores), *command]
     output = subprocess.run(bound, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=900).stdout

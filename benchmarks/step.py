@@ -33,7 +33,7 @@ from statistics import median
 from models import CASES
 from peers import MIRRORED, TITLES, find_peers, list_commands
 
-from matex_tf.launch import cli
+from matex_tf.launch import command_line, run_options
 from matex_tf.world import placement
 
 SETTINGS = ("alone", "copies", "ranks")
@@ -79,14 +79,14 @@ class Workers:
                 words_of_ranks = [*worker(setting), "--ranks", "1" if is_weak else str(len(cpus))]
                 told = {"MATEX_SCALING": "weak" if is_weak else "strong"}
                 told |= {"MATEX_STRATEGY": setting} if setting in STRATEGIES else {}
-                run = cli.Run(len(cpus), words_of_ranks, elastic=setting == ELASTIC)
-                self._start(cli.make_command_line(run), cpus, told)
+                run = run_options.Run(len(cpus), words_of_ranks, elastic=setting == ELASTIC)
+                self._start(command_line.make_command_line(run), cpus, told)
                 expected += len(cpus)
             for setting in TITLES.keys() & set(settings):
                 # `fit` deals a batch of all processes out under TensorFlow's strategy, and takes its own elsewhere.
                 times = len(cpus) if setting == MIRRORED and "--fit" in words else 1
                 words_of_peer = [*worker(setting), "--ranks", str(times)]
-                ranks = cli.make_command_line(cli.Run(len(cpus), words_of_peer))
+                ranks = command_line.make_command_line(run_options.Run(len(cpus), words_of_peer))
                 for command, cores, told in list_commands(setting, words_of_peer, cpus, ranks):
                     self._start(command, cores, told)
                 expected += len(cpus)

@@ -53,7 +53,7 @@ from matex_tf.api import (  # noqa: E402  (`attach_runtime` sets cores and threa
 )
 
 if TYPE_CHECKING:  # for editors and type checkers; `__getattr__` loads these at first use
-    from matex_tf.deploy.kubernetes import Kubernetes as Kubernetes
+    from matex_tf.deploy.kubectl.mpijob import Kubernetes as Kubernetes
     from matex_tf.deploy.python import launch as launch
     from matex_tf.deploy.queues.flux import Flux as Flux
     from matex_tf.deploy.queues.lsf import LSF as LSF

@@ -231,31 +231,48 @@ def _parse_compression(text: str) -> Compression:
     return Compression(kind, share, between_hosts)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Setting:
-    """One row of the table."""
+    """One row of the table: an attribute of the class `Settings`, whose instances have the value in its place."""
 
-    name: str  # the attribute of `Settings`; in capitals and after `PREFIX`, the environment variable
     parse: Callable[[str], Any]
     """Makes the value from the variable's text. The text of its ValueError is the expected value, for a message."""
     default: Any
     values: str  # the possible values, for the reference page
     meaning: str  # a paragraph for the reference page
+    is_internal: bool  # not for users: commands of the library set it for processes that they start, or tests do
+    name: str = ""  # of the attribute; in capitals and after `PREFIX`, the environment variable
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
 
     @property
     def variable(self) -> str:
         return PREFIX + self.name.upper()
 
 
-# fmt: off
-TABLE = (
-    Setting("disable", _parse_boolean, False, "0, 1",
-        "1: the script runs as if the library were absent. Under mpirun each rank then runs it alone."),
-    Setting("scaling", _make_choice_parser("strong", "weak"), "strong", "strong, weak",
+def _public(parse: Callable[[str], Any], default: Any, values: str, meaning: str) -> Any:
+    return Setting(parse, default, values, meaning, is_internal=False)
+
+
+def _internal(parse: Callable[[str], Any], default: Any, values: str, meaning: str) -> Any:
+    return Setting(parse, default, values, meaning, is_internal=True)
+
+
+class Settings:
+    """The values in force: one attribute for each row of the table, read from `environment`.
+
+    Raises SettingError for an unknown variable, a value that cannot be parsed, and values that exclude each other.
+    """
+
+    # fmt: off
+    disable: bool = _public(_parse_boolean, False, "0, 1",
+        "1: the script runs as if the library were absent. Under mpirun each rank then runs it alone.")
+    scaling: str = _public(_make_choice_parser("strong", "weak"), "strong", "strong, weak",
         "strong: the batch of the script is the global batch, and each rank computes its slice. The result equals "
         "that of the script alone. weak: the batch of the script is the batch of each rank. The global batch is N "
-        "times as large on N ranks, and an epoch takes 1/N of the steps. Learning rates stay unchanged."),
-    Setting("strategy", parse_strategy, "auto", ", ".join(STRATEGIES),
+        "times as large on N ranks, and an epoch takes 1/N of the steps. Learning rates stay unchanged.")
+    strategy: str = _public(parse_strategy, "auto", ", ".join(STRATEGIES),
         "Which rank updates which weights. auto: allreduce or sharded, whichever the first steps find faster; both "
         "have the same bits. allreduce: every rank updates all weights. sharded: each rank updates an equal piece "
         "and holds only the optimizer variables of that piece. servers:S: S of the ranks own the pieces, spread "
@@ -264,186 +281,133 @@ TABLE = (
         "ahead of the oldest unfinished one (default: 4, or 2 for each other rank). local:H: in fit, each rank "
         "trains H steps on its slices, then ranks average their weights. Results of async and local are "
         "statistical. An unavailable strategy is reported once and falls back to allreduce. See docs/strategies.md. "
-        "`matex run --strategy` sets it."),
-    Setting("eager", _make_choice_parser("auto", "whole"), "auto", "auto, whole",
+        "`matex run --strategy` sets it.")
+    eager: str = _public(_make_choice_parser("auto", "whole"), "auto", "auto, whole",
         "auto: in eager training steps, calls of Keras models and of tf.functions are sharded from the second step "
-        "on. whole: every rank computes complete batches there."),
-    Setting("adapt", parse_adapt, "off", ", ".join(ADAPT),
+        "on. whole: every rank computes complete batches there.")
+    adapt: str = _public(parse_adapt, "off", ", ".join(ADAPT),
         "on: a slower rank gets fewer rows of each batch. Batches and results stay those of the script alone. "
         "ranks: under `matex run`, the number of ranks also changes as hosts come and go, and the strategy if that "
-        "is worth it. See docs/adapt.md. `matex run --adapt` sets it."),
-    Setting("microbatch", _parse_rows, 0, "rows, auto",
+        "is worth it. See docs/adapt.md. `matex run --adapt` sets it.")
+    microbatch: int = _public(_parse_rows, 0, "rows, auto",
         "A step that is a tf.function, as in `fit`, computes its slice in parts of so many rows, one after the "
         "other, so that only the activations of one part are in memory. Results are the same; nothing is computed "
         "twice. Tensors that a collective needs for all rows, as with BatchNormalization, are kept. It also works "
         "with one rank. One line names steps that are computed at once. auto: in parts only if a slice does not fit "
-        "memory, as measured at the first slices. 0: all rows at once."),
-    Setting("memory", parse_size, 0.0, "size, as 16GiB",
+        "memory, as measured at the first slices. 0: all rows at once.")
+    memory: float = _public(parse_size, 0.0, "size, as 16GiB",
         "The maximum memory of a rank with MATEX_MICROBATCH=auto. 0: an equal part of the memory that the host, the "
-        "container or job, and the limits (ulimit -v) leave. `matex run --memory` sets it."),
-    Setting("overlap", _make_choice_parser("auto", "on", "off"), "auto", "auto, on, off",
+        "container or job, and the limits (ulimit -v) leave. `matex run --memory` sets it.")
+    overlap: str = _public(_make_choice_parser("auto", "on", "off"), "auto", "auto, on, off",
         "on: a communication thread reduces gradients while others are computed. off: all gradients are reduced at "
         "the end. auto: the faster of both in the first calls of a step, starting with off on one host and with on "
-        "on several. Only in functions of TensorFlow that XLA does not compile."),
-    Setting("device_pointers", _make_choice_parser("auto", "on", "off"), "off", "off, auto, on",
+        "on several. Only in functions of TensorFlow that XLA does not compile.")
+    device_pointers: str = _public(_make_choice_parser("auto", "on", "off"), "off", "off, auto, on",
         "Whether gradients stay in GPU memory, and MPI receives their addresses. auto: if the MPI of every rank "
         "reports support (MPIX_Query_cuda_support and similar). on: without asking. One line at the start says "
-        "which. Never run on a GPU; off by default."),
-    Setting("algorithm", _make_choice_parser("auto", "mpi", "ring", "two_level"), "auto", "auto, mpi, ring, two_level",
+        "which. Never run on a GPU; off by default.")
+    algorithm: str = _public(
+        _make_choice_parser("auto", "mpi", "ring", "two_level"), "auto", "auto, mpi, ring, two_level",
         "How large sums over ranks are computed. mpi: by MPI's all-reduce. ring: by a ring, which sends the fewest "
         "bytes. two_level: within each host first; then each rank sums one slice across hosts. auto: in shared "
-        "memory on one host, else the fastest of the first sums."),
-    Setting("compression", _parse_compression, NO_COMPRESSION, "none, bf16, fp16, topk:SHARE, and :hosts behind it",
+        "memory on one host, else the fastest of the first sums.")
+    compression: Compression = _public(
+        _parse_compression, NO_COMPRESSION, "none, bf16, fp16, topk:SHARE, and :hosts behind it",
         "Changes the result: float32 gradients of variables travel as bfloat16, as float16 (scaled), or only the "
         "largest SHARE of each (topk:0.01). The rest is added to the next gradient. With :hosts (fp16:hosts), sums "
-        "within a host stay exact. docs/performance.md has loss curves."),
-    Setting("check_numerics", _parse_boolean, False, "0, 1",
+        "within a host stay exact. docs/performance.md has loss curves.")
+    check_numerics: bool = _public(_parse_boolean, False, "0, 1",
         "1: in sharded steps, NaN or infinity in a gradient of any rank is an error on all ranks. It names "
         "variable, rank and update. Steps that test their gradients themselves, as with a LossScaleOptimizer, are "
-        "exempt. 0: no check."),
-    Setting("abort_seconds", _parse_count, 600, "seconds",
+        "exempt. 0: no check.")
+    abort_seconds: int = _public(_parse_count, 600, "seconds",
         "A rank that waits for others this long ends the run with exit code 70; ten times as long if the others are "
-        "saving. 0: never."),
-    Setting("state", str, "", "folder",
+        "saving. 0: never.")
+    state: str = _public(str, "", "folder",
         "The folder of the state of the run, from which a restarted script continues. All hosts must share it. "
-        "`matex run --restarts` names one by itself. Empty: no state is kept."),
-    Setting("elastic", _parse_boolean, False, "0, 1",
+        "`matex run --restarts` names one by itself. Empty: no state is kept.")
+    elastic: bool = _public(_parse_boolean, False, "0, 1",
         "1: after a lost rank the others continue from the last step that all had completed. `matex run --elastic` "
-        "sets it and starts an MPI that reports losses. Updates are not overlapped then."),
-    Setting("save_seconds", _make_seconds_parser(0), 60, "seconds",
+        "sets it and starts an MPI that reports losses. Updates are not overlapped then.")
+    save_seconds: float = _public(_make_seconds_parser(0), 60, "seconds",
         "With MATEX_STATE: the interval at which the state of `fit` is kept. 0: only at the end of each `fit`, and "
-        "on SIGTERM or SIGUSR1."),
-    Setting("cache_dir", str, "", "folder",
+        "on SIGTERM or SIGUSR1.")
+    cache_dir: str = _public(str, "", "folder",
         "The folder of compiled ops, and of indexes of record files. Empty: the cache folder of the user "
-        "(XDG_CACHE_HOME or ~/.cache)."),
-    Setting("ops_dir", str, "", "folder",
+        "(XDG_CACHE_HOME or ~/.cache).")
+    ops_dir: str = _public(str, "", "folder",
         "The folder searched first for compiled ops, as `matex build --into` makes it for all users. It is never "
-        "written. Empty: the folder matex_tf.libs next to the installed package."),
-    Setting("log_dir", str, "", "folder",
+        "written. Empty: the folder matex_tf.libs next to the installed package.")
+    log_dir: str = _public(str, "", "folder",
         "Each rank writes its output to rank-N.log in this folder; the previous file becomes rank-N.log.1. Empty: "
-        "only rank 0 prints; errors of every rank still reach the terminal."),
-    Setting("output", _make_choice_parser("first", "all"), "first", "first, all",
+        "only rank 0 prints; errors of every rank still reach the terminal.")
+    output: str = _public(_make_choice_parser("first", "all"), "first", "first, all",
         "first: rank 0 prints, and its files stay. Other ranks write into private folders, which are deleted at the "
-        "end. all: every rank prints, saves and writes for itself."),
-    Setting("placement", parse_placement, "auto", "auto, spread, spread:I/N, off",
+        "end. all: every rank prints, saves and writes for itself.")
+    placement: str = _public(parse_placement, "auto", "auto, spread, spread:I/N, off",
         "auto: cores and GPUs of a host are divided among its ranks before TensorFlow starts its threads, unless "
         "the user set threads or a binding. spread: the same, even if the launcher was told how to bind (`matex "
-        "run` sets it). spread:I/N: the same over part I of N of each host (`matex tune` sets it). off: unchanged."),
-    Setting("large_pages", _parse_boolean, True, "0, 1",
+        "run` sets it). spread:I/N: the same over part I of N of each host (`matex tune` sets it). off: unchanged.")
+    large_pages: bool = _public(_parse_boolean, True, "0, 1",
         "1: memory of ranks lies in large pages, where the C library is glibc 2.35 or later and the kernel's "
         "transparent_hugepage is `madvise`. `matex run` and `python -m matex_tf` set GLIBC_TUNABLES for it, unless you "
-        "have. 0: they do not. A process alone is left as it is."),
-    Setting("xla", _make_choice_parser("auto", "off"), "auto", "auto, off",
+        "have. 0: they do not. A process alone is left as it is.")
+    xla: str = _public(_make_choice_parser("auto", "off"), "auto", "auto, off",
         "auto: on CPUs, XLA compiles functions with jit_compile=True, including the collectives. The kernels are "
-        "built once, in half a minute. off: XLA is turned off for functions with collectives."),
-    Setting("timeline", str, "", "file.json",
+        "built once, in half a minute. off: XLA is turned off for functions with collectives.")
+    timeline: str = _public(str, "", "file.json",
         "With several ranks: the file for a trace of what each rank computes, waits for, copies and sends. Open it "
-        "at https://ui.perfetto.dev or chrome://tracing."),
-    Setting("profile", _parse_boolean, False, "0, 1",
+        "at https://ui.perfetto.dev or chrome://tracing.")
+    profile: bool = _public(_parse_boolean, False, "0, 1",
         "1: with several ranks, print a table at the end: what training steps spent their time on. `matex run "
-        "--profile` sets it."),
-    Setting("record", str, "", "folder",
+        "--profile` sets it.")
+    record: str = _public(str, "", "folder",
         "With several ranks: the folder in which each rank records what it uses and waits for. All hosts must share "
-        "it. `matex top` and `matex report` read it; `matex run --record` sets it. Empty: no records."),
-    Setting("explain", _parse_boolean, False, "0, 1",
+        "it. `matex top` and `matex report` read it; `matex run --record` sets it. Empty: no records.")
+    explain: bool = _public(_parse_boolean, False, "0, 1",
         "1: with several ranks, print one line for each step: whether it is sharded, its sums and the ops that need "
-        "all rows, with their lines; or the reason. `matex run --explain` sets it."),
-    Setting("quiet", _parse_boolean, False, "0, 1",
-        "1: the library prints no notes on standard error. Errors are still raised."),
-)
-"""The settings of users."""
+        "all rows, with their lines; or the reason. `matex run --explain` sets it.")
+    quiet: bool = _public(_parse_boolean, False, "0, 1",
+        "1: the library prints no notes on standard error. Errors are still raised.")
 
-INTERNAL = (
-    Setting("chunk_bytes", _parse_count, 0, "bytes",
+    chunk_bytes: int = _internal(_parse_count, 0, "bytes",
         "Gradients are reduced in chunks of this size. 0: 1 MiB on one host, where MPI allocates memory again for much "
-        "larger ones; 8 MiB between hosts, where each chunk costs the network's delay."),
-    Setting("fuse_bytes", _parse_count, 256 << 10, "bytes",
-        "Gradients smaller than this are fused and reduced as one. Larger ones are reduced in place."),
-    Setting("ranks_per_node", _parse_count, 0, "ranks",
-        "For tests: sums take so many consecutive ranks for a host of their own. 0: those that share memory."),
-    Setting("drift_steps", _parse_count, 1000, "steps",
-        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and each time after so many. 0: never."),
-    Setting("stall_seconds", _parse_count, None, "seconds",
+        "larger ones; 8 MiB between hosts, where each chunk costs the network's delay.")
+    fuse_bytes: int = _internal(_parse_count, 256 << 10, "bytes",
+        "Gradients smaller than this are fused and reduced as one. Larger ones are reduced in place.")
+    ranks_per_node: int = _internal(_parse_count, 0, "ranks",
+        "For tests: sums take so many consecutive ranks for a host of their own. 0: those that share memory.")
+    drift_steps: int = _internal(_parse_count, 1000, "steps",
+        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and each time after so many. 0: never.")
+    stall_seconds: int = _internal(_parse_count, None, "seconds",
         "When ranks have waited for others at one place for so long, one of them says who waits for whom, and where "
-        "they are. 0: never. Empty: a tenth of MATEX_ABORT_SECONDS, 60 at most."),
-    Setting("files_dir", str, "", "folder",
+        "they are. 0: never. Empty: a tenth of MATEX_ABORT_SECONDS, 60 at most.")
+    files_dir: str = _internal(str, "", "folder",
         "Where ranks other than 0 keep what they write. Empty: the folder for temporary files (TMPDIR) if it is on a "
-        "disk, else /var/tmp or the cache folder; memory (tmpfs) only where there is nothing else."),
-    Setting("files_bytes", _parse_count, 0, "bytes",
+        "disk, else /var/tmp or the cache folder; memory (tmpfs) only where there is nothing else.")
+    files_bytes: int = _internal(_parse_count, 0, "bytes",
         "The most that a rank other than 0 may keep of what it writes; more ends the job with exit code 74. 0: half of "
-        "what is free on that disk, divided by the ranks of the host."),
-    Setting("record_seconds", _make_seconds_parser(0.01), 1.0, "seconds",
-        "How often MATEX_RECORD writes; half as often each time that a file has got 20,000 lines more."),
-    Setting("traceback", _make_choice_parser("script", "full"), "script", "script, full",
+        "what is free on that disk, divided by the ranks of the host.")
+    record_seconds: float = _internal(_make_seconds_parser(0.01), 1.0, "seconds",
+        "How often MATEX_RECORD writes; half as often each time that a file has got 20,000 lines more.")
+    traceback: str = _internal(_make_choice_parser("script", "full"), "script", "script, full",
         "script: the traceback of an error that ends the run shows the frames of the script and of its libraries. "
-        "full: it shows the frames of matex_tf as well."),
-    Setting("check", _parse_steps_and_folder, "", "steps:folder",
-        "Set by `matex run --check` for the runs that it compares: where they store their first steps."),
-    Setting("plan", _parse_phantom, None, "ranks:steps:copy:copies:folder",
-        "Set by `matex plan` for what it measures: the process works as rank 0 of so many ranks, which are not there."),
-    Setting("trial", str, "", "file",
-        "Set by `matex tune` for its trials: where rank 0 notes what `fit` logs, and what `matex_tf.report` is given."),
-    Setting("pause", _parse_count, 0, "epochs",
+        "full: it shows the frames of matex_tf as well.")
+    check: str = _internal(_parse_steps_and_folder, "", "steps:folder",
+        "Set by `matex run --check` for the runs that it compares: where they store their first steps.")
+    plan: Phantom | None = _internal(_parse_phantom, None, "ranks:steps:copy:copies:folder",
+        "Set by `matex plan` for what it measures: the process works as rank 0 of so many ranks, which are not there.")
+    trial: str = _internal(str, "", "file",
+        "Set by `matex tune` for its trials: where rank 0 notes what `fit` logs, and what `matex_tf.report` is given.")
+    pause: int = _internal(_parse_count, 0, "epochs",
         "Set by `matex tune --rungs`: once so many epochs of `fit` have ended since the script was first started, the "
-        "run keeps its state (MATEX_STATE) and ends with exit code 75. 0: never."),
-    Setting("proof", str, "", "folder",
-        "Set by `matex run`: where the ranks report that they have ended, without which its exit code is not 0."),
-)
-# fmt: on
-"""Variables that commands of the library set for the processes that they start, and numbers that tests replace."""
-
-
-class Settings:
-    """The values in force: one attribute for each row of `TABLE` and `INTERNAL`, read from `environment`.
-
-    Raises SettingError for an unknown variable, a value that cannot be parsed, and values that exclude each other.
-    """
-
-    disable: bool
-    scaling: str
-    strategy: str
-    eager: str
-    adapt: str
-    microbatch: int
-    memory: float
-    chunk_bytes: int
-    fuse_bytes: int
-    overlap: str
-    device_pointers: str
-    algorithm: str
-    compression: Compression
-    ranks_per_node: int
-    drift_steps: int
-    check_numerics: bool
-    stall_seconds: int
-    abort_seconds: int
-    state: str
-    elastic: bool
-    save_seconds: float
-    cache_dir: str
-    ops_dir: str
-    log_dir: str
-    output: str
-    files_dir: str
-    files_bytes: int
-    placement: str
-    large_pages: bool
-    xla: str
-    timeline: str
-    profile: bool
-    record: str
-    record_seconds: float
-    explain: bool
-    quiet: bool
-    traceback: str
-    check: str
-    plan: Phantom | None
-    trial: str
-    pause: int
-    proof: str
+        "run keeps its state (MATEX_STATE) and ends with exit code 75. 0: never.")
+    proof: str = _internal(str, "", "folder",
+        "Set by `matex run`: where the ranks report that they have ended, without which its exit code is not 0.")
+    # fmt: on
 
     def __init__(self, environment: Mapping[str, str]):
-        rows = {setting.variable: setting for setting in (*TABLE, *INTERNAL)}
+        rows = {setting.variable: setting for setting in _ROWS}
         for variable in environment:
             if variable.startswith(PREFIX) and variable not in rows:
                 raise errors.SettingError(
@@ -492,6 +456,11 @@ class Settings:
             )
 
 
+_ROWS = [row for row in vars(Settings).values() if isinstance(row, Setting)]
+TABLE = [row for row in _ROWS if not row.is_internal]
+"""The settings of users."""
+INTERNAL = [row for row in _ROWS if row.is_internal]
+"""Variables that commands of the library set for the processes that they start, and numbers that tests replace."""
 _current: Settings | None = None
 
 

@@ -18,7 +18,7 @@ from statistics import median
 
 import click
 
-from matex_tf.launch import cli
+from matex_tf.launch import command_line, run_options
 from matex_tf.ops import build
 from matex_tf.world import placement
 
@@ -110,7 +110,9 @@ def demo() -> tuple[float, float]:
     for turn in range(TURNS):
         again = " once more, for the time" if turn else ""
         alone.append(train(f"alone{again}", [sys.executable, SCRIPT]))
-        together.append(train(f"{RANKS} ranks{again}", cli.make_command_line(cli.Run(RANKS, [SCRIPT]))))
+        together.append(
+            train(f"{RANKS} ranks{again}", command_line.make_command_line(run_options.Run(RANKS, [SCRIPT])))
+        )
     print("\n" + table(alone[0], together[0]))
     difference = max(map(largest_difference, alone, together))
     seconds = [epoch_seconds(runs) for runs in (alone, together)]

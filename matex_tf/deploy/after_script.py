@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import click
 from matex_tf import arguments
 from matex_tf.deploy.kinds import KINDS
 
-_ALLOWED_BEFORE_SCRIPT = {"cluster", "is_module", "dry_run", "no_follow", "script", "help"}
+_ALLOWED_BEFORE_SCRIPT = {*KINDS, "is_module", "dry_run", "no_follow", "script", "help"}
 """Parameters that may precede the script although the job options follow it."""
 _SIMILARITY_CUTOFF = 0.8
 
@@ -37,34 +36,34 @@ class SubmitCommand(click.Command):
 
     def _move_job_options(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`args` with the job options after the script in front of it; unchanged if the script takes all words."""
-        parsed, _, parameters = self.make_parser(ctx).parse_args(list(args))
-        _refuse_two_clusters(parameters)
+        parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
         value: Any = parsed.get("script")
         words = list(value) if isinstance(value, (list, tuple)) else []  # click uses a sentinel for a missing argument
-        before, script, after = args[: len(args) - len(words)], words[:1], words[1:]
+        before, after = args[: len(args) - len(words)], words[1:]
         if not after or before[-1:] == ["--"]:
             return args
-        takes_value = self._list_job_options(parsed.get("cluster"))
-        job_options, script_arguments = split_words(after, takes_value)
+        script, takes_value = words[0], self._list_job_options(parsed)
         if parsed.keys() - _ALLOWED_BEFORE_SCRIPT:  # a job option precedes the script
-            names = [word for word in job_options if word.partition("=")[0] in takes_value]
-            _note_taker(", ".join(names), script[0], "script")
+            own_words = after[: after.index("--")] if "--" in after else after
+            names = [word for word in own_words if word.partition("=")[0] in takes_value]
+            _note_taker(", ".join(names), script, "script")
             return args
-        refuse_misspelt(script[0], after, takes_value)
-        if job_options and takes_value.get(job_options[-1]):
-            raise click.BadOptionUsage(job_options[-1], f"Option '{job_options[-1]}' requires an argument.")
-        # Parsed for this check alone: one cluster may be named before the script, and another after it.
-        _refuse_two_clusters(self.make_parser(ctx).parse_args([*before, *job_options, *script])[2])
-        _note_taker(shlex.join(job_options), script[0], "job; the script's own arguments may follow `--`")
-        return [*before, *job_options, "--", *script, *script_arguments]
+        job_options, script_arguments = split_words(script, after, takes_value)
+        _note_taker(shlex.join(job_options), script, "job; the script's own arguments may follow `--`")
+        return [*before, *job_options, "--", script, *script_arguments]
 
-    def _list_job_options(self, cluster: Any) -> dict[str, bool]:
-        """The options that may follow the script, and whether a value follows each of them."""
-        names_of_others = {"is_module", *_list_options_of_other_clusters(cluster)}
+    def _list_job_options(self, parsed: Mapping[str, Any]) -> dict[str, bool]:
+        """The options that may follow the script, and whether a value follows each of them.
+
+        Options that exist only on other clusters than the named one belong to the script.
+        """
+        fields = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in KINDS.items()}
+        of_named_clusters: set[str] = set().union(*(fields[name] for name in parsed.keys() & KINDS.keys()))
+        of_others = set().union(*fields.values()) - of_named_clusters if of_named_clusters else set()
         return {
             name: not parameter.is_flag
             for parameter in self.params
-            if isinstance(parameter, click.Option) and parameter.name not in names_of_others
+            if isinstance(parameter, click.Option) and parameter.name not in {"is_module", *of_others}
             for name in parameter.opts
         }
 
@@ -75,23 +74,15 @@ def _note_taker(words: str, script: str, taker: str) -> None:
         print(f"matex: {words} after {script} goes to the {taker}", file=sys.stderr)
 
 
-def _refuse_two_clusters(parameters: Sequence[click.Parameter]) -> None:
-    clusters = sorted({parameter.opts[0] for parameter in parameters if parameter.name == "cluster"})
-    if len(clusters) > 1:
-        raise click.UsageError(f"{' and '.join(clusters)} do not go together: a job goes to one cluster")
-
-
-def _list_options_of_other_clusters(cluster: Any) -> set[str]:
-    """Options that exist only on other clusters than `cluster`. After the script, these names belong to the script."""
-    options = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in KINDS.items()}
-    return set().union(*options.values()) - options[cluster] if cluster in options else set()
-
-
-def split_words(words: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+def split_words(script: str, words: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
     """Split the words after the script into job options, with their values, and script arguments.
 
     "--lr 0.1 --nodes 4 -- --time 3" splits into "--nodes 4" and "--lr 0.1 --time 3". `takes_value` maps each job option
     to whether a value follows it.
+
+    Raises:
+        click.UsageError: a job option lacks its value, or a word is probably a misspelt job option, which would
+            silently reach the script.
     """
     job_options: list[str] = []
     script_arguments: list[str] = []
@@ -103,26 +94,17 @@ def split_words(words: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[
         name, equals, _ = word.partition("=")
         if word[:2] in takes_value and word[2:].isdigit():  # -n8
             name, equals = word[:2], word[2:]
-        if name not in takes_value:
-            script_arguments.append(word)
+        if name in takes_value:
+            job_options.append(word)
+            if takes_value[name] and not equals:
+                if (value := next(remaining, None)) is None:
+                    raise click.BadOptionUsage(name, f"Option '{name}' requires an argument.")
+                job_options.append(value)
             continue
-        job_options.append(word)
-        if takes_value[name] and not equals:
-            job_options += itertools.islice(remaining, 1)
-    return job_options, script_arguments
-
-
-def refuse_misspelt(script: str, words: Sequence[str], takes_value: Mapping[str, bool]) -> None:
-    """Refuse a script argument that resembles a job option: a misspelt job option would silently reach the script.
-
-    Raises click.UsageError, which names the job option that was probably meant.
-    """
-    words_before_separator = words[: words.index("--")] if "--" in words else words
-    _, script_arguments = split_words(words_before_separator, takes_value)
-    for word in script_arguments:
-        name = word.partition("=")[0]
         if name.startswith("--") and (similar := arguments.find_similar(name, takes_value, _SIMILARITY_CUTOFF)):
             raise click.UsageError(
                 f"there is no option {name}; did you mean {similar}? To pass it to the script: "
                 f"matex submit ... {script} -- {name} ..."
             )
+        script_arguments.append(word)
+    return job_options, script_arguments

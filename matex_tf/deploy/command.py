@@ -18,8 +18,8 @@ from matex_tf.deploy import after_script, following, kubernetes, run_folder, slu
 from matex_tf.deploy import job as jobs
 from matex_tf.deploy.job import Job, JobError
 from matex_tf.deploy.kinds import KINDS
-from matex_tf.deploy.kubectl import messages, names
-from matex_tf.deploy.options import AnyOptions, Options, merge_options
+from matex_tf.deploy.kubectl import messages, mpijob
+from matex_tf.deploy.options import AnyOptions, Options, add_options, merge_options
 from matex_tf.deploy.queues import flux, lsf, pbs
 
 REFUSED, INTERRUPTED = 1, 130
@@ -45,37 +45,16 @@ def find_own_command() -> str:
 
 def fill_name_and_command(options: AnyOptions, target: Sequence[str]) -> AnyOptions:
     """Complete `options`: an unset name is derived from `target`, an unset command is this installation's `matex`."""
-    name = options.name or (target[1] if target[0] == "-m" else Path(target[0]).stem)
-    matex = options.matex or ("" if isinstance(options, kubernetes.Kubernetes) else find_own_command())
+    name = options.name or run_folder.name_target(target)
+    matex = options.matex or ("" if isinstance(options, mpijob.Kubernetes) else find_own_command())
     return replace(options, name="".join(letter if letter.isprintable() else "_" for letter in name), matex=matex)
 
 
-_SLURM_OPTIONS = (
-    click.option("--nodes", type=int, metavar="NODES", help="The number of nodes; default: 1."),
-    click.option("--ranks-per-node", type=int, metavar="RANKS", help="The number of ranks on each node; default: 1."),
-    click.option("--time", metavar="LIMIT", help="The time limit: 2:00:00 or 1-12 (days-hours)."),
-    click.option("--name", metavar="NAME", help="The job's name; default: the script's name."),
-    click.option("--restarts", type=int, metavar="TIMES", help="As for `matex run`; default: 3."),
-    click.option("--cpus", metavar="CPUS", help="CPUs for each rank (Kubernetes: each worker); default: whole nodes."),
-    click.option("--gpus-per-node", type=int, metavar="GPUS", help="The number of GPUs on each node."),
-    click.option("--setup", multiple=True, metavar="LINE", help="A shell line before the run: 'module load openmpi'."),
-    click.option("--matex", metavar="COMMAND", help="The `matex` command on the cluster."),
-    click.option("--account", metavar="ACCOUNT", help="The account of the job (Flux: bank, LSF: project)."),
-    click.option("--partition", metavar="PARTITION", help="Slurm: the partition."),
-    click.option("--qos", metavar="NAME", help="Slurm: the quality of service."),
-    click.option("--constraint", metavar="FEATURES", help="Slurm: required features of the nodes."),
-    click.option("--gres", metavar="LIST", help="Slurm: devices of each node: gpu:a100:4."),
-    click.option("--dependency", metavar="JOBS", help="Slurm: jobs to wait for: afterok:4711."),
-    click.option("--exclusive", is_flag=True, default=None, help="Slurm: whole nodes, also with --cpus."),
-    click.option("--launcher", metavar="COMMAND", help="Slurm: mpirun, or srun on a cluster without mpirun."),
-    click.option("--sbatch", multiple=True, metavar="OPTION", help="A further option of sbatch: --sbatch=--mem=8G."),
-)
-
-
-def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a Slurm job to a command that already has `--run`."""
-    for option in reversed(_SLURM_OPTIONS):
-        command = option(command)
+def _add_cluster_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--slurm`, `--pbs` and so on to a command of click."""
+    for name in reversed(CLUSTERS):
+        help_text = f"Submit to {KINDS[name].__name__}{', as an MPIJob' if name == 'kubernetes' else ''}."
+        command = click.option(f"--{name}", is_flag=True, help=help_text)(command)
     return command
 
 
@@ -85,33 +64,16 @@ def add_slurm_options(command: Callable[..., Any]) -> Callable[..., Any]:
     context_settings={"allow_interspersed_args": False},
     short_help="Queue SCRIPT.py as a job of a cluster, and follow it.",
 )
-@click.option("--slurm", "cluster", flag_value="slurm", help="Submit to Slurm.")
-@click.option("--pbs", "cluster", flag_value="pbs", help="Submit to PBS.")
-@click.option("--lsf", "cluster", flag_value="lsf", help="Submit to LSF.")
-@click.option("--flux", "cluster", flag_value="flux", help="Submit to Flux.")
-@click.option("--kubernetes", "cluster", flag_value="kubernetes", help="Submit to Kubernetes, as an MPIJob.")
+@_add_cluster_flags
 @click.option("-n", "ranks", type=click.IntRange(min=1), metavar="RANKS", help="The total number of ranks.")
-@click.option("--run", multiple=True, metavar="OPTIONS", help="Options of `matex run` or mpirun: '--mca pml ob1'.")
-@add_slurm_options
-@click.option(
-    "--array", metavar="TASKS", help="Slurm: one run for each task: 0-9%4. SLURM_ARRAY_TASK_ID is its number."
-)
-@click.option("--queue", metavar="QUEUE", help="PBS, LSF, Flux: the queue.")
-@click.option("--option", multiple=True, metavar="LINE", help="An option of qsub, bsub or flux batch: '-l mem=8gb'.")
-@click.option("--image", metavar="IMAGE", help="Kubernetes: with matex_tf, TensorFlow, MPI, bash and sshd.")
-@click.option("--memory", metavar="BYTES", help="Kubernetes: the memory of each worker: 32Gi.")
-@click.option("--namespace", metavar="NAMESPACE", help="Kubernetes: the namespace.")
-@click.option("--claim", metavar="NAME", help="Kubernetes: the volume claim for state and records.")
-@click.option("--folder", metavar="PATH", help="Kubernetes: the mount point of the volume; default: /runs.")
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Kubernetes: an environment variable of the run.")
+@add_options(*KINDS.values())
 @click.option("--dry-run", is_flag=True, help="Print the job, and do not submit it.")
 @click.option("--no-follow", is_flag=True, help="Do not wait for the job.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGUMENTS]")
 def submit_script(
-    cluster: str | None, ranks: int | None, dry_run: bool, no_follow: bool, is_module: bool, script: tuple[str, ...],
-    **values: Any,
-) -> int:  # fmt: skip
+    ranks: int | None, dry_run: bool, no_follow: bool, is_module: bool, script: tuple[str, ...], **values: Any
+) -> int:
     """Queue the unchanged SCRIPT.py as a job of a cluster, follow the job, and return its exit code.
 
     \b
@@ -129,11 +91,15 @@ def submit_script(
     account = "science"
     setup = ["module load openmpi"]
     """
-    if cluster is None:
+    clusters = [name for name in CLUSTERS if values.pop(name)]
+    if not clusters:
         raise click.UsageError("no cluster is named. For example: matex submit --slurm --nodes 4 train.py")
+    if len(clusters) > 1:
+        named = " and ".join(f"--{name}" for name in sorted(clusters))
+        raise click.UsageError(f"{named} do not go together: a job goes to one cluster")
     if not script:
         raise click.UsageError("no script is named. For example: matex submit --slurm --nodes 4 train.py")
-    kind, scheduler = KINDS[cluster], CLUSTERS[cluster]
+    kind, scheduler = KINDS[clusters[0]], CLUSTERS[clusters[0]]
     target = ["-m", *script] if is_module else [*script]
     set_values = {name: value for name, value in values.items() if value not in (None, ())}
     _check_names(kind, set_values)
@@ -141,11 +107,11 @@ def submit_script(
         options = fill_name_and_command(merge_options(kind, set_values, ranks), target)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
-    if isinstance(options, kubernetes.Kubernetes) and not options.image:
+    if isinstance(options, mpijob.Kubernetes) and not options.image:
         raise click.UsageError("--kubernetes needs --image, of an image with matex_tf, TensorFlow, MPI, bash and sshd")
     if dry_run:
         has_folder = scheduler is not kubernetes
-        name = str(run_folder.propose_folder(options.name)) if has_folder else names.make_name(options.name)
+        name = str(run_folder.propose_folder(options.name)) if has_folder else mpijob.make_name(options.name)
         following.Output().write_bytes(scheduler.format_job(options, target, name).encode(errors="surrogateescape"))
         return 0
     if scheduler is not kubernetes and not is_module and not os.path.isfile(script[0]):
@@ -222,7 +188,7 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
             return scheduler, scheduler.find_job(job)
         except JobError as error:
             raise click.UsageError(str(error)) from None
-    if names.is_name(job):
+    if mpijob.is_name(job):
         return kubernetes, Job(job, namespace=namespace)
     raise click.UsageError(f"expected a job's number or name, or the folder of its run, as runs/train-1; given {job!r}")
 
@@ -253,7 +219,7 @@ def _run_action(command: str, action: Callable[[], int], job: str = "") -> int:
 
 def describe_failure(job: str, message: str) -> str:
     """Add to `message`, the cluster's message, that no folder has this name, if the user may have meant a folder."""
-    if not names.is_name(job) or names.is_made(job) or os.path.isdir(job):
+    if not mpijob.is_name(job) or mpijob.is_made(job) or os.path.isdir(job):
         return message
     if messages.is_without_cluster(message):
         return (

@@ -1,8 +1,8 @@
-"""Kubernetes jobs: the MPIJob (of the MPI operator) as YAML, and its submission, following and cancellation.
+"""Kubernetes jobs: submission, state, following and cancellation.
 
-An MPIJob has worker pods, on which the ranks run, and a launcher pod, which runs `matex run`. A launcher that fails is
-replaced by another one, which resumes from the state on the volume. The volume also has the folder of the run, with a
-note of the job (`run_folder`).
+An MPIJob (`kubectl.mpijob`) has worker pods, on which the ranks run, and a launcher pod, which runs `matex run`. A
+launcher that fails is replaced by another one, which resumes from the state on the volume. The volume also has the
+folder of the run, with a note of the job (`run_folder`).
 """
 
 from __future__ import annotations
@@ -10,134 +10,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from subprocess import CompletedProcess
 from typing import Any
 
-from matex_tf.deploy import following, run_folder
+from matex_tf.deploy import following
 from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, JobError, State, UnreachableError, format_count, run_scheduler
-from matex_tf.deploy.kubectl import launcher_script, names, states, yaml_text
 from matex_tf.deploy.kubectl import messages as kubectl_words
+from matex_tf.deploy.kubectl import states
 from matex_tf.deploy.kubectl.logs import Logs
-from matex_tf.deploy.options import FOLDER_VARIABLES, NAME, Options, check_variables, parse_time
+from matex_tf.deploy.kubectl.mpijob import Kubernetes, format_job, make_name
 
-HOSTFILE = "/etc/mpi/hostfile"  # written by the MPI operator
-GRACE = 120  # seconds for the ranks to save their state after Kubernetes asks the launcher to end
 _ADVICE = "Install it (https://kubernetes.io/docs/tasks/tools) and let it reach the cluster: `kubectl get nodes`"
-_HOST_OPTIONS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # the name of a Kubernetes object
-_AMOUNT = re.compile(r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kubernetes(Options):
-    """The options of a Kubernetes job. `claim` is the PersistentVolumeClaim that all pods mount at `folder`."""
-
-    image: str = ""
-    memory: str = ""
-    namespace: str = ""
-    claim: str = ""
-    folder: str = "/runs"
-    env: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.folder.startswith("/"):
-            raise ValueError(f"expected folder to begin with /; given {self.folder!r}")
-        if ":" in self.folder:
-            raise ValueError(f"expected folder to have no colon, as Kubernetes wants it; given {self.folder!r}")
-        for name in ("namespace", "claim"):
-            if (value := getattr(self, name)) and not _NAME.fullmatch(value):
-                raise ValueError(f"expected {name} to be small letters, digits, - and .; given {value!r}")
-        for name, example in (("cpus", "8 or 500m"), ("memory", "32Gi or 32G")):
-            if (value := getattr(self, name)) and not _AMOUNT.fullmatch(value):
-                raise ValueError(f"expected {name} to be as {example}; given {value!r}")
-        for text in self.env:
-            if not NAME.fullmatch(text.partition("=")[0]) or "=" not in text:
-                raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
-        if host_options := _HOST_OPTIONS & {word.partition("=")[0] for text in self.run for word in shlex.split(text)}:
-            raise ValueError(f"run takes no {min(host_options)}: the hosts are the workers of the job")
-        if self.claim:
-            check_variables(text.partition("=")[0] for text in self.env)
-
-    def add_variables(self, variables: Mapping[str, str]) -> Kubernetes:
-        """A copy with additional environment variables for the run."""
-        return replace(self, env=(*self.env, *(f"{name}={value}" for name, value in variables.items())))
-
-    def name_folder(self, name: str) -> str:
-        """The folder of the run `name`, as pods see it; "" without a volume."""
-        return f"{self.folder.rstrip('/')}/{name}" if self.claim else ""
-
-
-def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
-    """The MPIJob as YAML. `name` is its Kubernetes name."""
-    folder, note = options.name_folder(name), run_folder.format_note("kubernetes", name, options.namespace).strip()
-    command = options.make_command(target, ["--hostfile", HOSTFILE])
-    script = launcher_script.format_script(command, options.setup, folder, note)
-    variables = dict(text.split("=", 1) for text in options.env)
-    if options.claim:
-        variables |= dict(zip(FOLDER_VARIABLES, (f"{folder}/state", folder)))
-    # The command is part of the script. An empty value is omitted, because a server of version 1.20 refuses "".
-    launcher: dict[str, Any] = {"command": ["bash", "-c", _escape_word(script)]}
-    if variables:
-        launcher["env"] = [
-            {"name": key, **({"value": _escape_word(value)} if value else {})} for key, value in variables.items()
-        ]
-    amounts = {"cpu": options.cpus, "memory": options.memory, "nvidia.com/gpu": str(options.gpus_per_node or "")}
-    limits = {key: amount for key, amount in amounts.items() if amount}
-    worker = {"resources": {"limits": limits}} if limits else {}
-    policy: dict[str, Any] = {
-        "cleanPodPolicy": "Running",
-        # How often a failed launcher is replaced. Without a volume, a new one would have no state to resume from.
-        "backoffLimit": options.restarts if options.claim else 0,
-    }
-    if options.time:
-        policy["activeDeadlineSeconds"] = parse_time(options.time)
-    metadata: dict[str, Any] = {"name": name, "annotations": {"matex-tf/name": options.name}}
-    if options.namespace:
-        metadata["namespace"] = options.namespace
-    return yaml_text.dump_yaml(
-        {
-            "apiVersion": "kubeflow.org/v2beta1",
-            "kind": "MPIJob",
-            "metadata": metadata,
-            "spec": {
-                "slotsPerWorker": options.ranks_per_node,
-                "launcherCreationPolicy": "WaitForWorkersReady",
-                "runPolicy": policy,
-                "mpiReplicaSpecs": {
-                    "Launcher": _make_replicas(options, 1, "launcher", launcher),
-                    "Worker": _make_replicas(options, options.nodes, "worker", worker),
-                },
-            },
-        }
-    )
-
-
-def _make_replicas(options: Kubernetes, count: int, role: str, container_fields: dict[str, Any]) -> dict[str, Any]:
-    """Pods of one role, with one container each."""
-    container = {"name": role, "image": options.image, **container_fields}
-    pod: dict[str, Any] = {"terminationGracePeriodSeconds": GRACE, "containers": [container]}
-    if options.claim:
-        container["volumeMounts"] = [{"name": "runs", "mountPath": options.folder}]
-        pod["volumes"] = [{"name": "runs", "persistentVolumeClaim": {"claimName": options.claim}}]
-    # An Istio sidecar would outlive the launcher and prevent the end of the pod.
-    template = {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}, "spec": pod}
-    return {"replicas": count, "restartPolicy": _RESTART_POLICIES[role], "template": template}
-
-
-# A failed launcher is replaced by another pod, at most `backoffLimit` times; the old pod keeps its exit code and
-# output. OnFailure would restart the container even at limit 0, and remove the pod at the limit. A worker restarts in
-# place, where `--restarts` expects it.
-_RESTART_POLICIES = {"launcher": "Never", "worker": "OnFailure"}
-
-
-def _escape_word(word: str) -> str:
-    """Escape a word of a container's command, because Kubernetes expands `$(NAME)`."""
-    return word.replace("$", "$$")
 
 
 def submit_job(options: Kubernetes, target: Sequence[str]) -> Job:
@@ -146,7 +31,7 @@ def submit_job(options: Kubernetes, target: Sequence[str]) -> Job:
     Raises:
         JobError: Kubernetes refused the job; no object remains.
     """
-    name = names.make_name(options.name)
+    name = make_name(options.name)
     job = Job(name, options.name_folder(name), options.namespace)
     try:
         answer = _run_kubectl(job, "create", "-f", "-", standard_input=format_job(options, target, job.id))
@@ -261,7 +146,7 @@ def follow_job(job: Job, shows_output: bool = True) -> int:
 
 def _stop_launching(job: Job, name: str) -> None:
     """Stop the batch Job `name` from creating launchers. Workers are kept until its last launcher has ended."""
-    with contextlib.suppress(UnreachableError):  # further launchers then start, and end at once (`launcher_script`)
+    with contextlib.suppress(UnreachableError):  # further launchers then start, and end at once (`kubectl.mpijob`)
         _run_kubectl(job, "patch", "jobs.batch", name, "-p", '{"spec":{"backoffLimit":0}}')
 
 

@@ -1,4 +1,7 @@
-"""Validated options of a job, with defaults from the user's configuration files."""
+"""Validated options of a job, with defaults from the user's configuration files.
+
+Each option is declared once, as a field of a class: the command line, the files and Python take it from there.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import click
 
 from matex_tf import arguments
 
@@ -26,24 +31,30 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 
+def declare(default: Any, help_text: str, metavar: str = "") -> Any:
+    """A field of `Options`. `metavar` stands for the value in the help page of the command line."""
+    return field(default=default, metadata={"help": help_text, "metavar": metavar or None})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options that every cluster has. An invalid value raises ValueError or TypeError.
 
-    `run` has further options of `matex run`, and `matex` is the command on the cluster, both in shell syntax. `setup`
-    has shell lines before the run. `cpus` are the CPUs of each rank; under Kubernetes, of each worker.
+    `run` and `matex` are in shell syntax.
     """
 
-    nodes: int = 1
-    ranks_per_node: int = 1
-    time: str = ""
-    name: str = ""
-    restarts: int = 3
-    cpus: str | int = ""
-    gpus_per_node: int = 0
-    setup: Sequence[str] = ()
-    run: Sequence[str] = ()
-    matex: str = ""
+    nodes: int = declare(1, "The number of nodes; default: 1.", "NODES")
+    ranks_per_node: int = declare(1, "The number of ranks on each node; default: 1.", "RANKS")
+    time: str = declare("", "The time limit: 2:00:00 or 1-12 (days-hours).", "LIMIT")
+    name: str = declare("", "The job's name; default: the script's name.", "NAME")
+    restarts: int = declare(3, "As for `matex run`; default: 3.", "TIMES")
+    cpus: str | int = declare("", "CPUs for each rank (Kubernetes: each worker); default: whole nodes.", "CPUS")
+    gpus_per_node: int = declare(0, "The number of GPUs on each node.", "GPUS")
+    setup: Sequence[str] = declare((), "A shell line before the run: 'module load openmpi'.", "LINE")
+    run: Sequence[str] = declare((), "Options of `matex run` or mpirun: '--mca pml ob1'.", "OPTIONS")
+    matex: str = declare("", "The `matex` command on the cluster.", "COMMAND")
+    cpus_form: ClassVar[tuple[str, str]] = r"[1-9][0-9]*", "a whole number, 1 or more, of each rank"
+    """The pattern of `cpus`, and its description for messages."""
 
     @classmethod
     def get_kind(cls) -> str:
@@ -51,9 +62,12 @@ class Options:
         return cls.__name__.lower()
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = self._check_field(field.name, field.default, getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+        for each in fields(self):
+            value = self._check_field(each.name, each.default, getattr(self, each.name))
+            object.__setattr__(self, each.name, value)
+        pattern, form = self.cpus_form
+        if self.cpus and not re.fullmatch(pattern, str(self.cpus)):
+            raise ValueError(f"expected cpus to be {form}; given {self.cpus!r}")
         _split_words(self.matex)
         for word in (word for text in self.run for word in _split_words(text)):
             if _RUN_OPTIONS.fullmatch(word):
@@ -148,7 +162,7 @@ def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int |
     Raises:
         ValueError, TypeError: a name or a value is invalid (the message names the file), or `ranks` contradicts nodes.
     """
-    names = [field.name for field in fields(kind)]
+    names = [each.name for each in fields(kind)]
     merged: dict[str, Any] = {}
 
     def add_options(values: Mapping[str, Any], source: str) -> None:
@@ -177,20 +191,50 @@ def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int |
     return distribute_ranks(options, ranks)
 
 
+def _name_option(name: str) -> str:
+    """The name on the command line of the option `name`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_options(*kinds: type[Options], omitted: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator that adds the options of these kinds of jobs, except `omitted`, to a command of click.
+
+    The value of an option that is not given is None or ().
+    """
+    declared: dict[str, Field[Any]] = {}
+    for each in (each for kind in kinds for each in fields(kind)):
+        declared.setdefault(each.name, each)  # several kinds have an account
+
+    def add_all(command: Callable[..., Any]) -> Any:
+        for name in reversed(declared):
+            command = command if name in omitted else _make_click_option(declared[name])(command)
+        return command
+
+    return add_all
+
+
+def _make_click_option(declared: Field[Any]) -> Callable[..., Any]:
+    name, default = _name_option(declared.name), declared.default
+    if isinstance(default, bool):
+        return click.option(name, is_flag=True, default=None, help=declared.metadata["help"])
+    value_type = int if isinstance(default, int) else str
+    return click.option(name, type=value_type, multiple=isinstance(default, tuple), **declared.metadata)
+
+
 def format_options(options: Options) -> list[str]:
     """The command-line words that, with the defaults of the user's files, result in `options`."""
     words = []
     defaults = merge_options(type(options), {})
-    for field in fields(options):
-        value, default = getattr(options, field.name), getattr(defaults, field.name)
-        option = f"--{field.name.replace('_', '-')}"
+    for each in fields(options):
+        value, default = getattr(options, each.name), getattr(defaults, each.name)
+        option_name = _name_option(each.name)
         if isinstance(value, tuple):
             starts_with_default = value[: len(default)] == default
-            words += [f"{option}={text}" for text in (value[len(default) :] if starts_with_default else value)]
+            words += [f"{option_name}={text}" for text in (value[len(default) :] if starts_with_default else value)]
         elif isinstance(value, bool):
-            words += [option] if value and not default else []
+            words += [option_name] if value and not default else []
         elif value != default:
-            words.append(f"{option}={value}")
+            words.append(f"{option_name}={value}")
     return words
 
 

@@ -16,6 +16,7 @@ from matex_tf import arguments
 from matex_tf.deploy import command, following, job, kubernetes, notebook, run_folder
 from matex_tf.deploy.job import ENDED, RUNNING, Job, State
 from matex_tf.deploy.kinds import KINDS
+from matex_tf.deploy.kubectl.mpijob import Kubernetes
 from matex_tf.deploy.options import NAME, Options, check_variables, distribute_ranks, merge_options
 from matex_tf.monitor import progress, recording
 
@@ -168,7 +169,7 @@ def launch(
     target = [os.fspath(script), *arguments.check_words("launch", "args", args)]
     if ranks is not None:
         arguments.check_whole_number("launch", "ranks", ranks)
-    if not isinstance(cluster, kubernetes.Kubernetes) and not os.path.isfile(target[0]):
+    if not isinstance(cluster, Kubernetes) and not os.path.isfile(target[0]):
         raise FileNotFoundError(f"there is no file {target[0]} in {os.getcwd()}")
     run_options, variables = _list_run_options(adapt, strategy, elastic, run), _check_variables(env)
     if cluster is None:
@@ -177,7 +178,7 @@ def launch(
         matex = command.find_own_command()
         options = Options(ranks_per_node=ranks, restarts=restarts or 0, run=run_options, matex=matex)
         check_variables(variables.keys() - {"MATEX_STATE"})  # the state of a run on this machine may be anywhere
-        folder = run_folder.make_folder(Path(target[0]).stem)
+        folder = run_folder.make_folder(run_folder.name_target(target))
         local_run = Here(options.make_command(target), folder, variables)
         return LaunchedRun(local_run, local_run.job)
     if not isinstance(cluster, Options):

@@ -10,16 +10,21 @@ import itertools
 import json
 import os
 import re
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from matex_tf.deploy.job import Job
+from matex_tf.deploy.job import ENDED, FORGOTTEN, Job, State
 from matex_tf.runtime import atomic
 
 RUNS = Path("runs")
 NOTE, EXIT_CODE = "job.json", "exit-code"
+
+
+def name_target(target: Sequence[str]) -> str:
+    """The name of a run of `target`: that of the script without its ending, or of the module after `-m`."""
+    return target[1] if target[0] == "-m" else Path(target[0]).stem
 
 
 def propose_folder(name: str) -> Path:
@@ -68,11 +73,6 @@ def read_tail(folder: str, size: int) -> bytes:
     return b""
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove the folder of a run that was not submitted."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def format_note(cluster: str, job: str, namespace: str = "", submitted: str = "") -> str:
     """The content of `job.json`. `submitted` is a time in seconds since 1970."""
     fields = {"cluster": cluster, "job": job, "namespace": namespace, "submitted": submitted}
@@ -97,6 +97,22 @@ def find_submit_time(folder: str) -> float | None:
         return float(json.loads(Path(folder, NOTE).read_text())["submitted"]) if folder else None
     except (OSError, ValueError, KeyError):
         return None
+
+
+def read_exit_code(folder: Path) -> int | None:
+    """The exit code that the job script has written; None if it has not ended."""
+    path = folder / EXIT_CODE
+    text = path.read_text() if path.is_file() else ""
+    return int(text) if text.endswith("\n") else None  # without a line end, the file is still being written
+
+
+def add_exit_code(job: Job, state: State) -> State:
+    """Complete the state of a job that has ended or is forgotten by the exit code from its script."""
+    code = read_exit_code(Path(job.folder)) if job.folder else None
+    if code is None or state.phase not in (ENDED, FORGOTTEN) or state.code is not None:
+        return state
+    # The script writes the file at its end, so a job that the scheduler has forgotten is known to have ended.
+    return replace(state, phase=ENDED, words=state.words if state.phase == ENDED else "ENDED", code=code)
 
 
 def _read_notes() -> Iterator[tuple[str, Job]]:

@@ -42,6 +42,22 @@ def format_script(heads: str, folder: str, before: str, command: str, after: str
     )
 
 
+def format_again(job: str, lines: str, text: str = "", value: str = "") -> str:
+    """Shell text for a run that asks to be started again: print a message about `job`, and execute `lines`.
+
+    printf's format `text` continues the message, with the word `value`. $kept tells whether there is a saved state.
+    """
+    return _AGAIN.format(job=job, lines=lines, text=text, value=value and f" {value}", again=os.EX_TEMPFAIL)
+
+
+_AGAIN = """\
+if [ $code -eq {again} ]; then
+    kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
+    printf 'matex: job %s %s after %d:%02d:%02d, %s{text}\\n' "{job}" \\
+        "$([ -n "$asked" ] && echo asked to end || echo ended with exit code {again})" \\
+        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept"{value}
+{lines}fi
+"""
 # A shell handles a signal only between commands, or during `wait`. So the command runs in the background. $asked is
 # empty before the warning; then `told` if the trap has passed it on to the command, and `early` if it came before the
 # start. A run that was not yet ready for the warning ends by its signal; the script then asks to be requeued.

@@ -56,7 +56,7 @@ def submit_job(options: Slurm, target: Sequence[str]) -> Job:
         return submit_script(format_job(options, target, str(folder)), folder, options, env=environment)
     except BaseException:
         if not (folder / SCRIPT).exists():
-            run_folder.remove_folder(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -186,9 +186,7 @@ def _find_ended_state(job: Job) -> State:
         name = state_text.split(" ")[0]  # "CANCELLED by 1000"
         if answer.returncode == 0 and name in slurm_messages.ENDS:
             return State(ENDED, state_text, code=slurm_messages.parse_exit_code(name, code))
-    if job.folder and (exit_code_file := Path(job.folder, run_folder.EXIT_CODE)).is_file():
-        return State(ENDED, "ENDED", code=int(exit_code_file.read_text()))
-    return State(FORGOTTEN, "is not known to Slurm, or no longer; its end is unknown")
+    return run_folder.add_exit_code(job, State(FORGOTTEN, "is not known to Slurm, or no longer; its end is unknown"))
 
 
 def follow_job(job: Job, shows_output: bool = True) -> int:

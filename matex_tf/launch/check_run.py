@@ -22,7 +22,6 @@ import numpy as np
 
 from matex_tf.files.mirror import ALL_COPIED_BYTES, Mirror, list_files, make_mirror_command, mirror_folder
 
-STEPS = 5  # the default of --steps
 EQUAL, CLOSE = 1e-5, 1e-2
 """Relative differences: at most EQUAL is the rounding of a few steps in float32, at most CLOSE is the same curve."""
 MAX_SECONDS = 600  # of each of the two runs

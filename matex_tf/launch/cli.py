@@ -8,20 +8,20 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import click
 
 from matex_tf import arguments, errors, settings
-from matex_tf.launch import check_run, info, mpirun_command, output_file, probe, process, restarts, run_options
+from matex_tf.deploy import run_folder
+from matex_tf.launch import command_line, info, output_file, process, restarts, run_options
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.monitoring import event_log
-from matex_tf.launch.option_types import HERE, Bytes, Count
+from matex_tf.launch.option_types import BYTES, make_count
 from matex_tf.launch.run_options import ADAPT, STRATEGY, Run, RunCommand
 from matex_tf.version import __version__
-from matex_tf.world import missing_mpi, mpirun_options, placement
 
 USAGE_ERROR = 2
 # The commands of other modules, as MODULE:NAME. A module is imported when its command is used, so that `matex run`
@@ -65,12 +65,6 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The end of an error message about an unknown `name`: the most similar `known` name; "" if none is similar."""
-    similar = arguments.find_similar(name, known, cutoff)
-    return f"; did you mean {similar}?" if similar else ""
-
-
 @click.group(
     cls=_Commands, no_args_is_help=False, invoke_without_command=True,
     context_settings={"help_option_names": _HELP},
@@ -83,7 +77,6 @@ def matex(ctx: click.Context) -> int:
     \b
     matex run -n 4 train.py
     """
-    ctx.obj = check_target, make_command_line  # for `plan_command`
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
         return USAGE_ERROR
@@ -91,11 +84,13 @@ def matex(ctx: click.Context) -> int:
 
 
 @matex.command(name="run", cls=RunCommand, short_help="Train SCRIPT.py on several ranks.")
-@click.option("-n", "ranks", type=Count("ranks"), help="The number of ranks; also -np, --np and -c.")
+@click.option("-n", "ranks", type=make_count("ranks"), help="The number of ranks; also -np, --np and -c.")
 @click.option("--dry-run", is_flag=True, help="Print the command line of mpirun and run nothing.")
 @click.option("--check", is_flag=True, help="Run a few steps alone and on the ranks; compare losses, weights, files.")
 @click.option("--share", is_flag=True, help="With --check: use your own files if too large for a copy. Changes stay.")
-@click.option("--steps", type=Count("steps"), help=f"With --check: the number of steps. Default: {check_run.STEPS}.")
+@click.option(
+    "--steps", type=make_count("steps"), help=f"With --check: the number of steps. Default: {run_options.CHECK_STEPS}."
+)
 @click.option("--explain", is_flag=True, help="Say whether each step is sharded, and if not, why.")
 @click.option(
     "--strategy", type=STRATEGY, metavar="NAME",
@@ -103,14 +98,14 @@ def matex(ctx: click.Context) -> int:
 )  # fmt: skip
 @click.option("--adapt", flag_value="on", is_flag=False, type=ADAPT, metavar="[=ranks]", help=run_options.ADAPT_HELP)
 @click.option(
-    "--memory", type=Bytes(), default=0.0,
+    "--memory", type=BYTES, default=0.0,
     help="The memory of a rank, as 16GiB, or here: larger slices are computed in parts.",
 )  # fmt: skip
 @click.option("--profile", is_flag=True, help="Print a table at the end: compute, waiting, communication.")
 @click.option("--record", default="", metavar="FOLDER", help="Record each rank there, for `matex top` and `report`.")
 @click.option("--live", is_flag=True, help="Show each rank below the output. Default of --record: runs/.")
 @click.option(
-    "--restarts", type=Count("restarts"), metavar="TIMES",
+    "--restarts", type=make_count("restarts"), metavar="TIMES",
     help="Keep the state of the run. After a loss restart from it, at most TIMES times, on the remaining hosts.",
 )  # fmt: skip
 @click.option(
@@ -130,17 +125,19 @@ def run_script(ctx: click.Context, /, **_: Any) -> int:
     """
     run = run_options.read_run(ctx)
     if not run.dry_run:
-        check_target(run)
+        run_options.check_target(run)
     record_folder = run.record or os.environ.get("MATEX_RECORD", "")
     if run.live and not record_folder:
-        record_folder = event_log.name_record_folder(run.target)
+        record_folder = str(run_folder.propose_folder(run_folder.name_target(run.target)))
         run = replace(run, record=record_folder)
     if run.dry_run:
-        print(shlex.join(make_command_line(run)))
+        print(shlex.join(command_line.make_command_line(run)))
         return 0
     if run.check:
+        from matex_tf.launch import check_run  # this imports numpy
+
         shared_folder = run_options.choose_shared(run, os.environ)
-        alone, together = [sys.executable, "-m", "matex_tf"], make_command_line(replace(run, target=[]))
+        alone, together = [sys.executable, "-m", "matex_tf"], command_line.make_command_line(replace(run, target=[]))
         return check_run.check_script(run.ranks, run.target, alone, together, run.steps, run.share, shared_folder)
     display: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if run.live:
@@ -186,7 +183,7 @@ def show_settings(name: str | None) -> int:
         wanted = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
         known = {setting.variable: setting for setting in (*settings.TABLE, *settings.INTERNAL)}
         if wanted not in known:
-            raise click.UsageError(f"there is no setting {wanted}{_suggest(wanted, known)}")
+            raise click.UsageError(arguments.describe_unknown("setting", wanted, known))
         print(f"{wanted} ({known[wanted].values})\n{known[wanted].meaning}")
         return 0
     table = Table("setting", "value", "from", "values")
@@ -205,97 +202,38 @@ def parse_run(words: Sequence[str]) -> Run:
     return run_options.read_run(run_script.make_context("run", list(words), parent=matex.make_context("matex", [])))
 
 
-def check_target(run: Run) -> None:
-    """Raises click.UsageError if the script does not exist, unless mpirun changes the working folder first."""
-    moves = any(mpirun_options.parse_option_name(word) in ("wdir", "wd") for word in run.options)
-    if run.target[0] != "-m" and not moves and not os.path.isfile(run.target[0]):
-        raise click.UsageError(f"there is no file {run.target[0]} in {os.getcwd()}")
-
-
-def find_mpirun() -> mpirun_command.Mpirun:
-    """The mpirun of this machine. Raises click.UsageError if mpi4py loads no MPI, or if there is no mpirun."""
-    library = probe.find_mpi_library()
-    if "error" in library:
-        raise click.UsageError(missing_mpi.describe(library["error"]))
-    mpirun = probe.find_mpirun(library)
-    if mpirun is None:
-        raise click.UsageError(f"there is no mpirun. {info.GET_MPI}")
-    if other := info.describe_other_mpi(mpirun, library):
-        raise click.UsageError(other)
-    return mpirun
-
-
-def make_command_line(run: Run) -> list[str]:
-    """The mpirun command line for `run` on this machine. Raises click.UsageError if there is no mpirun."""
-    mpirun = find_mpirun()
-    if run.elastic and (mpirun.family != mpirun_options.OPENMPI or mpirun.major < 5):
-        raise click.UsageError(
-            "--elastic needs Open MPI 5 or later, whose mpirun leaves other ranks alone when one is lost; this "
-            f"is {mpirun.family or 'an unknown MPI'} {mpirun.version}. --restarts goes with any MPI"
-        )
-    environment = run.environment or os.environ
-    variables = _choose_variables(run, environment)
-    # `choose_options` prefers the environment's value of a variable to that in `variables`. These options of the run
-    # must prevail if they are given. So their variables are removed from the environment.
-    overriding = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
-    if run.adapt == "ranks":
-        overriding["MATEX_STRATEGY"] = run.strategy
-    environment = {name: value for name, value in environment.items() if not overriding.get(name)}
-    options = mpirun_command.choose_options(
-        mpirun, run.ranks, cores=len(placement.list_cores()), is_root=os.geteuid() == 0, user_options=run.options,
-        environment=environment, settings=variables, by_memory=probe.has_memory_for(run.ranks, mpirun),
-    )  # fmt: skip
-    return mpirun_command.make_command(mpirun, options, sys.executable, run.target)
-
-
-def _choose_variables(run: Run, environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings that the options of `run` stand for, as environment variables of the ranks."""
-    needs_microbatches = run.memory and "MATEX_MICROBATCH" not in environment
-    variables = {
-        "MATEX_PROFILE": "1" if run.profile else "",
-        "MATEX_EXPLAIN": "1" if run.explain else "",
-        "MATEX_ELASTIC": "1" if run.elastic else "",
-        "MATEX_RECORD": os.path.abspath(run.record) if run.record else "",
-        "MATEX_STRATEGY": run.strategy,
-        "MATEX_ADAPT": run.adapt,
-        "MATEX_MICROBATCH": "auto" if needs_microbatches else "",
-        "MATEX_MEMORY": f"{run.memory:.0f}" if run.memory not in (0.0, HERE) else "",
-        "MATEX_STATE": restarts.name_state_folder(run.target) if run.restarts else "",
-    }
-    return {name: value for name, value in variables.items() if value}
-
-
 def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
     """Run the script with or without restarts. Returns the exit code. `report` receives messages about restarts."""
     shared_folder = run_options.choose_shared(run, os.environ)
     is_resumable = bool(run.restarts) or "MATEX_STATE" in os.environ
     run = run_options.settle_strategy(run, os.environ) if is_resumable else run
-    places = Places(Attempt(run.ranks, run.options), find_mpirun(), follows_files=run.adapt == "ranks")
+    places = Places(Attempt(run.ranks, run.options), command_line.find_mpirun(), follows_files=run.adapt == "ranks")
     if is_resumable:
         return restarts.RestartedRun(
             places=places, restarts=run.restarts, shared_folder=shared_folder, report=report,
             may_choose=not run.strategy,
             state=os.environ.get("MATEX_STATE") or restarts.name_state_folder(run.target),
-            make_command=lambda attempt: make_command_line(
-                run_options.change_ranks(run, attempt.ranks, attempt.options, attempt.strategy)
+            make_command=lambda attempt: command_line.make_command_line(
+                run_options.change_ranks(run, attempt.ranks, attempt.options, attempt.strategy), places.mpirun
             ),
         ).run()  # fmt: skip
     with process.make_proof_folder(shared_folder) as proof_folder:
-        return process.run_to_end(make_command_line(run), proof_folder, places.describe_lost_hosts)
+        command = command_line.make_command_line(run, places.mpirun)
+        return process.run_to_end(command, proof_folder, places.describe_lost_hosts)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command with the words of the command line. Returns the exit code."""
     words = list(sys.argv[1:] if words is None else words)
     try:
-        process.reset_child_signal()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a daemon may have started this process with the signal ignored
         with matex.make_context("matex", words) as context:
             return matex.invoke(context)
     except click.exceptions.Exit as exit_request:  # after the help or the version
         return exit_request.exit_code
     except click.exceptions.NoSuchOption as error:
-        known = error.possibilities or ()
-        message = f"there is no option {error.option_name}{_suggest(error.option_name, known, cutoff=0.8)}"
+        similar = arguments.find_similar(error.option_name, error.possibilities or (), cutoff=0.8)
+        message = f"there is no option {error.option_name}" + (f"; did you mean {similar}?" if similar else "")
     except click.ClickException as error:
         message = error.format_message()
     except errors.BuildError as error:

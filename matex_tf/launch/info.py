@@ -22,7 +22,7 @@ SUFFICIENT_THREADS = ("serialized", "multiple")
 
 @dataclass
 class Facts:
-    """The results of `probe`, the cores and GPUs, and the settings with their first error.
+    """The results of `probe`, the cores and GPUs, and the first error of the settings.
 
     `library`, `threads` and `tensorflow` are the dictionaries that the functions of `probe` return: after a failure,
     they have only the key "error". Without a library, `threads` is empty.
@@ -34,11 +34,8 @@ class Facts:
     mpirun: mpirun_command.Mpirun | None
     cores: list[placement.Core] = field(default_factory=list)
     gpus: int = 0
-    chosen_settings: dict[str, str] = field(default_factory=dict)
     settings_error: str | None = None
-    compression: str = "none"
-    rank_files: str = "unknown"
-    links: list[str] = field(default_factory=list)
+    other_rows: list[tuple[str, str]] = field(default_factory=list)  # lines of the report, as label and text
 
     @property
     def ops(self) -> dict[str, Any]:
@@ -48,15 +45,18 @@ class Facts:
 def gather_facts() -> Facts:
     """Collect the facts. MPI and TensorFlow are loaded in child processes only."""
     library = probe.find_mpi_library()
-    compression = rank_files = "unknown: a setting is wrong"
+    rows: list[tuple[str, str]] = []
+    settings_error: str | None = None
     try:
         chosen = settings.Settings(os.environ)
-        compression = describe_compression(chosen)
         limit = f"{chosen.files_bytes} bytes a rank" if chosen.files_bytes else "half of what is free there"
         rank_files = f"in {private_folder.choose_parent()}, at most {limit}"
-        settings_error = None
+        rows += [("compression", describe_compression(chosen)), ("rank files", rank_files)]
     except errors.SettingError as error:
         settings_error = str(error)
+    rows += [("link", link) for link in _list_links() or ["not measured yet: --profile and overlapped updates do"]]
+    given = sorted(item for item in os.environ.items() if item[0].startswith(settings.PREFIX))
+    rows += [("setting", f"{name}={value}") for name, value in given]
     return Facts(
         library=library,
         threads=probe.find_thread_level() if "error" not in library else {},
@@ -64,11 +64,8 @@ def gather_facts() -> Facts:
         mpirun=probe.find_mpirun(library),
         cores=placement.list_cores(),
         gpus=placement.count_gpus(),
-        chosen_settings={name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
         settings_error=settings_error,
-        compression=compression,
-        rank_files=rank_files,
-        links=_list_links(),
+        other_rows=rows,
     )
 
 
@@ -175,10 +172,7 @@ def list_rows(facts: Facts) -> list[tuple[str, str]]:
         ("cores", f"{len(facts.cores)} (CPUs {placement.format_cpu_list(cpus)})"),
         ("GPUs", f"{facts.gpus} on this machine, {visible} seen by TensorFlow" if has_gpus else "none"),
         ("strategies", ", ".join(settings.STRATEGIES)),
-        ("compression", facts.compression),
-        ("rank files", facts.rank_files),
-        *(("link", link) for link in facts.links or ["not measured yet: --profile and overlapped updates do"]),
-        *(("setting", f"{name}={value}") for name, value in sorted(facts.chosen_settings.items())),
+        *facts.other_rows,
     ]
 
 

@@ -1,8 +1,8 @@
 """Writing the output of ranks to a file, with an error if the disk is full.
 
 mpirun ignores a full disk, and would end with exit code 0 although output is lost; a script alone would fail. So
-`launch.cli` runs mpirun within an `Outlet`: mpirun writes into pipes, and child processes copy the pipes to the files
-and report write errors.
+`launch.cli` runs mpirun within an `Outlet`: mpirun writes into pipes. Child processes, which execute this file, copy
+the pipes to the files and report write errors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import select
 import signal
 import stat
+import subprocess
 import sys
 
 EXIT_OUTPUT_LOST = 120  # Python's own exit code if it cannot write its output at exit
@@ -38,12 +39,12 @@ class Outlet:
         if output is not None and errors is not None and copies_errors and os.path.samestat(output, errors):
             # The relative order of the streams matters. The script's own output may contain NUL bytes, but hardly at
             # the beginning of a line.
-            self._copies["standard output and error"] = _Copy([1, 2], drops=rb"(?<=\n)\0+")
+            self._copies["standard output and error"] = _Copy([1, 2], drops=r"(?<=\n)\0+")
         else:
             if output is not None and _is_file_or_device(output):
                 self._copies["standard output"] = _Copy([1])
             if copies_errors:
-                self._copies["standard error"] = _Copy([2], drops=rb"\0+")
+                self._copies["standard error"] = _Copy([2], drops=r"\0+")
         for copy in self._copies.values():
             copy.start()
         return self
@@ -68,27 +69,18 @@ class _Copy:
     closes the write end of a second pipe.
     """
 
-    def __init__(self, descriptors: list[int], drops: bytes = rb"(?!)"):
-        self._descriptors, self._drops = descriptors, re.compile(drops)
+    def __init__(self, descriptors: list[int], drops: str = "(?!)"):
+        self._descriptors, self._drops = descriptors, drops
 
     def start(self) -> None:
-        """Fork the child, and replace `descriptors` by the pipe that it reads."""
+        """Start the child, and replace `descriptors` by the pipe that it reads."""
         _flush()
         reader, writer = os.pipe()
         stop_reader, self._stop_writer = os.pipe()
+        command = [sys.executable, "-IS", __file__, str(stop_reader), self._drops]  # -IS: the standard library only
+        # The child inherits the blocked signals: it ends with its input only.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._child = os.fork()
-        if self._child == 0:
-            error = 1
-            try:
-                # Keep only the two pipes. A pipe of another copy ends when its last writer closes it, so an inherited
-                # write end would prevent the end of that copy.
-                os.closerange(3, min(reader, stop_reader))
-                os.closerange(min(reader, stop_reader) + 1, max(reader, stop_reader))
-                os.closerange(max(reader, stop_reader) + 1, os.sysconf("SC_OPEN_MAX"))
-                error = _copy_output(reader, self._descriptors[0], self._drops, stop_reader)
-            finally:
-                os._exit(error)
+        self._child = subprocess.Popen(command, stdin=reader, stdout=self._descriptors[0], pass_fds=[stop_reader])
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         self._originals = {descriptor: os.dup(descriptor) for descriptor in self._descriptors}
         for descriptor in self._descriptors:
@@ -103,7 +95,7 @@ class _Copy:
             os.dup2(original, descriptor)
             os.close(original)
         os.close(self._stop_writer)
-        return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+        return self._child.wait()
 
 
 def _flush() -> None:
@@ -145,3 +137,7 @@ def _copy_output(source: int, target: int, drops: re.Pattern[bytes], stop_reader
             except OSError as write_error:
                 error = write_error.errno or 1
     return error
+
+
+if __name__ == "__main__":
+    sys.exit(_copy_output(0, 1, re.compile(sys.argv[2].encode()), stop_reader=int(sys.argv[1])))

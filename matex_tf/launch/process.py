@@ -52,11 +52,6 @@ def make_proof_folder(shared: str | os.PathLike | None) -> Iterator[str]:
             shared_memory.remove_files(folder, even_used=True)  # left only if mpirun was killed
 
 
-def reset_child_signal() -> None:
-    """Reset the handling of SIGCHLD: a daemon may have started this process with the signal ignored."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
 def run_to_end(command: Sequence[str], folder: str, describe_lost_hosts: Callable[[], str] = lambda: "") -> int:
     """Run mpirun. Returns its exit code; `EXIT_UNPROVED` instead of 0 if the records in `folder` do not prove success.
 

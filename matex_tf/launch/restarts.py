@@ -8,14 +8,13 @@ docs/reliability.md defines when a run is lost, and docs/adapt.md when a run res
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.hosts.watch import Watch
 from matex_tf.launch.run_end import RunEnd
 from matex_tf.resilience import state_files
+from matex_tf.world import child_process
 from matex_tf.world.exit_codes import EXIT_REQUEUE, EXIT_STALLED, EXIT_UNPROVED
 from matex_tf.world.mpirun_options import ALLOCATIONS
 
@@ -115,7 +115,8 @@ class RestartedRun:
     def run(self) -> int:
         """Run attempts until no restart is due. Returns the exit code."""
         try:
-            with _raise_on_signals():  # between attempts, there is no mpirun to receive the signals
+            # Between attempts, there is no mpirun to receive the signals.
+            with child_process.handle_signals(process.STOP_REQUESTS | _INTERRUPTS, _raise_request):
                 kind, code = self._run_attempts()
         except _StopRequest as request:
             if request.number in _INTERRUPTS:
@@ -240,23 +241,8 @@ class _StopRequest(Exception):
         self.number = number
 
 
-@contextlib.contextmanager
-def _raise_on_signals() -> Iterator[None]:
-    """Context between attempts: a signal that asks to end raises `_StopRequest`."""
-
-    def raise_request(number: int, _frame: Any) -> None:
-        raise _StopRequest(number)
-
-    handlers = {number: signal.getsignal(number) for number in process.STOP_REQUESTS | _INTERRUPTS}
-    # Ignored signals, as by nohup, and handlers outside Python remain.
-    handlers_before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
-    try:
-        for number in handlers_before:
-            signal.signal(number, raise_request)
-        yield
-    finally:
-        for number, handler in handlers_before.items():
-            signal.signal(number, handler)
+def _raise_request(number: int, _frame: Any) -> None:
+    raise _StopRequest(number)
 
 
 def _describe_end(kind: str, code: int) -> str:

@@ -17,13 +17,13 @@ from pathlib import Path
 import click
 
 from matex_tf import arguments, settings
-from matex_tf.launch import check_run
-from matex_tf.launch.option_types import SettingValue
+from matex_tf.launch.option_types import Parsed
 from matex_tf.ops import cache
 from matex_tf.world import mpirun_options
 from matex_tf.world.hosts import host_lists
 
 RANKS_OPTIONS = ("-n", "-np", "--np", "-c")
+CHECK_STEPS = 5  # the default of --steps
 RESTARTS = 3  # the default of --restarts with --elastic or --adapt=ranks
 ADAPT_HELP = "Give slower ranks fewer rows; the result stays the same. =ranks: also change the number of ranks."
 _STRATEGY = "MATEX_STRATEGY"
@@ -41,7 +41,7 @@ class Run:
     options: list[str] = field(default_factory=list)  # options of mpirun
     dry_run: bool = False
     check: bool = False
-    steps: int = check_run.STEPS
+    steps: int = CHECK_STEPS
     share: bool = False
     profile: bool = False
     restarts: int = 0
@@ -64,8 +64,8 @@ _PURPOSES = {
 }
 """The options that need two ranks or more, each with its purpose for the error message."""
 
-STRATEGY = SettingValue(settings.parse_strategy)
-ADAPT = SettingValue(settings.parse_adapt)  # the type of `--adapt`, whose value is optional
+STRATEGY = Parsed("value", settings.parse_strategy)
+ADAPT = Parsed("value", settings.parse_adapt)  # the type of `--adapt`, whose value is optional
 
 
 class RunCommand(click.Command):
@@ -157,7 +157,7 @@ def read_run(ctx: click.Context) -> Run:
     return Run(
         **values | {
             "ranks": ranks, "target": target, "options": options, "strategy": strategy, "adapt": adapt,
-            "restarts": values["restarts"] or default_restarts, "steps": values["steps"] or check_run.STEPS,
+            "restarts": values["restarts"] or default_restarts, "steps": values["steps"] or CHECK_STEPS,
         }
     )  # fmt: skip
 
@@ -197,6 +197,13 @@ def _check_strategy(strategy: str, ranks: int, is_adapting: bool, check: bool) -
             f"--strategy {settings.get_strategy_name(strategy)} and --check do not go together: its results are "
             "statistical, not those of the script alone"
         )
+
+
+def check_target(run: Run) -> None:
+    """Raises click.UsageError if the script does not exist, unless mpirun changes the working folder first."""
+    moves = any(mpirun_options.parse_option_name(word) in ("wdir", "wd") for word in run.options)
+    if run.target[0] != "-m" and not moves and not os.path.isfile(run.target[0]):
+        raise click.UsageError(f"there is no file {run.target[0]} in {os.getcwd()}")
 
 
 def settle_strategy(run: Run, environment: Mapping[str, str]) -> Run:

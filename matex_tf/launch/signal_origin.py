@@ -7,13 +7,14 @@ group stays pending in the child, and `Witness` reads it in /proc.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterable
 
-_PR_SET_PDEATHSIG = 1
+from matex_tf.world import child_process
+
 _PATIENCE = 0.02  # seconds for the kernel to deliver a signal to all processes of a group
 _SAME_SIGNAL_SECONDS = 1.0  # seconds; a signal pending in the child for longer is an earlier one
 
@@ -37,20 +38,13 @@ class Witness:
         self._end_child()
 
     def _start_child(self) -> None:
-        """Fork the child, which ends with this process: by a signal, and, if that fails, within a minute."""
-        parent = os.getpid()
-        self._child = os.fork()
-        if self._child == 0:
-            try:
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                while os.getppid() == parent:
-                    time.sleep(60)
-            finally:
-                os._exit(0)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # blocks nothing more, and returns the blocked signals
+        prepare = child_process.make_preparation(mask, os.getpid(), death_signal=signal.SIGKILL)
+        self._child = subprocess.Popen(["sleep", "infinity"], preexec_fn=prepare)
 
     def _end_child(self) -> None:
-        os.kill(self._child, signal.SIGKILL)
-        os.waitpid(self._child, 0)
+        self._child.kill()
+        self._child.wait()
 
     def has_reached_group(self, number: int) -> bool:
         """Whether the signal `number`, which this process has just received, was sent to the group."""
@@ -70,6 +64,6 @@ class Witness:
 
     def _read_pending(self) -> set[int]:
         """The watched signals that are pending in the child."""
-        with open(f"/proc/{self._child}/status") as file:
+        with open(f"/proc/{self._child.pid}/status") as file:
             mask = next(int(line.split()[1], 16) for line in file if line.startswith("ShdPnd:"))
         return {number for number in self._watched if mask >> (number - 1) & 1}

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Column, Table
 
-from matex_tf.launch.option_types import HERE, Bytes, Parsed, Ranks, check_writable
+from matex_tf.launch.option_types import BYTES, HERE, RANKS, Parsed, check_writable, parse_ranks
 from matex_tf.launch.planning import minibatch
 from matex_tf.planner import plan_file, predict, queueing
 from matex_tf.planner.papers import htc, xai
@@ -21,23 +21,21 @@ from matex_tf.planner.papers.domain import Estimate
 from matex_tf.planner.simulator import program, replay, run, trace, what_if
 
 
-class Seconds(Parsed):
-    """A time with its unit, in seconds."""
+def _parse_seconds(text: str) -> float:
+    try:
+        return what_if.parse_seconds(text)
+    except ValueError:
+        raise ValueError("a time as 80ms or 1.5s") from None
 
-    name = "time"
 
-    def parse(self, text: str) -> float:
-        try:
-            return what_if.parse_seconds(text)
-        except ValueError:
-            raise ValueError("a time as 80ms or 1.5s") from None
+_SECONDS = Parsed("time", _parse_seconds)
 
 
 @click.command("simulate", short_help="Simulate a plan's step, and what would change it.")
 @click.argument("plan", required=False, metavar="[PLAN.json]")
 @click.option(
     "--ranks",
-    type=Ranks(),
+    type=RANKS,
     metavar="LIST",
     help="Such as 1,2,4,...,1024. Default: the most measured ranks of the plan.",
 )
@@ -46,8 +44,8 @@ class Seconds(Parsed):
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="The seed of the noise.")
 @click.option("--servers", is_flag=True, help="The number of parameter servers by three models.")
-@click.option("--compute", type=Seconds(), help="With --servers, without a plan: the computation of a step.")
-@click.option("--transfer", type=Seconds(), help="With --servers, without a plan: pull and push of a step.")
+@click.option("--compute", type=_SECONDS, help="With --servers, without a plan: the computation of a step.")
+@click.option("--transfer", type=_SECONDS, help="With --servers, without a plan: pull and push of a step.")
 @click.option(
     "--bandwidth-ratio", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
     help="With --servers: bandwidth of a server over that of a worker.",
@@ -57,8 +55,8 @@ class Seconds(Parsed):
     help="With --servers: the efficiency to reach.",
 )  # fmt: skip
 @click.option("--minibatch", is_flag=True, help="The mini-batch of a convolutional network, by HTC's integer program.")
-@click.option("--memory", type=Bytes(), help="With --minibatch: the memory of the device, as 12GiB.")
-@click.option("--rows", type=Ranks(), metavar="LIST", help=f"With --minibatch: batch sizes. Default: {minibatch.ROWS}.")
+@click.option("--memory", type=BYTES, help="With --minibatch: the memory of the device, as 12GiB.")
+@click.option("--rows", type=RANKS, metavar="LIST", help=f"With --minibatch: batch sizes. Default: {minibatch.ROWS}.")
 @click.option(
     "--layers", metavar="WORDS", help="With --minibatch: '32x32x3 conv:3+1:64 pool:2/2 dense:10'. Default: AlexNet."
 )
@@ -87,7 +85,7 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **options: Any) 
     """
     _check_options(plan, options)
     if options["minibatch"]:
-        sizes = options["rows"] or Ranks().convert(minibatch.ROWS, None, None)
+        sizes = options["rows"] or parse_ranks(minibatch.ROWS)
         return minibatch.show_minibatch(options["layers"] or "", sizes, options["memory"])
     try:
         if plan and replay.is_timeline(plan):

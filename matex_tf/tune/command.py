@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from matex_tf.deploy.command import add_slurm_options
 from matex_tf.deploy.job import JobError
-from matex_tf.deploy.options import merge_options, parse_time
+from matex_tf.deploy.options import add_options, merge_options, parse_time
 from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune import setup
@@ -93,7 +92,7 @@ class _Command(click.Command):
     "--run", multiple=True, metavar="OPTIONS", help="More options of `matex run`: --run='--strategy sharded'."
 )
 @click.option("--slurm", "as_jobs", is_flag=True, help="Make each trial a Slurm job; the next options apply to it.")
-@add_slurm_options
+@add_options(Slurm, omitted=("run", "array"))
 @click.option("--no-warm-start", "warm_start", flag_value=False, default=None, help="Ignore earlier searches.")
 @click.option("--database", metavar="FILE", help="The database of all searches. Default: ~/.local/share/matex/tune.db.")
 @click.option("--folder", metavar="FOLDER", help="The folder of the search. Default: runs/tune-SCRIPT-1.")

@@ -11,8 +11,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -37,6 +36,7 @@ from matex_tf.tune.trials.job_trial import Jobs
 from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.slots import make_slots
 from matex_tf.tune.trials.trial import FAILED, PLACE, Slot
+from matex_tf.world import child_process
 
 NOTE = "search.json"
 """The file of a search's folder that names the database and the search's row."""
@@ -142,7 +142,7 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
 
 def _make_folder(target: Sequence[str], folder: str) -> Path:
     if not folder:
-        return run_folder.make_folder("tune-" + (target[1] if target[0] == "-m" else Path(target[0]).stem))
+        return run_folder.make_folder("tune-" + run_folder.name_target(target))
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
@@ -247,7 +247,11 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
             trial_count=settings.trials, screen=screen, uses_warm_start=settings.warm_start,
             poll_interval=POLL_INTERVAL if settings.slurm is None else following.LOOK_EACH,
         )  # fmt: skip
-        with _handle_signals(searching):
+
+        def stop_search(number: int, _frame: FrameType | None) -> None:
+            searching.stop = searching.stop or _ENDING[signal.Signals(number)]
+
+        with child_process.handle_signals(_ENDING, stop_search):  # the search then ends its trials
             best = searching.run_trials()
     records = database.list_trials(search.id)
     database.close()
@@ -295,20 +299,3 @@ def format_trial_command(
     words = ["matex", *command, *search.target, *place.list_options(spec.space, record.config)]
     files = tuple(str(get_trial_folder(folder, record.number) / PLACE / name) for name in spec.files)
     return " ".join([*variables, shlex.join(words)]), files
-
-
-@contextmanager
-def _handle_signals(searching: Searching) -> Iterator[None]:
-    """Context in which signals stop the search, which then ends its trials."""
-
-    def stop_search(number: int, frame: FrameType | None) -> None:
-        searching.stop = searching.stop or _ENDING[signal.Signals(number)]
-
-    handlers_before = {
-        number: signal.signal(number, stop_search) for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in handlers_before.items():
-            signal.signal(number, handler)

@@ -16,8 +16,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from matex_tf.deploy import following, job, kubernetes, run_folder
-from matex_tf.deploy.kubectl import names, states, yaml_text
-from matex_tf.deploy.kubectl.launcher_script import OVER
+from matex_tf.deploy.kubectl import mpijob as jobs_text
+from matex_tf.deploy.kubectl import states
+from matex_tf.deploy.kubectl.mpijob import OVER
 from matex_tf.launch import cli
 
 MPIJOB = """\
@@ -211,8 +212,8 @@ def test_a_launcher_that_is_asked_to_end_before_its_run_is_ready_goes_on_later(t
     [("My Train_1", "my-train-1"), ("1st", "run-1st"), ("é", "run"), ("x" * 90, "x" * 40), ("a-.b", "a-b")],
 )
 def test_names_are_kubernetes_own(name, stem):
-    made = names.make_name(name)
-    assert made[:-6] == stem and names.is_name(made) and made != names.make_name(name)
+    made = jobs_text.make_name(name)
+    assert made[:-6] == stem and jobs_text.is_name(made) and made != jobs_text.make_name(name)
 
 
 @given(
@@ -221,12 +222,12 @@ def test_names_are_kubernetes_own(name, stem):
     )
 )
 def test_yaml_is_read_as_it_was_written(value):
-    assert yaml.safe_load(yaml_text.dump_yaml({"spec": value})) == {"spec": value}
+    assert yaml.safe_load(jobs_text.dump_yaml({"spec": value})) == {"spec": value}
 
 
 @pytest.mark.parametrize("text", ["1e3", "yes", "0o7", "1_000", "null", "", "~", "2024-01-01", "0x1F", "1:30"])
 def test_yaml_quotes_texts_that_look_like_other_things(text):
-    assert f'"{text}"' in yaml_text.dump_yaml({"value": text})
+    assert f'"{text}"' in jobs_text.dump_yaml({"value": text})
 
 
 NO_MATEX = "the image has no `matex`: install matex_tf in it, or say --matex"

@@ -22,7 +22,7 @@ import yaml
 import matex_tf
 from matex_tf.deploy import command, following, job, kubernetes
 from matex_tf.deploy.kubectl import states
-from matex_tf.deploy.kubectl.launcher_script import OVER
+from matex_tf.deploy.kubectl.mpijob import OVER
 from matex_tf.launch import cli
 
 MISSING = api_server.missing()

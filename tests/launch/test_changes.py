@@ -262,8 +262,6 @@ def test_hosts_that_came_for_nothing_are_not_used_again():
     ]
     places.exclude_hosts([Host("a", 3)], [Host("a", 2)])
     assert places.make_attempt([Host("a", 3)]).ranks == 2 and places.make_attempt([Host("a", 4)]).ranks == 4
-    places.exclude_hosts([Host("d", 3)], [Host("d", 1), Host("e", 1)])
-    assert places.make_attempt([Host("d", 3)]).ranks == 3, "e is not listed any more"
 
 
 def test_of_hosts_that_are_not_recognized_no_rank_is_dropped(tmp_path, monkeypatch, capfd):

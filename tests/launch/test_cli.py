@@ -13,7 +13,7 @@ from matex_command import PLAIN, matex
 
 import launch
 from matex_tf import settings
-from matex_tf.launch import cli, run_options
+from matex_tf.launch import cli, command_line, run_options
 from matex_tf.launch.mpirun_command import Mpirun
 from matex_tf.version import __version__
 from matex_tf.world import mpirun_options
@@ -222,19 +222,19 @@ def test_an_interrupt_while_nothing_runs_yet_is_no_traceback(monkeypatch, capsys
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "find_mpirun", interrupted)
+    monkeypatch.setattr(command_line, "find_mpirun", interrupted)
     assert cli.main(["run", "-n", "2", "--dry-run", "x.py"]) == 130 and capsys.readouterr().err == ""
 
 
 def test_elastic_asks_for_an_mpi_that_leaves_other_ranks_alone(monkeypatch):
     asked = run_options.Run(2, ["a.py"], restarts=3, elastic=True)
-    monkeypatch.setattr(cli, "find_mpirun", lambda: Mpirun("/opt/bin/mpirun", OPENMPI, "5.0.3"))
-    line = shlex.join(cli.make_command_line(asked))
+    monkeypatch.setattr(command_line, "find_mpirun", lambda: Mpirun("/opt/bin/mpirun", OPENMPI, "5.0.3"))
+    line = shlex.join(command_line.make_command_line(asked))
     assert "--with-ft ulfm" in line and "-x MATEX_ELASTIC=1" in line and "-x MATEX_STATE=" in line
     for family, version in ((OPENMPI, "4.1.6"), (MPICH, "4.2")):
         other = Mpirun("/opt/bin/mpirun", family, version)
-        monkeypatch.setattr(cli, "find_mpirun", lambda other=other: other)
+        monkeypatch.setattr(command_line, "find_mpirun", lambda other=other: other)
         with pytest.raises(
             click.UsageError, match=f"needs Open MPI 5 or later.*is {family} {version}.*--restarts goes"
         ):
-            cli.make_command_line(asked)
+            command_line.make_command_line(asked)

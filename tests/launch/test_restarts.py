@@ -17,8 +17,9 @@ import pytest
 from fake_mpirun import say, started
 
 import launch as launching
-from matex_tf.launch import cli, process, restarts, run_end
+from matex_tf.launch import cli, mpirun_command, process, restarts, run_end
 from matex_tf.launch.hosts import answering
+from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.resilience import script_file
 from matex_tf.runtime.rank_records import Record
 from matex_tf.world import mpirun_options
@@ -142,8 +143,9 @@ def test_hosts_that_are_left():
         == "--mca pml ob1 --tag-output --host a:2,c:4".split()
     )
     assert host_lists.replace_hosts(words, left, mpirun_options.MPICH)[-2:] == ["-hosts", "a:2,c:4"]
-    assert answering.count_ranks(left, 8, 8) == 6 and answering.count_ranks(left, 8, 4) == 3
-    assert answering.count_ranks(HOSTS[:1], 8, 1) == 1
+    mpirun = mpirun_command.Mpirun("mpirun", mpirun_options.OPENMPI, "5.0")
+    for hosts, ranks, fewer in ((left, 8, 6), (left, 4, 3), (HOSTS[:1], 1, 1)):
+        assert Places(Attempt(ranks, words[:2]), mpirun).make_attempt(hosts).ranks == fewer
 
 
 def test_a_host_is_asked_in_the_way_that_the_run_takes():
@@ -291,7 +293,8 @@ def test_sigterm_is_a_warning_to_the_ranks_that_asks_for_requeue_and_an_interrup
     state.mkdir(mode=0o700)
     (state / "state-3").touch()
     program = (
-        "import sys; from matex_tf.launch import cli; cli.make_command_line = lambda run: [sys.argv[1]]; "
+        "import sys; from matex_tf.launch import cli, command_line; "
+        "command_line.make_command_line = lambda run, mpirun: [sys.argv[1]]; "
         "sys.exit(cli.main(['run', '-n', '2', '--restarts', '3', sys.argv[1]]))"
     )
     child = subprocess.Popen(

@@ -128,7 +128,8 @@ def test_exit_code_0_of_mpirun_is_believed_only_with_the_ranks_word(tmp_path, sa
     mpirun.write_text("#!/bin/sh\n" + (say(state="ended") if says else "exit 0\n"))
     mpirun.chmod(0o755)
     program = (
-        "import sys; from matex_tf.launch import cli; cli.make_command_line = lambda run: [sys.argv[1]]; "
+        "import sys; from matex_tf.launch import cli, command_line; "
+        "command_line.make_command_line = lambda run, mpirun: [sys.argv[1]]; "
         "sys.exit(cli.main(['run', '-n', '2', sys.argv[1]]))"
     )
     result = launch.execute([sys.executable, "-c", program, str(mpirun)], launch.environment(), 60, tmp_path)

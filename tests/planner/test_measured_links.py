@@ -8,7 +8,7 @@ import pytest
 from planner_plans import a_plan
 
 from matex_tf.costs import collectives
-from matex_tf.launch import cli
+from matex_tf.launch import command_line, run_options
 from matex_tf.launch.planning import kept_links, ranks
 from matex_tf.observe import link_costs
 from matex_tf.observe.link_costs import Link
@@ -110,7 +110,7 @@ def test_sums_of_real_ranks_take_longer_with_size_and_are_what_a_plan_says(monke
     monkeypatch.setattr(ranks.placement, "list_cores", lambda: [(0,), (1,)])
 
     def start(count, target, options, environment):
-        return cli.make_command_line(cli.Run(count, list(target), list(options)))
+        return command_line.make_command_line(run_options.Run(count, list(target), list(options)))
 
     (link,) = ranks.measure_links(2, (), start)
     assert (link.scope, link.ranks, link.hosts, link.bytes) == (plan_file.ONE_HOST, 2, 1, plan_file.LINK_BYTES)

@@ -5,7 +5,7 @@ import pytest
 
 from matex_tf import memory
 from matex_tf.launch.cli import main, matex
-from matex_tf.launch.option_types import Bytes, Network, Ranks, Time
+from matex_tf.launch.option_types import BYTES, NETWORK, RANKS, TIME
 from matex_tf.launch.planning.requests import read_options
 from matex_tf.launch.planning.sizes import choose_sizes
 
@@ -23,30 +23,30 @@ plan = matex.get_command(click.Context(matex), "plan")
     ],
 )
 def test_numbers_of_ranks(text, ranks):
-    assert Ranks().convert(text, None, None) == ranks
+    assert RANKS.convert(text, None, None) == ranks
 
 
 def test_sizes_and_times():
-    assert [Bytes().convert(text, None, None) for text in ("16GiB", "1.5k", "7B")] == [16 << 30, 1500, 7]
-    assert [Time().convert(text, None, None) for text in ("6h", "90 min", "20")] == [21600, 5400, 20]
+    assert [BYTES.convert(text, None, None) for text in ("16GiB", "1.5k", "7B")] == [16 << 30, 1500, 7]
+    assert [TIME.convert(text, None, None) for text in ("6h", "90 min", "20")] == [21600, 5400, 20]
 
 
 @pytest.mark.parametrize(
     "kind, text",
     [
-        (Ranks, "0"),
-        (Ranks, "...,4"),
-        (Ranks, "many"),
-        (Bytes, "big"),
-        (Bytes, "12"),
-        (Bytes, "1e9"),
-        (Time, "0h"),
-        (Network, "x"),
+        (RANKS, "0"),
+        (RANKS, "...,4"),
+        (RANKS, "many"),
+        (BYTES, "big"),
+        (BYTES, "12"),
+        (BYTES, "1e9"),
+        (TIME, "0h"),
+        (NETWORK, "x"),
     ],
 )
 def test_what_is_none_of_them_is_refused(kind, text):
     with pytest.raises(click.UsageError, match="expect"):
-        kind().convert(text, None, None)
+        kind.convert(text, None, None)
 
 
 def test_the_measured_sizes_are_the_ends_and_the_middle():

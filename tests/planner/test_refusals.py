@@ -7,7 +7,7 @@ import pytest
 from planner_plans import a_plan
 
 from matex_tf import settings
-from matex_tf.launch import cli
+from matex_tf.launch import cli, command_line
 from matex_tf.launch.planning import ranks, run
 from matex_tf.planner import plan_file
 from matex_tf.planner.measurement import started
@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "measure_plan", begin)
     monkeypatch.setattr(ranks, "time_real_run", begin)
     monkeypatch.setattr(subprocess, "Popen", begin)
-    monkeypatch.setattr(cli, "make_command_line", lambda run: [f"mpirun of {run.ranks}"])
+    monkeypatch.setattr(command_line, "make_command_line", lambda run: [f"mpirun of {run.ranks}"])
     return tmp_path
 
 
@@ -117,7 +117,7 @@ def test_hosts_on_which_no_rank_can_be_started_are_refused(words, ends, here, mo
     monkeypatch.chdir(here)
     monkeypatch.setattr(run, "measure_plan", lambda *_: 1 / 0)
     monkeypatch.setattr(ranks, "time_real_run", lambda *_: 1 / 0)
-    monkeypatch.setattr(cli, "make_command_line", make_command_line)
+    monkeypatch.setattr(command_line, "make_command_line", make_command_line)
     monkeypatch.setattr(ranks, "MEASURE_SECONDS", 0.5)
     monkeypatch.setattr(started, "PATIENCE", 0.0)
     assert cli.main(["plan", *words.split()]) == 2
@@ -143,7 +143,7 @@ def test_no_mpirun_is_said_before_a_check_begins(here, monkeypatch, capsys):
     def make_command_line(run):
         raise cli.click.UsageError("there is no mpirun. Install one")
 
-    monkeypatch.setattr(cli, "make_command_line", make_command_line)
+    monkeypatch.setattr(command_line, "make_command_line", make_command_line)
     assert cli.main(["plan", "--check", "-n", "1,2", "plan.json"]) == 2
     assert "there is no mpirun" in capsys.readouterr().err
     with pytest.raises(Began):  # one rank needs none

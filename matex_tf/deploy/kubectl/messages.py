@@ -6,25 +6,29 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from matex_tf.deploy import refusals
+from matex_tf.deploy.refusals import Refusal
+
 _NO_MPIJOBS = "the cluster has no MPIJobs; whoever runs it installs https://github.com/kubeflow/mpi-operator"
+_FORBIDDEN = "you may not do that with MPIJobs there: ask whoever runs the cluster, or choose another --namespace"
 _LOGIN = "your login has run out: log in to the cluster again"
 _ADDRESS = "the cluster does not answer at this address: `kubectl config view --minify` shows it"
 _NO_CLUSTER = "localhost:8080"  # kubectl's default address without a configuration
 # Final refusals by the cluster, with their meaning. A further request would fail in the same way.
-_REFUSALS = {
-    'no matches for kind "MPIJob"': _NO_MPIJOBS,
-    "could not find the requested resource": _NO_MPIJOBS,
-    "doesn't have a resource type": _NO_MPIJOBS,
-    _NO_CLUSTER: "kubectl knows no cluster here: `kubectl config get-contexts` lists those that it knows",
-    "exceeded quota": "the namespace has no room for it: lower --nodes, --cpus or --memory, or wait",
-    "forbidden": "you may not do that with MPIJobs there: ask whoever runs the cluster, or choose another --namespace",
-    "namespaces": "there is no such namespace: `kubectl get namespaces` lists them",
-    "Unauthorized": _LOGIN,
-    "provide credentials": _LOGIN,
-    "is invalid": "the cluster's MPIJobs take no such value at the place that is named",
-}
+_REFUSALS = (
+    Refusal('no matches for kind "MPIJob"', _NO_MPIJOBS),
+    Refusal("could not find the requested resource", _NO_MPIJOBS),
+    Refusal("doesn't have a resource type", _NO_MPIJOBS),
+    Refusal(_NO_CLUSTER, "kubectl knows no cluster here: `kubectl config get-contexts` lists those that it knows"),
+    Refusal("exceeded quota", "the namespace has no room for it: lower --nodes, --cpus or --memory, or wait"),
+    Refusal("forbidden", _FORBIDDEN),
+    Refusal("namespaces", "there is no such namespace: `kubectl get namespaces` lists them"),
+    Refusal("Unauthorized", _LOGIN),
+    Refusal("provide credentials", _LOGIN),
+    Refusal("is invalid", "the cluster's MPIJobs take no such value at the place that is named"),
+)
 # Errors of a cluster that cannot be reached. A later request may succeed.
-_ABSENCES = {"refused": _ADDRESS, "Unable to connect": _ADDRESS, "no such host": _ADDRESS, "i/o timeout": _ADDRESS}
+_ABSENCES = [Refusal(sign, _ADDRESS) for sign in ("refused", "Unable to connect", "no such host", "i/o timeout")]
 # Reasons for which a pod would wait for ever.
 _REASONS = {
     "ErrImagePull": "the image is not there, or may not be pulled: is --image right?",
@@ -47,9 +51,7 @@ def strip_prefixes(text: str) -> str:
 
 def explain_refusal(text: str) -> str:
     """kubectl's message about a refused request, with its meaning."""
-    message = f"kubectl: {strip_prefixes(text) or 'no reason'}"
-    meanings = (meaning for pattern, meaning in {**_REFUSALS, **_ABSENCES}.items() if pattern in text)
-    return next((f"{message}\nThat is: {meaning}." for meaning in meanings), message)
+    return refusals.explain_refusal("kubectl", strip_prefixes(text) or "no reason", [*_REFUSALS, *_ABSENCES])
 
 
 def is_without_cluster(message: str) -> bool:
@@ -59,7 +61,7 @@ def is_without_cluster(message: str) -> bool:
 
 def is_refusal(text: str) -> bool:
     """Whether the cluster refused for good: a further request would fail in the same way."""
-    return any(pattern in text for pattern in _REFUSALS)
+    return any(refusal.sign in text for refusal in _REFUSALS)
 
 
 def explain_wait(pods: Sequence[dict[str, Any]]) -> tuple[str, str] | None:

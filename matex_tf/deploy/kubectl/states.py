@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from matex_tf.deploy.job import ENDED, RUNNING, WAITING, State
 from matex_tf.deploy.kubectl import messages
-from matex_tf.deploy.kubectl.launcher_script import OVER
+from matex_tf.deploy.kubectl.mpijob import OVER
 
 
 def list_launchers(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

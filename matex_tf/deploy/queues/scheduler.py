@@ -30,7 +30,7 @@ from matex_tf.deploy.job import (
     format_count,
     run_scheduler,
 )
-from matex_tf.deploy.options import Options, parse_time
+from matex_tf.deploy.options import Options, declare, parse_time
 from matex_tf.deploy.refusals import Refusal, explain_refusal
 from matex_tf.world import task_environment
 
@@ -42,18 +42,14 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 @dataclass(frozen=True, kw_only=True)
 class Queued(Options):
-    """The options of a PBS, LSF or Flux job. `option` has further options of the submit command, such as
-    `-l mem=8gb`.
-    """
+    """The options of a PBS, LSF or Flux job."""
 
-    account: str = ""
-    queue: str = ""
-    option: Sequence[str] = ()
+    account: str = declare("", "The account of the job (Flux: bank, LSF: project).", "ACCOUNT")
+    queue: str = declare("", "PBS, LSF, Flux: the queue.", "QUEUE")
+    option: Sequence[str] = declare((), "An option of qsub, bsub or flux batch: '-l mem=8gb'.", "LINE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cpus and not re.fullmatch(r"[1-9][0-9]*", str(self.cpus)):
-            raise ValueError(f"expected cpus to be a whole number, 1 or more, of each rank; given {self.cpus!r}")
         for name in ("account", "queue"):
             if re.search(r"\s", getattr(self, name)):
                 raise ValueError(f"expected {name} to be one word; given {getattr(self, name)!r}")
@@ -133,7 +129,9 @@ class Scheduler(abc.ABC):
             command += ' --hostfile "$run_folder/hosts"'
         submit = self.submit_successor.format(script=f"{folder}/{SCRIPT}")
         after = _END_TIMER if options.time else ""
-        after += _SUBMIT_SUCCESSOR.format(again=os.EX_TEMPFAIL, submit=submit, write_note=write_note, title=self.title)
+        after += shell_text.format_again(
+            "$job", _SUBMIT_SUCCESSOR.format(submit=submit, write_note=write_note, title=self.title)
+        )
         return shell_text.format_script(
             option_lines + self.opening,
             shell_text.quote_folder(folder),
@@ -149,9 +147,6 @@ class Scheduler(abc.ABC):
             JobError: the scheduler refused the job; no job and no folder remain.
             UnreachableError: it is unknown whether the job is queued. Its script remains.
         """
-        program = self.submit_command[0]
-        if shutil.which(program) is None:
-            raise JobError(f"there is no {program} on this machine. {self._advice}")
         if not options.cpus:
             following.print_line(
                 f"without --cpus the job has whole nodes, and requests 1 core for each rank from {self.title}"
@@ -169,7 +164,7 @@ class Scheduler(abc.ABC):
             answer = self._ask(words, text if self.reads_standard_input else "", env=environment)
             found = self.number_pattern.search(answer.stdout)
             if answer.returncode or not found:
-                raise JobError(explain_refusal(program, _read_message(answer), self.refusals))
+                raise JobError(explain_refusal(self.submit_command[0], _read_message(answer), self.refusals))
             run_folder.write_note(folder, options.get_kind(), found.group(1))
         except UnreachableError as error:
             raise UnreachableError(f"{error}: {check_queue}") from None
@@ -177,7 +172,7 @@ class Scheduler(abc.ABC):
             following.print_line(check_queue)
             raise
         except Exception:
-            run_folder.remove_folder(folder)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         return Job(found.group(1), str(folder))
 
@@ -210,11 +205,13 @@ class Scheduler(abc.ABC):
         for command in self.state_commands:
             answer = self._ask([*command, job.id])
             if answer.returncode == 0 and (state := self.read_state(answer.stdout)):
-                return _add_exit_code(job, state)
+                return run_folder.add_exit_code(job, state)
             lines = _read_message(answer).splitlines()
             if lines and not self.unknown_pattern.search(" ".join(lines)):
                 raise UnreachableError(f"{command[0]}: {lines[-1]}")
-        return _add_exit_code(job, State(FORGOTTEN, f"is not known to {self.title}, or no longer; its end is unknown"))
+        return run_folder.add_exit_code(
+            job, State(FORGOTTEN, f"is not known to {self.title}, or no longer; its end is unknown")
+        )
 
     def follow_job(self, job: Job, shows_output: bool = True) -> int:
         """Copy the output until the job and its successors have ended. Returns the exit code."""
@@ -248,18 +245,6 @@ class Scheduler(abc.ABC):
 def _read_message(answer: CompletedProcess[str]) -> str:
     """The message of a command that failed."""
     return answer.stderr.strip() or answer.stdout.strip()
-
-
-def _add_exit_code(job: Job, state: State) -> State:
-    """Complete the state of an ended job with the exit code from its script, if the scheduler has none."""
-    if state.phase not in (ENDED, FORGOTTEN) or state.code is not None or not job.folder:
-        return state
-    exit_code_file = Path(job.folder, run_folder.EXIT_CODE)
-    if not exit_code_file.is_file():
-        return state
-    # The script writes this file at its end, so a job that the scheduler has forgotten is known to have ended.
-    words = state.words if state.phase == ENDED else "ENDED"
-    return replace(state, phase=ENDED, words=words, code=int(exit_code_file.read_text()))
 
 
 def make_state(
@@ -306,11 +291,6 @@ _WRITE_HOSTS = """\
 $(cut -d ' ' -f 1 "$run_folder/hosts") >&2; exit {code}; }}
 """
 _SUBMIT_SUCCESSOR = """\
-if [ $code -eq {again} ]; then
-    kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
-    printf 'matex: job %s %s after %d:%02d:%02d, %s\\n' "$job" \\
-        "$([ -n "$asked" ] && echo asked to end || echo ended with exit code {again})" \\
-        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept"
     before=$job
     if job=$(set -o pipefail; {submit}) && [ -n "$job" ]; then
         {write_note}
@@ -318,5 +298,4 @@ if [ $code -eq {again} ]; then
         exit $code
     fi
     echo "matex: {title} took no job that goes on: $job. In $PWD, submit the script again" >&2
-fi
 """

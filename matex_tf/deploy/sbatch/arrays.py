@@ -33,11 +33,11 @@ def combine_states(slurm_states: Mapping[str, State], folders: Sequence[Path]) -
         # Slurm lists waiting tasks as one range, and abbreviates a long one.
         states |= dict.fromkeys(parse_array(numbers.replace(",...", "")), state)
     for folder in folders:
-        number, exit_code_file = int(folder.name.removeprefix(TASK)), folder / run_folder.EXIT_CODE
+        number, code = int(folder.name.removeprefix(TASK)), run_folder.read_exit_code(folder)
         if number in states:
             continue
-        if exit_code_file.is_file():  # the task has ended, and Slurm has forgotten it
-            states[number] = State(ENDED, "ENDED", code=int(exit_code_file.read_text()))
+        if code is not None:  # the task has ended, and Slurm has forgotten it
+            states[number] = State(ENDED, "ENDED", code=code)
         else:
             # It may be one of the waiting tasks that Slurm's abbreviated range does not name.
             waiting_state = next((state for state in slurm_states.values() if state.phase == WAITING), None)

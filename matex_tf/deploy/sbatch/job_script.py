@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matex_tf.deploy import run_folder, shell_text
-from matex_tf.deploy.options import Options
+from matex_tf.deploy.options import Options, declare
 from matex_tf.deploy.sbatch import taken_options
 
 HEAD, TASK = "#SBATCH", "task-"
@@ -21,27 +21,25 @@ _MUST_QUOTE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm(Options):
-    """The options of a Slurm job. `sbatch`: further options of sbatch, one word each: `--mem=8G`.
+    """The options of a Slurm job.
 
-    `array`: task numbers in sbatch's syntax (`0-3`, `1,5,9`, `0-99%4`); the script runs once for each task, in a folder
-    of its own. `launcher`: `mpirun`, through `matex run`, or `srun`, for a cluster without mpirun.
+    `array`: task numbers in sbatch's syntax (`0-3`, `1,5,9`, `0-99%4`). Each task has a folder of its own. `launcher`:
+    `mpirun` starts the ranks through `matex run`, and `srun` without it.
     """
 
-    account: str = ""
-    partition: str = ""
-    qos: str = ""
-    constraint: str = ""
-    gres: str = ""
-    dependency: str = ""
-    exclusive: bool = False
-    array: str = ""
-    launcher: str = "mpirun"
-    sbatch: Sequence[str] = ()
+    account: str = declare("", "The account of the job (Flux: bank, LSF: project).", "ACCOUNT")
+    partition: str = declare("", "Slurm: the partition.", "PARTITION")
+    qos: str = declare("", "Slurm: the quality of service.", "NAME")
+    constraint: str = declare("", "Slurm: required features of the nodes.", "FEATURES")
+    gres: str = declare("", "Slurm: devices of each node: gpu:a100:4.", "LIST")
+    dependency: str = declare("", "Slurm: jobs to wait for: afterok:4711.", "JOBS")
+    exclusive: bool = declare(False, "Slurm: whole nodes, also with --cpus.")
+    array: str = declare("", "Slurm: one run for each task: 0-9%4. SLURM_ARRAY_TASK_ID is its number.", "TASKS")
+    launcher: str = declare("mpirun", "Slurm: mpirun, or srun on a cluster without mpirun.", "COMMAND")
+    sbatch: Sequence[str] = declare((), "A further option of sbatch: --sbatch=--mem=8G.", "OPTION")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cpus and not re.fullmatch(r"[1-9][0-9]*", str(self.cpus)):
-            raise ValueError(f"expected cpus to be a whole number, 1 or more, of each rank; given {self.cpus!r}")
         for word in self.sbatch:
             if not word.startswith("-") or not word.isprintable():
                 raise ValueError(f"expected sbatch to be options such as --qos=long, each in one line; given {word!r}")
@@ -117,8 +115,11 @@ def parse_array(text: str) -> list[int]:
 def format_job(options: Slurm, target: Sequence[str], folder: str) -> str:
     """The script of a job that runs `target`. `folder` is that of the run, seen from where the job is submitted."""
     number = _TASK_NUMBER if options.array else _JOB_NUMBER
-    requeue_lines = _REQUEUE.format(again=os.EX_TEMPFAIL, folder=shlex.quote(folder), number=number)
-    return format_script(options, options.make_command(target), folder, shell_text.RUN_VARIABLES, requeue_lines)
+    restarts = "$((${SLURM_RESTART_COUNT:-0} + 1))"
+    requeue = shell_text.format_again(
+        number, _REQUEUE.format(folder=shlex.quote(folder), number=number), "; to be requeued (%d)", restarts
+    )
+    return format_script(options, options.make_command(target), folder, shell_text.RUN_VARIABLES, requeue)
 
 
 def format_script(
@@ -185,15 +186,8 @@ _FOLDER_CHECK = (
     '[ -d "$1" ] || { echo "matex: host $(hostname) does not see the folder of the run, $1. Submit from a folder on a '
     'file system that all nodes share." >&2; exit 1; }'
 )
-# The job is requeued only if the run asks for it by its exit code.
 _REQUEUE = """\
-if [ $code -eq {again} ]; then
-    kept=$([ -d "$run_folder/state" ] && echo "state kept" || echo "no state yet")
-    printf 'matex: job %s %s after %d:%02d:%02d, %s; to be requeued (%d)\\n' "{number}" \\
-        "$([ -n "$asked" ] && echo asked to end || echo ended with exit code {again})" \\
-        $((SECONDS / 3600)) $((SECONDS / 60 % 60)) $((SECONDS % 60)) "$kept" $((${{SLURM_RESTART_COUNT:-0}} + 1))
     scontrol requeue "{number}" && exit $code
     echo "matex: Slurm did not put job {number} back; $kept. In $PWD, sbatch {folder}/job.sh" \\
         "goes on" >&2
-fi
 """

@@ -1,4 +1,4 @@
-"""Finds the hosts that answer, on which mpirun can start the command `true`, and counts the ranks for some hosts."""
+"""Finds the hosts that answer: on which mpirun can start the command `true`."""
 
 from __future__ import annotations
 
@@ -80,8 +80,3 @@ def end_children(queries: Iterable[subprocess.Popen]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-
-
-def count_ranks(hosts: Sequence[Host], all_slots: int, ranks: int) -> int:
-    """The number of ranks for `hosts`, at least 1, in a run of `ranks` ranks on hosts with `all_slots` slots."""
-    return max(ranks * sum(host.slots for host in hosts) // all_slots, 1)

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from matex_tf.launch.hosts import answering
 from matex_tf.launch.mpirun_command import Mpirun, list_oversubscribe_options
@@ -44,8 +45,7 @@ class Places:
         self.mpirun, self.follows_files = mpirun, follows_files
         self._options_list_known = True  # whether the user's options list the known hosts
         self._dropped_ranks: Counter[str] = Counter()  # by listed name of the host; "" if no hosts are listed
-        self._excluded: set[str] = set()  # names of hosts that are never used again
-        self._replacements: dict[tuple[Host, ...], Sequence[Host]] = {}  # if an attempt has exactly these hosts: others
+        self._former: dict[Host, Host | None] = {}  # the slots to use of a host in place of the listed ones; None: none
         self._requested_slots = sum(host.slots for host in self.known)
 
     def read_hosts(self) -> list[Host]:
@@ -61,18 +61,13 @@ class Places:
         """Return to the hosts of `attempt` for the rest of the run: the host files are read no more."""
         if self.follows_files and list(attempt.hosts) != self.known:
             self.known, self._options_list_known = list(attempt.hosts), False  # a host file may list others
-        self.follows_files, self._excluded, self._replacements = False, set(), {}
+        self.follows_files, self._former = False, {}
         return self.make_attempt(self.known, attempt.strategy)
 
     def exclude_hosts(self, hosts: Sequence[Host], before: Sequence[Host]) -> None:
-        """Undo a change of the hosts from `before` to `hosts`: never again use the added hosts.
-
-        If no host was added, but only slots of hosts, each attempt on exactly these `hosts` uses `before` instead.
-        """
-        added = {host.name for host in hosts} - {host.name for host in before}
-        self._excluded |= added
-        if not added:
-            self._replacements[tuple(hosts)] = before
+        """Undo a change of the hosts from `before` to `hosts`: as long as a host is listed so, it is used as before."""
+        slots_before = {host.name: host for host in before}
+        self._former |= {host: slots_before.get(host.name) for host in hosts if host not in before}
 
     def find_answering(self) -> list[Host]:
         """The known hosts that can be reached."""
@@ -104,15 +99,9 @@ class Places:
         return host.slots - self._dropped_ranks[host.name] * self._requested_slots // self.first.ranks
 
     def make_attempt(self, usable: Sequence[Host], strategy: str = "") -> Attempt:
-        """The attempt on the `usable` hosts, without excluded hosts and dropped ranks."""
-        usable = [host for host in usable if host.name not in self._excluded] or usable  # not if all are excluded
-        attempt = self._make_attempt(usable, strategy)
-        replacement = self._replacements.get(tuple(attempt.hosts), ())  # see `exclude_hosts`
-        is_usable = {host.name for host in replacement} <= {host.name for host in usable}
-        return self._make_attempt(replacement, strategy) if replacement and is_usable else attempt
-
-    def _make_attempt(self, hosts: Sequence[Host], strategy: str) -> Attempt:
-        """The attempt on all of `hosts`, without dropped ranks; a host that keeps no rank is left out."""
+        """The attempt on the `usable` hosts, without dropped ranks; a host that keeps no rank is left out."""
+        # See `exclude_hosts`. If all hosts would be left out, they are used nevertheless.
+        hosts = [former for host in usable if (former := self._former.get(host, host))] or usable
         if not self._requested_slots:  # the options list no hosts
             return Attempt(max(self.first.ranks - self._dropped_ranks.total(), 1), self.first.options, strategy, hosts)
         # ranks: by host name; listed: the used hosts with all slots; slots: the used hosts with the slots for mpirun.
@@ -132,13 +121,11 @@ class Places:
         return Attempt(total, options, strategy, listed)
 
     def _share_ranks(self, hosts: Sequence[Host]) -> dict[str, int]:
-        """The number of ranks by host name, in proportion to slots; their sum is that of `answering.count_ranks`.
+        """The number of ranks by host name, in proportion to slots; at least one rank in all.
 
         To round host by host could change the sum. So a host gets the rounded number of ranks for all hosts up to and
         including itself, less that number for the hosts before it.
         """
-        sums = [
-            answering.count_ranks(hosts[: index + 1], self._requested_slots, self.first.ranks)
-            for index in range(len(hosts))
-        ]
+        slots = accumulate(host.slots for host in hosts)
+        sums = [max(self.first.ranks * count // self._requested_slots, 1) for count in slots]
         return {host.name: end - start for host, start, end in zip(hosts, [0, *sums], sums)}

@@ -36,9 +36,3 @@ class EventLog:
             return
         reason = log.error.strerror or log.error if log.error else ""
         print(f"matex: the events of the run are not recorded: {reason}", file=sys.stderr)
-
-
-def name_record_folder(target: Sequence[str]) -> str:
-    """The default record folder for a run of `target`: runs/train-20261125-020501."""
-    name = Path(target[1] if target[0] == "-m" and len(target) > 1 else target[0]).stem
-    return os.path.join("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")

@@ -13,7 +13,7 @@ import click
 
 from matex_tf.deploy import command, kubernetes, run_folder
 from matex_tf.deploy.job import ENDED, FORGOTTEN, STUCK, Job, JobError, State, UnreachableError
-from matex_tf.deploy.kubectl import names
+from matex_tf.deploy.kubectl import mpijob
 from matex_tf.monitor import picture, recording
 
 QUERY_INTERVAL = 15.0  # seconds between queries of the scheduler
@@ -36,7 +36,7 @@ def find_run_folder(run: str, namespace: str = "") -> str:
     """
     if run.isascii() and run.isdigit() and not os.path.isdir(run):
         return _find_folder_of_number(run)
-    may_be_kubernetes = names.is_name(run) and (namespace or shutil.which("kubectl") is not None)
+    may_be_kubernetes = mpijob.is_name(run) and (namespace or shutil.which("kubectl") is not None)
     if os.path.isdir(run) or not may_be_kubernetes:
         return run
     try:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from matex_tf.costs import collectives
-from matex_tf.launch import option_types
+from matex_tf.launch import command_line, run_options
+from matex_tf.launch.option_types import BYTES, NETWORK, NUMBERS, RANKS, TIME, make_count
 from matex_tf.launch.planning import checks, ranks, requests
 from matex_tf.launch.planning import run as planning
 from matex_tf.launch.run_options import Run
@@ -24,14 +25,10 @@ from matex_tf.planner.plan_file import PlanFileError
     context_settings={"allow_interspersed_args": False},
     short_help="Predict step time, efficiency and memory of SCRIPT.py on absent ranks.",
 )
+@click.option("--ranks", type=RANKS, default="1,2,4,...,64", metavar="LIST", help="Such as 1,2,4,...,1024.")
+@click.option("--ranks-per-host", type=make_count("ranks"), help="Ranks on each host. Default: the cores of this host.")
 @click.option(
-    "--ranks", type=option_types.Ranks(), default="1,2,4,...,64", metavar="LIST", help="Such as 1,2,4,...,1024."
-)
-@click.option(
-    "--ranks-per-host", type=option_types.Count("ranks"), help="Ranks on each host. Default: the cores of this host."
-)
-@click.option(
-    "--network", type=option_types.Network(), default="",
+    "--network", type=NETWORK, default="",
     help=f"The network between hosts: {', '.join(collectives.NETWORKS)}, or latency in seconds and bytes per "
     f"second as 20e-6:3e9. Default: as an earlier run measured it, else {planning.DEFAULT_NETWORK}.",
 )  # fmt: skip
@@ -39,18 +36,16 @@ from matex_tf.planner.plan_file import PlanFileError
     "--host", "hosts", default="", metavar="A,B", help="Start ranks there: to time the network, and for --check."
 )
 @click.option("--scaling", type=click.Choice(["strong", "weak"]), help="As MATEX_SCALING.")
-@click.option(
-    "--batch", type=option_types.Numbers(), metavar="ROWS,...", help="Other global batches; they change the training."
-)
+@click.option("--batch", type=NUMBERS, metavar="ROWS,...", help="Other global batches; they change the training.")
 @click.option(
     "--target", type=click.FloatRange(0, 1), default=choice.TARGET, help="The minimum efficiency of the choice."
 )
-@click.option("--deadline", type=option_types.Time(), help="In place of --target: the time for --epochs, as 6h.")
-@click.option("--epochs", type=option_types.Count("epochs"), help="With --deadline: the number of epochs.")
+@click.option("--deadline", type=TIME, help="In place of --target: the time for --epochs, as 6h.")
+@click.option("--epochs", type=make_count("epochs"), help="With --deadline: the number of epochs.")
 @click.option(
-    "--epoch-steps", type=option_types.Count("steps"), help="Steps of an epoch of the script alone. Default: counted."
+    "--epoch-steps", type=make_count("steps"), help="Steps of an epoch of the script alone. Default: counted."
 )
-@click.option("--memory", type=option_types.Bytes(), default=0.0, help="The memory of a rank, as 16GiB, or here.")
+@click.option("--memory", type=BYTES, default=0.0, help="The memory of a rank, as 16GiB, or here.")
 @click.option(
     "--steps", type=click.IntRange(phantoms.LEAST), default=phantoms.STEPS, help="Steps to train at each size."
 )
@@ -62,9 +57,7 @@ from matex_tf.planner.plan_file import PlanFileError
 @click.option(
     "--check", is_flag=True, help="Run the script of PLAN.json on -n ranks; compare prediction and measurement."
 )
-@click.option(
-    "-n", "run_on", type=option_types.Ranks(), default="2", help="With --check: numbers of ranks, such as 2,4."
-)
+@click.option("-n", "run_on", type=RANKS, default="2", help="With --check: numbers of ranks, such as 2,4.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def plan_command(ctx: click.Context, /, **values: Any) -> int:
@@ -74,9 +67,6 @@ def plan_command(ctx: click.Context, /, **values: Any) -> int:
     matex plan --ranks 1,2,4,...,1024 --network infiniband train.py --epochs 3
     matex plan --check -n 2,4 plan.json
     """
-    check_target: Callable[[Run], None]  # raises if the script does not exist
-    make_command_line: Callable[[Run], list[str]]
-    check_target, make_command_line = ctx.obj  # functions of `launch.cli`
     script = values["script"]
     if not script:
         raise click.UsageError("no script is named. For example: matex plan --ranks 1,2,4,...,1024 train.py")
@@ -86,7 +76,8 @@ def plan_command(ctx: click.Context, /, **values: Any) -> int:
     def launch(
         ranks: int, target: Sequence[str], options: Sequence[str], environment: Mapping[str, str] | None
     ) -> list[str]:
-        return make_command_line(Run(ranks=ranks, target=list(target), options=list(options), environment=environment))
+        run = Run(ranks=ranks, target=list(target), options=list(options), environment=environment)
+        return command_line.make_command_line(run)
 
     checks.check_options(values, _list_given_options(ctx), script)
     try:
@@ -95,7 +86,7 @@ def plan_command(ctx: click.Context, /, **values: Any) -> int:
                 plan, hosts = plan_file.load_plan(script[0]), requests.split_hosts(values["hosts"])
                 checks.check_runs(plan, values["run_on"], hosts, launch)
                 return ranks.check_predictions(plan, values["run_on"], launch, hosts, values["file"])
-            check_target(Run(ranks=1, target=list(script)))
+            run_options.check_target(Run(ranks=1, target=list(script)))
             request = requests.read_options(values)
             checks.check_request(request)
             checks.check_hosts(request.hosts, launch)

@@ -34,18 +34,13 @@ def catch_signals() -> Iterator[None]:
     """
 
     def end_plan(received: int, frame: FrameType | None) -> None:
-        for number in handlers_before:
+        for number in ENDING:
             signal.signal(number, signal.SIG_IGN)  # cleaning up for the first signal is not interrupted
         print(f"matex plan: ended by {signal.Signals(received).name}", file=sys.stderr, flush=True)
         raise SystemExit(128 + received)
 
-    caught_signals = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    handlers_before = {number: signal.signal(number, end_plan) for number in caught_signals}
-    try:
+    with child_process.handle_signals(ENDING, end_plan):
         yield
-    finally:
-        for number, handler in handlers_before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

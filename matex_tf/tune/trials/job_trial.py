@@ -34,7 +34,7 @@ from matex_tf.world.exit_codes import EXIT_REQUEUE
 
 FORGET_SECONDS = 300.0
 """Seconds after which Slurm by default forgets a job that has ended (MinJobAge)."""
-BEGAN, CODE, STOP_REQUEST = "began", "exit-code", "told"
+BEGAN, CODE, STOP_REQUEST = "began", run_folder.EXIT_CODE, "told"
 """Files of a trial's folder: written when the job begins, at its end, and by the search that asks it to end."""
 _ENDED_BY_SLURM = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
 """States of jobs whose trials continue from their saved states."""
@@ -114,7 +114,7 @@ class JobTrial(Trial):
 
     def _find_outcome(self) -> Outcome | None:
         """The outcome, from the job's exit code, else from its state in Slurm; None while it waits or runs."""
-        code = read_exit_code(self.folder)
+        code = run_folder.read_exit_code(self.folder)
         if code is not None:
             return self.judge_outcome(code, "time over, no progress" if code == EXIT_REQUEUE else "")
         state = self._query_state()
@@ -123,7 +123,7 @@ class JobTrial(Trial):
             return self.judge_outcome(1, f"its job {state}")
         if state is None or state.phase not in (ENDED, FORGOTTEN):
             return None
-        code = read_exit_code(self.folder)  # the job may have written it since
+        code = run_folder.read_exit_code(self.folder)  # the job may have written it since
         return self._judge_state(state) if code is None else self.judge_outcome(code)
 
     def _judge_state(self, state: State) -> Outcome:
@@ -163,13 +163,6 @@ class JobTrial(Trial):
             slurm.ask_to_end(self.job) if asks_to_save else slurm.cancel_job(self.job)
         except JobError as error:
             self._say("cancel", f"{error}; it is tried again in {GRACE:.0f} s")
-
-
-def read_exit_code(folder: Path) -> int | None:
-    """The exit code of the job in `folder`; None if the job has not written one."""
-    path = folder / CODE
-    text = path.read_text() if path.is_file() else ""
-    return int(text) if text.endswith("\n") else None  # without a line end, the file is still being written
 
 
 def has_job(folder: Path) -> bool:

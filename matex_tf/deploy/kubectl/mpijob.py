@@ -1,0 +1,218 @@
+"""An MPIJob, a job of the MPI operator: its options, its name, its YAML, and the shell script of its launcher."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from matex_tf.deploy import run_folder
+from matex_tf.deploy.options import FOLDER_VARIABLES, NAME, Options, check_variables, declare, parse_time
+
+HOSTFILE = "/etc/mpi/hostfile"  # written by the MPI operator
+GRACE = 120  # seconds for the ranks to save their state after Kubernetes asks the launcher to end
+_HOST_OPTIONS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
+_OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_AMOUNT = r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?"
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # of the random ending of a job's name
+_LONGEST = 40  # letters of a job's name; the names of its pods are longer, at most 63
+OVER = "matex: the run is over"
+"""The termination message of a launcher whose exit code is the run's: no further launcher should start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kubernetes(Options):
+    """The options of a Kubernetes job. `claim` is the PersistentVolumeClaim that all pods mount at `folder`."""
+
+    image: str = declare("", "Kubernetes: with matex_tf, TensorFlow, MPI, bash and sshd.", "IMAGE")
+    memory: str = declare("", "Kubernetes: the memory of each worker: 32Gi.", "BYTES")
+    namespace: str = declare("", "Kubernetes: the namespace.", "NAMESPACE")
+    claim: str = declare("", "Kubernetes: the volume claim for state and records.", "NAME")
+    folder: str = declare("/runs", "Kubernetes: the mount point of the volume; default: /runs.", "PATH")
+    env: Sequence[str] = declare((), "Kubernetes: an environment variable of the run.", "NAME=VALUE")
+    cpus_form = _AMOUNT, "as 8 or 500m"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.folder.startswith("/"):
+            raise ValueError(f"expected folder to begin with /; given {self.folder!r}")
+        if ":" in self.folder:
+            raise ValueError(f"expected folder to have no colon, as Kubernetes wants it; given {self.folder!r}")
+        for name in ("namespace", "claim"):
+            if (value := getattr(self, name)) and not _OBJECT_NAME.fullmatch(value):
+                raise ValueError(f"expected {name} to be small letters, digits, - and .; given {value!r}")
+        if self.memory and not re.fullmatch(_AMOUNT, self.memory):
+            raise ValueError(f"expected memory to be as 32Gi or 32G; given {self.memory!r}")
+        for text in self.env:
+            if not NAME.fullmatch(text.partition("=")[0]) or "=" not in text:
+                raise ValueError(f"expected env to be NAME=VALUE; given {text!r}")
+        if host_options := _HOST_OPTIONS & {word.partition("=")[0] for text in self.run for word in shlex.split(text)}:
+            raise ValueError(f"run takes no {min(host_options)}: the hosts are the workers of the job")
+        if self.claim:
+            check_variables(text.partition("=")[0] for text in self.env)
+
+    def add_variables(self, variables: Mapping[str, str]) -> Kubernetes:
+        """A copy with additional environment variables for the run."""
+        return replace(self, env=(*self.env, *(f"{name}={value}" for name, value in variables.items())))
+
+    def name_folder(self, name: str) -> str:
+        """The folder of the run `name`, as pods see it; "" without a volume."""
+        return f"{self.folder.rstrip('/')}/{name}" if self.claim else ""
+
+
+def format_job(options: Kubernetes, target: Sequence[str], name: str) -> str:
+    """The MPIJob as YAML. `name` is its Kubernetes name."""
+    folder, note = options.name_folder(name), run_folder.format_note("kubernetes", name, options.namespace).strip()
+    command = options.make_command(target, ["--hostfile", HOSTFILE])
+    script = _format_script(command, options.setup, folder, note)
+    variables = dict(text.split("=", 1) for text in options.env)
+    if options.claim:
+        variables |= dict(zip(FOLDER_VARIABLES, (f"{folder}/state", folder)))
+    # The command is part of the script. An empty value is omitted, because a server of version 1.20 refuses "".
+    launcher: dict[str, Any] = {"command": ["bash", "-c", _escape_word(script)]}
+    if variables:
+        launcher["env"] = [
+            {"name": key, **({"value": _escape_word(value)} if value else {})} for key, value in variables.items()
+        ]
+    amounts = {"cpu": options.cpus, "memory": options.memory, "nvidia.com/gpu": str(options.gpus_per_node or "")}
+    limits = {key: amount for key, amount in amounts.items() if amount}
+    worker = {"resources": {"limits": limits}} if limits else {}
+    policy: dict[str, Any] = {
+        "cleanPodPolicy": "Running",
+        # How often a failed launcher is replaced. Without a volume, a new one would have no state to resume from.
+        "backoffLimit": options.restarts if options.claim else 0,
+    }
+    if options.time:
+        policy["activeDeadlineSeconds"] = parse_time(options.time)
+    metadata: dict[str, Any] = {"name": name, "annotations": {"matex-tf/name": options.name}}
+    if options.namespace:
+        metadata["namespace"] = options.namespace
+    return dump_yaml(
+        {
+            "apiVersion": "kubeflow.org/v2beta1",
+            "kind": "MPIJob",
+            "metadata": metadata,
+            "spec": {
+                "slotsPerWorker": options.ranks_per_node,
+                "launcherCreationPolicy": "WaitForWorkersReady",
+                "runPolicy": policy,
+                "mpiReplicaSpecs": {
+                    "Launcher": _make_replicas(options, 1, "launcher", launcher),
+                    "Worker": _make_replicas(options, options.nodes, "worker", worker),
+                },
+            },
+        }
+    )
+
+
+def _make_replicas(options: Kubernetes, count: int, role: str, container_fields: dict[str, Any]) -> dict[str, Any]:
+    """Pods of one role, with one container each."""
+    container = {"name": role, "image": options.image, **container_fields}
+    pod: dict[str, Any] = {"terminationGracePeriodSeconds": GRACE, "containers": [container]}
+    if options.claim:
+        container["volumeMounts"] = [{"name": "runs", "mountPath": options.folder}]
+        pod["volumes"] = [{"name": "runs", "persistentVolumeClaim": {"claimName": options.claim}}]
+    # An Istio sidecar would outlive the launcher and prevent the end of the pod.
+    template = {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}, "spec": pod}
+    return {"replicas": count, "restartPolicy": _RESTART_POLICIES[role], "template": template}
+
+
+# A failed launcher is replaced by another pod, at most `backoffLimit` times; the old pod keeps its exit code and
+# output. OnFailure would restart the container even at limit 0, and remove the pod at the limit. A worker restarts in
+# place, where `--restarts` expects it.
+_RESTART_POLICIES = {"launcher": "Never", "worker": "OnFailure"}
+
+
+def _escape_word(word: str) -> str:
+    """Escape a word of a container's command, because Kubernetes expands `$(NAME)`."""
+    return word.replace("$", "$$")
+
+
+def _format_script(command: Sequence[str], setup: Sequence[str], folder: str, note: str) -> str:
+    """The script that runs `command` after the `setup` lines.
+
+    `folder` is the folder of the run, "" without a volume; `note` identifies the job there.
+    """
+    folder_word = shlex.quote(folder)
+    note_lines = _NOTE.format(at=folder_word, note=shlex.quote(note), file=run_folder.NOTE, code=os.EX_CANTCREAT)
+    return _LAUNCHER_SCRIPT.format(
+        setup="".join(f"{line}\n" for line in setup),
+        ended=f"{folder_word}/{run_folder.EXIT_CODE}" if folder else "",
+        note=note_lines if folder else "",
+        over=shlex.quote(OVER),
+        command=shlex.join(command),
+        again=os.EX_TEMPFAIL,
+        signalled=128 + signal.SIGTERM,
+    )
+
+
+# Kubernetes starts another launcher after any exit code but 0. So the file $ended on the volume keeps the run's exit
+# code, and a launcher that finds it only repeats the code. `tell` writes the termination message, which `follow` reads.
+# $asked is as in `shell_text`: empty, `early` or `told`. A signal interrupts `wait`, so the last `wait` gets the exit
+# code; it is that of SIGTERM if the run was not yet ready for the signal.
+_LAUNCHER_SCRIPT = """\
+child= asked= ended={ended}
+tell() {{ [ ! -w /dev/termination-log ] || echo {over} > /dev/termination-log; }}
+trap 'asked=early; [ -z "$child" ] || {{ asked=told; kill -TERM $child; }}' TERM
+[ ! -s "$ended" ] || {{ tell; exit $(cat "$ended"); }}
+{note}{setup}[ -z "$asked" ] || exit {again}
+{command} & child=$!
+[ "$asked" != early ] || kill -TERM $child
+wait $child
+while kill -0 $child 2> /dev/null; do wait $child; done
+wait $child; code=$?
+[ -z "$asked" ] || [ $code -ne {signalled} ] || code={again}
+[ $code -eq {again} ] || [ -z "$ended" ] || {{ echo $code > "$ended" && tell; }}
+exit $code
+"""
+_NOTE = """\
+mkdir -p {at} && echo {note} > {at}/{file} || {{
+echo "matex: $(hostname) cannot write {at}: is the volume of --claim full, or may $(id -un) not write there?" >&2
+tell; exit {code}; }}
+"""
+
+
+def make_name(name: str) -> str:
+    """A unique, valid Kubernetes name for a job."""
+    stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST].strip("-")
+    stem = stem if stem[:1].isalpha() else f"run-{stem}".strip("-")
+    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` is a valid name of an MPIJob. It begins with a letter; Slurm's job ids are numbers."""
+    return re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) is not None
+
+
+def is_made(name: str) -> bool:
+    """Whether `make_name` could have made this name."""
+    return is_name(name) and re.fullmatch(rf".*-[{_LETTERS}]{{5}}", name) is not None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every string but plain keys: YAML parsers disagree about which words are numbers (1e3, 0o7, 1_000)."""
+
+    def represent_mapping(self, *given: Any, **options: Any) -> yaml.MappingNode:
+        node = super().represent_mapping(*given, **options)
+        for key, _ in node.value:
+            key.style = None if key.value.isalnum() else key.style
+        return node
+
+
+def _represent_text(dumper: _Dumper, text: str) -> Any:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def dump_yaml(data: dict[str, Any]) -> str:
+    """A YAML document of dicts, lists, strings, numbers and booleans. Multiline strings are block scalars."""
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=float("inf")))

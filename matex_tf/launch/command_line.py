@@ -1,0 +1,70 @@
+"""The command line of mpirun for a run on this machine: its mpirun, and the settings of the ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+import click
+
+from matex_tf.launch import info, mpirun_command, probe, restarts
+from matex_tf.launch.option_types import HERE
+from matex_tf.launch.run_options import Run
+from matex_tf.world import missing_mpi, mpirun_options, placement
+
+
+def find_mpirun() -> mpirun_command.Mpirun:
+    """The mpirun of this machine. Raises click.UsageError if mpi4py loads no MPI, or if there is no mpirun."""
+    library = probe.find_mpi_library()
+    if "error" in library:
+        raise click.UsageError(missing_mpi.describe(library["error"]))
+    mpirun = probe.find_mpirun(library)
+    if mpirun is None:
+        raise click.UsageError(f"there is no mpirun. {info.GET_MPI}")
+    if other := info.describe_other_mpi(mpirun, library):
+        raise click.UsageError(other)
+    return mpirun
+
+
+def make_command_line(run: Run, mpirun: mpirun_command.Mpirun | None = None) -> list[str]:
+    """The command line of mpirun for `run`.
+
+    Without `mpirun`, that of this machine is used. Raises click.UsageError if there is none, or if it does not fit.
+    """
+    mpirun = mpirun or find_mpirun()
+    if run.elastic and (mpirun.family != mpirun_options.OPENMPI or mpirun.major < 5):
+        raise click.UsageError(
+            "--elastic needs Open MPI 5 or later, whose mpirun leaves other ranks alone when one is lost; this "
+            f"is {mpirun.family or 'an unknown MPI'} {mpirun.version}. --restarts goes with any MPI"
+        )
+    environment = run.environment or os.environ
+    variables = _choose_variables(run, environment)
+    # `choose_options` prefers the environment's value of a variable to that in `variables`. These options of the run
+    # must prevail if they are given. So their variables are removed from the environment.
+    overriding = {"MATEX_RECORD": run.record, "MATEX_ADAPT": run.adapt}
+    if run.adapt == "ranks":
+        overriding["MATEX_STRATEGY"] = run.strategy
+    environment = {name: value for name, value in environment.items() if not overriding.get(name)}
+    options = mpirun_command.choose_options(
+        mpirun, run.ranks, cores=len(placement.list_cores()), is_root=os.geteuid() == 0, user_options=run.options,
+        environment=environment, settings=variables, by_memory=probe.has_memory_for(run.ranks, mpirun),
+    )  # fmt: skip
+    return mpirun_command.make_command(mpirun, options, sys.executable, run.target)
+
+
+def _choose_variables(run: Run, environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings that the options of `run` stand for, as environment variables of the ranks."""
+    needs_microbatches = run.memory and "MATEX_MICROBATCH" not in environment
+    variables = {
+        "MATEX_PROFILE": "1" if run.profile else "",
+        "MATEX_EXPLAIN": "1" if run.explain else "",
+        "MATEX_ELASTIC": "1" if run.elastic else "",
+        "MATEX_RECORD": os.path.abspath(run.record) if run.record else "",
+        "MATEX_STRATEGY": run.strategy,
+        "MATEX_ADAPT": run.adapt,
+        "MATEX_MICROBATCH": "auto" if needs_microbatches else "",
+        "MATEX_MEMORY": f"{run.memory:.0f}" if run.memory not in (0.0, HERE) else "",
+        "MATEX_STATE": restarts.name_state_folder(run.target) if run.restarts else "",
+    }
+    return {name: value for name, value in variables.items() if value}
