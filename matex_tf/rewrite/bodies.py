@@ -67,11 +67,13 @@ class Body:
                 if self.copy.exchanger.can_publish(self._find_tensor(node.inputs[0]), node.inputs[1].dtype)
             }
         self.program.nodes[:] = early.put_early(self.program.nodes)
-        is_early_sum = labels.is_labelled if self.copy.exchanger.sums_early else None
+        sums_early = self.copy.exchanger.sums_early
+        is_early_sum = labels.is_labelled if sums_early else None
         exchanges = waves.schedule(self.program, self.gives, self._list_published(), is_early_sum=is_early_sum)
         self.program.nodes.sort(key=lambda node: node.level)
-        sums = {id(one.value) for wave in exchanges for one in wave if one.value.placement.is_partial}
-        self.waits = early.list_waits(self.program.nodes, sums)
+        if sums_early:
+            sums = {id(one.value) for wave in exchanges for one in wave if one.value.placement.is_partial}
+            self.waits = early.list_waits(self.program.nodes, sums)
         return self.build_levels(exchanges)
 
     def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
