@@ -223,15 +223,15 @@ def test_no_step_counts_on_sums_of_mpi_over_more_ranks_than_were_measured():
             one, links = predictor.predict_step(ranks), predictor.links
             assert ("mpi" in links.list_algorithms(ranks)) == (ranks <= known)
             if ranks > known:
-                piece = sum(g.bytes for g in large) / 5  # each of at most 8 MiB
-                ways = [5 * links.estimate_between_hosts(name, ranks, piece) for name in ("ring", "two_level", "mpi")]
+                size = sum(g.bytes for g in large)
+                ways = [links.estimate_sum(ranks, name, size) for name in ("ring", "two_level", "mpi")]
                 assert one.algorithm in ("ring", "two_level")
                 assert one.exposed == pytest.approx(min(ways[:2]) + links.estimate_small(ranks, 0))
                 assert ranks == 2 or ways[2] < 0.5 * min(ways[:2])
                 doubted = (ways[2] + links.estimate_small(ranks, 0) + one.small) / 1.5
                 assert one.low == pytest.approx(min(one.step, one.compute + doubted), rel=0.01)
     links = Predictor(unmeasured).links
-    small = {name: sum_of(32 << 10) for name, sum_of in links.list_algorithms(16).items()}
+    small = {name: links.estimate_sum(16, name, 32 << 10) for name in links.list_algorithms(16)}
     assert set(small.values()) == {collectives.estimate_flat(16, 1, 32 << 10, links.network, links.memory)}
 
 
