@@ -261,7 +261,7 @@ def replays(names: Sequence[str]) -> None:
 
 
 def speed(names: Sequence[str]) -> None:
-    """A whole plan of a script with steps of some 100 ms; closed forms and simulated steps of an MLP of 84 gradients."""
+    """A whole plan of a script with steps of some 100 ms; closed forms, and simulated steps of an MLP."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     made = planning.measure_plan(asked([2**power for power in range(11)], 2), script("cnn", 128), on_this_host)
     took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
