@@ -142,9 +142,7 @@ def test_where_nothing_fits_it_is_said_what_would():
     memory = 1.15 * 184.5e6
     assert "4 ranks would fit, with 20 rows each" in advise(memory)
     assert Predictor(plan).predict_step(4).memory * 1.15 <= memory < Predictor(plan).predict_step(3).memory * 1.15
-    # Twice the rows, and twice the gradients.
-    assert "MATEX_MICROBATCH=auto" in advise(memory) and "by what was measured, MATEX_MICROBATCH=6 " in advise(memory)
-    assert "MATEX_MICROBATCH=auto" in advise(1.15 * 172e6) and "by what was measured" not in advise(1.15 * 172e6)
+    assert "MATEX_MICROBATCH=auto" in advise(memory)
     assert "One row takes 0.15 GiB, which neither more ranks nor MATEX_MICROBATCH reduce" in advise(1e6)
     weak = tuple(replace(size, rows=64) for size in sizes)
     told = advise(1e6, scaling="weak", sizes=weak)

@@ -90,7 +90,7 @@ def measure_copies(
     with contextlib.ExitStack() as at_end:
         processes = []
         for copy in range(copies):
-            environment = make_copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling, limits=limits)
+            environment = _make_environment(f"{ranks}:{steps}:{copy}:{copies}", folder, scaling, limits)
             processes.append(at_end.enter_context(_start_copy(script, copy, folder, environment)))
         codes = _await_copies(processes)
     busy = others.compute_share()  # the fraction of all cores that other processes used
@@ -146,14 +146,10 @@ def measure_real(
     Raises:
         NotMeasured: as `measure_copies`.
     """
-    mirror, source = folder / "place-0", Path.cwd().resolve()
-    mirror_folder(source, mirror)
     # RANKS is 0: real ranks are measured. Rank R then stores copy-R.npz, and the file of rank 0 is read.
-    environment = make_copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto", limits, is_here)
-    # [3:]: `launch` takes the script with its arguments, without "python -m matex_tf" before them.
-    command = launch(make_copy_command(script, source, mirror)[3:], environment)
+    environment = _make_environment(f"0:{steps}:0:1", folder, scaling, limits, "auto", is_here)
     deadline = time.monotonic() + LIMIT
-    with _start_in(command, mirror, environment, folder / "said-0", started.PATIENCE) as process:
+    with _start_copy(script, 0, folder, environment, launch) as process:
         while process.poll() is None and time.monotonic() < deadline and not (folder / "copy-0.npz").exists():
             time.sleep(0.1)  # the end of the context ends ranks that still run
     notes, real_steps, _ = read_copy(folder, 0, process.returncode, 0, steps)
@@ -165,11 +161,6 @@ def measure_real(
     return compute_typical_step(real_steps.seconds[-SETTLED_STEPS:])
 
 
-def make_copy_command(script: Sequence[str], source: Path, mirror: Path) -> list[str]:
-    """The command that runs `script` in `mirror`, the mirror of `source`."""
-    return [sys.executable, "-m", "matex_tf", *make_mirror_command(script, source, mirror)]
-
-
 def make_limits(memory: float, microbatch: int) -> dict[str, str]:
     """Environment variables for a memory limit in bytes and microbatches of `microbatch` rows.
 
@@ -179,50 +170,46 @@ def make_limits(memory: float, microbatch: int) -> dict[str, str]:
     return {"MATEX_MEMORY": f"{memory:.0f}", "MATEX_MICROBATCH": microbatch_text}
 
 
-def make_copy_environment(
-    plan: str, scaling: str, overlap: str = "on", limits: Mapping[str, str] | None = None, is_here: bool = True
+def _make_environment(
+    plan: str, folder: Path, scaling: str, limits: Mapping[str, str] | None, overlap: str = "on", is_here: bool = True
 ) -> dict[str, str]:
     """The environment of a measured process. Creates the folder of its temporary files.
 
-    A process that is killed does not remove its files. So its private files are in FOLDER, which the caller removes,
+    A process that is killed does not remove its files. So its private files are in `folder`, which the caller removes,
     and on this host its temporary files, too.
 
     Args:
-        plan: the value of MATEX_PLAN, "RANKS:STEPS:COPY:COPIES:FOLDER" (`settings.Phantom`).
-        overlap: MATEX_OVERLAP, if the user's environment does not set it.
+        plan: the value of MATEX_PLAN without the folder, "RANKS:STEPS:COPY:COPIES" (`settings.Phantom`).
         limits: further variables (`make_limits`).
+        overlap: MATEX_OVERLAP, if the user's environment does not set it.
         is_here: the process runs on this host.
     """
     not_inherited = {f"MATEX_{name}" for name in _NOT_INHERITED}
     inherited = {name: value for name, value in os.environ.items() if name not in not_inherited}
-    folder = plan.split(":", 4)[4]  # it may contain colons
-    settings_of_copy = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": folder, "MATEX_QUIET": "1"}
+    own = {"MATEX_PLAN": f"{plan}:{folder}", "MATEX_SCALING": scaling, "MATEX_FILES_DIR": str(folder)}
     if is_here:
-        settings_of_copy["TMPDIR"] = os.path.join(folder, "temporary")
-        os.makedirs(settings_of_copy["TMPDIR"], exist_ok=True)
-    return {"MATEX_OVERLAP": overlap, **inherited, **settings_of_copy, **(limits or {}), "TF_CPP_MIN_LOG_LEVEL": "2"}
-
-
-def _start_copy(
-    script: Sequence[str], copy: int, folder: Path, environment: Mapping[str, str]
-) -> contextlib.AbstractContextManager[subprocess.Popen[Any]]:
-    """Start copy number `copy` of the script in a mirror of the current folder."""
-    mirror, source = folder / f"place-{copy}", Path.cwd().resolve()
-    mirror_folder(source, mirror)
-    return _start_in(make_copy_command(script, source, mirror), mirror, environment, folder / f"said-{copy}")
+        own["TMPDIR"] = str(folder / "temporary")
+        os.makedirs(own["TMPDIR"], exist_ok=True)
+    quiet = {"MATEX_QUIET": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return {"MATEX_OVERLAP": overlap, **inherited, **own, **(limits or {}), **quiet}
 
 
 @contextlib.contextmanager
-def _start_in(
-    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path, patience: float = 0.0
+def _start_copy(
+    script: Sequence[str], copy: int, folder: Path, environment: Mapping[str, str], launch: Launch | None = None
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Start a process in the folder `folder`, with its output in the file `output`."""
+    """Start the script as copy number `copy`, or on the ranks of `launch`, in a mirror of the current folder."""
+    mirror, source = folder / f"place-{copy}", Path.cwd().resolve()
+    mirror_folder(source, mirror)
+    target = make_mirror_command(script, source, mirror)
+    command = launch(target, environment) if launch else [sys.executable, "-m", "matex_tf", *target]
     with (
-        output.open("wb") as output_file,
+        (folder / f"said-{copy}").open("wb") as output,
         started.start_process(
-            command, patience, cwd=folder, env=environment, stdout=output_file, stderr=subprocess.STDOUT
+            command, started.PATIENCE if launch else 0.0, cwd=mirror, env=environment, stdout=output,
+            stderr=subprocess.STDOUT,
         ) as process,
-    ):
+    ):  # fmt: skip
         yield process
 
 
