@@ -23,13 +23,11 @@ def list_changes(before: Specification, after: Specification) -> tuple[list[str]
         old, new = old_parameters.get(name), new_parameters.get(name)
         if old != new:
             old_text, new_text = (format_parameter(parameter) if parameter else "not there" for parameter in (old, new))
-            has_same_condition = old is not None and new is not None and old.when == new.when
+            has_same_condition = old and new and (old.when, old.otherwise) == (new.when, new.otherwise)
             changes = range_changes if has_same_condition else other_changes
             changes.append(f"{name}: {old_text}, now {new_text}")
-    for field in ("files", "otherwise"):
-        old_value, new_value = getattr(before, field), getattr(after, field)
-        if old_value != new_value:
-            other_changes.append(f"{field}: {old_value}, now {new_value}")
+    if before.files != after.files:
+        other_changes.append(f"files: {before.files}, now {after.files}")
     return range_changes, other_changes
 
 
@@ -48,4 +46,5 @@ def format_parameter(parameter: Parameter) -> str:
         kind = next(kind for kind, (log, whole) in RANGES.items() if (log, whole) == (parameter.log, parameter.whole))
         text = f"{{{kind}: [{parameter.low:g}, {parameter.high:g}]}}"
     when = ", ".join(f"{name}: [{', '.join(values)}]" for name, values in parameter.when)
-    return f"{text} when {{{when}}}" if when else text
+    text += f" when {{{when}}}" if when else ""
+    return text if parameter.otherwise is None else f"{text}, otherwise {parameter.otherwise}"

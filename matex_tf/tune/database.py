@@ -18,6 +18,7 @@ from typing import Any
 
 from matex_tf.tune.objective import Point
 from matex_tf.tune.space import Config
+from matex_tf.tune.trials.trial import Outcome
 
 VERSION = 2
 """The version of the tables."""
@@ -25,25 +26,24 @@ RUNNING = "running"
 """The state of a trial without a result."""
 _PATIENCE = 30.0
 """Seconds to wait for concurrent writers."""
-# target, settings and config are JSON; began and ended are seconds since 1970; place is the index in a curve.
+# target, settings and config are JSON; began and ended are seconds since 1970; place is the index in a curve. Version 1
+# had no table of rungs.
 _TABLES = """
-create table searches (
+create table if not exists searches (
     id integer primary key, folder text not null, target text not null, space text not null, settings text not null,
     objective text not null, began real not null);
-create table tasks (
+create table if not exists tasks (
     search integer primary key references searches, rows integer, columns integer, classes integer, parameters integer,
     loss text);
-create table trials (
+create table if not exists trials (
     search integer not null references searches, number integer not null, config text not null, origin text not null,
     state text not null, value real, kind text not null default '', why text not null default '',
     tail text not null default '', seconds real not null default 0, began real not null, ended real,
     primary key (search, number));
-create table curves (
+create table if not exists curves (
     search integer not null, number integer not null, place integer not null, epoch integer not null, value real,
     primary key (search, number, place));
-"""
-_SINCE_2 = """
-create table rungs (
+create table if not exists rungs (
     search integer not null, number integer not null, rung integer not null, value real not null,
     primary key (search, number, rung));
 """
@@ -72,24 +72,17 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Record:
-    """The record of a trial. The fields without a text are those of `trials.trial.Outcome`, which explains them."""
+class Record(Outcome):
+    """The record of a trial: its configuration, and its outcome as far as it is known."""
 
     number: int
     """From 1, in the order of the first starts."""
     config: Config
     origin: str
     """The proposer: `proposals.ENGINE` or `proposals.WARM`."""
-    state: str = RUNNING
-    value: float | None = None
-    kind: str = ""
-    why: str = ""
-    tail: str = ""
-    seconds: float = 0.0
-    """Of all starts together."""
+    state: str = field(default=RUNNING, kw_only=True)
     rungs: tuple[float, ...] = ()
     """The objective at each rung that the trial has reached."""
-    curve: tuple[Point, ...] = field(default=(), compare=False)
 
 
 def find_default_path() -> Path:
@@ -112,13 +105,12 @@ class Database:
 
     def _make_tables(self) -> None:
         with self._open_transaction():
-            version = self._fetch_one("pragma user_version")[0]  # 0: a new file; 1: the tables without rungs
+            version = self._fetch_one("pragma user_version")[0]  # 0: a new file
+            if version > VERSION:
+                raise DatabaseError(f"{self.path}: its version is {version}, and this matex reads {VERSION}")
             if version < VERSION:
-                for statement in (_SINCE_2 if version else _TABLES + _SINCE_2).split(";\n"):
+                for statement in f"{_TABLES}pragma user_version = {VERSION}".split(";\n"):
                     self._file.execute(statement)
-                self._file.execute(f"pragma user_version = {VERSION}")
-        if version > VERSION:
-            raise DatabaseError(f"{self.path}: its version is {version}, and this matex reads {VERSION}")
 
     def close(self) -> None:
         """Close the file."""
@@ -236,10 +228,12 @@ class Database:
                 "order by number", (search,),
             ).fetchall()  # fmt: skip
         records = []
-        for number, config, *outcome in rows:  # outcome: origin to seconds, in the order of the fields of a record
-            record = Record(number, json.loads(config), *outcome)
-            curve = tuple(curves.get(number, ()))
-            records.append(replace(record, rungs=tuple(rungs.get(number, ())), curve=curve))
+        for number, config, origin, state, value, kind, why, tail, seconds in rows:
+            record = Record(
+                number, json.loads(config), origin, tuple(rungs.get(number, ())), state=state, value=value, kind=kind,
+                why=why, tail=tail, seconds=seconds, curve=tuple(curves.get(number, ())),
+            )  # fmt: skip
+            records.append(record)
         return records
 
     # The file

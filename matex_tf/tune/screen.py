@@ -38,6 +38,7 @@ class Screen:
         self._best: Record | None = None
         self._drawn_at = 0.0  # seconds of time.monotonic
         self._has_heading = False  # whether the heading of the lines is printed
+        self._printed_kinds: set[str] = set()  # kinds of printed messages
         self._console = Console(highlight=False)
         self._live: Live | None = None  # None without a terminal
 
@@ -75,8 +76,11 @@ class Screen:
                 print(self._format_line(self._headings), flush=True)
             print(self._format_line(self._format_cells(record)), flush=True)
 
-    def print_line(self, text: str) -> None:
-        """Print a message."""
+    def print_line(self, text: str, kind: str = "") -> None:
+        """Print a message; of a `kind` only the first one."""
+        if kind in self._printed_kinds:
+            return
+        self._printed_kinds |= {kind} - {""}
         line = f"matex tune: {text}"
         if self._live is not None:
             self._console.print(line, markup=False, soft_wrap=True)

@@ -26,6 +26,7 @@ from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.screen import Screen
 from matex_tf.tune.space_file import Specification
 from matex_tf.tune.starter import RunningTrial, Starter, get_trial_folder
+from matex_tf.tune.trials.job_trial import forget_job, has_job
 from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, hold_folder
 from matex_tf.world import file_locks
 
@@ -99,6 +100,9 @@ class Searching:
         records = [record for record in self._records.values() if record.value is not None]
         return min(records, key=lambda record: rungs.make_sort_key(record, self.spec.objective), default=None)
 
+    def _get_folder(self, record: Record) -> Path:
+        return get_trial_folder(self.starter.folder, record.number)
+
     def _is_unfinished(self) -> bool:
         """Whether a trial runs, or is to be started."""
         return bool(self._running or self._to_start or len(self._records) < self.trial_count or self._choose_promoted())
@@ -119,7 +123,7 @@ class Searching:
 
     def _resume_jobs(self) -> None:
         """Continue with the jobs that a killed search has left, even if they are more than the slots."""
-        for record in [record for record in self._to_start if self.starter.has_job(record.number)]:
+        for record in [record for record in self._to_start if has_job(self._get_folder(record))]:
             slot = self._free_slots.pop(0) if self._free_slots else self.slots[-1]  # all slots of jobs are equal
             try:
                 self._start_trial(record, slot)
@@ -159,11 +163,10 @@ class Searching:
         self._to_start.insert(0, record)
         self._no_start_before = time.monotonic() + RETRY_INTERVAL if is_unreachable else math.inf
         if is_unreachable:
-            self.starter.say_once("away", f"{error}; it is asked again each {RETRY_INTERVAL:.0f} s")
-            return
-        self.starter.say_once(
-            "full", f"{error}\nThe search goes on with {format_count(len(self._running), 'job')} at once"
-        )
+            self.screen.print_line(f"{error}; it is asked again each {RETRY_INTERVAL:.0f} s", "away")
+        else:
+            job_count = format_count(len(self._running), "job")
+            self.screen.print_line(f"{error}\nThe search goes on with {job_count} at once", "full")
 
     def _choose_next(self) -> Record | None:
         """The trial to start: one to be started again, else a promoted paused trial, else a new one.
@@ -227,7 +230,7 @@ class Searching:
             return
         self.database.end_trial(self.search.id, record)
         if record.state == PAUSED:  # it continues in another job
-            self.starter.forget_job(record.number)
+            forget_job(self._get_folder(record))
         self._records[record.number] = record
         self._report_cost(record)
         self.screen.show_end(record, self.best)
@@ -258,7 +261,7 @@ class Searching:
             last, numbers = self._ended_records[-1], ", ".join(str(record.number) for record in self._ended_records)
             raise SearchError(
                 f"trials {numbers} have failed alike ({last.why}). What the last of them printed "
-                f"({get_trial_folder(self.starter.folder, last.number) / OUTPUT}):\n{last.tail or '(nothing)'}"
+                f"({self._get_folder(last) / OUTPUT}):\n{last.tail or '(nothing)'}"
             )
 
     def _end_running_trials(self) -> None:

@@ -31,7 +31,7 @@ from matex_tf.tune.objective import Objective
 from matex_tf.tune.screen import Screen
 from matex_tf.tune.search import POLL_INTERVAL, Searching
 from matex_tf.tune.space_file import Specification
-from matex_tf.tune.starter import Starter, get_trial_folder, make_once
+from matex_tf.tune.starter import Starter, get_trial_folder
 from matex_tf.tune.trials import place
 from matex_tf.tune.trials.job_trial import Jobs
 from matex_tf.tune.trials.process_trial import Processes
@@ -236,11 +236,10 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
             screen.print_line(f"goes on with {name}; {'; '.join(space_changes)}")
         elif not space and (file := _find_changed_file(search, settings)):
             screen.print_line(f"{file} is not as it was; the search goes on as it began (--search {file} takes it)")
-        say_once = make_once(screen.print_line)
         starter = Starter(
             folder=Path(search.folder), spec=spec, source=Path(settings.source),
-            backend=_make_backend(search, settings, say_once), target=search.target, limit=settings.limit,
-            rungs=settings.rungs, say=screen.print_line, say_once=say_once,
+            backend=_make_backend(search, settings, screen.print_line), target=search.target, limit=settings.limit,
+            rungs=settings.rungs, say=screen.print_line,
         )  # fmt: skip
         searching = Searching(
             database=database, search=search, spec=spec, starter=starter, slots=slots, proposals=proposals,
@@ -262,13 +261,13 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
     )  # fmt: skip
 
 
-def _make_backend(search: Search, settings: Settings, say_once: Callable[[str, str], None]) -> Jobs | Processes:
+def _make_backend(search: Search, settings: Settings, say: Callable[..., None]) -> Jobs | Processes:
     """Starts the trials: as Slurm jobs, or as processes of this machine. Raises JobError."""
     matex, job = find_own_command(), settings.make_job()
     if job is None:
         return Processes(shlex.split(matex), settings.ranks, settings.options)
     job = fill_name_and_command(replace(job, matex=job.matex or matex), search.target)
-    return Jobs(job, Path(settings.source), settings.parallel, say_once)
+    return Jobs(job, Path(settings.source), settings.parallel, say)
 
 
 def _find_changed_file(search: Search, settings: Settings) -> str:

@@ -35,6 +35,8 @@ class Number:
     log: bool = False
     whole: bool = False
     when: Condition = ()
+    otherwise: str | None = None
+    """The text of a placeholder while the parameter is not active; None: it needs none."""
 
     def compute_value(self, share: float) -> Value:
         """The value at the fraction `share` (0 to 1) of the range, rounded, so that trials get the displayed value."""
@@ -78,6 +80,7 @@ class Choice:
     choices: tuple[str, ...]
     is_flag: bool = False
     when: Condition = ()
+    otherwise: str | None = None
 
     def compute_value(self, share: float) -> Value:
         """The value at the fraction `share`, 0 to 1."""

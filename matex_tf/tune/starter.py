@@ -11,7 +11,7 @@ from matex_tf.files.mirror import Mirror, make_mirror_command, mirror_folder
 from matex_tf.tune.database import Record
 from matex_tf.tune.space_file import Specification
 from matex_tf.tune.trials import place
-from matex_tf.tune.trials.job_trial import Jobs, forget_job, has_job
+from matex_tf.tune.trials.job_trial import Jobs
 from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.trial import (
     DONE,
@@ -50,8 +50,7 @@ class Starter:
         target: the script and its arguments.
         limit: time limit of a trial in seconds; 0: no limit.
         rungs: epochs after which trials pause.
-        say: prints a message.
-        say_once: prints only the first message of a kind.
+        say: prints a message; called with a kind, only the first message of it.
     """
 
     folder: Path
@@ -61,8 +60,7 @@ class Starter:
     target: Sequence[str]
     limit: float
     rungs: tuple[int, ...]
-    say: Callable[[str], None]
-    say_once: Callable[[str, str], None]
+    say: Callable[..., None]
 
     def start_trial(self, record: Record, slot: Slot) -> RunningTrial:
         """Start a trial; with rungs it continues from its saved state, if there is one.
@@ -88,7 +86,7 @@ class Starter:
         if mirror.folders:
             names = ", ".join(map(str, mirror.folders[:3]))
             text = f"trials share {names}, which is too large for a copy each. Their files there may conflict"
-            self.say_once("shared", text)
+            self.say(text, "shared")
         if not trial:
             target = make_mirror_command(self.target, self.source, folder / PLACE)
             command = [*target, *place.list_options(self.spec.space, record.config)]
@@ -112,45 +110,22 @@ class Starter:
             shutil.rmtree(trial.folder / STATE, ignore_errors=True)
         prefix = f"trial {number} has run to its end"
         if outcome.state == DONE and trial.pause and not trial.epochs:
-            self.say_once("no fit", f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended")
+            self.say(f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended", "no fit")
         # It should have paused, but has gone on to its end.
         elif outcome.state == DONE and trial.pause and trial.pause <= trial.epochs:
-            self.say_once("not kept", f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})")
+            self.say(f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})", "not kept")
         if outcome.state == PAUSED and not outcome.curve:  # the objective is known at the end of a trial only
             self.rungs = (0,)  # further trials save their state, but do not pause
             reason = f"after {trial.pause} epochs there is nothing to judge them by"
-            self.say_once("no rungs", f"trials run to their ends, as {reason}. {outcome.why}")
+            self.say(f"trials run to their ends, as {reason}. {outcome.why}", "no rungs")
         return update_record(running.record, outcome)
-
-    def has_job(self, number: int) -> bool:
-        """Whether a job of the trial was submitted, and its end is not recorded yet."""
-        return has_job(get_trial_folder(self.folder, number))
-
-    def forget_job(self, number: int) -> None:
-        """Remove the files of the trial's job, which has ended and whose result is recorded."""
-        forget_job(get_trial_folder(self.folder, number))
 
 
 def update_record(record: Record, outcome: Outcome) -> Record:
     """The record of a trial with its outcome; seconds add up over its starts."""
-    has_value = outcome.state in (DONE, PAUSED) and bool(outcome.curve)
-    changes = {**vars(outcome), "seconds": record.seconds + outcome.seconds}
-    changes["value"] = outcome.value if has_value else None
-    if outcome.state == PAUSED and has_value:
-        changes["rungs"] = (*record.rungs, outcome.value)
-    return replace(record, **changes)
-
-
-def make_once(say: Callable[[str], None]) -> Callable[[str, str], None]:
-    """Make a function that prints only the first message of each kind."""
-    printed_kinds: set[str] = set()
-
-    def say_once(kind: str, text: str) -> None:
-        if kind not in printed_kinds:
-            printed_kinds.add(kind)
-            say(text)
-
-    return say_once
+    has_reached_rung = outcome.state == PAUSED and outcome.value is not None
+    rungs = (*record.rungs, outcome.value) if has_reached_rung else record.rungs
+    return replace(record, **{**vars(outcome), "seconds": record.seconds + outcome.seconds, "rungs": rungs})
 
 
 def get_trial_folder(search: Path, number: int) -> Path:

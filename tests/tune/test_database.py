@@ -31,7 +31,8 @@ def add(database, folder="/runs/a"):
 def test_what_is_written_is_read(database):
     search = add(database)
     one, two = (database.add_trial(search.id, {"--x": x}, "engine") for x in (0.25, "a"))
-    done = Record(1, one.config, "engine", "done", 0.5, seconds=3.0, curve=(Point(1, math.nan), Point(2, 0.5)))
+    curve = (Point(1, math.nan), Point(2, 0.5))
+    done = Record(1, one.config, "engine", state="done", value=0.5, seconds=3.0, curve=curve)
     database.end_trial(search.id, done)
     again = Database(database.path)
     first, second = again.list_trials(search.id)
@@ -46,7 +47,7 @@ def test_a_trial_that_is_made_again_has_one_curve(database):
     record = database.add_trial(search.id, {}, "engine")
     for values in ((3.0, 2.0, 1.0), (5.0,)):
         curve = tuple(Point(place, value) for place, value in enumerate(values))
-        database.end_trial(search.id, Record(record.number, {}, "engine", "done", values[-1], curve=curve))
+        database.end_trial(search.id, Record(record.number, {}, "engine", state="done", value=values[-1], curve=curve))
     assert database.list_trials(search.id)[0].curve == (Point(0, 5.0),)
 
 
@@ -86,10 +87,10 @@ def test_a_full_disk_is_an_error_and_leaves_what_was_written(database):
     pages = database._file.execute("pragma page_count").fetchone()[0]
     database._file.execute(f"pragma max_page_count = {pages}")
     with pytest.raises(DatabaseError, match=r"tune.db: .*full"):
-        database.end_trial(search.id, Record(record.number, {}, "engine", "failed", tail="x" * 100_000))
+        database.end_trial(search.id, Record(record.number, {}, "engine", state="failed", tail="x" * 100_000))
     assert database.list_trials(search.id) == [record]
     database._file.execute("pragma max_page_count = 100000")
-    database.end_trial(search.id, Record(record.number, {}, "engine", "done", 1.0))
+    database.end_trial(search.id, Record(record.number, {}, "engine", state="done", value=1.0))
     assert database.list_trials(search.id)[0].value == 1.0
 
 
@@ -121,10 +122,10 @@ def test_a_file_of_an_older_version_goes_on(tmp_path):
         file.executescript(VERSION_1)
     file.close()
     database = Database(tmp_path / "tune.db")
-    done = Record(1, {"--x": 0.5}, "engine", "done", 0.25, seconds=3.0, curve=(Point(1, 0.25),))
+    done = Record(1, {"--x": 0.5}, "engine", state="done", value=0.25, seconds=3.0, curve=(Point(1, 0.25),))
     assert database.list_trials(1) == [done] and database.read_task(1) == TASK
     assert setup.merge_settings(database.find_search(1), parallel=2) == setup.Settings(trials=3, parallel=2)
-    paused = Record(database.add_trial(1, {}, "engine").number, {}, "engine", "paused", 2.0, rungs=(3.0, 2.0))
+    paused = Record(database.add_trial(1, {}, "engine").number, {}, "engine", (3.0, 2.0), state="paused", value=2.0)
     database.end_trial(1, paused)
     assert Database(database.path).list_trials(1) == [done, paused]
 
@@ -179,6 +180,7 @@ def test_what_is_begun_with():
 
 
 def test_the_best_come_first():
-    trials = [Record(place, {"x": place}, "", "done", value) for place, value in enumerate((3.0, 1.0, None, 2.0))]
+    values = (3.0, 1.0, None, 2.0)
+    trials = [Record(place, {"x": place}, "", state="done", value=value) for place, value in enumerate(values)]
     assert warm_start.sort_best_first(trials, Objective()) == [{"x": 1}, {"x": 3}, {"x": 0}]
     assert warm_start.sort_best_first(trials, Objective(maximize=True)) == [{"x": 0}, {"x": 3}, {"x": 1}]

@@ -25,7 +25,7 @@ LOSS = Objective()
 
 
 def at(number, *values, state="paused"):
-    return Record(number, {}, "engine", state, values[-1] if values else None, rungs=values)
+    return Record(number, {}, "engine", values, state=state, value=values[-1] if values else None)
 
 
 def test_the_best_third_of_a_rung_goes_on_without_waiting():

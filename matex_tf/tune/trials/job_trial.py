@@ -62,7 +62,7 @@ class JobTrial(Trial):
     """
 
     def __init__(
-        self, folder: Path, job: Job, rules: Rules, query_interval: float, say: Callable[[str, str], None],
+        self, folder: Path, job: Job, rules: Rules, query_interval: float, say: Callable[..., None],
         was_resumed: bool = False,
     ):  # fmt: skip
         super().__init__(folder, rules)
@@ -101,8 +101,8 @@ class JobTrial(Trial):
         if self._stop_requested_at is not None and time.monotonic() >= self._next_cancel_at:
             is_end_of_search = not self._stop_reason
             if is_end_of_search and time.monotonic() - self._stop_requested_at > 3 * GRACE:
-                self._say(self.job.id, f"job {self.job.id} may still run: scancel {self.job.id}")
-                return Outcome(STOPPED, seconds=self.seconds)
+                self._say(f"job {self.job.id} may still run: scancel {self.job.id}", self.job.id)
+                return Outcome(state=STOPPED, seconds=self.seconds)
             self._cancel_job()
         return None
 
@@ -145,13 +145,13 @@ class JobTrial(Trial):
         try:
             state = slurm.find_state(self.job)
         except UnreachableError as error:
-            self._say("unreachable", f"{error}; it is asked again")
+            self._say(f"{error}; it is asked again", "unreachable")
             return None
         self.waits = state.phase != RUNNING
         if state.phase == WAITING:  # for the first time, or queued again after a node was lost
             (self.folder / BEGAN).unlink(missing_ok=True)
         if state.means:
-            self._say(state.words, f"job {self.job.id} {state}")
+            self._say(f"job {self.job.id} {state}", state.words)
         return state
 
     def _cancel_job(self) -> None:
@@ -162,7 +162,7 @@ class JobTrial(Trial):
         try:
             slurm.ask_to_end(self.job) if asks_to_save else slurm.cancel_job(self.job)
         except JobError as error:
-            self._say("cancel", f"{error}; it is tried again in {GRACE:.0f} s")
+            self._say(f"{error}; it is tried again in {GRACE:.0f} s", "cancel")
 
 
 def read_exit_code(folder: Path) -> int | None:
@@ -190,13 +190,13 @@ class Jobs:
     Args:
         source: the user's folder, in which jobs are submitted.
         parallel: the number of concurrent jobs. The more there are, the more rarely each of them is queried.
-        say: prints the first message of each kind; called with kind and message.
+        say: prints the first message of each kind; called with message and kind.
     """
 
     job_options: job_script.Slurm
     source: Path
     parallel: int
-    say: Callable[[str, str], None]
+    say: Callable[..., None]
 
     def find_trial(self, folder: Path, rules: Rules) -> Trial | None:
         """The trial whose job a killed search has submitted; None if there is none. Raises JobError."""

@@ -15,7 +15,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,14 @@ class Slot:
 WHOLE = Slot()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The outcome of a trial."""
 
     state: str
     """DONE, FAILED, STOPPED or PAUSED."""
-    value: float = math.nan
-    """The objective; NaN if there is none."""
-    curve: tuple[Point, ...] = ()
+    value: float | None = None
+    """The objective; None if there is none."""
     kind: str = ""
     """A short name of the reason of a failure: failures of the same kind are alike."""
     why: str = ""
@@ -67,7 +66,8 @@ class Outcome:
     tail: str = ""
     """The end of the output."""
     seconds: float = 0.0
-    """Of this start."""
+    """Of one start, or in a record of all starts together."""
+    curve: tuple[Point, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Trial(ABC):
         try:
             curve = tuple(self.objective.read_curve(self.lines, output))
         except ValueError as error:
-            curve, outcome = (), Outcome(FAILED, kind="objective", why=str(error))
+            curve, outcome = (), Outcome(state=FAILED, kind="objective", why=str(error))
         else:
             outcome = self._judge_curve(curve, code, reason)
         return replace(outcome, curve=curve, tail="\n".join(last_lines[-_TAIL_LINES:]), seconds=seconds)
@@ -153,28 +153,30 @@ class Trial(ABC):
 
         Exit code 75 (EXIT_REQUEUE) means that the trial was asked to end: by its pause, by the search or from outside.
         """
-        if self._stop_requested_at is not None:  # for a reason such as the time limit, or with the search
-            return Outcome(FAILED, kind="limit", why=self._stop_reason) if self._stop_reason else Outcome(STOPPED)
+        if self._stop_requested_at is not None:
+            if not self._stop_reason:  # with the search
+                return Outcome(state=STOPPED)
+            return Outcome(state=FAILED, kind="limit", why=self._stop_reason)
         if code == EXIT_REQUEUE and self._has_saved_state():
             has_paused = self.pause is not None and 0 < self.pause <= self.epochs
             if not has_paused:  # it was asked to end from outside
-                return Outcome(STOPPED)
+                return Outcome(state=STOPPED)
             if not curve:  # the objective is known only at the end of the trial, and rungs cannot judge it
-                return Outcome(PAUSED, why=self.objective.explain_missing(self.lines))
+                return Outcome(state=PAUSED, why=self.objective.explain_missing(self.lines))
             return self._judge_value(PAUSED, curve)
         if code or reason:
             reason = reason or (f"ended by signal {-code}" if code < 0 else f"exit code {code}")
-            return Outcome(FAILED, kind=reason, why=reason)
+            return Outcome(state=FAILED, kind=reason, why=reason)
         if not curve:
-            return Outcome(FAILED, kind="objective", why=self.objective.explain_missing(self.lines))
+            return Outcome(state=FAILED, kind="objective", why=self.objective.explain_missing(self.lines))
         return self._judge_value(DONE, curve)
 
     def _judge_value(self, state: str, curve: Sequence[Point]) -> Outcome:
         """The outcome `state` with the value of `curve`; FAILED if the value is not finite."""
         value = self.objective.choose_value(curve)
         if math.isfinite(value):
-            return Outcome(state, value)
-        return Outcome(FAILED, kind="number", why=f"{self.objective.name} is {value}")
+            return Outcome(state=state, value=value)
+        return Outcome(state=FAILED, kind="number", why=f"{self.objective.name} is {value}")
 
     def _has_saved_state(self) -> bool:
         """Whether the trial has saved a state since its start, from which it can continue."""
