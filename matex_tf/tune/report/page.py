@@ -164,17 +164,19 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
     """All trials as lines through all parameters. The last axis is the ranking, with the best trial at the top."""
     if not ordered:
         return ""
-    count = len(ordered)
-    paths = []
+    count, lines = len(ordered), []
     for index, trial in enumerate(ordered):
         colour, faint = _choose_colour(index, trial)
         config = ", ".join(f"{name} {format_value(value)}" for name, value in trial.config.items())
         value = trial.state if trial.value is None else f"{objective.name} {trial.value:.4g}"
-        share = 1 - index / max(count - 1, 1)  # the position on the axis of places: 1 for the best
         text = f"{_name_trial(trial)}: {value}; {config}"
-        paths.append(coordinates.Path(_name_trial(trial), text, trial.config, share, colour, faint))
-    last = coordinates.Axis("place", [(1.0, "best"), (0.0, str(count))], lambda path: path.share)
-    picture = coordinates.draw_coordinates(space.parameters, last, paths[::-1])
+        positions = [coordinates.find_position(parameter, trial.config) for parameter in space.parameters]
+        positions.append(1 - index / max(count - 1, 1))  # on the axis of places: 1 for the best
+        style = f"line c{colour}" + (" faint" if faint else "")
+        lines.append(coordinates.Line(_name_trial(trial), text, style, positions))
+    places = ("place", [(1.0, "best"), (0.0, str(count))])
+    axes = [*map(coordinates.make_axis, space.parameters), places]
+    picture = coordinates.draw_coordinates(axes, lines[::-1])  # the best are drawn on top
     return (
         "<h2>Parameters</h2><p>Each line is a trial. If a parameter has no value, the line passes below its axis.</p>"
         f'<figure class="wide">{picture}</figure>'
