@@ -176,8 +176,9 @@ class Searching:
         if self._to_start:
             return self._to_start.pop(0)
         if promoted := self._choose_promoted():
-            self.database.resume_trial(self.search.id, promoted.number)
-            return replace(promoted, state=RUNNING)
+            resumed = replace(promoted, state=RUNNING)
+            self.database.update_trial(self.search.id, resumed)
+            return resumed
         if len(self._records) >= self.trial_count:
             return None
         try:
@@ -228,7 +229,7 @@ class Searching:
         if record.state == PAUSED and record.value is None:  # the starter has removed the rungs: continue at once
             self._to_start.append(replace(record, state=RUNNING))
             return
-        self.database.end_trial(self.search.id, record)
+        self.database.update_trial(self.search.id, record)
         if record.state == PAUSED:  # it continues in another job
             forget_job(self._get_folder(record))
         self._records[record.number] = record

@@ -171,9 +171,9 @@ def open_search(folder: Path) -> tuple[Database, Search]:
 
 def merge_settings(search: Search, **changed: Any) -> Settings:
     """The recorded settings of the search with the changes `changed`. Raises NoSearchError: a change is impossible."""
-    merged = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings.get("rungs", ()))}
+    merged = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings["rungs"])}
     if job_options := changed.pop("slurm", None):
-        if merged.get("slurm") is None:
+        if merged["slurm"] is None:
             raise NoSearchError(f"its trials run here, and have no --{min(job_options).replace('_', '-')}")
         merged["slurm"] = {**merged["slurm"], **job_options}
         try:
@@ -205,9 +205,8 @@ def change_space(database: Database, search: Search, settings: Settings, space: 
         return search, []
     for trial in trials:
         if other_changes and trial.state == RUNNING and not spec.space.allows(trial.config):
-            database.end_trial(
-                search.id, replace(trial, state=FAILED, kind="changed", why="what is searched has changed")
-            )
+            failed = replace(trial, state=FAILED, kind="changed", why="what is searched has changed")
+            database.update_trial(search.id, failed)
     return database.change_space(search, space, describe_objective(spec.objective)), range_changes + other_changes
 
 

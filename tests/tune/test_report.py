@@ -71,7 +71,7 @@ def search(tmp_path, trials, **settings):
     for config, became in zip(drawn(len(trials)), trials):
         record = database.add_trial(found.id, config, "engine")
         if became:
-            database.end_trial(found.id, Record(record.number, config, "engine", **became))
+            database.update_trial(found.id, Record(record.number, config, "engine", **became))
     return where
 
 

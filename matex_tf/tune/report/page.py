@@ -34,7 +34,7 @@ def is_search(folder: Path) -> bool:
 def format_page(folder: Path) -> str:
     """The page of the search in `folder`, which may still be running. Raises NoSearchError, DatabaseError."""
     database, search = setup.open_search(folder)
-    trials, task, began = database.list_trials(search.id), database.read_task(search.id), database.read_begin(search.id)
+    trials, task = database.list_trials(search.id), database.read_task(search.id)
     database.close()
     settings = setup.merge_settings(search)
     spec = space_file.read_space(search.space, settings.name)
@@ -54,7 +54,7 @@ def format_page(folder: Path) -> str:
         "in trials": f"{sum(trial.seconds for trial in trials):.0f} s",
         "ranks": str(settings.ranks),
         "task": ", ".join(f"{name} {value}" for name, value in (task or {}).items() if value is not None),
-        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
+        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(search.began)),
         "database": str(database.path),
     }  # fmt: skip
     title = f"matex tune {' '.join(search.target)}"
