@@ -168,8 +168,7 @@ class Plan:
     network: str = ""
     """The assumed link between hosts if none was measured: a name of `collectives.NETWORKS` or START_UP:BYTE."""
     assumptions: tuple[str, ...] = ()
-    update: Update | None = None
-    """None in the file of an older version, which did not measure it."""
+    update: Update = Update()
     whole: Size | None = None
     """Steps with whole batches, with as many copies as a host has ranks; None if ranks cannot train so."""
     memory: float = 0.0

@@ -62,7 +62,7 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
     Args:
         requested: a strategy whose number of owners or period is included.
     """
-    update = predictor.plan.update or Update(why_not="this plan is of an older version, which did not measure it")
+    update = predictor.plan.update
     allreduce = predictor.predict_step(ranks)
     all_slots = float(update.whole + update.slots)
     prices = [Price("allreduce", allreduce, all_slots, allreduce.memory)]

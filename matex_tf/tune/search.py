@@ -16,11 +16,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from matex_tf.deploy.job import JobError, UnreachableError, format_count
 from matex_tf.tune import rungs
-from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
+from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines import warm_start
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.screen import Screen
@@ -71,7 +70,7 @@ class Searching:
     _to_start: list[Record] = field(default_factory=list)  # recorded trials that are to be started again
     _unreported: list[Record] = field(default_factory=list)  # trials whose costs the engine does not know yet
     _ended_records: list[Record] = field(default_factory=list)  # of trials that this process has started
-    _task: dict[str, Any] | None = None  # sizes and loss of the model and its data, as the first trial reports them
+    _knows_task: bool = False  # whether a trial has reported the task: sizes and loss of its model and data
 
     def run_trials(self) -> Record | None:
         """Run the trials. Returns the record of the best one; None if no trial has a value.
@@ -115,9 +114,7 @@ class Searching:
                 self._to_start.append(record)
             else:
                 self._report_cost(record)
-        self._task = self.database.read_task(self.search.id)
-        if self._task is not None:
-            self._add_warm_starts()
+        self._add_warm_starts()
 
     # Starting
 
@@ -204,8 +201,7 @@ class Searching:
         """Read what running trials have logged, and record those that have ended."""
         for number, running in list(self._running.items()):
             for line in running.trial.read_new_lines():
-                if "task" in line and self._task is None:
-                    self._task = line["task"]
+                if "task" in line and not self._knows_task:
                     self.database.note_task(self.search.id, line["task"])
                     self._add_warm_starts()
             outcome = running.trial.poll()
@@ -282,20 +278,19 @@ class Searching:
 
     def _add_warm_starts(self) -> None:
         """Propose the best configurations of searches with similar tasks first, and print their folders."""
+        task = self.database.read_task(self.search.id)
+        self._knows_task = task is not None
         is_warm = any(record.origin == WARM for record in self._records.values())
-        if not self.uses_warm_start or self._task is None or is_warm:
+        if not self.uses_warm_start or task is None or is_warm:
             return
-        objective = self.search.objective
-        other_tasks = self.database.list_other_tasks(self.search.id, objective)
+        other_tasks = self.database.list_other_tasks(self.search.id, self.search.objective)
         best_configs = {
             number: warm_start.sort_best_first(self.database.list_trials(number), self.spec.objective)
             for number in other_tasks
         }
-        starts = warm_start.choose_starts(
-            {name: self._task.get(name) for name in FEATURES}, other_tasks, best_configs, self.spec.space
-        )
-        if self.proposals.put_first(start.config for start in starts):
-            names = [search.folder for start in starts if (search := self.database.find_search(start.search))]
+        starts = warm_start.choose_starts(task, other_tasks, best_configs, self.spec.space)
+        if self.proposals.put_first(starts.values()):
+            names = [search.folder for number in starts if (search := self.database.find_search(number))]
             self.screen.print_line(
                 f"goes on with the best of {', '.join(names)}, whose tasks are alike (--no-warm-start)"
             )
