@@ -11,8 +11,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -23,6 +22,7 @@ from matex_tf.deploy.command import fill_name_and_command, find_own_command
 from matex_tf.deploy.options import Options, format_options
 from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.deploy.slurm import check_commands
+from matex_tf.planner.measurement import started
 from matex_tf.tune import changes, space_file
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, find_default_path
 from matex_tf.tune.engines import engine
@@ -40,7 +40,7 @@ from matex_tf.tune.trials.trial import FAILED, PLACE, Slot
 
 NOTE = "search.json"
 """The file of a search's folder that names the database and the search's row."""
-# The signals that end a search, with their names in messages and in `Searching.stop`.
+# The names of `started.ENDING` in messages and in `Searching.stop`.
 _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 
@@ -245,7 +245,11 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
             trial_count=settings.trials, screen=screen, uses_warm_start=settings.warm_start,
             poll_interval=POLL_INTERVAL if settings.slurm is None else following.LOOK_EACH,
         )  # fmt: skip
-        with _handle_signals(searching):
+
+        def stop_search(number: int, frame: FrameType | None) -> None:
+            searching.stop = searching.stop or _ENDING[signal.Signals(number)]
+
+        with started.handle_signals(stop_search):  # the search then ends its trials
             best = searching.run_trials()
     records = database.list_trials(search.id)
     database.close()
@@ -293,20 +297,3 @@ def format_trial_command(
     words = ["matex", *command, *search.target, *place.list_options(spec.space, record.config)]
     files = tuple(str(get_trial_folder(folder, record.number) / PLACE / name) for name in spec.files)
     return " ".join([*variables, shlex.join(words)]), files
-
-
-@contextmanager
-def _handle_signals(searching: Searching) -> Iterator[None]:
-    """Context in which signals stop the search, which then ends its trials."""
-
-    def stop_search(number: int, frame: FrameType | None) -> None:
-        searching.stop = searching.stop or _ENDING[signal.Signals(number)]
-
-    handlers_before = {
-        number: signal.signal(number, stop_search) for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in handlers_before.items():
-            signal.signal(number, handler)

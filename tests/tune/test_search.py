@@ -169,7 +169,7 @@ def test_a_folder_on_a_file_system_without_locks_is_used_and_that_is_told(tmp_pa
     def flock(handle, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(trial.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     with hold_search(tmp_path), trial.hold_folder(tmp_path):
         (line,) = capsys.readouterr().err.splitlines()
     assert str(tmp_path) in line and "expected" in line and os.strerror(errno.ENOLCK) in line

@@ -8,7 +8,6 @@ Its saved states are files of the folder STATE, from which it continues after a 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -19,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from matex_tf.runtime import temp_folders
 from matex_tf.tune.objective import Objective, Point, drop_overwritten, drop_repeated
-from matex_tf.world import file_locks
 from matex_tf.world.exit_codes import EXIT_REQUEUE
 from matex_tf.world.hosts.host_lists import Host
 
@@ -200,23 +199,12 @@ def hold_folder(
     Raises:
         TimeoutError: another process still has the lock after `patience` seconds (None: GRACE).
     """
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + (GRACE if patience is None else patience)
+    while (descriptor := temp_folders.hold_file(str(folder / LOCK), tell=warn)) is None:
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"{folder}: the trial that was started there before still runs")
+        time.sleep(0.1)
     try:
-        deadline = time.monotonic() + (GRACE if patience is None else patience)
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(f"{folder}: the trial that was started there before still runs") from None
-                time.sleep(0.1)
-            except OSError as error:
-                if not file_locks.lacks_locks(error):
-                    raise
-                if warn is not None:
-                    warn(error)
-                break
         yield descriptor
     finally:
         os.close(descriptor)
