@@ -12,7 +12,6 @@ import os
 import statistics
 import types
 import typing
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,6 @@ LINK_BYTES = (256, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
 ONE_HOST, TWO_HOSTS, ALL_RANKS = "one host", "two hosts", "all ranks of two hosts"
 SCOPES = (ONE_HOST, TWO_HOSTS, ALL_RANKS)
 """The ranks of a measured link: all ranks of one host, one on each of two hosts, or all ranks of two hosts."""
-
-
-def compute_typical_step(steps: Sequence[float]) -> float:
-    """The typical seconds of `steps`: their median."""
-    return statistics.median(steps)
 
 
 class PlanFileError(ValueError):
@@ -101,8 +95,8 @@ class Size:
 
     @property
     def typical(self) -> float:
-        """Typical seconds of a step."""
-        return compute_typical_step(self.steps)
+        """Typical seconds of a step: the median."""
+        return statistics.median(self.steps)
 
 
 @dataclass(frozen=True)

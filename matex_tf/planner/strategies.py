@@ -78,8 +78,13 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
             prices.append(Price(_name_pieces(owners, ranks), step, slots, allreduce.memory - all_slots + slots))
     else:
         refused.append(Refusal("sharded, servers:S", update.why_not or "no optimizer of Keras updates weights"))
-    if reason := update.not_async or _find_async_obstacle(predictor, allreduce):
-        refused.append(Refusal("async", reason))
+    not_async = update.not_async
+    if allreduce.hosts > 1:
+        not_async = not_async or "the ranks are on several hosts, which share no memory"
+    elif predictor.plan.scaling == "weak":
+        not_async = not_async or "with weak scaling each rank already has its own batch"
+    if not_async:
+        refused.append(Refusal("async", not_async))
     else:
         step = predict_async(predictor, ranks)
         whole = predictor.plan.whole
@@ -208,15 +213,6 @@ def _estimate_within_host(links: Links, size: float, estimate: Callable[[float, 
         return links.scale_measured(chunk, functools.partial(estimate, chunk))
 
     return estimate_chunks(estimate_chunk, collectives.CHUNK_WITHIN_HOST, size)
-
-
-def _find_async_obstacle(predictor: Predictor, allreduce: Prediction) -> str:
-    """The reason why these ranks cannot train asynchronously; "" if they can."""
-    if allreduce.hosts > 1:
-        return "the ranks are on several hosts, which share no memory"
-    if predictor.plan.scaling == "weak":
-        return "with weak scaling each rank already has its own batch"
-    return ""
 
 
 def predict_async(predictor: Predictor, ranks: int) -> Prediction:

@@ -26,7 +26,7 @@ RUNNING = "running"
 """The state of a trial without a result."""
 _PATIENCE = 30.0
 """Seconds to wait for concurrent writers."""
-# search, task and record are JSON: the fields of `Search` except for its id, the `FEATURES`, and the fields of `Record`.
+# search, task and record are JSON: the fields of `Search` without its id, the `FEATURES`, the fields of `Record`.
 _TABLES = (
     "create table searches (id integer primary key, objective text not null, search text not null, task text)",
     "create table trials (search integer not null references searches, number integer not null, record text not null, "

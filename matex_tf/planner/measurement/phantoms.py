@@ -31,7 +31,7 @@ from matex_tf.observe import measured_steps
 from matex_tf.planner.measurement import machine, started
 from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
-from matex_tf.planner.plan_file import Input, Size, Update, compute_typical_step
+from matex_tf.planner.plan_file import Input, Size, Update
 
 STEPS, LEAST = 25, 8
 """Updates that a process makes: the default, and the minimum. The first `steps.FIRST` (3) do not count, so of 8 about 4
@@ -97,6 +97,7 @@ def measure_copies(
     results = [read_copy(folder, copy, code, ranks, steps) for copy, code in enumerate(codes)]
     all_notes = [notes for notes, _, _ in results]
     first_notes, first, overlaps = results[0]
+    cores = [float(notes["cores"]) for notes in all_notes]  # NaN: steps were too short to measure them
     # Times of copies with other gradients than copy 0 are not comparable.
     alike = [copy_steps for _, copy_steps, _ in results if copy_steps.gradients == first.gradients]
     size = Size(
@@ -105,8 +106,7 @@ def measure_copies(
         base_bytes=max(int(notes["base"]) for notes in all_notes),
         peak_bytes=max(int(notes["peak"]) for notes in all_notes), busy=busy,
         update=statistics.median(copy_steps.update for copy_steps in alike),
-        cores=_count_cores([float(notes["cores"]) for notes in all_notes]), bytes=first.bytes,
-        input=read_input(all_notes),
+        cores=None if any(map(math.isnan, cores)) else max(cores), bytes=first.bytes, input=read_input(all_notes),
     )  # fmt: skip
     epoch, update = (json.loads(str(first_notes[name])) for name in ("epoch", "update"))
     # If a script trains several models, only the fraction `share` of its updates end a step.
@@ -132,11 +132,6 @@ def read_input(notes_of_copies: Sequence[Mapping[str, Any]]) -> Input | None:
     return Input(statistics.mean(cost.seconds for cost in measured), statistics.mean(cost.bytes for cost in measured))
 
 
-def _count_cores(busy_cores: Sequence[float]) -> float | None:
-    """The largest number of busy cores of a copy; None if steps were too short to measure it (NaN)."""
-    return None if any(map(math.isnan, busy_cores)) else max(busy_cores)
-
-
 def measure_real(
     launch: Launch, script: Sequence[str], folder: Path, steps: int, scaling: str,
     limits: Mapping[str, str] | None = None, is_here: bool = True,
@@ -158,7 +153,7 @@ def measure_real(
             f"matex: only {recorded} of {steps} steps were recorded; ranks may still have been choosing how to reduce",
             file=sys.stderr,
         )
-    return compute_typical_step(real_steps.seconds[-SETTLED_STEPS:])
+    return statistics.median(real_steps.seconds[-SETTLED_STEPS:])
 
 
 def make_limits(memory: float, microbatch: int) -> dict[str, str]:
