@@ -17,9 +17,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from matex_tf.deploy import following, run_folder
+from matex_tf.deploy import run_folder
 from matex_tf.deploy.command import fill_name_and_command, find_own_command
-from matex_tf.deploy.options import Options, format_options
+from matex_tf.deploy.options import format_options
 from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.deploy.slurm import check_commands
 from matex_tf.planner.measurement import started
@@ -29,62 +29,19 @@ from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.screen import Screen
-from matex_tf.tune.search import POLL_INTERVAL, Searching
+from matex_tf.tune.search import Searching
+from matex_tf.tune.settings import Settings
 from matex_tf.tune.space_file import Specification
-from matex_tf.tune.starter import Starter, get_trial_folder
+from matex_tf.tune.starter import get_trial_folder
 from matex_tf.tune.trials import place
 from matex_tf.tune.trials.job_trial import Jobs
 from matex_tf.tune.trials.process_trial import Processes
-from matex_tf.tune.trials.slots import make_slots
-from matex_tf.tune.trials.trial import FAILED, PLACE, Slot
+from matex_tf.tune.trials.trial import FAILED, PLACE
 
 NOTE = "search.json"
 """The file of a search's folder that names the database and the search's row."""
 # The names of `started.ENDING` in messages and in `Searching.stop`.
 _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The options of a search, recorded for its resumption."""
-
-    trials: int = 50
-    parallel: int = 1
-    ranks: int = 1
-    engine: str = "random"
-    seed: int = 0
-    limit: float = 0.0
-    """Seconds of a trial; 0: no limit."""
-    run: tuple[str, ...] = ()
-    """Texts with further options of `matex run`."""
-    warm_start: bool = True
-    source: str = ""
-    """The folder in which the user runs the script."""
-    name: str = "search"
-    """The name of the space file."""
-    rungs: tuple[int, ...] = ()
-    slurm: dict[str, Any] | None = None
-    """The options of trials that are jobs; None: trials run on this machine."""
-
-    def __post_init__(self) -> None:
-        Options(run=self.run)  # raises ValueError for options that trials set themselves
-        if self.slurm and self.slurm.get("array"):
-            raise ValueError("each trial is one job, and takes no array: --parallel says how many there are at a time")
-
-    @property
-    def options(self) -> list[str]:
-        """The words of further options of `matex run`."""
-        return [word for text in self.run for word in shlex.split(text)]
-
-    def make_job(self) -> Slurm | None:
-        """The Slurm options of each trial; None if trials run on this machine."""
-        return None if self.slurm is None else Slurm(**self.slurm)
-
-    def make_slots(self) -> list[Slot]:
-        """The resources of each concurrent trial. Raises HostsError."""
-        if self.slurm is not None:
-            return [Slot()] * self.parallel
-        return make_slots(self.parallel, self.ranks, self.options, self.source)
 
 
 @dataclass(frozen=True)
@@ -235,16 +192,8 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
             screen.print_line(f"goes on with {name}; {'; '.join(space_changes)}")
         elif not space and (file := _find_changed_file(search, settings)):
             screen.print_line(f"{file} is not as it was; the search goes on as it began (--search {file} takes it)")
-        starter = Starter(
-            folder=Path(search.folder), spec=spec, source=Path(settings.source),
-            backend=_make_backend(search, settings, screen.print_line), target=search.target, limit=settings.limit,
-            rungs=settings.rungs, say=screen.print_line,
-        )  # fmt: skip
-        searching = Searching(
-            database=database, search=search, spec=spec, starter=starter, slots=slots, proposals=proposals,
-            trial_count=settings.trials, screen=screen, uses_warm_start=settings.warm_start,
-            poll_interval=POLL_INTERVAL if settings.slurm is None else following.LOOK_EACH,
-        )  # fmt: skip
+        backend = _make_backend(search, settings, screen.print_line)
+        searching = Searching(database, search, settings, spec, backend, slots, proposals, screen)
 
         def stop_search(number: int, frame: FrameType | None) -> None:
             searching.stop = searching.stop or _ENDING[signal.Signals(number)]
@@ -266,11 +215,11 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
 
 def _make_backend(search: Search, settings: Settings, say: Callable[..., None]) -> Jobs | Processes:
     """Starts the trials: as Slurm jobs, or as processes of this machine. Raises JobError."""
-    matex, job = find_own_command(), settings.make_job()
-    if job is None:
+    matex = find_own_command()
+    if settings.slurm is None:
         return Processes(shlex.split(matex), settings.ranks, settings.options)
-    job = fill_name_and_command(replace(job, matex=job.matex or matex), search.target)
-    return Jobs(job, Path(settings.source), settings.parallel, say)
+    job = Slurm(**{**settings.slurm, "matex": settings.slurm["matex"] or matex})
+    return Jobs(fill_name_and_command(job, search.target), Path(settings.source), settings.parallel, say)
 
 
 def _find_changed_file(search: Search, settings: Settings) -> str:
@@ -288,7 +237,8 @@ def format_trial_command(
 ) -> tuple[str, tuple[str, ...]]:
     """The command line that trains as a trial did, and the trial's versions of the files with placeholders."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in place.list_variables(record.config).items()]
-    if job := settings.make_job():
+    if settings.slurm is not None:
+        job = Slurm(**settings.slurm)
         # If no job option precedes the script, `matex submit` takes job options from the words after it, which belong
         # to the script here. So at least one option precedes it.
         command = ["submit", "--slurm", *(format_options(job) or [f"--nodes={job.nodes}"])]

@@ -46,7 +46,8 @@ def test_a_trial_that_is_made_again_has_one_curve(database):
     record = database.add_trial(search.id, {}, "engine")
     for values in ((3.0, 2.0, 1.0), (5.0,)):
         curve = tuple(Point(place, value) for place, value in enumerate(values))
-        database.update_trial(search.id, Record(record.number, {}, "engine", state="done", value=values[-1], curve=curve))
+        ended = Record(record.number, {}, "engine", state="done", value=values[-1], curve=curve)
+        database.update_trial(search.id, ended)
     assert database.list_trials(search.id)[0].curve == (Point(0, 5.0),)
 
 
