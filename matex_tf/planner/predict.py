@@ -139,9 +139,8 @@ class Links:
                 return collectives.estimate_16_bits(*message)
             return collectives.ALGORITHMS[MPI if chunk < collectives.FUSED else algorithm](*message)
 
-        return estimate_chunks(
-            estimate_chunk, collectives.CHUNK if ranks > self.per_host else collectives.CHUNK_WITHIN_HOST, size
-        )
+        max_bytes = collectives.CHUNK if ranks > self.per_host else collectives.CHUNK_WITHIN_HOST
+        return collectives.estimate_chunks(estimate_chunk, max_bytes, size)
 
     def _estimate_on_one_host(self, ranks: int, size: float) -> float:
         """Seconds of one sum of `size` bytes: as measured, scaled to `ranks`."""
@@ -176,7 +175,8 @@ class Links:
             counts = collectives.estimate_allgather(ranks, self.per_host, COUNT_BYTES, self.network, self.memory)
             agreement = meeting if kind == "allgather" else 0.0  # on the memory of the result
             return meeting + counts + agreement + collectives.estimate_allgather(*message)
-        return meeting + estimate_chunks(lambda chunk: self._estimate_small_sum(ranks, chunk), collectives.CHUNK, size)
+        estimate_chunk = functools.partial(self._estimate_small_sum, ranks)
+        return meeting + collectives.estimate_chunks(estimate_chunk, collectives.CHUNK, size)
 
     def estimate_bucket(self, ranks: int, algorithm: str, size: float, compression: str = "") -> float:
         """Seconds of a bucket of gradients: the rendezvous before it, and its sum, as by `estimate_sum`."""
@@ -196,12 +196,6 @@ def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> 
         sizes,
         [max(sum_seconds / rounds - size * collectives.ADDITION, 1e-9) for size, sum_seconds in zip(sizes, seconds)],
     )
-
-
-def estimate_chunks(estimate_sum: Callable[[float], float], max_bytes: int, size: float) -> float:
-    """Seconds of a sum of `size` bytes in equal chunks of at most `max_bytes`; `estimate_sum` prices a chunk."""
-    chunks = max(1, ceil(size / max_bytes))
-    return chunks * estimate_sum(size / chunks)
 
 
 class _Sums(NamedTuple):

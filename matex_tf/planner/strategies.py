@@ -17,7 +17,7 @@ from matex_tf.costs import collectives, pieces
 from matex_tf.costs.collectives import AnyLink
 from matex_tf.memory import MARGIN
 from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, PlanFileError, Update
-from matex_tf.planner.predict import Links, Prediction, Predictor, estimate_chunks, find_weakest
+from matex_tf.planner.predict import Links, Prediction, Predictor, find_weakest
 
 SHOWN_PERIOD = 8
 """The period of `local` that is shown."""
@@ -212,7 +212,7 @@ def _estimate_within_host(links: Links, size: float, estimate: Callable[[float, 
     def estimate_chunk(chunk: float) -> float:
         return links.scale_measured(chunk, functools.partial(estimate, chunk))
 
-    return estimate_chunks(estimate_chunk, collectives.CHUNK_WITHIN_HOST, size)
+    return collectives.estimate_chunks(estimate_chunk, collectives.CHUNK_WITHIN_HOST, size)
 
 
 def predict_async(predictor: Predictor, ranks: int) -> Prediction:
