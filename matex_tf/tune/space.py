@@ -110,6 +110,14 @@ class Space:
 
     parameters: tuple[Parameter, ...]
 
+    @property
+    def names(self) -> list[str]:
+        return [parameter.name for parameter in self.parameters]
+
+    def format_values(self, config: Config) -> list[str]:
+        """The value of each parameter as text; "" for inactive parameters."""
+        return [format_value(config[name]) if name in config else "" for name in self.names]
+
     def is_active(self, parameter: Parameter, config: Config) -> bool:
         """Whether `parameter` is active, given the values in `config` of the parameters before it."""
         return all(config.get(name) in allowed for name, allowed in parameter.when)

@@ -103,14 +103,14 @@ class Starter:
         if outcome.state in (DONE, FAILED):
             shutil.rmtree(trial.folder / STATE, ignore_errors=True)
         prefix = f"trial {number} has run to its end"
-        if outcome.state == DONE and trial.pause and not trial.epochs:
+        if outcome.state == DONE and trial.rules.pause and not trial.epochs:
             self._say(f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended", "no fit")
         # It should have paused, but has gone on to its end.
-        elif outcome.state == DONE and trial.pause and trial.pause <= trial.epochs:
+        elif outcome.state == DONE and 0 < (trial.rules.pause or 0) <= trial.epochs:
             self._say(f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})", "not kept")
         if outcome.state == PAUSED and not outcome.curve:  # the objective is known at the end of a trial only
             self._rungs = (0,)  # further trials save their state, but do not pause
-            reason = f"after {trial.pause} epochs there is nothing to judge them by"
+            reason = f"after {trial.rules.pause} epochs there is nothing to judge them by"
             self._say(f"trials run to their ends, as {reason}. {outcome.why}", "no rungs")
         record = running.record
         has_reached_rung = outcome.state == PAUSED and outcome.value is not None

@@ -184,15 +184,14 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
 
 
 def _format_table(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
-    names = [parameter.name for parameter in space.parameters]
-    heading = "".join(f"<th>{escape(name)}" for name in ("trial", objective.name, "epochs", "state", "s", *names))
+    names = ("trial", objective.name, "epochs", "state", "s", *space.names)
+    heading = "".join(f"<th>{escape(name)}" for name in names)
     rows = []
     for trial in ordered:
         cells = [
             str(trial.number), "-" if trial.value is None else f"{trial.value:.6g}",
             str(len(trial.curve)), f"{trial.state}: {trial.why}" if trial.state == FAILED else trial.state,
-            f"{trial.seconds:.0f}",
-            *(format_value(trial.config[name]) if name in trial.config else "" for name in names),
+            f"{trial.seconds:.0f}", *space.format_values(trial.config),
         ]  # fmt: skip
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells))
     return (

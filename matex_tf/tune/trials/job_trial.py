@@ -84,35 +84,30 @@ class JobTrial(Trial):
         end = code_file.stat().st_mtime if code_file.is_file() else time.time()
         return max(end - (self.folder / BEGAN).stat().st_mtime, 0.0)
 
-    def poll(self) -> Outcome | None:
-        """The outcome; None while the job waits or runs. A trial that exceeds its limit is asked to end.
-
-        A job that was asked to end is cancelled again every GRACE seconds. If the search itself ends, it waits for the
-        job for 3 * GRACE seconds, and then leaves it.
-        """
+    def _find_outcome(self) -> Outcome | None:
         self.waits = not (self.folder / BEGAN).is_file()
-        outcome = self._find_outcome()
-        if outcome is not None:
-            if outcome.state == STOPPED:  # it is submitted again when the search continues
-                forget_job(self.folder)
-            return outcome
-        if self._stop_requested_at is None and self.seconds > self.limit:
-            self.stop_trial(f"longer than {self.limit:g} s")
-        if self._stop_requested_at is not None and time.monotonic() >= self._next_cancel_at:
-            is_end_of_search = not self._stop_reason
-            if is_end_of_search and time.monotonic() - self._stop_requested_at > 3 * GRACE:
-                self._say(f"job {self.job.id} may still run: scancel {self.job.id}", self.job.id)
-                return Outcome(state=STOPPED, seconds=self.seconds)
-            self._cancel_job()
+        outcome = self._judge_job()
+        if outcome is not None and outcome.state == STOPPED:  # it is submitted again when the search continues
+            forget_job(self.folder)
+        return outcome
+
+    def _request_stop(self) -> None:
+        (self.folder / STOP_REQUEST).write_text(self._stop_reason)
+
+    def _enforce_stop(self, waited: float) -> Outcome | None:
+        """Cancel the job, again every GRACE seconds.
+
+        If the search itself ends, it waits for the job for 3 * GRACE seconds, and then leaves it.
+        """
+        if time.monotonic() < self._next_cancel_at:
+            return None
+        if not self._stop_reason and waited > 3 * GRACE:
+            self._say(f"job {self.job.id} may still run: scancel {self.job.id}", self.job.id)
+            return Outcome(state=STOPPED, seconds=self.seconds)
+        self._cancel_job()
         return None
 
-    def stop_trial(self, why: str) -> None:
-        """Ask the trial to end, at the next poll. `why` is empty if the search itself ends."""
-        if self._stop_requested_at is None:
-            self._stop_requested_at, self._stop_reason = time.monotonic(), why
-            (self.folder / STOP_REQUEST).write_text(why)
-
-    def _find_outcome(self) -> Outcome | None:
+    def _judge_job(self) -> Outcome | None:
         """The outcome, from the job's exit code, else from its state in Slurm; None while it waits or runs."""
         code = read_exit_code(self.folder)
         if code is not None:

@@ -90,8 +90,7 @@ class Trial(ABC):
     """Whether the trial is still in a queue."""
 
     def __init__(self, folder: Path, rules: Rules):
-        self.folder, self.objective, self.pause = folder, rules.objective, rules.pause
-        self.limit = rules.limit or math.inf  # seconds
+        self.folder, self.rules = folder, rules
         self.lines: list[dict[str, Any]] = []  # all logged lines that have been read
         self._bytes_read = 0  # of the file of logged lines
         self._stop_requested_at: float | None = None  # when the trial was asked to end, by the monotonic clock
@@ -105,12 +104,33 @@ class Trial(ABC):
         """The seconds for which the trial has run."""
 
     @abstractmethod
-    def poll(self) -> Outcome | None:
-        """The outcome; None while it runs. A trial that exceeds its limit is asked to end."""
+    def _find_outcome(self) -> Outcome | None:
+        """The outcome; None while it waits or runs."""
 
     @abstractmethod
+    def _request_stop(self) -> None:
+        """Ask the trial to end, for the first time."""
+
+    @abstractmethod
+    def _enforce_stop(self, waited: float) -> Outcome | None:
+        """Called in each poll of a trial that was asked to end `waited` seconds ago; may return its outcome."""
+
+    def poll(self) -> Outcome | None:
+        """The outcome; None while it waits or runs. A trial that exceeds its limit is asked to end."""
+        outcome = self._find_outcome()
+        if outcome is not None:
+            return outcome
+        if self._stop_requested_at is None and self.rules.limit and self.seconds > self.rules.limit:
+            self.stop_trial(f"longer than {self.rules.limit:g} s")
+        if self._stop_requested_at is None:
+            return None
+        return self._enforce_stop(time.monotonic() - self._stop_requested_at)
+
     def stop_trial(self, why: str) -> None:
         """Ask the trial to end. `why` is empty if the search itself ends."""
+        if self._stop_requested_at is None:
+            self._stop_requested_at, self._stop_reason = time.monotonic(), why
+            self._request_stop()
 
     @property
     def epochs(self) -> int:
@@ -140,7 +160,7 @@ class Trial(ABC):
         seconds, output = self.seconds, read_output(self.folder / OUTPUT)
         last_lines = [line for line in drop_overwritten(output[-_TAIL_BYTES:]).splitlines() if line.strip()]
         try:
-            curve = tuple(self.objective.read_curve(self.lines, output))
+            curve = tuple(self.rules.objective.read_curve(self.lines, output))
         except ValueError as error:
             curve, outcome = (), Outcome(state=FAILED, kind="objective", why=str(error))
         else:
@@ -156,34 +176,30 @@ class Trial(ABC):
             if not self._stop_reason:  # with the search
                 return Outcome(state=STOPPED)
             return Outcome(state=FAILED, kind="limit", why=self._stop_reason)
-        if code == EXIT_REQUEUE and self._has_saved_state():
-            has_paused = self.pause is not None and 0 < self.pause <= self.epochs
-            if not has_paused:  # it was asked to end from outside
+        objective = self.rules.objective
+        if code == EXIT_REQUEUE and self._list_states() - self._states_before:  # it can continue from a saved state
+            if not 0 < (self.rules.pause or 0) <= self.epochs:  # it was asked to end from outside
                 return Outcome(state=STOPPED)
             if not curve:  # the objective is known only at the end of the trial, and rungs cannot judge it
-                return Outcome(state=PAUSED, why=self.objective.explain_missing(self.lines))
+                return Outcome(state=PAUSED, why=objective.explain_missing(self.lines))
             return self._judge_value(PAUSED, curve)
         if code or reason:
             reason = reason or (f"ended by signal {-code}" if code < 0 else f"exit code {code}")
             return Outcome(state=FAILED, kind=reason, why=reason)
         if not curve:
-            return Outcome(state=FAILED, kind="objective", why=self.objective.explain_missing(self.lines))
+            return Outcome(state=FAILED, kind="objective", why=objective.explain_missing(self.lines))
         return self._judge_value(DONE, curve)
 
     def _judge_value(self, state: str, curve: Sequence[Point]) -> Outcome:
         """The outcome `state` with the value of `curve`; FAILED if the value is not finite."""
-        value = self.objective.choose_value(curve)
+        value = self.rules.objective.choose_value(curve)
         if math.isfinite(value):
             return Outcome(state=state, value=value)
-        return Outcome(state=FAILED, kind="number", why=f"{self.objective.name} is {value}")
-
-    def _has_saved_state(self) -> bool:
-        """Whether the trial has saved a state since its start, from which it can continue."""
-        return bool(self._list_states() - self._states_before)
+        return Outcome(state=FAILED, kind="number", why=f"{self.rules.objective.name} is {value}")
 
     def _list_states(self) -> set[tuple[str, int]]:
         """The names of the saved states, with the times of their files."""
-        files = self.folder.glob(f"{STATE}/*") if self.pause is not None else ()
+        files = self.folder.glob(f"{STATE}/*") if self.rules.pause is not None else ()
         return {(file.name, file.stat().st_mtime_ns) for file in files if file.name.startswith(("state-", "end-"))}
 
 
