@@ -116,7 +116,8 @@ class Screen:
         if record.state == FAILED:
             state = f"{record.state}: {record.why}" if len(record.why) < 30 else record.state
         epochs = str(record.curve[-1].epoch) if record.curve else "-"
-        return [str(record.number), value, epochs, state, f"{record.seconds:.0f}", *self._space.format_values(record.config)]
+        values = self._space.format_values(record.config)
+        return [str(record.number), value, epochs, state, f"{record.seconds:.0f}", *values]
 
     def _format_running_cells(self, number: int, trial: Trial) -> list[str]:
         logged = [line for line in trial.lines if line.get("epoch")]
