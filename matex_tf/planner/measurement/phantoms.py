@@ -92,7 +92,7 @@ def measure_copies(
         for copy in range(copies):
             environment = _make_environment(f"{ranks}:{steps}:{copy}:{copies}", folder, scaling, limits)
             processes.append(at_end.enter_context(_start_copy(script, copy, folder, environment)))
-        codes = _await_copies(processes)
+        codes = _await_ends(processes)
     busy = others.compute_share()  # the fraction of all cores that other processes used
     results = [read_copy(folder, copy, code, ranks, steps) for copy, code in enumerate(codes)]
     all_notes = [notes for notes, _, _ in results]
@@ -143,10 +143,8 @@ def measure_real(
     """
     # RANKS is 0: real ranks are measured. Rank R then stores copy-R.npz, and the file of rank 0 is read.
     environment = _make_environment(f"0:{steps}:0:1", folder, scaling, limits, "auto", is_here)
-    deadline = time.monotonic() + LIMIT
     with _start_copy(script, 0, folder, environment, launch) as process:
-        while process.poll() is None and time.monotonic() < deadline and not (folder / "copy-0.npz").exists():
-            time.sleep(0.1)  # the end of the context ends ranks that still run
+        _await_ends([process], folder / "copy-0.npz")  # the end of the context ends ranks that still run
     notes, real_steps, _ = read_copy(folder, 0, process.returncode, 0, steps)
     if (recorded := int(notes["updates"])) < steps:
         print(
@@ -208,16 +206,17 @@ def _start_copy(
         yield process
 
 
-def _await_copies(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """The exit code of each process; None if it has not ended within `LIMIT` seconds."""
+def _await_ends(processes: Sequence[subprocess.Popen[Any]], result: Path | None = None) -> list[int | None]:
+    """Wait until all processes have ended, or the file `result` exists, at most `LIMIT` seconds.
+
+    Returns the exit code of each process; None if it has not ended.
+    """
     deadline = time.monotonic() + LIMIT
-    codes: list[int | None] = []
-    for process in processes:
-        try:
-            codes.append(process.wait(max(deadline - time.monotonic(), 0.1)))
-        except subprocess.TimeoutExpired:
-            codes.append(None)
-    return codes
+    while time.monotonic() < deadline and not (result and result.exists()):
+        if None not in [process.poll() for process in processes]:
+            break
+        time.sleep(0.1)
+    return [process.returncode for process in processes]
 
 
 def read_copy(
