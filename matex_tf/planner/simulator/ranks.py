@@ -83,7 +83,8 @@ def simulate_ranks(
     """
     ranks = arguments.check_whole_number("simulate", "ranks", ranks)
     steps = arguments.check_whole_number("simulate", "steps", steps)
-    disturbance, generator, note = disturbance or Disturbance(), random.Random(seed), note or _ignore
+    disturbance, note = disturbance or Disturbance(), note or _ignore
+    generator = random.Random(seed)
     note("announcement", 0.0, 0.0, label="the first step")  # a timeline shows computation only after an update
     means, maxima, end = [], [], 0.0
     for _ in range(steps):
