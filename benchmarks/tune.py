@@ -27,7 +27,7 @@ from statistics import median
 from matex_tf.tune import setup, space_file
 from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
-from matex_tf.tune.setup import Settings
+from matex_tf.tune.settings import Settings
 from matex_tf.tune.space import Config
 
 HERE = Path(__file__).resolve().parent

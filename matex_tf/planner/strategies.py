@@ -220,9 +220,7 @@ def predict_async(predictor: Predictor, ranks: int) -> Prediction:
 def predict_local(predictor: Predictor, allreduce: Prediction, period: int) -> Prediction:
     """Ranks that average their weights every `period` steps, instead of reducing gradients in each step."""
     links, ranks, size = predictor.links, allreduce.ranks, float(predictor.plan.gradient_bytes)
-    sum_seconds, algorithm = min(
-        (links.estimate_sum(ranks, name, size), name) for name in links.list_algorithms(ranks)
-    )
+    sum_seconds, algorithm = min((links.estimate_sum(ranks, name, size), name) for name in links.list_algorithms(ranks))
     average_seconds = links.estimate_small(ranks, 0) + sum_seconds
     return predictor.make_prediction(ranks, allreduce.compute, average_seconds / period, algorithm, False)
 

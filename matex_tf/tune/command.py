@@ -21,7 +21,8 @@ from matex_tf.tune.database import DatabaseError
 from matex_tf.tune.engines.engine import NAMES, EngineMissingError
 from matex_tf.tune.rungs import read_rungs
 from matex_tf.tune.search import SearchError
-from matex_tf.tune.setup import Found, NoSearchError, Settings
+from matex_tf.tune.settings import Settings
+from matex_tf.tune.setup import Found, NoSearchError
 from matex_tf.tune.space_file import SpaceError
 from matex_tf.tune.trials.slots import HostsError
 from matex_tf.tune.trials.trial import DONE

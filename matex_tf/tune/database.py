@@ -27,12 +27,13 @@ RUNNING = "running"
 _PATIENCE = 30.0
 """Seconds to wait for concurrent writers."""
 # search, task and record are JSON: the fields of `Search` without its id, the `FEATURES`, the fields of `Record`.
-_TABLES = (
-    "create table searches (id integer primary key, objective text not null, search text not null, task text)",
-    "create table trials (search integer not null references searches, number integer not null, record text not null, "
-    "primary key (search, number))",
-    f"pragma user_version = {VERSION}",
-)
+_TABLES = f"""
+create table searches (id integer primary key, objective text not null, search text not null, task text);
+create table trials (
+    search integer not null references searches, number integer not null, record text not null,
+    primary key (search, number));
+pragma user_version = {VERSION}
+"""
 FEATURES = ("rows", "columns", "classes", "parameters", "loss")
 """Of a task: sizes of its data and its model, and the name of its loss."""
 
@@ -95,8 +96,9 @@ class Database:
                 raise DatabaseError(
                     f"{path}: its version is {version}, and this matex reads {VERSION}. Name another file (--database)"
                 )
-            for statement in _TABLES if version == 0 else ():
-                self._file.execute(statement)
+            if version == 0:
+                for statement in _TABLES.split(";"):
+                    self._file.execute(statement)
 
     def close(self) -> None:
         """Close the file."""

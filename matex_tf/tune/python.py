@@ -15,7 +15,8 @@ from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.tune import setup
 from matex_tf.tune.engines.engine import NAMES
 from matex_tf.tune.rungs import check_rungs
-from matex_tf.tune.setup import Found, Settings
+from matex_tf.tune.settings import Settings
+from matex_tf.tune.setup import Found
 
 
 def tune(

@@ -16,7 +16,7 @@ from matex_tf.tune import setup, space_file
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Point
 from matex_tf.tune.report import coordinates, importance, page
-from matex_tf.tune.setup import Settings
+from matex_tf.tune.settings import Settings
 
 TEXT = """
 objective: {minimize: val_loss}

@@ -19,7 +19,7 @@ import launch
 from matex_tf.tune import rungs, setup
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective, Point
-from matex_tf.tune.setup import Settings
+from matex_tf.tune.settings import Settings
 
 LOSS = Objective()
 

@@ -22,7 +22,7 @@ import matex_tf
 from matex_tf.tune import setup
 from matex_tf.tune.database import Database, DatabaseError
 from matex_tf.tune.search import SearchError, hold_search
-from matex_tf.tune.setup import Settings
+from matex_tf.tune.settings import Settings
 from matex_tf.tune.trials import trial
 
 pytestmark = pytest.mark.waits

@@ -116,9 +116,7 @@ def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, wh
         return _Step(program, Prices((), 0.0, meetings))
     if what_if.strategy:  # one exchange after the computation, priced as in a plan
         planned = find_price(predictor, ranks, what_if.strategy).step
-        return _Step(
-            scale_program(program, planned.compute / program.compute), Prices((), planned.exposed, meetings)
-        )
+        return _Step(scale_program(program, planned.compute / program.compute), Prices((), planned.exposed, meetings))
     planned = predictor.predict_step(ranks)
     algorithm, compression = what_if.algorithm or planned.algorithm, what_if.compression
     at_once = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, algorithm, program.bytes, compression)
