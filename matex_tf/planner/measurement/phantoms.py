@@ -12,6 +12,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -27,8 +28,9 @@ import numpy as np
 
 from matex_tf import settings
 from matex_tf.files.mirror import make_mirror_command, mirror_folder
+from matex_tf.monitor.machine import parse_busy_seconds
 from matex_tf.observe import measured_steps
-from matex_tf.planner.measurement import machine, started
+from matex_tf.planner.measurement import started
 from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
 from matex_tf.planner.plan_file import Input, Size, Update
@@ -86,14 +88,15 @@ def measure_copies(
     Raises:
         NotMeasured: the script fails, does not train, or ends before it has trained enough.
     """
-    others = machine.Others()
+    begun_at, other_seconds = time.monotonic(), _count_other_seconds()
     with contextlib.ExitStack() as at_end:
         processes = []
         for copy in range(copies):
             environment = _make_environment(f"{ranks}:{steps}:{copy}:{copies}", folder, scaling, limits)
             processes.append(at_end.enter_context(_start_copy(script, copy, folder, environment)))
         codes = _await_ends(processes)
-    busy = others.compute_share()  # the fraction of all cores that other processes used
+    core_seconds = (time.monotonic() - begun_at) * (os.cpu_count() or 1)
+    busy = min(max(_count_other_seconds() - other_seconds, 0.0) / core_seconds, 1.0)
     results = [read_copy(folder, copy, code, ranks, steps) for copy, code in enumerate(codes)]
     all_notes = [notes for notes, _, _ in results]
     first_notes, first, overlaps = results[0]
@@ -112,6 +115,16 @@ def measure_copies(
     # If a script trains several models, only the fraction `share` of its updates end a step.
     epoch_steps = count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * first.share)
     return Measurement(size, first, overlaps, Update(**update), epoch_steps, epoch["why_not"])
+
+
+def _count_other_seconds() -> float:
+    """Core seconds since the boot of the machine that were neither idle nor spent by this process and its children.
+
+    The seconds of a child are known after its end.
+    """
+    own_usage = [resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    own_seconds = sum(usage.ru_utime + usage.ru_stime for usage in own_usage)
+    return parse_busy_seconds(Path("/proc/stat").read_bytes()) - own_seconds
 
 
 def count_epoch_steps(batches: int, batches_taken: int, updates: float) -> int:
