@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from matex_tf.deploy import run_folder
 from matex_tf.runtime import temp_folders
 from matex_tf.tune.objective import Objective, Point, drop_overwritten, drop_repeated
 from matex_tf.world.exit_codes import EXIT_REQUEUE
@@ -157,7 +158,8 @@ class Trial(ABC):
         `code` is negative for a signal. A `reason` is the text for a failure, if more is known than the exit code.
         """
         self.read_new_lines()
-        seconds, output = self.seconds, read_output(self.folder / OUTPUT)
+        seconds = self.seconds
+        output = run_folder.read_tail(str(self.folder), _MAX_BYTES).decode(errors="replace")
         last_lines = [line for line in drop_overwritten(output[-_TAIL_BYTES:]).splitlines() if line.strip()]
         try:
             curve = tuple(self.rules.objective.read_curve(self.lines, output))
@@ -241,12 +243,3 @@ def make_variables(folder: Path, variables: Mapping[str, str], pause: int | None
     """The environment variables of a trial in `folder`: the `variables` of its configuration, and its settings."""
     state_variables = {"MATEX_STATE": str(folder / STATE), "MATEX_PAUSE": str(pause)} if pause is not None else {}
     return {**variables, "MATEX_TRIAL": str(folder / NOTED), **state_variables}
-
-
-def read_output(path: Path) -> str:
-    """The printed output of a trial, at most its last `_MAX_BYTES`; "" if it has not begun."""
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        file.seek(max(os.fstat(file.fileno()).st_size - _MAX_BYTES, 0))
-        return file.read().decode(errors="replace")
