@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import NoReturn
 
@@ -16,15 +16,16 @@ from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import OFF, ON, Choice, Condition, Number, Parameter, Space
 
 _TOP = ("objective", "search", "files")
-RANGES = {"float": (False, False), "int": (False, True), "log": (True, False), "log_int": (True, True)}
+_RANGES = {"float": (False, False), "int": (False, True), "log": (True, False), "log_int": (True, True)}
 """For each kind of range: whether it is logarithmic, and whether its values are integers."""
 _CHOICE, _FLAG, _WHEN, _ELSE = "choice", "flag", "when", "otherwise"
-_KINDS = (*RANGES, _CHOICE, _FLAG)
+_KINDS = (*_RANGES, _CHOICE, _FLAG)
 _OBJECTIVE = ("minimize", "maximize", "regex", "take")
 _TAKE_VALUES = ("last", "best")
 # How the script receives a parameter, by its name: --lr or -l as an option, $LR as an environment variable, and lr in
 # files with the placeholder {{lr}}.
 _NAME = re.compile(r"--?[A-Za-z0-9][\w.-]*|\$[A-Za-z_]\w*|[A-Za-z_]\w*")
+_COMMENT = re.compile(r"\s#.*")
 
 
 class SpaceError(ValueError):
@@ -39,6 +40,8 @@ class Specification:
     objective: Objective
     files: tuple[str, ...] = ()
     """Files with placeholders."""
+    texts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """For messages: the text of the file for each parameter, and for `objective` and `files`."""
 
 
 def read_space(text: str, name: str) -> Specification:
@@ -53,7 +56,7 @@ def read_space(text: str, name: str) -> Specification:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}, line {mark.line + 1}" if mark else name
         raise SpaceError(f"{where}: {getattr(error, 'problem', None) or error}. It is read as YAML") from None
-    return _Reader(name).read_specification(top)
+    return _Reader(name).read_specification(top, text)
 
 
 class _Reader:
@@ -62,8 +65,8 @@ class _Reader:
     def __init__(self, name: str):
         self.name = name
 
-    def read_specification(self, top: yaml.Node | None) -> Specification:
-        """Read the whole file; `top` is None for an empty file."""
+    def read_specification(self, top: yaml.Node | None, text: str) -> Specification:
+        """Read the whole file, of which `text` is the text; `top` is None for an empty file."""
         if top is None:
             raise SpaceError(f"{self.name}: it is empty. It begins with `search:`, and a line for each parameter")
         parts = dict(self._list_members(top, "the file", _TOP))
@@ -79,7 +82,10 @@ class _Reader:
         files = self._read_one_or_more("files", parts["files"]) if "files" in parts else ()
         self._check_placeholders(parameters, files)
         objective = self._read_objective(parts["objective"]) if "objective" in parts else Objective()
-        return Specification(Space(self._sort_parameters(parameters, nodes)), objective, files)
+        texts = {"objective": "{minimize: val_loss}"}  # the default
+        for name, node in {**parts, **nodes}.items():
+            texts[name] = " ".join(_COMMENT.sub("", text[node.start_mark.index : node.end_mark.index]).split())
+        return Specification(Space(self._sort_parameters(parameters, nodes)), objective, files, texts)
 
     # Parameters
 
@@ -124,10 +130,10 @@ class _Reader:
         if kind == _CHOICE:
             return Choice(name, self._read_texts(name, members[kind]), False, when, otherwise)
         low, high = self._read_range(name, kind, members[kind])
-        return Number(name, low, high, *RANGES[kind], when, otherwise)
+        return Number(name, low, high, *_RANGES[kind], when, otherwise)
 
     def _read_range(self, name: str, kind: str, node: yaml.Node) -> tuple[float, float]:
-        log, whole = RANGES[kind]
+        log, whole = _RANGES[kind]
         if not isinstance(node, yaml.SequenceNode) or len(node.value) != 2:
             self._refuse_node(node, f"{name}: expected {kind}: [LEAST, MOST]")
         low, high = (self._read_number(name, item, whole) for item in node.value)
