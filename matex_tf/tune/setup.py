@@ -78,7 +78,7 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
     """
     spec = space_file.read_space(space, settings.name)
     place.check_files(spec, Path(settings.source))
-    engine.check_engine(settings.engine)
+    engine.load_engine(settings.engine)  # raises if its library is missing
     settings.make_slots()
     if settings.slurm is not None:
         check_commands()
@@ -184,7 +184,7 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
     search, space_changes = change_space(database, search, settings, space) if space else (search, [])
     spec = space_file.read_space(search.space, settings.name)
     earlier_trials = database.list_trials(search.id)
-    search_engine = engine.make_engine(settings.engine, spec.space, settings.seed)
+    search_engine = engine.load_engine(settings.engine)(spec.space, settings.seed)
     proposals = Proposals(search_engine, spec.space, settings.seed, [record.config for record in earlier_trials])
     slots = settings.make_slots()
     with Screen(spec.space, spec.objective, settings.trials, len(slots), earlier_trials) as screen:
