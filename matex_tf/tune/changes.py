@@ -6,7 +6,7 @@ from matex_tf.tune.space_file import Specification
 
 
 def list_changes(before: Specification, after: Specification) -> tuple[list[str], list[str]]:
-    """(changed ranges and choices, other changes): a line with both texts of the files for each difference.
+    """(changed ranges and choices, other changes): a line for each difference, with the texts of both files.
 
     After a change of the second kind, the results of earlier trials cannot be compared with those of new trials.
     """

@@ -1,4 +1,4 @@
-"""The options of a search, for all parts of it."""
+"""The options of a search, which all of its parts read."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from matex_tf.planner.simulator.program import Program
 LEAST_FACTOR = 0.05
 """Noise never makes a computation faster than this factor."""
 Note = Callable[..., None]
-"""Called for a timeline with (activity, begin, end, lane=0, label="", size=0); times are of all ranks, or an array with
-the time of each. Lane 1 reduces buckets; `size` is in bytes.
+"""Called for a timeline with (activity, begin, end, lane=0, label="", size=0). `begin` and `end` are seconds, common to
+all ranks or an array with the time of each rank. Lane 1 reduces buckets; `size` is in bytes.
 """
 
 
