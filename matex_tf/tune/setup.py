@@ -22,7 +22,6 @@ from matex_tf.deploy.command import fill_name_and_command, find_own_command
 from matex_tf.deploy.options import format_options
 from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.deploy.slurm import check_commands
-from matex_tf.planner.measurement import started
 from matex_tf.tune import changes, space_file
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, find_default_path
 from matex_tf.tune.engines import engine
@@ -37,10 +36,11 @@ from matex_tf.tune.trials import place
 from matex_tf.tune.trials.job_trial import Jobs
 from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.trial import FAILED, PLACE
+from matex_tf.world import child_process
 
 NOTE = "search.json"
 """The file of a search's folder that names the database and the search's row."""
-# The names of `started.ENDING` in messages and in `Searching.stop`.
+# The signals that end a search, with their names in messages and in `Searching.stop`.
 _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 
@@ -195,10 +195,10 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
         backend = _make_backend(search, settings, screen.print_line)
         searching = Searching(database, search, settings, spec, backend, slots, proposals, screen)
 
-        def stop_search(number: int, frame: FrameType | None) -> None:
+        def stop_search(number: int, _frame: FrameType | None) -> None:
             searching.stop = searching.stop or _ENDING[signal.Signals(number)]
 
-        with started.handle_signals(stop_search):  # the search then ends its trials
+        with child_process.handle_signals(_ENDING, stop_search):  # the search then ends its trials
             best = searching.run_trials()
     records = database.list_trials(search.id)
     database.close()

@@ -1,12 +1,14 @@
-"""Commands of child processes, and a preparation by which a child ends with this process, even if this is killed."""
+"""Child processes, which end with this process even if it is killed, and handlers of signals."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 
@@ -19,23 +21,43 @@ def make_question(program: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{program}", *arguments]
 
 
-def make_preparation(mask: Iterable[int], parent: int, cpus: Iterable[int] = ()) -> Callable[[], None]:
+def make_preparation(
+    mask: Iterable[int], parent: int, cpus: Iterable[int] = (), death_signal: int = signal.SIGTERM
+) -> Callable[[], None]:
     """Make the function that a child runs before its program (`preexec_fn` of `subprocess`).
 
     Args:
         mask: the signal mask of the child.
         parent: the process that starts the child, in its main thread: the system signals the end of that thread.
         cpus: the affinity of the child; empty: as the parent.
+        death_signal: the signal that the child gets when the parent ends.
     """
     library, affinity = ctypes.CDLL(None), set(cpus)
 
     def prepare_child() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         # The system ends the child when the parent ends, even by a signal. The parent may have ended already.
-        library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        library.prctl(_PR_SET_PDEATHSIG, death_signal)
         if os.getppid() != parent:
             os._exit(1)
         if affinity:
             os.sched_setaffinity(0, affinity)
 
     return prepare_child
+
+
+@contextlib.contextmanager
+def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Context in which `handler` handles the signals `numbers`.
+
+    Ignored signals, as by nohup, and handlers outside Python remain.
+    """
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    handlers_before = {number: before for number, before in handlers.items() if before not in (signal.SIG_IGN, None)}
+    try:
+        for number in handlers_before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, before in handlers_before.items():
+            signal.signal(number, before)

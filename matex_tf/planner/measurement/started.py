@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,22 +20,9 @@ from matex_tf.world import child_process
 
 PREFIX = "matex-plan-"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that end a plan, or a search of `matex tune`."""
+"""The signals that end a plan."""
 PATIENCE = 10.0
 """Seconds in which mpirun must end its ranks."""
-
-
-@contextlib.contextmanager
-def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """A context in which `handler` receives terminating signals, except for ignored ones, as by nohup."""
-    handlers_before = {
-        number: signal.signal(number, handler) for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler_before in handlers_before.items():
-            signal.signal(number, handler_before)
 
 
 @contextlib.contextmanager
@@ -52,7 +39,7 @@ def catch_signals() -> Iterator[None]:
         print(f"matex plan: ended by {signal.Signals(received).name}", file=sys.stderr, flush=True)
         raise SystemExit(128 + received)
 
-    with handle_signals(end_plan):
+    with child_process.handle_signals(ENDING, end_plan):
         yield
 
 

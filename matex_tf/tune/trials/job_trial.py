@@ -1,8 +1,8 @@
 """Trials that are Slurm jobs, one job for each. Jobs outlive the search, which finds them again when it is resumed.
 
-A job writes two files into the folder of its trial: BEGAN when it begins, and `run_folder.EXIT_CODE` at its end. They
-are read in each poll. Slurm is queried rarely, and only for what the files do not tell: whether a job waits, and how it
-ended if it wrote no exit code.
+A job writes two files into the folder of its trial: BEGAN when it begins, and CODE with its exit code. They are read in
+each poll. Slurm is queried rarely, and only for what the files do not tell: whether a job waits, and how it ended if it
+wrote no exit code.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from matex_tf.world.exit_codes import EXIT_REQUEUE
 
 FORGET_SECONDS = 300.0
 """Seconds after which Slurm by default forgets a job that has ended (MinJobAge)."""
-BEGAN, STOP_REQUEST = "began", "told"
-"""Files of a trial's folder: written when the job begins, and by the search that asks it to end."""
+BEGAN, CODE, STOP_REQUEST = "began", run_folder.EXIT_CODE, "told"
+"""Files of a trial's folder: written when the job begins, at its end, and by the search that asks it to end."""
 _ENDED_BY_SLURM = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
 """States of jobs whose trials continue from their saved states."""
 
@@ -80,7 +80,7 @@ class JobTrial(Trial):
         """The seconds for which the job has run, by the clock of the file system."""
         if not (self.folder / BEGAN).is_file():
             return 0.0
-        code_file = self.folder / run_folder.EXIT_CODE
+        code_file = self.folder / CODE
         end = code_file.stat().st_mtime if code_file.is_file() else time.time()
         return max(end - (self.folder / BEGAN).stat().st_mtime, 0.0)
 
@@ -162,7 +162,7 @@ class JobTrial(Trial):
 
 def read_exit_code(folder: Path) -> int | None:
     """The exit code of the job in `folder`; None if the job has not written one."""
-    path = folder / run_folder.EXIT_CODE
+    path = folder / CODE
     text = path.read_text() if path.is_file() else ""
     return int(text) if text.endswith("\n") else None  # without a line end, the file is still being written
 
@@ -174,7 +174,7 @@ def has_job(folder: Path) -> bool:
 
 def forget_job(folder: Path) -> None:
     """Remove the files of a job from the folder of its trial."""
-    for name in (slurm.SCRIPT, run_folder.NOTE, BEGAN, run_folder.EXIT_CODE, STOP_REQUEST):
+    for name in (slurm.SCRIPT, run_folder.NOTE, BEGAN, CODE, STOP_REQUEST):
         (folder / name).unlink(missing_ok=True)
 
 
