@@ -261,7 +261,7 @@ def replays(names: Sequence[str]) -> None:
 
 
 def speed(names: Sequence[str]) -> None:
-    """A whole plan of a script with steps of some 100 ms; closed forms, and events, of an MLP of 84 gradients."""
+    """A whole plan of a script with steps of some 100 ms; closed forms, and simulated steps of an MLP."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     made = planning.measure_plan(asked([2**power for power in range(11)], 2), script("cnn", 128), on_this_host)
     took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -276,7 +276,7 @@ def speed(names: Sequence[str]) -> None:
     print(f"11 numbers of ranks to 1,024: {time.perf_counter() - began:.2f} s")
     began = time.perf_counter()
     run.simulate_plan(made, 1024, what_if.read_changes(["overlap=on"]), steps=3)
-    print(f"3 steps of 1,024 ranks by events, {len(made.gradients)} gradients: {time.perf_counter() - began:.2f} s")
+    print(f"3 simulated steps of 1,024 ranks, {len(made.gradients)} gradients: {time.perf_counter() - began:.2f} s")
 
 
 if __name__ == "__main__":

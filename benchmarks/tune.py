@@ -27,7 +27,7 @@ from statistics import median
 from matex_tf.tune import setup, space_file
 from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
-from matex_tf.tune.setup import Settings
+from matex_tf.tune.settings import Settings
 from matex_tf.tune.space import Config
 
 HERE = Path(__file__).resolve().parent
@@ -70,7 +70,7 @@ def present() -> list[str]:
     found = []
     for name in engine.NAMES:
         try:
-            engine.check_engine(name)
+            engine.load_engine(name)
             found.append(name)
         except engine.EngineMissingError:
             print(f"{name}: not installed")
@@ -204,7 +204,7 @@ def play(
 ) -> list[tuple[float, Config]]:
     """A search of functions: costs and configurations in order."""
     space = space_file.read_space(SPACE, "space").space
-    proposals = Proposals(engine.make_engine(name, space, seed), space, seed)
+    proposals = Proposals(engine.load_engine(name)(space, seed), space, seed)
     proposals.put_first(first)
     found = []
     while len(found) < trials:

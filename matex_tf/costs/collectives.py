@@ -12,7 +12,7 @@ link between hosts, and `memory` the link within a host. Results are in seconds,
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, log2
 from typing import NamedTuple, Protocol
 
@@ -95,6 +95,12 @@ def parse_network(text: str) -> Link:
             f"a message, bytes a second); {text!r} was given"
         )
     return link
+
+
+def estimate_chunks(estimate_sum: Callable[[float], float], max_bytes: int, size: float) -> float:
+    """Seconds of a sum of `size` bytes in equal chunks of at most `max_bytes`; `estimate_sum` prices a chunk."""
+    chunks = max(1, ceil(size / max_bytes))
+    return chunks * estimate_sum(size / chunks)
 
 
 def _divide_ranks(ranks: int, per_host: int) -> tuple[int, int]:
@@ -259,6 +265,8 @@ def estimate_sum(
     algorithm: str, ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY
 ) -> float:
     """Seconds to sum gradients of `size` bytes in chunks, including the rendezvous before it."""
-    chunks = max(1, ceil(size / CHUNK))
-    chunk_seconds = ALGORITHMS[algorithm](ranks, per_host, size / chunks, network, memory)
-    return estimate_meeting(ranks, per_host, network, memory) + chunks * chunk_seconds
+
+    def estimate_chunk(chunk: float) -> float:
+        return ALGORITHMS[algorithm](ranks, per_host, chunk, network, memory)
+
+    return estimate_meeting(ranks, per_host, network, memory) + estimate_chunks(estimate_chunk, CHUNK, size)

@@ -81,21 +81,6 @@ def find_most_rows(predictor: Predictor, memory: float) -> int:
     )
 
 
-def _find_microbatch(predictor: Predictor, memory: float) -> int:
-    """The largest microbatch (MATEX_MICROBATCH) with which a rank takes at most `memory` bytes; 0: none, or unknown.
-
-    By measurement, a row takes more memory in a microbatch than in a slice that is computed at once, at most twice as
-    much (docs/planner.md); twice is assumed. Two more sets of gradients are added, as with `auto`.
-    """
-    plan = predictor.plan
-    if plan.microbatch or count_measured_rows(plan) < 2:
-        return 0  # the dependence of memory on the rows of a microbatch was not measured
-    estimate_peak, available = predictor.compute.estimate_memory_of_rows, memory / MARGIN - 2 * plan.gradient_bytes
-    # The constant part is not doubled: constant + 2 * (peak - constant).
-    fitting = (rows for rows in range(1, plan.rows + 1) if 2 * estimate_peak(rows) - estimate_peak(0) <= available)
-    return max(fitting, default=0)
-
-
 def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
     """Advice for less memory, if none of the requested numbers of ranks fits."""
     plan, size = predictor.plan, f"--memory {memory / 2**30:.2f}GiB"
@@ -112,12 +97,10 @@ def _suggest_less_memory(predictor: Predictor, memory: float) -> str:
     if not rows and is_memory_of_rows_known:
         row_gib = _format_gib(predictor.compute.estimate_memory_of_rows(1))
         return f". One row takes {row_gib}, which neither more ranks nor MATEX_MICROBATCH reduce"
-    microbatch = _find_microbatch(predictor, memory)
-    suggestion = f"; by what was measured, MATEX_MICROBATCH={microbatch} fits" if microbatch else ""
     return (
         f"{more_ranks}. If the model computes each row by itself (no BatchNormalization), parts of a slice may fit: "
-        f"matex run {size} chooses them (MATEX_MICROBATCH=auto){suggestion}. MATEX_MICROBATCH=auto matex plan {size} "
-        "shows the cost"
+        f"matex run {size} chooses them (MATEX_MICROBATCH=auto). MATEX_MICROBATCH=auto matex plan {size} shows the "
+        "cost"
     )
 
 

@@ -12,7 +12,7 @@ from math import ceil
 
 import numpy as np
 
-from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Input, Plan, Size, compute_typical_step
+from matex_tf.planner.plan_file import EXTRAPOLATED, MEASURED, Input, Plan, Size
 
 FAR = 2
 """A prediction is extrapolated if its rows exceed this multiple of the measured rows."""
@@ -96,7 +96,10 @@ class Compute:
         measured = [(x, cost.seconds, cost.bytes) for x, cost in inputs if cost is not None]
         x, *columns = zip(*measured) if measured else [()]
         self._input = [Line(x, column) for column in columns]
-        self._memory = Line([float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes])
+        self.estimate_memory_of_rows = Line(
+            [float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes]
+        )
+        """The peak bytes of a process with a number of rows."""
 
     def _choose_group(self, ranks: int) -> _Group:
         """The sizes with as many copies as `ranks` ranks on a host, or with the next larger number of copies."""
@@ -190,10 +193,6 @@ class Compute:
             return without_rows, 0.0
         return without_rows, max(self._read_line(line, max_rows) - without_rows, 0.0) / max_rows
 
-    def estimate_memory_of_rows(self, rows: float) -> float:
-        """Peak memory of a process in bytes."""
-        return self._memory(rows)
-
     def find_mark(self, ranks: int) -> str:
         """The mark of the computation of one of `ranks` ranks: measured if its rows are near a measured size."""
         rows, group = count_slice_rows(self.plan, ranks), self._choose_group(ranks)
@@ -201,15 +200,11 @@ class Compute:
         is_near = min(group.x) / FAR <= rows <= max(group.x) * FAR
         return MEASURED if has_same_copies and is_near else EXTRAPOLATED
 
-    def _find_nearest(self, ranks: int) -> Size:
-        """The measured size whose slices are most similar to slices of `ranks` ranks."""
-        rows = count_slice_rows(self.plan, ranks)
-        return min(self._choose_group(ranks).sizes, key=lambda size: abs(np.log((size.rows + 1) / (rows + 1))))
-
     def compute_spread(self, ranks: int) -> list[float]:
-        """The steps of the nearest size, divided by its typical step, sorted."""
-        steps = self._find_nearest(ranks).steps
-        return sorted(step / compute_typical_step(steps) for step in steps)
+        """The steps of the size with the most similar slices, divided by its typical step, sorted."""
+        rows = count_slice_rows(self.plan, ranks)
+        nearest = min(self._choose_group(ranks).sizes, key=lambda size: abs(np.log((size.rows + 1) / (rows + 1))))
+        return sorted(step / nearest.typical for step in nearest.steps)
 
     def estimate_slowest(self, ranks: int) -> tuple[float, float]:
         """The step of the slowest of `ranks` ranks over a typical step: (as measured, with rare longer steps).

@@ -1,4 +1,4 @@
-"""Discrete event simulation: events in order of time, and a processor-sharing station, for `planner.simulator`."""
+"""Discrete event simulation: events in order of time, and a processor-sharing station, for `simulator.servers`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ class Events:
 
     def __init__(self) -> None:
         self.now = 0.0  # seconds: the time of the current event
-        self.count = 0  # of the events that have run
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
 
@@ -23,11 +22,9 @@ class Events:
 
     def run_events(self) -> None:
         """Run all events, also events that other events schedule."""
-        heap, pop = self._heap, heapq.heappop
-        while heap:
-            self.now, _, act, arguments = pop(heap)
+        while self._heap:
+            self.now, _, act, arguments = heapq.heappop(self._heap)
             act(*arguments)
-            self.count += 1
 
 
 class Station:

@@ -12,7 +12,6 @@ import os
 import statistics
 import types
 import typing
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,6 @@ LINK_BYTES = (256, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
 ONE_HOST, TWO_HOSTS, ALL_RANKS = "one host", "two hosts", "all ranks of two hosts"
 SCOPES = (ONE_HOST, TWO_HOSTS, ALL_RANKS)
 """The ranks of a measured link: all ranks of one host, one on each of two hosts, or all ranks of two hosts."""
-
-
-def compute_typical_step(steps: Sequence[float]) -> float:
-    """The typical seconds of `steps`: their median."""
-    return statistics.median(steps)
 
 
 class PlanFileError(ValueError):
@@ -101,8 +95,8 @@ class Size:
 
     @property
     def typical(self) -> float:
-        """Typical seconds of a step."""
-        return compute_typical_step(self.steps)
+        """Typical seconds of a step: the median."""
+        return statistics.median(self.steps)
 
 
 @dataclass(frozen=True)
@@ -168,8 +162,7 @@ class Plan:
     network: str = ""
     """The assumed link between hosts if none was measured: a name of `collectives.NETWORKS` or START_UP:BYTE."""
     assumptions: tuple[str, ...] = ()
-    update: Update | None = None
-    """None in the file of an older version, which did not measure it."""
+    update: Update = Update()
     whole: Size | None = None
     """Steps with whole batches, with as many copies as a host has ranks; None if ranks cannot train so."""
     memory: float = 0.0

@@ -20,7 +20,7 @@ from matex_tf.planner import buckets
 from matex_tf.planner.compute import Compute, count_slice_rows
 from matex_tf.planner.plan_file import ALL_RANKS, ASSUMED, EXTRAPOLATED, MEASURED, ONE_HOST, TWO_HOSTS, Input, Plan
 
-MPI = "mpi"
+MPI, SHARED_MEMORY = "mpi", "shared memory"
 GATHERED = ("allgather", "message")
 """Kinds of collectives in which each rank receives the data of all ranks. A message of one rank costs as much."""
 COUNT_BYTES = 8
@@ -106,29 +106,41 @@ class Links:
         # `kept`: by an earlier run
         return MEASURED if ranks <= 2 * link.ranks and not link.kept else EXTRAPOLATED
 
-    def find_chunk_bytes(self, ranks: int) -> int:
-        """The largest chunk of a sum over `ranks` ranks."""
-        return collectives.CHUNK if ranks > self.per_host else collectives.CHUNK_WITHIN_HOST
-
     def is_mpi_known(self, ranks: int) -> bool:
         """Whether MPI's own large sums over so many ranks were measured. For more ranks its algorithm may change."""
         return ranks <= self.per_host or (self._between is not None and ranks <= self._between.ranks)
 
-    def list_algorithms(self, ranks: int, with_mpi: bool = False) -> dict[str, Callable[[float], float]]:
-        """For each algorithm that does not change results, a function from bytes to seconds of one sum.
+    def list_algorithms(self, ranks: int, with_mpi: bool = False) -> list[str]:
+        """The algorithms of sums over `ranks` ranks that do not change results.
 
         MPI's own algorithm is included if it was measured, or `with_mpi`. Ranks try all algorithms and take the
         fastest, so without it the others give an upper bound.
         """
         if ranks <= self.per_host:
-            return {"shared memory": lambda size: self._estimate_on_one_host(ranks, size)}
-        names = [name for name in collectives.EXACT if name != MPI or with_mpi or self.is_mpi_known(ranks)]
-        return {name: functools.partial(self.estimate_between_hosts, name, ranks) for name in names}
+            return [SHARED_MEMORY]
+        return [name for name in collectives.EXACT if name != MPI or with_mpi or self.is_mpi_known(ranks)]
 
-    def estimate_between_hosts(self, algorithm: str, ranks: int, size: float) -> float:
-        """Seconds of one sum of `size` bytes; small sums always use MPI's own algorithm."""
-        used = MPI if size < collectives.FUSED else algorithm
-        return collectives.ALGORITHMS[used](ranks, self.per_host, size, self.network, self.memory)
+    def estimate_sum(self, ranks: int, algorithm: str, size: float, compression: str = "") -> float:
+        """Seconds of a sum of `size` bytes of gradients.
+
+        Args:
+            algorithm: `SHARED_MEMORY` or a name of `collectives.EXACT`.
+            compression: between hosts, in place of the algorithm: fp16, bf16 or topk:SHARE; "": none.
+        """
+
+        def estimate_chunk(chunk: float) -> float:
+            if algorithm == SHARED_MEMORY:
+                return self._estimate_on_one_host(ranks, chunk)
+            message = ranks, self.per_host, chunk, self.network, self.memory
+            if compression and ranks > self.per_host:
+                kind, _, share = compression.partition(":")
+                if kind == "topk":
+                    return collectives.estimate_topk(*message, float(share))
+                return collectives.estimate_16_bits(*message)
+            return collectives.ALGORITHMS[MPI if chunk < collectives.FUSED else algorithm](*message)
+
+        max_bytes = collectives.CHUNK if ranks > self.per_host else collectives.CHUNK_WITHIN_HOST
+        return collectives.estimate_chunks(estimate_chunk, max_bytes, size)
 
     def _estimate_on_one_host(self, ranks: int, size: float) -> float:
         """Seconds of one sum of `size` bytes: as measured, scaled to `ranks`."""
@@ -153,7 +165,7 @@ class Links:
         """
         if ranks == 1:
             return 0.0
-        meeting = self._estimate_sum(ranks, collectives.MEETING)
+        meeting = self._estimate_small_sum(ranks, collectives.MEETING)
         if not size:
             return meeting
         message = ranks, self.per_host, size, self.network, self.memory
@@ -163,13 +175,15 @@ class Links:
             counts = collectives.estimate_allgather(ranks, self.per_host, COUNT_BYTES, self.network, self.memory)
             agreement = meeting if kind == "allgather" else 0.0  # on the memory of the result
             return meeting + counts + agreement + collectives.estimate_allgather(*message)
-        return meeting + estimate_chunks(lambda chunk: self._estimate_sum(ranks, chunk), collectives.CHUNK, size)
+        estimate_chunk = functools.partial(self._estimate_small_sum, ranks)
+        return meeting + collectives.estimate_chunks(estimate_chunk, collectives.CHUNK, size)
 
-    def estimate_bucket_rendezvous(self, ranks: int) -> float:
-        """Seconds of the rendezvous before each bucket."""
-        return self.estimate_small(ranks, 0) * READY_BYTES / collectives.MEETING
+    def estimate_bucket(self, ranks: int, algorithm: str, size: float, compression: str = "") -> float:
+        """Seconds of a bucket of gradients: the rendezvous before it, and its sum, as by `estimate_sum`."""
+        rendezvous = self.estimate_small(ranks, 0) * READY_BYTES / collectives.MEETING
+        return rendezvous + self.estimate_sum(ranks, algorithm, size, compression)
 
-    def _estimate_sum(self, ranks: int, size: float) -> float:
+    def _estimate_small_sum(self, ranks: int, size: float) -> float:
         if ranks <= self.per_host:
             return self._estimate_on_one_host(ranks, size)
         return collectives.estimate_sum_of_mpi(ranks, self.per_host, size, self.network, self.memory)
@@ -182,12 +196,6 @@ def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> 
         sizes,
         [max(sum_seconds / rounds - size * collectives.ADDITION, 1e-9) for size, sum_seconds in zip(sizes, seconds)],
     )
-
-
-def estimate_chunks(estimate_sum: Callable[[float], float], max_bytes: int, size: float) -> float:
-    """Seconds of a sum of `size` bytes in equal chunks of at most `max_bytes`; `estimate_sum` prices a chunk."""
-    chunks = max(1, ceil(size / max_bytes))
-    return chunks * estimate_sum(size / chunks)
 
 
 class _Sums(NamedTuple):
@@ -271,27 +279,24 @@ class Predictor:
 
     def _predict_sums(self, ranks: int, squeeze: float) -> list[_Sums]:
         """The sums of gradients by each algorithm: after the computation and, where possible, overlapped with it."""
-        links, max_bytes = self.links, self.links.find_chunk_bytes(ranks)
+        links = self.links
         sizes = [gradient.bytes * squeeze for gradient in self.plan.gradients]
         total = sum(sizes)
         compute, slowdown = self.compute.estimate_seconds(ranks), self.estimate_slowdown(ranks, total)
         ready = [slowdown * at for at in self.compute.estimate_ready_times(ranks)]
-        meeting = links.estimate_small(ranks, 0)
         candidates = []
-        for name, estimate_sum in links.list_algorithms(ranks, with_mpi=True).items():
-            estimate_all = functools.partial(estimate_chunks, estimate_sum, max_bytes)
-            candidates.append(_Sums(compute + meeting + estimate_all(total), name, overlaps=False))
+        for name in links.list_algorithms(ranks, with_mpi=True):
+            at_once = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, name, total)
+            candidates.append(_Sums(compute + at_once, name, overlaps=False))
             # On one host, sums use the computing cores, so they cannot be hidden.
             if self.plan.overlaps and ranks > links.per_host:
-                end = self._find_end_of_buckets(ranks, ready, sizes, estimate_all)
+                price = functools.partial(links.estimate_bucket, ranks, name)
+                end = _find_end_of_buckets(ready, sizes, buckets.sample_price(price, total))
                 candidates.append(_Sums(max(end, slowdown * compute), name, overlaps=True))
         return candidates
 
-    def _find_end_of_buckets(
-        self, ranks: int, ready: Sequence[float], sizes: Sequence[float], estimate_sum: Callable[[float], float]
-    ) -> float:
-        """Seconds from the start of the step to the end of the sums, if the best buckets are summed once ready."""
-        rendezvous = self.links.estimate_bucket_rendezvous(ranks)
-        price = buckets.sample_price(lambda size: rendezvous + estimate_sum(size), sum(sizes))
-        ready, sizes = buckets.join_neighbours(ready, sizes)
-        return buckets.compute_plan_end(buckets.find_best_plan(ready, sizes, price), ready, sizes, price)
+
+def _find_end_of_buckets(ready: Sequence[float], sizes: Sequence[float], price: buckets.Price) -> float:
+    """Seconds from the start of the step to the end of the sums, if the best buckets are summed once ready."""
+    ready, sizes = buckets.join_neighbours(ready, sizes)
+    return buckets.compute_plan_end(buckets.find_best_plan(ready, sizes, price), ready, sizes, price)

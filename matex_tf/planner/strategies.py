@@ -8,16 +8,15 @@ gradients (`local:H`), another update (`sharded`, `servers:S`) or another comput
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
 from matex_tf import settings
 from matex_tf.costs import collectives, pieces
-from matex_tf.costs.collectives import AnyLink
 from matex_tf.memory import MARGIN
-from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, PlanFileError, Update
-from matex_tf.planner.predict import Links, Prediction, Predictor, estimate_chunks, find_weakest
+from matex_tf.planner.plan_file import ASSUMED, EXTRAPOLATED, MEASURED, PlanFileError
+from matex_tf.planner.predict import SHARED_MEMORY, Prediction, Predictor, find_weakest
 
 SHOWN_PERIOD = 8
 """The period of `local` that is shown."""
@@ -62,7 +61,7 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
     Args:
         requested: a strategy whose number of owners or period is included.
     """
-    update = predictor.plan.update or Update(why_not="this plan is of an older version, which did not measure it")
+    update = predictor.plan.update
     allreduce = predictor.predict_step(ranks)
     all_slots = float(update.whole + update.slots)
     prices = [Price("allreduce", allreduce, all_slots, allreduce.memory)]
@@ -71,15 +70,21 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
         return prices, refused
     if update.weights:
         if 0 < settings.count_only_serving(requested) < ranks:
-            prices.append(_estimate_only_serving(predictor, update, ranks, requested))
-        for owners in list_numbers_of_owners(ranks, allreduce.hosts, _read_number(requested, "servers", ranks)):
+            prices.append(_estimate_only_serving(predictor, ranks, requested))
+        owner_counts = {ranks, allreduce.hosts, 1, min(_read_number(requested, "servers", ranks), ranks)}
+        for owners in sorted(owner_counts, reverse=True):
             slots = update.whole + update.slots / owners
-            step = predict_pieces(predictor, allreduce, update, owners)
+            step = predict_pieces(predictor, allreduce, owners)
             prices.append(Price(_name_pieces(owners, ranks), step, slots, allreduce.memory - all_slots + slots))
     else:
         refused.append(Refusal("sharded, servers:S", update.why_not or "no optimizer of Keras updates weights"))
-    if reason := update.not_async or _find_async_obstacle(predictor, allreduce):
-        refused.append(Refusal("async", reason))
+    not_async = update.not_async
+    if allreduce.hosts > 1:
+        not_async = not_async or "the ranks are on several hosts, which share no memory"
+    elif predictor.plan.scaling == "weak":
+        not_async = not_async or "with weak scaling each rank already has its own batch"
+    if not_async:
+        refused.append(Refusal("async", not_async))
     else:
         step = predict_async(predictor, ranks)
         whole = predictor.plan.whole
@@ -93,15 +98,15 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
     return prices, refused
 
 
-def _estimate_only_serving(predictor: Predictor, update: Update, ranks: int, strategy: str) -> Price:
+def _estimate_only_serving(predictor: Predictor, ranks: int, strategy: str) -> Price:
     """The price of `servers:S:only`: the last S ranks own the pieces, and compute one row instead of a slice."""
-    plan, owners = predictor.plan, settings.count_only_serving(strategy)
+    plan, update, owners = predictor.plan, predictor.plan.update, settings.count_only_serving(strategy)
     training = ranks - owners
     # The training ranks have the slices that all ranks would have of a larger batch.
     larger_plan = plan if plan.scaling == "weak" else replace(plan, rows=ceil(plan.rows * ranks / training))
     larger_predictor = Predictor(larger_plan)
     allreduce = larger_predictor.predict_step(ranks)
-    step = predict_pieces(larger_predictor, allreduce, update, owners)
+    step = predict_pieces(larger_predictor, allreduce, owners)
     slots = update.whole + update.slots / owners
     owner_bytes = larger_predictor.compute.estimate_memory_of_rows(1) - update.slots + update.slots / owners
     batches = training if plan.scaling == "weak" else 1
@@ -147,14 +152,9 @@ def _read_number(strategy: str, name: str, otherwise: int) -> int:
     return settings.get_strategy_number(strategy, otherwise)
 
 
-def list_numbers_of_owners(ranks: int, hosts: int, requested: int) -> list[int]:
-    """Candidate numbers of owners: all ranks, one on each host, one, and `requested`, up to the number of ranks."""
-    return sorted({ranks, hosts, 1, min(requested, ranks)}, reverse=True)
-
-
-def predict_pieces(predictor: Predictor, allreduce: Prediction, update: Update, owners: int) -> Prediction:
+def predict_pieces(predictor: Predictor, allreduce: Prediction, owners: int) -> Prediction:
     """The step in which each of `owners` ranks updates a piece of the weights, from the step of `allreduce`."""
-    links, ranks = predictor.links, allreduce.ranks
+    links, ranks, update = predictor.links, allreduce.ranks, predictor.plan.update
     update_seconds, mark = predictor.compute.estimate_update(ranks), allreduce.compute_mark
     if not update_seconds:
         mark = ASSUMED
@@ -162,29 +162,32 @@ def predict_pieces(predictor: Predictor, allreduce: Prediction, update: Update, 
         update_seconds = min(update_seconds, allreduce.compute)
     estimate = _estimate_pieces_on_one_host if ranks <= links.per_host else _estimate_pieces_between_hosts
     compute = allreduce.compute - update_seconds * (1 - 1 / owners)
-    exposed = estimate(predictor, update, ranks, owners) + links.estimate_small(ranks, 0)
+    exposed = estimate(predictor, ranks, owners) + links.estimate_small(ranks, 0)
     marks = mark, find_weakest(allreduce.link_mark, EXTRAPOLATED)
     return predictor.make_prediction(ranks, compute, exposed, allreduce.algorithm, allreduce.overlapped, marks)
 
 
-def _estimate_pieces_on_one_host(predictor: Predictor, update: Update, ranks: int, owners: int) -> float:
+def _estimate_pieces_on_one_host(predictor: Predictor, ranks: int, owners: int) -> float:
     """Seconds of sums of gradients and of publishing new weights, which nothing hides."""
-    links, seconds = predictor.links, predictor.links.estimate_small(ranks, 0)
+    links, update = predictor.links, predictor.plan.update
+
+    def estimate_chunk(chunk: float) -> float:
+        return links.scale_measured(chunk, functools.partial(pieces.estimate_gradient_pieces, ranks, owners, chunk))
+
+    seconds = links.estimate_small(ranks, 0)
     # Gradients that are used elsewhere, too, are summed completely.
     if unsharded_bytes := max(predictor.plan.gradient_bytes - update.gradients, 0):
-        estimate_sum = functools.partial(collectives.estimate_shared_memory, ranks)
-        seconds += _estimate_within_host(links, unsharded_bytes, estimate_sum)
+        seconds += links.estimate_sum(ranks, SHARED_MEMORY, unsharded_bytes)
     if update.gradients:
-        estimate_sum = functools.partial(pieces.estimate_gradient_pieces, ranks, owners)
-        seconds += _estimate_within_host(links, update.gradients, estimate_sum)
+        seconds += collectives.estimate_chunks(estimate_chunk, collectives.CHUNK_WITHIN_HOST, update.gradients)
     return seconds + links.scale_measured(
         update.weights, functools.partial(pieces.estimate_publishing_in_memory, ranks, owners, update.weights)
     )
 
 
-def _estimate_pieces_between_hosts(predictor: Predictor, update: Update, ranks: int, owners: int) -> float:
+def _estimate_pieces_between_hosts(predictor: Predictor, ranks: int, owners: int) -> float:
     """Seconds of sums of gradients and of publishing new weights, as far as computation does not hide them."""
-    plan, links = predictor.plan, predictor.links
+    plan, update, links = predictor.plan, predictor.plan.update, predictor.links
     # The ring of a sum goes around twice. Gradients of pieces go around once, with ranks / owners of the traffic.
     piece_share = update.gradients / plan.gradient_bytes
     sums = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
@@ -199,24 +202,6 @@ def _estimate_pieces_between_hosts(predictor: Predictor, update: Update, ranks: 
     forward, backward = min(ready), max(ready) - min(ready)
     spare_backward = max(backward - estimate_half(update.gradients, links.network, links.memory), 0.0)
     return sums + max(publishing - forward - spare_backward, 0.0)
-
-
-def _estimate_within_host(links: Links, size: float, estimate: Callable[[float, AnyLink], float]) -> float:
-    """Seconds of an operation that takes `estimate(bytes, memory)` within a host, in chunks."""
-
-    def estimate_chunk(chunk: float) -> float:
-        return links.scale_measured(chunk, functools.partial(estimate, chunk))
-
-    return estimate_chunks(estimate_chunk, collectives.CHUNK_WITHIN_HOST, size)
-
-
-def _find_async_obstacle(predictor: Predictor, allreduce: Prediction) -> str:
-    """The reason why these ranks cannot train asynchronously; "" if they can."""
-    if allreduce.hosts > 1:
-        return "the ranks are on several hosts, which share no memory"
-    if predictor.plan.scaling == "weak":
-        return "with weak scaling each rank already has its own batch"
-    return ""
 
 
 def predict_async(predictor: Predictor, ranks: int) -> Prediction:
@@ -235,11 +220,8 @@ def predict_async(predictor: Predictor, ranks: int) -> Prediction:
 def predict_local(predictor: Predictor, allreduce: Prediction, period: int) -> Prediction:
     """Ranks that average their weights every `period` steps, instead of reducing gradients in each step."""
     links, ranks, size = predictor.links, allreduce.ranks, float(predictor.plan.gradient_bytes)
-    meeting, max_bytes = links.estimate_small(ranks, 0), links.find_chunk_bytes(ranks)
-    average_seconds, algorithm = min(
-        (meeting + estimate_chunks(estimate_sum, max_bytes, size), name)
-        for name, estimate_sum in links.list_algorithms(ranks).items()
-    )
+    sum_seconds, algorithm = min((links.estimate_sum(ranks, name, size), name) for name in links.list_algorithms(ranks))
+    average_seconds = links.estimate_small(ranks, 0) + sum_seconds
     return predictor.make_prediction(ranks, allreduce.compute, average_seconds / period, algorithm, False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from matex_tf.tune.database import DatabaseError
 from matex_tf.tune.engines.engine import NAMES, EngineMissingError
 from matex_tf.tune.rungs import read_rungs
 from matex_tf.tune.search import SearchError
-from matex_tf.tune.setup import Found, NoSearchError, Settings
+from matex_tf.tune.settings import Settings
+from matex_tf.tune.setup import Found, NoSearchError
 from matex_tf.tune.space_file import SpaceError
 from matex_tf.tune.trials.slots import HostsError
 from matex_tf.tune.trials.trial import DONE
@@ -30,20 +31,16 @@ FAILED = 1
 _COUNT = click.IntRange(min=1)
 
 
-def _parse_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    if value is None:
-        return None
-    try:
-        return float(parse_time(value))
-    except ValueError as error:
-        raise click.UsageError(f"--limit: {error}") from None
+def _make_parser(parse: Callable[[str], Any]) -> Callable[..., Any]:
+    """A callback that converts the text of an option by `parse`, which raises ValueError."""
 
+    def parse_option(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise click.UsageError(f"{param.opts[-1]}: {error}") from None
 
-def _parse_epochs(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
-    try:
-        return read_rungs(value) if value is not None else ()
-    except ValueError as error:
-        raise click.UsageError(f"--rungs: {error}") from None
+    return parse_option
 
 
 class _Command(click.Command):
@@ -82,10 +79,11 @@ class _Command(click.Command):
 @click.option("--engine", type=click.Choice(list(NAMES)), help="The search method. Default: random.")
 @click.option("--seed", type=int, metavar="SEED", help="The seed of the search. Default: 0.")
 @click.option(
-    "--limit", callback=_parse_seconds, metavar="TIME", help="The time limit of a trial, as 30 (minutes) or 2:00:00."
-)
+    "--limit", callback=_make_parser(parse_time), metavar="TIME",
+    help="The time limit of a trial, as 30 (minutes) or 2:00:00.",
+)  # fmt: skip
 @click.option(
-    "--rungs", callback=_parse_epochs, metavar="EPOCHS",
+    "--rungs", callback=_make_parser(read_rungs), metavar="EPOCHS",
     help="Trials pause after these epochs, as 1,3,9; the best third continues.",
 )  # fmt: skip
 @click.option(

@@ -10,42 +10,29 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from matex_tf.tune.objective import Point
 from matex_tf.tune.space import Config
+from matex_tf.tune.trials.trial import Outcome
 
-VERSION = 2
+VERSION = 3
 """The version of the tables."""
 RUNNING = "running"
 """The state of a trial without a result."""
 _PATIENCE = 30.0
 """Seconds to wait for concurrent writers."""
-# target, settings and config are JSON; began and ended are seconds since 1970; place is the index in a curve.
-_TABLES = """
-create table searches (
-    id integer primary key, folder text not null, target text not null, space text not null, settings text not null,
-    objective text not null, began real not null);
-create table tasks (
-    search integer primary key references searches, rows integer, columns integer, classes integer, parameters integer,
-    loss text);
+# search, task and record are JSON: the fields of `Search` without its id, the `FEATURES`, the fields of `Record`.
+_TABLES = f"""
+create table searches (id integer primary key, objective text not null, search text not null, task text);
 create table trials (
-    search integer not null references searches, number integer not null, config text not null, origin text not null,
-    state text not null, value real, kind text not null default '', why text not null default '',
-    tail text not null default '', seconds real not null default 0, began real not null, ended real,
+    search integer not null references searches, number integer not null, record text not null,
     primary key (search, number));
-create table curves (
-    search integer not null, number integer not null, place integer not null, epoch integer not null, value real,
-    primary key (search, number, place));
-"""
-_SINCE_2 = """
-create table rungs (
-    search integer not null, number integer not null, rung integer not null, value real not null,
-    primary key (search, number, rung));
+pragma user_version = {VERSION}
 """
 FEATURES = ("rows", "columns", "classes", "parameters", "loss")
 """Of a task: sizes of its data and its model, and the name of its loss."""
@@ -69,27 +56,22 @@ class Search:
     """The fields of `setup.Settings`."""
     objective: str
     """The line of `setup.describe_objective`."""
+    began: float
+    """The start of the search, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
-class Record:
-    """The record of a trial. The fields without a text are those of `trials.trial.Outcome`, which explains them."""
+class Record(Outcome):
+    """The record of a trial: its configuration, and its outcome as far as it is known."""
 
     number: int
     """From 1, in the order of the first starts."""
     config: Config
     origin: str
     """The proposer: `proposals.ENGINE` or `proposals.WARM`."""
-    state: str = RUNNING
-    value: float | None = None
-    kind: str = ""
-    why: str = ""
-    tail: str = ""
-    seconds: float = 0.0
-    """Of all starts together."""
+    state: str = field(default=RUNNING, kw_only=True)
     rungs: tuple[float, ...] = ()
     """The objective at each rung that the trial has reached."""
-    curve: tuple[Point, ...] = field(default=(), compare=False)
 
 
 def find_default_path() -> Path:
@@ -108,17 +90,15 @@ class Database:
             self._file = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
             self._file.execute(f"pragma busy_timeout = {int(_PATIENCE * 1000)}")
             self._file.execute("pragma journal_mode = wal")  # readers do not wait for writers
-            self._make_tables()
-
-    def _make_tables(self) -> None:
         with self._open_transaction():
-            version = self._fetch_one("pragma user_version")[0]  # 0: a new file; 1: the tables without rungs
-            if version < VERSION:
-                for statement in (_SINCE_2 if version else _TABLES + _SINCE_2).split(";\n"):
+            version = self._fetch_one("pragma user_version")[0]  # 0: a new file
+            if version not in (0, VERSION):
+                raise DatabaseError(
+                    f"{path}: its version is {version}, and this matex reads {VERSION}. Name another file (--database)"
+                )
+            if version == 0:
+                for statement in _TABLES.split(";"):
                     self._file.execute(statement)
-                self._file.execute(f"pragma user_version = {VERSION}")
-        if version > VERSION:
-            raise DatabaseError(f"{self.path}: its version is {version}, and this matex reads {VERSION}")
 
     def close(self) -> None:
         """Close the file."""
@@ -130,57 +110,49 @@ class Database:
         self, folder: str, target: Sequence[str], space: str, settings: dict[str, Any], objective: str
     ) -> Search:
         """Record a new search."""
+        search = Search(0, folder, list(target), space, settings, objective, time.time())
         with self._open_transaction():
-            row = self._file.execute(
-                "insert into searches (folder, target, space, settings, objective, began) values (?, ?, ?, ?, ?, ?)",
-                (folder, json.dumps(list(target)), space, json.dumps(settings), objective, time.time()),
-            )
+            statement = "insert into searches (objective, search) values (?, ?)"
+            row = self._file.execute(statement, (objective, _format_search(search)))
             assert row.lastrowid is not None
-        return Search(row.lastrowid, folder, list(target), space, settings, objective)
+        return replace(search, id=row.lastrowid)
 
     def find_search(self, number: int) -> Search | None:
         """The search with this number; None if there is none."""
         with self._translate_errors():
-            row = self._fetch_one(
-                "select id, folder, target, space, settings, objective from searches where id = ?", number
-            )
-        return Search(row[0], row[1], json.loads(row[2]), row[3], json.loads(row[4]), row[5]) if row else None
+            row = self._fetch_one("select search from searches where id = ?", number)
+        return Search(number, **json.loads(row[0])) if row else None
 
     def change_space(self, search: Search, space: str, objective: str) -> Search:
         """Record that a search continues with another space and objective."""
+        changed = replace(search, space=space, objective=objective)
         with self._open_transaction():
             self._file.execute(
-                "update searches set space = ?, objective = ? where id = ?", (space, objective, search.id)
+                "update searches set objective = ?, search = ? where id = ?",
+                (objective, _format_search(changed), search.id),
             )
-        return replace(search, space=space, objective=objective)
+        return changed
 
-    def read_begin(self, search: int) -> float:
-        """The start of a search, in seconds since 1970."""
-        with self._translate_errors():
-            return float(self._fetch_one("select began from searches where id = ?", search)[0])
-
-    def note_task(self, search: int, features: dict[str, Any]) -> None:
+    def note_task(self, search: int, features: Mapping[str, Any]) -> None:
         """Record the task of a search, once."""
+        task = json.dumps({name: features.get(name) for name in FEATURES})
         with self._open_transaction():
-            self._file.execute(
-                "insert or ignore into tasks (search, rows, columns, classes, parameters, loss) "
-                "values (?, ?, ?, ?, ?, ?)",
-                (search, *(features.get(name) for name in FEATURES)),
-            )
+            self._file.execute("update searches set task = ? where id = ? and task is null", (task, search))
 
     def read_task(self, search: int) -> dict[str, Any] | None:
         """The task of a search; None if unknown."""
         with self._translate_errors():
-            row = self._fetch_one(f"select {', '.join(FEATURES)} from tasks where search = ?", search)
-        return dict(zip(FEATURES, row)) if row else None
+            row = self._fetch_one("select task from searches where id = ? and task is not null", search)
+        return json.loads(row[0]) if row else None
 
     def list_other_tasks(self, search: int, objective: str) -> dict[int, dict[str, Any]]:
         """The tasks of other searches with the same objective, by number of the search."""
-        with self._translate_errors(), closing(self._file.execute(
-            f"select id, {', '.join(FEATURES)} from searches join tasks on search = id where id != ? and objective = ?",
-            (search, objective),
-        )) as rows:  # fmt: skip
-            return {row[0]: dict(zip(FEATURES, row[1:])) for row in rows}
+        with self._translate_errors():
+            rows = self._file.execute(
+                "select id, task from searches where id != ? and objective = ? and task is not null",
+                (search, objective),
+            ).fetchall()
+        return {number: json.loads(task) for number, task in rows}
 
     # Trials
 
@@ -188,59 +160,24 @@ class Database:
         """Record a trial that is about to start, with the next number."""
         with self._open_transaction():
             number = self._fetch_one("select coalesce(max(number), 0) + 1 from trials where search = ?", search)[0]
-            self._file.execute(
-                "insert into trials (search, number, config, origin, state, began) values (?, ?, ?, ?, ?, ?)",
-                (search, number, json.dumps(config), origin, RUNNING, time.time()),
-            )
-        return Record(number, config, origin)
+            record = Record(number, config, origin)
+            self._file.execute("insert into trials values (?, ?, ?)", (search, number, json.dumps(asdict(record))))
+        return record
 
-    def resume_trial(self, search: int, number: int) -> None:
-        """Record that a paused trial continues."""
-        with self._open_transaction():
-            self._file.execute("update trials set state = ? where search = ? and number = ?", (RUNNING, search, number))
-
-    def end_trial(self, search: int, record: Record) -> None:
-        """Record the result of a trial, at its end or when it pauses."""
-        outcome = (record.value, record.kind, record.why, record.tail, record.seconds, time.time())
+    def update_trial(self, search: int, record: Record) -> None:
+        """Record the result of a trial, when it ends or pauses, or that a paused trial continues."""
         with self._open_transaction():
             self._file.execute(
-                "update trials set state = ?, value = ?, kind = ?, why = ?, tail = ?, seconds = ?, ended = ? "
-                "where search = ? and number = ?", (record.state, *outcome, search, record.number),
-            )  # fmt: skip
-            for table in ("curves", "rungs"):  # from an earlier pause of the trial
-                self._file.execute(f"delete from {table} where search = ? and number = ?", (search, record.number))
-            self._file.executemany(
-                "insert into curves (search, number, place, epoch, value) values (?, ?, ?, ?, ?)",
-                [(search, record.number, place, point.epoch, point.value) for place, point in enumerate(record.curve)],
-            )
-            self._file.executemany(
-                "insert into rungs (search, number, rung, value) values (?, ?, ?, ?)",
-                [(search, record.number, rung, value) for rung, value in enumerate(record.rungs)],
+                "update trials set record = ? where search = ? and number = ?",
+                (json.dumps(asdict(record)), search, record.number),
             )
 
     def list_trials(self, search: int) -> list[Record]:
-        """The trials of a search, with their curves and rungs."""
-        curves: dict[int, list[Point]] = {}
-        rungs: dict[int, list[float]] = {}
+        """The trials of a search, by number."""
         with self._translate_errors():
-            for number, value in self._file.execute(
-                "select number, value from rungs where search = ? order by number, rung", (search,)
-            ):
-                rungs.setdefault(number, []).append(value)
-            for number, epoch, value in self._file.execute(
-                "select number, epoch, value from curves where search = ? order by number, place", (search,)
-            ):
-                curves.setdefault(number, []).append(Point(epoch, float("nan") if value is None else value))
-            rows = self._file.execute(
-                "select number, config, origin, state, value, kind, why, tail, seconds from trials where search = ? "
-                "order by number", (search,),
-            ).fetchall()  # fmt: skip
-        records = []
-        for number, config, *outcome in rows:  # outcome: origin to seconds, in the order of the fields of a record
-            record = Record(number, json.loads(config), *outcome)
-            curve = tuple(curves.get(number, ()))
-            records.append(replace(record, rungs=tuple(rungs.get(number, ())), curve=curve))
-        return records
+            statement = "select record from trials where search = ? order by number"
+            rows = self._file.execute(statement, (search,)).fetchall()
+        return [_read_record(text) for (text,) in rows]
 
     # The file
 
@@ -267,3 +204,13 @@ class Database:
             yield
         except (sqlite3.Error, OSError) as error:
             raise DatabaseError(f"{self.path}: {error}") from error
+
+
+def _format_search(search: Search) -> str:
+    return json.dumps({name: value for name, value in vars(search).items() if name != "id"})
+
+
+def _read_record(text: str) -> Record:
+    fields = json.loads(text)
+    curve = tuple(Point(**point) for point in fields.pop("curve"))
+    return Record(**{**fields, "rungs": tuple(fields["rungs"])}, curve=curve)

@@ -15,7 +15,8 @@ from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.tune import setup
 from matex_tf.tune.engines.engine import NAMES
 from matex_tf.tune.rungs import check_rungs
-from matex_tf.tune.setup import Found, Settings
+from matex_tf.tune.settings import Settings
+from matex_tf.tune.setup import Found
 
 
 def tune(
@@ -52,7 +53,8 @@ def tune(
     if not os.path.isfile(script):
         raise FileNotFoundError(f"there is no file {os.fspath(script)} in {os.getcwd()}")
     if isinstance(search, Mapping):
-        name, text = "search", _format_yaml({"search": search, **({"objective": objective} if objective else {})})
+        content = {"search": search, **({"objective": objective} if objective else {})}
+        name, text = "search", json.dumps(_convert_to_texts(content), indent=1)
     elif objective is not None:
         raise TypeError(f"tune: the objective stands in {os.fspath(search)}, too: give it there")
     else:
@@ -71,13 +73,8 @@ def tune(
     return setup.run_search(setup.create_search(target, text, settings, os.fspath(database), os.fspath(folder)))
 
 
-def _format_yaml(value: Any) -> str:
-    """Convert Python data to YAML. Scalars become texts as the script receives them: True is `True`."""
-    return json.dumps(_convert_to_texts(value), indent=1)
-
-
 def _convert_to_texts(value: Any) -> Any:
-    """`value` with all scalars in its mappings and lists converted to texts."""
+    """`value` with all scalars in its mappings and lists as texts, as the script receives them: True is `True`."""
     if isinstance(value, Mapping):
         return {str(name): _convert_to_texts(item) for name, item in value.items()}
     return [_convert_to_texts(item) for item in value] if isinstance(value, (list, tuple)) else str(value)

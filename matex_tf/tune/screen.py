@@ -14,7 +14,7 @@ from rich.text import Text
 from matex_tf.monitor.progress import format_seconds
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective
-from matex_tf.tune.space import Config, Space, format_value
+from matex_tf.tune.space import Space
 from matex_tf.tune.trials.trial import DONE, FAILED, Trial
 
 _REDRAW_INTERVAL = 0.5  # seconds
@@ -38,6 +38,7 @@ class Screen:
         self._best: Record | None = None
         self._drawn_at = 0.0  # seconds of time.monotonic
         self._has_heading = False  # whether the heading of the lines is printed
+        self._printed_kinds: set[str] = set()  # kinds of printed messages
         self._console = Console(highlight=False)
         self._live: Live | None = None  # None without a terminal
 
@@ -75,8 +76,11 @@ class Screen:
                 print(self._format_line(self._headings), flush=True)
             print(self._format_line(self._format_cells(record)), flush=True)
 
-    def print_line(self, text: str) -> None:
-        """Print a message."""
+    def print_line(self, text: str, kind: str = "") -> None:
+        """Print a message; of a `kind` only the first one."""
+        if kind in self._printed_kinds:
+            return
+        self._printed_kinds |= {kind} - {""}
         line = f"matex tune: {text}"
         if self._live is not None:
             self._console.print(line, markup=False, soft_wrap=True)
@@ -100,12 +104,8 @@ class Screen:
         return Group(table, Text(self._format_foot()))
 
     @property
-    def _names(self) -> list[str]:
-        return [parameter.name for parameter in self._space.parameters]
-
-    @property
     def _headings(self) -> list[str]:
-        return ["trial", self._objective.name, "epochs", "state", "s", *self._names]
+        return ["trial", self._objective.name, "epochs", "state", "s", *self._space.names]
 
     def _is_best(self, record: Record) -> bool:
         return self._best is not None and record.number == self._best.number
@@ -116,7 +116,8 @@ class Screen:
         if record.state == FAILED:
             state = f"{record.state}: {record.why}" if len(record.why) < 30 else record.state
         epochs = str(record.curve[-1].epoch) if record.curve else "-"
-        return [str(record.number), value, epochs, state, f"{record.seconds:.0f}", *self._format_values(record.config)]
+        values = self._space.format_values(record.config)
+        return [str(record.number), value, epochs, state, f"{record.seconds:.0f}", *values]
 
     def _format_running_cells(self, number: int, trial: Trial) -> list[str]:
         logged = [line for line in trial.lines if line.get("epoch")]
@@ -124,14 +125,11 @@ class Screen:
         value = f"{values[-1]:.4g}" if values else "-"
         epochs = str(logged[-1]["epoch"]) if logged else "-"
         state = "waits" if trial.waits else "runs"
-        parameters = self._format_values(self._started[number].config)
+        parameters = self._space.format_values(self._started[number].config)
         return [str(number), value, epochs, state, f"{trial.seconds:.0f}", *parameters]
 
-    def _format_values(self, config: Config) -> list[str]:
-        return [format_value(config[name]) if name in config else "" for name in self._names]
-
     def _format_line(self, cells: Sequence[str]) -> str:
-        min_widths = [5, 8, 6, 7, 5, *(8 for _ in self._names)]
+        min_widths = [5, 8, 6, 7, 5, *(8 for _ in self._space.names)]
         widths = [max(width, len(heading)) for width, heading in zip(min_widths, self._headings)]
         columns = zip(cells, widths, self._headings)
         return "  ".join(cell.ljust(width) if name == "state" else cell.rjust(width) for cell, width, name in columns)

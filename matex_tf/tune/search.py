@@ -13,19 +13,22 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from matex_tf.deploy import following
 from matex_tf.deploy.job import JobError, UnreachableError, format_count
 from matex_tf.tune import rungs
-from matex_tf.tune.database import FEATURES, RUNNING, Database, DatabaseError, Record, Search
+from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search
 from matex_tf.tune.engines import warm_start
 from matex_tf.tune.engines.proposals import WARM, ExhaustedError, Proposals
 from matex_tf.tune.screen import Screen
+from matex_tf.tune.settings import Settings
 from matex_tf.tune.space_file import Specification
 from matex_tf.tune.starter import RunningTrial, Starter, get_trial_folder
+from matex_tf.tune.trials.job_trial import Jobs, forget_job, has_job
+from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.trial import DONE, OUTPUT, PAUSED, STOPPED, Outcome, Slot, hold_folder
 from matex_tf.world import file_locks
 
@@ -39,38 +42,32 @@ class SearchError(RuntimeError):
     """The search cannot continue; the text gives the reason and the fix."""
 
 
-@dataclass
 class Searching:
     """A running search.
 
     Args:
-        starter: starts trials.
         slots: the resources of the concurrent trials; one trial runs in each.
-        trial_count: the number of trials, including those of earlier processes of this search.
-        uses_warm_start: whether the best configurations of similar searches are tried first.
-        poll_interval: seconds between two polls of the trials.
     """
 
-    database: Database
-    search: Search
-    spec: Specification
-    starter: Starter
-    slots: list[Slot]
-    proposals: Proposals
-    trial_count: int
-    screen: Screen
-    uses_warm_start: bool = True
-    poll_interval: float = POLL_INTERVAL
-    stop: str = ""
-    """The reason why the search is to end early, set by signal handlers; "": it goes on."""
-    _no_start_before: float = 0.0  # by the monotonic clock; inf: the scheduler is full, wait until a trial ends
-    _free_slots: list[Slot] = field(default_factory=list)
-    _running: dict[int, RunningTrial] = field(default_factory=dict)  # by number of the trial
-    _records: dict[int, Record] = field(default_factory=dict)  # of all trials, by number
-    _to_start: list[Record] = field(default_factory=list)  # recorded trials that are to be started again
-    _unreported: list[Record] = field(default_factory=list)  # trials whose costs the engine does not know yet
-    _ended_records: list[Record] = field(default_factory=list)  # of trials that this process has started
-    _task: dict[str, Any] | None = None  # sizes and loss of the model and its data, as the first trial reports them
+    def __init__(
+        self, database: Database, search: Search, settings: Settings, spec: Specification, backend: Processes | Jobs,
+        slots: Sequence[Slot], proposals: Proposals, screen: Screen,
+    ):  # fmt: skip
+        self.stop = ""
+        """The reason why the search is to end early, set by signal handlers; "": it goes on."""
+        self._database, self._search, self._settings, self._spec = database, search, settings, spec
+        self._slots, self._proposals, self._screen = slots, proposals, screen
+        self._starter = Starter(search, settings, spec, backend, screen.print_line)
+        self._poll_interval = POLL_INTERVAL if settings.slurm is None else following.LOOK_EACH  # seconds
+        self._trial_count = settings.trials  # including trials of earlier processes of this search
+        self._no_start_before = 0.0  # by the monotonic clock; inf: the scheduler is full, wait until a trial ends
+        self._free_slots = list(slots)
+        self._running: dict[int, RunningTrial] = {}  # by number of the trial
+        self._records: dict[int, Record] = {}  # of all trials, by number
+        self._to_start: list[Record] = []  # recorded trials that are to be started again
+        self._unreported: list[Record] = []  # trials whose costs the engine does not know yet
+        self._ended_records: list[Record] = []  # of trials that this process has started
+        self._knows_task = False  # whether a trial has reported the task: sizes and loss of its model and data
 
     def run_trials(self) -> Record | None:
         """Run the trials. Returns the record of the best one; None if no trial has a value.
@@ -79,48 +76,49 @@ class Searching:
             SearchError: the first trials fail in the same way, or the folder is in use.
             DatabaseError: an outcome cannot be recorded.
         """
-        with hold_search(self.starter.folder):
+        with hold_search(Path(self._search.folder)):
             self._resume_trials()
-            self._free_slots = list(self.slots)
             try:
                 self._resume_jobs()
                 while not self.stop and self._is_unfinished():
                     self._start_trials()
-                    time.sleep(self.poll_interval)
+                    time.sleep(self._poll_interval)
                     self._poll_trials()
             finally:
                 self._end_running_trials()
-                self.proposals.close()
+                self._proposals.close()
         return self.best
 
     @property
     def best(self) -> Record | None:
         """The best complete trial; while there is none, the best trial of the highest rung."""
         records = [record for record in self._records.values() if record.value is not None]
-        return min(records, key=lambda record: rungs.make_sort_key(record, self.spec.objective), default=None)
+        return min(records, key=lambda record: rungs.make_sort_key(record, self._spec.objective), default=None)
+
+    def _get_folder(self, record: Record) -> Path:
+        return get_trial_folder(Path(self._search.folder), record.number)
 
     def _is_unfinished(self) -> bool:
         """Whether a trial runs, or is to be started."""
-        return bool(self._running or self._to_start or len(self._records) < self.trial_count or self._choose_promoted())
+        are_all_begun = len(self._records) >= self._trial_count
+        return bool(self._running or self._to_start or not are_all_begun or self._choose_promoted())
 
     def _resume_trials(self) -> None:
         """Read the recorded trials: report the costs of ended trials to the engine, and start the others again."""
-        for record in self.database.list_trials(self.search.id):
+        for record in self._database.list_trials(self._search.id):
             self._records[record.number] = record
             if record.state == RUNNING:
                 self._to_start.append(record)
             else:
                 self._report_cost(record)
-        self._task = self.database.read_task(self.search.id)
-        if self._task is not None:
-            self._add_warm_starts()
+        self._add_warm_starts()
 
     # Starting
 
     def _resume_jobs(self) -> None:
         """Continue with the jobs that a killed search has left, even if they are more than the slots."""
-        for record in [record for record in self._to_start if self.starter.has_job(record.number)]:
-            slot = self._free_slots.pop(0) if self._free_slots else self.slots[-1]  # all slots of jobs are equal
+        for record in [record for record in self._to_start if has_job(self._get_folder(record))]:
+            slot = self._free_slots.pop(0) if self._free_slots else self._slots[-1]  # all slots of jobs are equal
             try:
                 self._start_trial(record, slot)
             except JobError as error:
@@ -142,8 +140,8 @@ class Searching:
             self._free_slots.pop(0)
 
     def _start_trial(self, record: Record, slot: Slot) -> None:
-        self._running[record.number] = self.starter.start_trial(record, slot)
-        self.screen.show_start(record)
+        self._running[record.number] = self._starter.start_trial(record, slot)
+        self._screen.show_start(record)
 
     def _wait_for_room(self, record: Record, error: JobError) -> None:
         """Put a trial back that the scheduler has refused: users may have a limited number of jobs.
@@ -159,11 +157,10 @@ class Searching:
         self._to_start.insert(0, record)
         self._no_start_before = time.monotonic() + RETRY_INTERVAL if is_unreachable else math.inf
         if is_unreachable:
-            self.starter.say_once("away", f"{error}; it is asked again each {RETRY_INTERVAL:.0f} s")
-            return
-        self.starter.say_once(
-            "full", f"{error}\nThe search goes on with {format_count(len(self._running), 'job')} at once"
-        )
+            self._screen.print_line(f"{error}; it is asked again each {RETRY_INTERVAL:.0f} s", "away")
+        else:
+            job_count = format_count(len(self._running), "job")
+            self._screen.print_line(f"{error}\nThe search goes on with {job_count} at once", "full")
 
     def _choose_next(self) -> Record | None:
         """The trial to start: one to be started again, else a promoted paused trial, else a new one.
@@ -173,22 +170,23 @@ class Searching:
         if self._to_start:
             return self._to_start.pop(0)
         if promoted := self._choose_promoted():
-            self.database.resume_trial(self.search.id, promoted.number)
-            return replace(promoted, state=RUNNING)
-        if len(self._records) >= self.trial_count:
+            resumed = replace(promoted, state=RUNNING)
+            self._database.update_trial(self._search.id, resumed)
+            return resumed
+        if len(self._records) >= self._trial_count:
             return None
         try:
-            proposal = self.proposals.take_next()  # (configuration, origin)
+            proposal = self._proposals.take_next()  # (configuration, origin)
         except ExhaustedError:
-            self.trial_count = len(self._records)
-            self.screen.print_line(f"every configuration there is was tried: {self.trial_count}")
+            self._trial_count = len(self._records)
+            self._screen.print_line(f"every configuration there is was tried: {self._trial_count}")
             return self._choose_next()
-        return self.database.add_trial(self.search.id, *proposal) if proposal else None
+        return self._database.add_trial(self._search.id, *proposal) if proposal else None
 
     def _choose_promoted(self) -> Record | None:
         """The paused trial to continue; at the end of the search the best one, if no trial is complete."""
-        records, objective = self._records.values(), self.spec.objective
-        nothing_else_left = not self._running and not self._to_start and len(records) >= self.trial_count
+        records, objective = self._records.values(), self._spec.objective
+        nothing_else_left = not self._running and not self._to_start and len(records) >= self._trial_count
         choice = rungs.choose_promoted(records, objective)
         if choice is None and nothing_else_left and all(record.state != DONE for record in records):
             choice = rungs.choose_best_paused(records, objective)
@@ -200,15 +198,14 @@ class Searching:
         """Read what running trials have logged, and record those that have ended."""
         for number, running in list(self._running.items()):
             for line in running.trial.read_new_lines():
-                if "task" in line and self._task is None:
-                    self._task = line["task"]
-                    self.database.note_task(self.search.id, line["task"])
+                if "task" in line and not self._knows_task:
+                    self._database.note_task(self._search.id, line["task"])
                     self._add_warm_starts()
             outcome = running.trial.poll()
             if outcome is not None:
                 del self._running[number]
                 # More resumed jobs than slots may run. Then the end of one of them frees no slot.
-                if len(self._running) + len(self._free_slots) < len(self.slots):
+                if len(self._running) + len(self._free_slots) < len(self._slots):
                     self._free_slots.append(running.slot)
                 self._no_start_before = 0.0
                 if outcome.state == STOPPED:  # not by the search: the trial continues from its state
@@ -217,20 +214,20 @@ class Searching:
                     continue
                 self._end_trial(running, outcome)
                 self._check_equal_failures()
-        self.screen.show_running({number: running.trial for number, running in self._running.items()})
+        self._screen.show_running({number: running.trial for number, running in self._running.items()})
 
     def _end_trial(self, running: RunningTrial, outcome: Outcome) -> None:
         """Record the outcome of a trial that has ended by itself, or pauses at a rung."""
-        record = self.starter.end_trial(running, outcome)
+        record = self._starter.end_trial(running, outcome)
         if record.state == PAUSED and record.value is None:  # the starter has removed the rungs: continue at once
             self._to_start.append(replace(record, state=RUNNING))
             return
-        self.database.end_trial(self.search.id, record)
+        self._database.update_trial(self._search.id, record)
         if record.state == PAUSED:  # it continues in another job
-            self.starter.forget_job(record.number)
+            forget_job(self._get_folder(record))
         self._records[record.number] = record
         self._report_cost(record)
-        self.screen.show_end(record, self.best)
+        self._screen.show_end(record, self.best)
         self._ended_records.append(record)
 
     def _report_cost(self, record: Record) -> None:
@@ -238,17 +235,17 @@ class Searching:
 
         A failed trial has no value. It costs as much as the worst trial, so its report waits until a trial has a value.
         """
-        if self.spec.space.allows(record.config):
+        if self._spec.space.allows(record.config):
             self._unreported.append(record)
         costs = [self._compute_cost(record) for record in self._records.values() if record.value is not None]
         if not costs:
             return
         for trial in self._unreported:
-            self.proposals.tell(trial.config, self._compute_cost(trial) if trial.value is not None else max(costs))
+            self._proposals.tell(trial.config, self._compute_cost(trial) if trial.value is not None else max(costs))
         self._unreported = []
 
     def _compute_cost(self, record: Record) -> float:
-        return self.spec.objective.compute_cost(math.nan if record.value is None else record.value)
+        return self._spec.objective.compute_cost(math.nan if record.value is None else record.value)
 
     def _check_equal_failures(self) -> None:
         """Raises SearchError if the first MAX_EQUAL_FAILURES trials of this process have failed in the same way."""
@@ -258,7 +255,7 @@ class Searching:
             last, numbers = self._ended_records[-1], ", ".join(str(record.number) for record in self._ended_records)
             raise SearchError(
                 f"trials {numbers} have failed alike ({last.why}). What the last of them printed "
-                f"({get_trial_folder(self.starter.folder, last.number) / OUTPUT}):\n{last.tail or '(nothing)'}"
+                f"({self._get_folder(last) / OUTPUT}):\n{last.tail or '(nothing)'}"
             )
 
     def _end_running_trials(self) -> None:
@@ -266,7 +263,7 @@ class Searching:
         for running in self._running.values():
             running.trial.stop_trial("")
         while self._running:
-            time.sleep(self.poll_interval)
+            time.sleep(self._poll_interval)
             for number, running in list(self._running.items()):
                 outcome = running.trial.poll()
                 if outcome is not None:
@@ -278,21 +275,20 @@ class Searching:
 
     def _add_warm_starts(self) -> None:
         """Propose the best configurations of searches with similar tasks first, and print their folders."""
+        task = self._database.read_task(self._search.id)
+        self._knows_task = task is not None
         is_warm = any(record.origin == WARM for record in self._records.values())
-        if not self.uses_warm_start or self._task is None or is_warm:
+        if not self._settings.warm_start or task is None or is_warm:
             return
-        objective = self.search.objective
-        other_tasks = self.database.list_other_tasks(self.search.id, objective)
+        other_tasks = self._database.list_other_tasks(self._search.id, self._search.objective)
         best_configs = {
-            number: warm_start.sort_best_first(self.database.list_trials(number), self.spec.objective)
+            number: warm_start.sort_best_first(self._database.list_trials(number), self._spec.objective)
             for number in other_tasks
         }
-        starts = warm_start.choose_starts(
-            {name: self._task.get(name) for name in FEATURES}, other_tasks, best_configs, self.spec.space
-        )
-        if self.proposals.put_first(start.config for start in starts):
-            names = [search.folder for start in starts if (search := self.database.find_search(start.search))]
-            self.screen.print_line(
+        starts = warm_start.choose_starts(task, other_tasks, best_configs, self._spec.space)
+        if self._proposals.put_first(starts.values()):
+            names = [search.folder for number in starts if (search := self._database.find_search(number))]
+            self._screen.print_line(
                 f"goes on with the best of {', '.join(names)}, whose tasks are alike (--no-warm-start)"
             )
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from matex_tf.deploy import following, run_folder
+from matex_tf.deploy import run_folder
 from matex_tf.deploy.command import fill_name_and_command, find_own_command
-from matex_tf.deploy.options import Options, format_options
+from matex_tf.deploy.options import format_options
 from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.deploy.slurm import check_commands
 from matex_tf.tune import changes, space_file
@@ -28,63 +28,20 @@ from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.screen import Screen
-from matex_tf.tune.search import POLL_INTERVAL, Searching
+from matex_tf.tune.search import Searching
+from matex_tf.tune.settings import Settings
 from matex_tf.tune.space_file import Specification
-from matex_tf.tune.starter import Starter, get_trial_folder, make_once
+from matex_tf.tune.starter import get_trial_folder
 from matex_tf.tune.trials import place
 from matex_tf.tune.trials.job_trial import Jobs
 from matex_tf.tune.trials.process_trial import Processes
-from matex_tf.tune.trials.slots import make_slots
-from matex_tf.tune.trials.trial import FAILED, PLACE, Slot
+from matex_tf.tune.trials.trial import FAILED, PLACE
 from matex_tf.world import child_process
 
 NOTE = "search.json"
 """The file of a search's folder that names the database and the search's row."""
 # The signals that end a search, with their names in messages and in `Searching.stop`.
 _ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The options of a search, recorded for its resumption."""
-
-    trials: int = 50
-    parallel: int = 1
-    ranks: int = 1
-    engine: str = "random"
-    seed: int = 0
-    limit: float = 0.0
-    """Seconds of a trial; 0: no limit."""
-    run: tuple[str, ...] = ()
-    """Texts with further options of `matex run`."""
-    warm_start: bool = True
-    source: str = ""
-    """The folder in which the user runs the script."""
-    name: str = "search"
-    """The name of the space file."""
-    rungs: tuple[int, ...] = ()
-    slurm: dict[str, Any] | None = None
-    """The options of trials that are jobs; None: trials run on this machine."""
-
-    def __post_init__(self) -> None:
-        Options(run=self.run)  # raises ValueError for options that trials set themselves
-        if self.slurm and self.slurm.get("array"):
-            raise ValueError("each trial is one job, and takes no array: --parallel says how many there are at a time")
-
-    @property
-    def options(self) -> list[str]:
-        """The words of further options of `matex run`."""
-        return [word for text in self.run for word in shlex.split(text)]
-
-    def make_job(self) -> Slurm | None:
-        """The Slurm options of each trial; None if trials run on this machine."""
-        return None if self.slurm is None else Slurm(**self.slurm)
-
-    def make_slots(self) -> list[Slot]:
-        """The resources of each concurrent trial. Raises HostsError."""
-        if self.slurm is not None:
-            return [Slot()] * self.parallel
-        return make_slots(self.parallel, self.ranks, self.options, self.source)
 
 
 @dataclass(frozen=True)
@@ -121,7 +78,7 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
     """
     spec = space_file.read_space(space, settings.name)
     place.check_files(spec, Path(settings.source))
-    engine.check_engine(settings.engine)
+    engine.load_engine(settings.engine)  # raises if its library is missing
     settings.make_slots()
     if settings.slurm is not None:
         check_commands()
@@ -142,7 +99,7 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
 
 def _make_folder(target: Sequence[str], folder: str) -> Path:
     if not folder:
-        return run_folder.make_folder("tune-" + run_folder.name_target(target))
+        return run_folder.make_folder("tune-" + (target[1] if target[0] == "-m" else Path(target[0]).stem))
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
@@ -171,9 +128,9 @@ def open_search(folder: Path) -> tuple[Database, Search]:
 
 def merge_settings(search: Search, **changed: Any) -> Settings:
     """The recorded settings of the search with the changes `changed`. Raises NoSearchError: a change is impossible."""
-    merged = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings.get("rungs", ()))}
+    merged = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings["rungs"])}
     if job_options := changed.pop("slurm", None):
-        if merged.get("slurm") is None:
+        if merged["slurm"] is None:
             raise NoSearchError(f"its trials run here, and have no --{min(job_options).replace('_', '-')}")
         merged["slurm"] = {**merged["slurm"], **job_options}
         try:
@@ -205,9 +162,8 @@ def change_space(database: Database, search: Search, settings: Settings, space: 
         return search, []
     for trial in trials:
         if other_changes and trial.state == RUNNING and not spec.space.allows(trial.config):
-            database.end_trial(
-                search.id, replace(trial, state=FAILED, kind="changed", why="what is searched has changed")
-            )
+            failed = replace(trial, state=FAILED, kind="changed", why="what is searched has changed")
+            database.update_trial(search.id, failed)
     return database.change_space(search, space, describe_objective(spec.objective)), range_changes + other_changes
 
 
@@ -228,7 +184,7 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
     search, space_changes = change_space(database, search, settings, space) if space else (search, [])
     spec = space_file.read_space(search.space, settings.name)
     earlier_trials = database.list_trials(search.id)
-    search_engine = engine.make_engine(settings.engine, spec.space, settings.seed)
+    search_engine = engine.load_engine(settings.engine)(spec.space, settings.seed)
     proposals = Proposals(search_engine, spec.space, settings.seed, [record.config for record in earlier_trials])
     slots = settings.make_slots()
     with Screen(spec.space, spec.objective, settings.trials, len(slots), earlier_trials) as screen:
@@ -236,17 +192,8 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
             screen.print_line(f"goes on with {name}; {'; '.join(space_changes)}")
         elif not space and (file := _find_changed_file(search, settings)):
             screen.print_line(f"{file} is not as it was; the search goes on as it began (--search {file} takes it)")
-        say_once = make_once(screen.print_line)
-        starter = Starter(
-            folder=Path(search.folder), spec=spec, source=Path(settings.source),
-            backend=_make_backend(search, settings, say_once), target=search.target, limit=settings.limit,
-            rungs=settings.rungs, say=screen.print_line, say_once=say_once,
-        )  # fmt: skip
-        searching = Searching(
-            database=database, search=search, spec=spec, starter=starter, slots=slots, proposals=proposals,
-            trial_count=settings.trials, screen=screen, uses_warm_start=settings.warm_start,
-            poll_interval=POLL_INTERVAL if settings.slurm is None else following.LOOK_EACH,
-        )  # fmt: skip
+        backend = _make_backend(search, settings, screen.print_line)
+        searching = Searching(database, search, settings, spec, backend, slots, proposals, screen)
 
         def stop_search(number: int, _frame: FrameType | None) -> None:
             searching.stop = searching.stop or _ENDING[signal.Signals(number)]
@@ -266,13 +213,13 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
     )  # fmt: skip
 
 
-def _make_backend(search: Search, settings: Settings, say_once: Callable[[str, str], None]) -> Jobs | Processes:
+def _make_backend(search: Search, settings: Settings, say: Callable[..., None]) -> Jobs | Processes:
     """Starts the trials: as Slurm jobs, or as processes of this machine. Raises JobError."""
-    matex, job = find_own_command(), settings.make_job()
-    if job is None:
+    matex = find_own_command()
+    if settings.slurm is None:
         return Processes(shlex.split(matex), settings.ranks, settings.options)
-    job = fill_name_and_command(replace(job, matex=job.matex or matex), search.target)
-    return Jobs(job, Path(settings.source), settings.parallel, say_once)
+    job = Slurm(**{**settings.slurm, "matex": settings.slurm["matex"] or matex})
+    return Jobs(fill_name_and_command(job, search.target), Path(settings.source), settings.parallel, say)
 
 
 def _find_changed_file(search: Search, settings: Settings) -> str:
@@ -290,7 +237,8 @@ def format_trial_command(
 ) -> tuple[str, tuple[str, ...]]:
     """The command line that trains as a trial did, and the trial's versions of the files with placeholders."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in place.list_variables(record.config).items()]
-    if job := settings.make_job():
+    if settings.slurm is not None:
+        job = Slurm(**settings.slurm)
         # If no job option precedes the script, `matex submit` takes job options from the words after it, which belong
         # to the script here. So at least one option precedes it.
         command = ["submit", "--slurm", *(format_options(job) or [f"--nodes={job.nodes}"])]

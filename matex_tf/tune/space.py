@@ -35,6 +35,8 @@ class Number:
     log: bool = False
     whole: bool = False
     when: Condition = ()
+    otherwise: str | None = None
+    """The text of a placeholder while the parameter is not active; None: it needs none."""
 
     def compute_value(self, share: float) -> Value:
         """The value at the fraction `share` (0 to 1) of the range, rounded, so that trials get the displayed value."""
@@ -78,6 +80,7 @@ class Choice:
     choices: tuple[str, ...]
     is_flag: bool = False
     when: Condition = ()
+    otherwise: str | None = None
 
     def compute_value(self, share: float) -> Value:
         """The value at the fraction `share`, 0 to 1."""
@@ -106,6 +109,14 @@ class Space:
     """The parameters, each after those that its condition names."""
 
     parameters: tuple[Parameter, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [parameter.name for parameter in self.parameters]
+
+    def format_values(self, config: Config) -> list[str]:
+        """The value of each parameter as text; "" for inactive parameters."""
+        return [format_value(config[name]) if name in config else "" for name in self.names]
 
     def is_active(self, parameter: Parameter, config: Config) -> bool:
         """Whether `parameter` is active, given the values in `config` of the parameters before it."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import NoReturn
 
 import yaml
 
@@ -15,15 +16,16 @@ from matex_tf.tune.objective import Objective
 from matex_tf.tune.space import OFF, ON, Choice, Condition, Number, Parameter, Space
 
 _TOP = ("objective", "search", "files")
-RANGES = {"float": (False, False), "int": (False, True), "log": (True, False), "log_int": (True, True)}
+_RANGES = {"float": (False, False), "int": (False, True), "log": (True, False), "log_int": (True, True)}
 """For each kind of range: whether it is logarithmic, and whether its values are integers."""
 _CHOICE, _FLAG, _WHEN, _ELSE = "choice", "flag", "when", "otherwise"
-_KINDS = (*RANGES, _CHOICE, _FLAG)
+_KINDS = (*_RANGES, _CHOICE, _FLAG)
 _OBJECTIVE = ("minimize", "maximize", "regex", "take")
 _TAKE_VALUES = ("last", "best")
 # How the script receives a parameter, by its name: --lr or -l as an option, $LR as an environment variable, and lr in
 # files with the placeholder {{lr}}.
 _NAME = re.compile(r"--?[A-Za-z0-9][\w.-]*|\$[A-Za-z_]\w*|[A-Za-z_]\w*")
+_COMMENT = re.compile(r"\s#.*")
 
 
 class SpaceError(ValueError):
@@ -38,17 +40,8 @@ class Specification:
     objective: Objective
     files: tuple[str, ...] = ()
     """Files with placeholders."""
-    otherwise: tuple[tuple[str, str], ...] = ()
-    """(placeholder, text): the text in place of a parameter that is not active."""
-
-
-class _Entry(NamedTuple):
-    """A parameter with its node in the file."""
-
-    node: yaml.Node
-    parameter: Parameter
-    otherwise: str | None
-    """The text of a placeholder while the parameter is not active; None: it needs none."""
+    texts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """For messages: the text of the file for each parameter, and for `objective` and `files`."""
 
 
 def read_space(text: str, name: str) -> Specification:
@@ -63,7 +56,7 @@ def read_space(text: str, name: str) -> Specification:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}, line {mark.line + 1}" if mark else name
         raise SpaceError(f"{where}: {getattr(error, 'problem', None) or error}. It is read as YAML") from None
-    return _Reader(name).read_specification(top)
+    return _Reader(name).read_specification(top, text)
 
 
 class _Reader:
@@ -72,48 +65,51 @@ class _Reader:
     def __init__(self, name: str):
         self.name = name
 
-    def read_specification(self, top: yaml.Node | None) -> Specification:
-        """Read the whole file; `top` is None for an empty file."""
+    def read_specification(self, top: yaml.Node | None, text: str) -> Specification:
+        """Read the whole file, of which `text` is the text; `top` is None for an empty file."""
         if top is None:
             raise SpaceError(f"{self.name}: it is empty. It begins with `search:`, and a line for each parameter")
         parts = dict(self._list_members(top, "the file", _TOP))
         if "search" not in parts:
             what = "there is no `search:`, with a line for each parameter, such as --lr: {log: [1e-5, 0.1]}"
             self._refuse_node(top, what)
-        entries: dict[str, _Entry] = {}
-        for name, node in self._list_members(parts["search"], "search"):
-            if not _NAME.fullmatch(name):
-                self._refuse_node(
-                    node, f"{name}: expected a flag (--lr), a variable of the environment ($LR), or the name of a "
-                    "placeholder in one of files (lr)"
-                )  # fmt: skip
-            entries[name] = self._read_entry(name, node)
-        if not entries:
+        nodes = dict(self._list_members(parts["search"], "search"))
+        if not nodes:
             self._refuse_node(parts["search"], "search: there is no parameter")
+        parameters = {name: self._read_parameter(name, node) for name, node in nodes.items()}
+        for parameter in parameters.values():
+            self._check_condition(parameter, nodes[parameter.name], parameters)
         files = self._read_one_or_more("files", parts["files"]) if "files" in parts else ()
-        self._check_conditions(entries)
-        self._check_placeholders(entries, files)
-        otherwise = tuple((name, entry.otherwise) for name, entry in entries.items() if entry.otherwise is not None)
+        self._check_placeholders(parameters, files)
         objective = self._read_objective(parts["objective"]) if "objective" in parts else Objective()
-        return Specification(Space(self._sort_parameters(entries)), objective, files, otherwise)
+        texts = {"objective": "{minimize: val_loss}"}  # the default
+        for name, node in {**parts, **nodes}.items():
+            texts[name] = " ".join(_COMMENT.sub("", text[node.start_mark.index : node.end_mark.index]).split())
+        return Specification(Space(self._sort_parameters(parameters, nodes)), objective, files, texts)
 
     # Parameters
 
-    def _read_entry(self, name: str, node: yaml.Node) -> _Entry:
+    def _read_parameter(self, name: str, node: yaml.Node) -> Parameter:
         """Read a parameter: `flag`, a list of choices, or a mapping of a kind and optionally `when` and `otherwise`."""
+        if not _NAME.fullmatch(name):
+            self._refuse_node(
+                node, f"{name}: expected a flag (--lr), a variable of the environment ($LR), or the name of a "
+                "placeholder in one of files (lr)"
+            )  # fmt: skip
         if isinstance(node, yaml.ScalarNode):
-            if node.value == _FLAG:
-                return _Entry(node, self._read_flag(name, node, ()), None)
-            expected = "expected a list of choices, or a range as {log: [1e-5, 0.1]}"
-            self._refuse_node(node, f"{name}: {expected}; given {node.value!r}")
-        if isinstance(node, yaml.SequenceNode):
+            if node.value != _FLAG:
+                expected = "expected a list of choices, or a range as {log: [1e-5, 0.1]}"
+                self._refuse_node(node, f"{name}: {expected}; given {node.value!r}")
+            members = {_FLAG: node}
+        elif isinstance(node, yaml.SequenceNode):
+            members = {_CHOICE: node}
             choices = self._read_texts(name, node)
             if len(choices) == 2 and all(map(_is_number, choices)):
                 numbers = ", ".join(choices)
                 ways = f"{{float: [{numbers}]}}, {{int: [{numbers}]}} or {{choice: [{numbers}]}}"
                 self._refuse_node(node, f"{name}: [{numbers}] may be a range or two choices: write {ways}")
-            return _Entry(node, Choice(name, choices), None)
-        members = dict(self._list_members(node, name, (*_KINDS, _WHEN, _ELSE)))
+        else:
+            members = dict(self._list_members(node, name, (*_KINDS, _WHEN, _ELSE)))
         kinds = [kind for kind in members if kind in _KINDS]
         if len(kinds) != 1:
             self._refuse_node(node, f"{name}: expected one of {', '.join(_KINDS)}; given {', '.join(kinds) or 'none'}")
@@ -127,20 +123,17 @@ class _Reader:
         if needs_otherwise and otherwise is None:
             self._refuse_node(node, f"{name}: its text where `{_WHEN}` does not hold is missing: add `{_ELSE}: TEXT`")
         if kind == _FLAG:
-            return _Entry(node, self._read_flag(name, members[kind], when), otherwise)
+            if not name.startswith("-"):
+                flag = f"--{name.lstrip('$')}"
+                self._refuse_node(node, f"{name}: only an option of the command line, as {flag}, may be a flag")
+            return Choice(name, (OFF, ON), True, when, otherwise)
         if kind == _CHOICE:
-            return _Entry(node, Choice(name, self._read_texts(name, members[kind]), when=when), otherwise)
-        return _Entry(node, self._read_range(name, kind, members[kind], when), otherwise)
+            return Choice(name, self._read_texts(name, members[kind]), False, when, otherwise)
+        low, high = self._read_range(name, kind, members[kind])
+        return Number(name, low, high, *_RANGES[kind], when, otherwise)
 
-    def _read_flag(self, name: str, node: yaml.Node, when: Condition) -> Choice:
-        if not name.startswith("-"):
-            self._refuse_node(
-                node, f"{name}: only an option of the command line, as --{name.lstrip('$')}, may be a flag"
-            )
-        return Choice(name, (OFF, ON), is_flag=True, when=when)
-
-    def _read_range(self, name: str, kind: str, node: yaml.Node, when: Condition) -> Number:
-        log, whole = RANGES[kind]
+    def _read_range(self, name: str, kind: str, node: yaml.Node) -> tuple[float, float]:
+        log, whole = _RANGES[kind]
         if not isinstance(node, yaml.SequenceNode) or len(node.value) != 2:
             self._refuse_node(node, f"{name}: expected {kind}: [LEAST, MOST]")
         low, high = (self._read_number(name, item, whole) for item in node.value)
@@ -148,7 +141,7 @@ class _Reader:
             self._refuse_node(node, f"{name}: expected the least first, then the most; given {low:g} and {high:g}")
         if log and low <= 0:
             self._refuse_node(node, f"{name}: {kind} needs numbers above 0; given {low:g}")
-        return Number(name, low, high, log, whole, when)
+        return low, high
 
     def _read_number(self, name: str, node: yaml.Node, whole: bool) -> float:
         text = self._read_text(name, node)
@@ -166,36 +159,32 @@ class _Reader:
         members = self._list_members(node, where)
         return tuple((other_name, self._read_one_or_more(where, values)) for other_name, values in members)
 
-    def _check_conditions(self, entries: dict[str, _Entry]) -> None:
-        """Check that each condition names another parameter with choices, and some of these choices."""
-        for name, entry in entries.items():
-            for other_name, values in entry.parameter.when:
-                where = f"{name}: {_WHEN}"
-                if other_name not in entries or other_name == name:
-                    known_names = [known_name for known_name in entries if known_name != name]
-                    what = describe_unknown("parameter", other_name, known_names)
-                    self._refuse_node(entry.node, f"{where}: {what}")
-                other = entries[other_name].parameter
-                if not isinstance(other, Choice):
-                    what = f"{other_name} is a range; a condition is on choices or a flag"
-                    self._refuse_node(entry.node, f"{where}: {what}")
-                for value in values:
-                    if value not in other.choices:
-                        what = describe_unknown("choice", value, other.choices)
-                        self._refuse_node(entry.node, f"{where}: {other_name}: {what}")
+    def _check_condition(self, parameter: Parameter, node: yaml.Node, parameters: Mapping[str, Parameter]) -> None:
+        """Check that each condition of the parameter names another one with choices, and some of these choices."""
+        where = f"{parameter.name}: {_WHEN}"
+        others = {name: other for name, other in parameters.items() if other != parameter}
+        for name, values in parameter.when:
+            if name not in others:
+                self._refuse_node(node, f"{where}: {describe_unknown('parameter', name, others)}")
+            other = others[name]
+            if not isinstance(other, Choice):
+                self._refuse_node(node, f"{where}: {name} is a range; a condition is on choices or a flag")
+            for value in values:
+                if value not in other.choices:
+                    self._refuse_node(node, f"{where}: {name}: {describe_unknown('choice', value, other.choices)}")
 
-    def _sort_parameters(self, entries: dict[str, _Entry]) -> tuple[Parameter, ...]:
+    def _sort_parameters(
+        self, parameters: Mapping[str, Parameter], nodes: Mapping[str, yaml.Node]
+    ) -> tuple[Parameter, ...]:
         """Sort parameters, so that each comes after the parameters of its condition."""
-        graph = {name: [other_name for other_name, _ in entry.parameter.when] for name, entry in entries.items()}
-        ordered: list[str] = []
-        while len(ordered) < len(entries):
-            remaining = [name for name in entries if name not in ordered]
-            ready = [name for name in remaining if all(other_name in ordered for other_name in graph[name])]
-            if not ready:
-                name = remaining[0]
-                self._refuse_node(entries[name].node, f"{name}: its condition depends, through others, on itself")
-            ordered += ready
-        return tuple(entries[name].parameter for name in ordered)
+        sorter = TopologicalSorter(dict.fromkeys(parameters, ()))  # of names, in the order of the file
+        for name, parameter in parameters.items():
+            sorter.add(name, *(other_name for other_name, _ in parameter.when))
+        try:
+            return tuple(parameters[name] for name in sorter.static_order())
+        except CycleError as error:
+            name = next(name for name in parameters if name in error.args[1])
+            self._refuse_node(nodes[name], f"{name}: its condition depends, through others, on itself")
 
     # The other parts
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matex_tf.files.mirror import Mirror, make_mirror_command, mirror_folder
-from matex_tf.tune.database import Record
+from matex_tf.tune.database import Record, Search
+from matex_tf.tune.settings import Settings
 from matex_tf.tune.space_file import Specification
 from matex_tf.tune.trials import place
-from matex_tf.tune.trials.job_trial import Jobs, forget_job, has_job
+from matex_tf.tune.trials.job_trial import Jobs
 from matex_tf.tune.trials.process_trial import Processes
 from matex_tf.tune.trials.trial import (
     DONE,
@@ -39,61 +40,52 @@ class RunningTrial:
     mirror: Mirror
 
 
-@dataclass
 class Starter:
     """Starts the trials of a search.
 
     Args:
-        folder: of the search.
-        source: the folder in which the user runs the script; each trial has a copy.
         backend: starts trials as processes of this machine, or as jobs.
-        target: the script and its arguments.
-        limit: time limit of a trial in seconds; 0: no limit.
-        rungs: epochs after which trials pause.
-        say: prints a message.
-        say_once: prints only the first message of a kind.
+        say: prints a message; called with a kind, only the first message of it.
     """
 
-    folder: Path
-    spec: Specification
-    source: Path
-    backend: Processes | Jobs
-    target: Sequence[str]
-    limit: float
-    rungs: tuple[int, ...]
-    say: Callable[[str], None]
-    say_once: Callable[[str, str], None]
+    def __init__(
+        self, search: Search, settings: Settings, spec: Specification, backend: Processes | Jobs,
+        say: Callable[..., None],
+    ):  # fmt: skip
+        self._search, self._spec, self._backend, self._say = search, spec, backend, say
+        self._source = Path(settings.source)  # the folder in which the user runs the script; each trial has a copy
+        self._limit, self._rungs = settings.limit, settings.rungs
 
     def start_trial(self, record: Record, slot: Slot) -> RunningTrial:
         """Start a trial; with rungs it continues from its saved state, if there is one.
 
         A job that a killed search has submitted for this trial is found again.
         """
-        folder = get_trial_folder(self.folder, record.number)
+        folder = get_trial_folder(Path(self._search.folder), record.number)
         folder.mkdir(exist_ok=True)
-        limit = max(self.limit - record.seconds, 1e-3) if self.limit else 0.0  # the rest of its time; 0: no limit
-        next_rungs = self.rungs[len(record.rungs) :]
+        limit = max(self._limit - record.seconds, 1e-3) if self._limit else 0.0  # the rest of its time; 0: no limit
+        next_rungs = self._rungs[len(record.rungs) :]
         # The next rung; 0: save the state, without a pause, as all rungs are reached; None: there are no rungs.
-        pause = (next_rungs[0] if next_rungs else 0) if self.rungs else None
-        rules = Rules(self.spec.objective, limit, pause)
-        trial = self.backend.find_trial(folder, rules)
+        pause = (next_rungs[0] if next_rungs else 0) if self._rungs else None
+        rules = Rules(self._spec.objective, limit, pause)
+        trial = self._backend.find_trial(folder, rules)
         with hold_folder(folder):  # processes of a killed search may still run
             if not trial and not (folder / STATE).is_dir():  # it starts from the beginning
                 shutil.rmtree(folder / PLACE, ignore_errors=True)
                 for name in (OUTPUT, NOTED):
                     (folder / name).unlink(missing_ok=True)
-            mirror = mirror_folder(self.source, folder / PLACE, {self.folder.absolute(), self.source / "runs"})
+            mirror = mirror_folder(self._source, folder / PLACE, {Path(self._search.folder), self._source / "runs"})
             if not trial:
-                place.fill_placeholders(folder / PLACE, self.spec, record.config)
+                place.fill_placeholders(folder / PLACE, self._spec, record.config)
         if mirror.folders:
             names = ", ".join(map(str, mirror.folders[:3]))
             text = f"trials share {names}, which is too large for a copy each. Their files there may conflict"
-            self.say_once("shared", text)
+            self._say(text, "shared")
         if not trial:
-            target = make_mirror_command(self.target, self.source, folder / PLACE)
-            command = [*target, *place.list_options(self.spec.space, record.config)]
+            target = make_mirror_command(self._search.target, self._source, folder / PLACE)
+            command = [*target, *place.list_options(self._spec.space, record.config)]
             variables = place.list_variables(record.config)
-            trial = self.backend.start_trial(folder, command, variables, rules, slot)
+            trial = self._backend.start_trial(folder, command, variables, rules, slot)
         return RunningTrial(record, trial, slot, mirror)
 
     def end_trial(self, running: RunningTrial, outcome: Outcome) -> Record:
@@ -104,53 +96,26 @@ class Starter:
         trial, number = running.trial, running.record.number
         place.clean_folder(trial.folder / PLACE, running.mirror)
         if changed_originals := running.mirror.list_changed_originals():
-            self.say(
+            self._say(
                 f"{changed_originals[0]} has changed while trial {number} ran. It is too large for a copy each, so "
                 "trials that write it disturb each other"
             )
         if outcome.state in (DONE, FAILED):
             shutil.rmtree(trial.folder / STATE, ignore_errors=True)
         prefix = f"trial {number} has run to its end"
-        if outcome.state == DONE and trial.pause and not trial.epochs:
-            self.say_once("no fit", f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended")
+        if outcome.state == DONE and trial.rules.pause and not trial.epochs:
+            self._say(f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended", "no fit")
         # It should have paused, but has gone on to its end.
-        elif outcome.state == DONE and trial.pause and trial.pause <= trial.epochs:
-            self.say_once("not kept", f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})")
+        elif outcome.state == DONE and 0 < (trial.rules.pause or 0) <= trial.epochs:
+            self._say(f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})", "not kept")
         if outcome.state == PAUSED and not outcome.curve:  # the objective is known at the end of a trial only
-            self.rungs = (0,)  # further trials save their state, but do not pause
-            reason = f"after {trial.pause} epochs there is nothing to judge them by"
-            self.say_once("no rungs", f"trials run to their ends, as {reason}. {outcome.why}")
-        return update_record(running.record, outcome)
-
-    def has_job(self, number: int) -> bool:
-        """Whether a job of the trial was submitted, and its end is not recorded yet."""
-        return has_job(get_trial_folder(self.folder, number))
-
-    def forget_job(self, number: int) -> None:
-        """Remove the files of the trial's job, which has ended and whose result is recorded."""
-        forget_job(get_trial_folder(self.folder, number))
-
-
-def update_record(record: Record, outcome: Outcome) -> Record:
-    """The record of a trial with its outcome; seconds add up over its starts."""
-    has_value = outcome.state in (DONE, PAUSED) and bool(outcome.curve)
-    changes = {**vars(outcome), "seconds": record.seconds + outcome.seconds}
-    changes["value"] = outcome.value if has_value else None
-    if outcome.state == PAUSED and has_value:
-        changes["rungs"] = (*record.rungs, outcome.value)
-    return replace(record, **changes)
-
-
-def make_once(say: Callable[[str], None]) -> Callable[[str, str], None]:
-    """Make a function that prints only the first message of each kind."""
-    printed_kinds: set[str] = set()
-
-    def say_once(kind: str, text: str) -> None:
-        if kind not in printed_kinds:
-            printed_kinds.add(kind)
-            say(text)
-
-    return say_once
+            self._rungs = (0,)  # further trials save their state, but do not pause
+            reason = f"after {trial.rules.pause} epochs there is nothing to judge them by"
+            self._say(f"trials run to their ends, as {reason}. {outcome.why}", "no rungs")
+        record = running.record
+        has_reached_rung = outcome.state == PAUSED and outcome.value is not None
+        rungs = (*record.rungs, outcome.value) if has_reached_rung else record.rungs
+        return replace(record, **{**vars(outcome), "seconds": record.seconds + outcome.seconds, "rungs": rungs})
 
 
 def get_trial_folder(search: Path, number: int) -> Path:

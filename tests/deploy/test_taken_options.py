@@ -12,7 +12,7 @@ from matex_tf.deploy.kubernetes import Kubernetes
 from matex_tf.deploy.sbatch import taken_options
 from matex_tf.deploy.sbatch.job_script import Slurm, list_words
 from matex_tf.launch import cli
-from matex_tf.tune.setup import Settings
+from matex_tf.tune.settings import Settings
 
 TAKEN = {  # long name: letter, what there is instead
     "nodes": ("N", "--nodes"), "ntasks": ("n", "--ranks-per-node"), "ntasks-per-node": ("", "--ranks-per-node"),

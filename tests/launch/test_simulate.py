@@ -9,7 +9,7 @@ import pytest
 
 from matex_tf.launch import cli
 from matex_tf.planner import plan_file
-from matex_tf.planner.papers import htc, htc_layers, htc_minibatch
+from matex_tf.planner.papers import htc, htc_minibatch
 
 
 @pytest.fixture
@@ -111,13 +111,11 @@ def test_the_minibatch_of_htc_is_that_of_its_program(capsys):
     for one in batches:
         letters = "".join("GF"[algorithm] for algorithm in one.choice.algorithms)
         assert f"{one.rows} │ {letters} │ {one.rows_per_second / best.rows_per_second:.3f}" in table
-    words = htc_layers.format_architecture(htc.ALEXNET)
-    assert htc_layers.parse_architecture(words) == htc.ALEXNET
-    assert said(capsys, "--minibatch", "--memory", "2GiB", "--layers", words)[1] == table
+    assert said(capsys, "--minibatch", "--memory", "2GiB", "--layers", htc.ALEXNET_LAYERS)[1] == table
     small = "32x32x3 conv:3+1:64 pool:2/2 conv:3:128 dense:10"
     code, table, _ = said(capsys, "--minibatch", "--memory", "1GiB", "--rows", "8", "--layers", small)
     assert code == 0 and small in table and "name larger --rows" in table
-    assert htc_layers.parse_architecture(small).dense == (14 * 14 * 128, 10)
+    assert htc.parse_architecture(small).dense == (14 * 14 * 128, 10)
 
 
 def test_the_example_of_the_docs_is_what_the_command_prints(capsys, monkeypatch):

@@ -102,7 +102,7 @@ def test_a_known_link_is_found_in_its_sums():
         between = dataclasses.replace(
             MINE, scope=plan_file.ALL_RANKS, ranks=count, hosts=count, asleep=tuple(sums), seconds=tuple(sums)
         )
-        priced = Links(a_plan(links=(MINE, between), ranks_per_host=1)).list_algorithms(count)["mpi"](1 << 20)
+        priced = Links(a_plan(links=(MINE, between), ranks_per_host=1)).estimate_sum(count, "mpi", 1 << 20)
         assert priced == pytest.approx(collectives.estimate_flat(count, 1, 1 << 20, link, collectives.MEMORY), rel=1e-6)
 
 
@@ -118,5 +118,5 @@ def test_sums_of_real_ranks_take_longer_with_size_and_are_what_a_plan_says(monke
         assert min(seconds) > 0 and seconds[-1] > max(seconds[:3]), "16 MiB are a thousand times what is before"
     assert link.cpu_per_byte > 0
     plan = a_plan(links=(link,))
-    assert Links(plan).list_algorithms(2)["shared memory"](16 << 20) == pytest.approx(max(link.seconds))
+    assert Links(plan)._estimate_on_one_host(2, 16 << 20) == pytest.approx(max(link.seconds))
     assert Predictor(plan).predict_step(2).link_mark == plan_file.MEASURED

@@ -11,6 +11,7 @@ from matex_tf.planner import queueing
 from matex_tf.planner.events import Events, Station
 from matex_tf.planner.papers import ibatch
 from matex_tf.planner.simulator import servers
+from matex_tf.planner.simulator.ranks import Disturbance
 
 MOST = {0.5: 0.02, 0.1: 0.06}
 """How far events may be from the exact model, by the jitter of the computation."""
@@ -32,7 +33,7 @@ def compute_throughput(run):
 def test_events_give_the_exact_throughput(noise):
     for workers, count, share in itertools.product((2, 8, 32), (1, 3, 8), (0.05, 0.2, 0.7)):
         work = make_step_work(1 - share, share)
-        run = servers.simulate_servers(workers, count, work, max(100, 4000 // workers), noise=noise)
+        run = servers.simulate_servers(workers, count, work, max(100, 4000 // workers), disturbance=Disturbance(noise))
         exact = queueing.compute_throughput(workers, count, 1 - share, share)
         assert compute_throughput(run) == pytest.approx(exact, rel=MOST[noise]), (workers, count, share)
 
@@ -54,11 +55,12 @@ def test_a_station_wider_than_its_customers_serves_each_at_full_speed():
 
 
 def test_steps_together_transfer_together():
-    run = servers.simulate_servers(4, 2.0, make_step_work(1.0, 0.5), 10, synchronous=True, slow={2: 1.2})
+    slow = Disturbance(slow={2: 1.2})
+    run = servers.simulate_servers(4, 2.0, make_step_work(1.0, 0.5), 10, synchronous=True, disturbance=slow)
     # Workers that end early transfer while the slow one still computes.
     assert run.compute_step() == pytest.approx(run.ends[2][1] - run.ends[2][0])
     assert all(ends[0] <= run.ends[2][0] for ends in run.ends), "the slow worker is last"
-    lone = servers.simulate_servers(4, 4.0, make_step_work(1.0, 0.5), 10, synchronous=True, slow={2: 1.2})
+    lone = servers.simulate_servers(4, 4.0, make_step_work(1.0, 0.5), 10, synchronous=True, disturbance=slow)
     assert lone.compute_step() == pytest.approx(1.7)
 
 
@@ -74,6 +76,7 @@ def test_pulls_in_batches_end_as_the_recursion_says():
 
 def test_the_same_seed_gives_the_same_run_and_noise_costs_time_in_step():
     work = make_step_work(1.0, 0.1)
-    runs = [servers.simulate_servers(8, 8.0, work, 50, synchronous=True, noise=0.1, seed=seed) for seed in (1, 1, 2)]
+    noise = Disturbance(0.1)
+    runs = [servers.simulate_servers(8, 8.0, work, 50, True, noise, seed) for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
     assert 1.1 < runs[0].compute_step() < 1.5 and not math.isnan(compute_throughput(runs[0]))

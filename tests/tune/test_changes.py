@@ -67,7 +67,7 @@ def test_ranges_may_change_and_what_trials_are_told_apart_by_may_not(capfd, monk
     assert tune(capfd, "--search", "space.yaml", "--trials", "2", "train.py")[0] == 0
     for text, said in (
         ("objective: {maximize: val_loss}\nsearch:\n  --x: {float: [0, 1]}\n",
-         "objective: {minimize: val_loss, take: last}, now {maximize: val_loss, take: last}"),
+         "objective: {minimize: val_loss}, now {maximize: val_loss}"),
         ("search:\n  --x: {float: [0, 0.1]}\n  --z: [a, b]\n", "--z: not there, now [a, b]"),
     ):  # fmt: skip
         write(text)
@@ -101,10 +101,10 @@ ALL = "objective: {{maximize: a}}\nsearch:\n  --x: {}\n  --k: [a, b]\n  --f: fla
     "x, when, ranges, others",
     [
         ("{log: [1e-4, 1]}", "", [], []),
-        ("{log: [1e-4, 2]}", "", ["--x: {log: [0.0001, 1]}, now {log: [0.0001, 2]}"], []),
-        ("{float: [1e-4, 1]}", "", ["--x: {log: [0.0001, 1]}, now {float: [0.0001, 1]}"], []),
-        ("[p, q]", "", ["--x: {log: [0.0001, 1]}, now [p, q]"], []),
-        ("{log: [1e-4, 1]}", ", when: {--k: a}", [], ["--d: {int: [1, 3]}, now {int: [1, 3]} when {--k: [a]}"]),
+        ("{log: [1e-4, 2]}", "", ["--x: {log: [1e-4, 1]}, now {log: [1e-4, 2]}"], []),
+        ("{float: [1e-4, 1]}", "", ["--x: {log: [1e-4, 1]}, now {float: [1e-4, 1]}"], []),
+        ("[p, q]", "", ["--x: {log: [1e-4, 1]}, now [p, q]"], []),
+        ("{log: [1e-4, 1]}", ", when: {--k: a}", [], ["--d: {int: [1, 3]}, now {int: [1, 3], when: {--k: a}}"]),
     ],
 )
 def test_what_has_changed(x, when, ranges, others):

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from matex_tf.tune import database as databases
-from matex_tf.tune import setup
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record
 from matex_tf.tune.engines import warm_start
 from matex_tf.tune.objective import Objective, Point
@@ -31,8 +30,9 @@ def add(database, folder="/runs/a"):
 def test_what_is_written_is_read(database):
     search = add(database)
     one, two = (database.add_trial(search.id, {"--x": x}, "engine") for x in (0.25, "a"))
-    done = Record(1, one.config, "engine", "done", 0.5, seconds=3.0, curve=(Point(1, math.nan), Point(2, 0.5)))
-    database.end_trial(search.id, done)
+    curve = (Point(1, math.nan), Point(2, 0.5))
+    done = Record(1, one.config, "engine", state="done", value=0.5, seconds=3.0, curve=curve)
+    database.update_trial(search.id, done)
     again = Database(database.path)
     first, second = again.list_trials(search.id)
     assert first == done and first.curve[1] == Point(2, 0.5) and math.isnan(first.curve[0].value)
@@ -46,7 +46,8 @@ def test_a_trial_that_is_made_again_has_one_curve(database):
     record = database.add_trial(search.id, {}, "engine")
     for values in ((3.0, 2.0, 1.0), (5.0,)):
         curve = tuple(Point(place, value) for place, value in enumerate(values))
-        database.end_trial(search.id, Record(record.number, {}, "engine", "done", values[-1], curve=curve))
+        ended = Record(record.number, {}, "engine", state="done", value=values[-1], curve=curve)
+        database.update_trial(search.id, ended)
     assert database.list_trials(search.id)[0].curve == (Point(0, 5.0),)
 
 
@@ -86,47 +87,11 @@ def test_a_full_disk_is_an_error_and_leaves_what_was_written(database):
     pages = database._file.execute("pragma page_count").fetchone()[0]
     database._file.execute(f"pragma max_page_count = {pages}")
     with pytest.raises(DatabaseError, match=r"tune.db: .*full"):
-        database.end_trial(search.id, Record(record.number, {}, "engine", "failed", tail="x" * 100_000))
+        database.update_trial(search.id, Record(record.number, {}, "engine", state="failed", tail="x" * 100_000))
     assert database.list_trials(search.id) == [record]
     database._file.execute("pragma max_page_count = 100000")
-    database.end_trial(search.id, Record(record.number, {}, "engine", "done", 1.0))
+    database.update_trial(search.id, Record(record.number, {}, "engine", state="done", value=1.0))
     assert database.list_trials(search.id)[0].value == 1.0
-
-
-VERSION_1 = """
-create table searches (
-    id integer primary key, folder text not null, target text not null, space text not null, settings text not null,
-    objective text not null, began real not null);
-create table tasks (
-    search integer primary key references searches, rows integer, columns integer, classes integer, parameters integer,
-    loss text);
-create table trials (
-    search integer not null references searches, number integer not null, config text not null, origin text not null,
-    state text not null, value real, kind text not null default '', why text not null default '',
-    tail text not null default '', seconds real not null default 0, began real not null, ended real,
-    primary key (search, number));
-create table curves (
-    search integer not null, number integer not null, place integer not null, epoch integer not null, value real,
-    primary key (search, number, place));
-insert into searches values (1, '/runs/a', '["train.py"]', 'search: ...', '{"trials": 3, "run": []}', 'min', 7.0);
-insert into tasks values (1, 1000, 8, 2, 500, 'mse');
-insert into trials values (1, 1, '{"--x": 0.5}', 'engine', 'done', 0.25, '', '', '', 3.0, 7.0, 9.0);
-insert into curves values (1, 1, 0, 1, 0.25);
-pragma user_version = 1;
-"""
-
-
-def test_a_file_of_an_older_version_goes_on(tmp_path):
-    with sqlite3.connect(tmp_path / "tune.db") as file:
-        file.executescript(VERSION_1)
-    file.close()
-    database = Database(tmp_path / "tune.db")
-    done = Record(1, {"--x": 0.5}, "engine", "done", 0.25, seconds=3.0, curve=(Point(1, 0.25),))
-    assert database.list_trials(1) == [done] and database.read_task(1) == TASK
-    assert setup.merge_settings(database.find_search(1), parallel=2) == setup.Settings(trials=3, parallel=2)
-    paused = Record(database.add_trial(1, {}, "engine").number, {}, "engine", "paused", 2.0, rungs=(3.0, 2.0))
-    database.end_trial(1, paused)
-    assert Database(database.path).list_trials(1) == [done, paused]
 
 
 def test_a_file_of_another_kind_or_version_is_refused(tmp_path):
@@ -135,7 +100,7 @@ def test_a_file_of_another_kind_or_version_is_refused(tmp_path):
         Database(tmp_path / "text")
     with sqlite3.connect(tmp_path / "new.db") as file:
         file.execute("pragma user_version = 7")
-    with pytest.raises(DatabaseError, match="its version is 7, and this matex reads 2"):
+    with pytest.raises(DatabaseError, match="its version is 7, and this matex reads 3"):
         Database(tmp_path / "new.db")
     with pytest.raises(DatabaseError, match="Not a directory|File exists"):
         Database(tmp_path / "text" / "below.db")
@@ -171,14 +136,15 @@ def test_what_is_begun_with():
     }  # fmt: skip
     best = {1: [{"x": 5.0}, {"x": 0.5}], 2: [{"x": 0.25}, {"x": 0.1}], 3: [{"x": 0.9}], 4: [{"y": 1.0}]}
     found = warm_start.choose_starts(TASK, others, best, space)
-    assert [(start.config, start.search) for start in found] == [({"x": 0.25}, 2), ({"x": 0.5}, 1)]
+    assert list(found.items()) == [(2, {"x": 0.25}), (1, {"x": 0.5})]
     many = warm_start.choose_starts(
         TASK, dict.fromkeys(range(9), TASK), {place: [{"x": place / 10}] for place in range(9)}, space
     )
-    assert [start.search for start in many] == [8, 7, 6, 5], "of those as near, the newest"
+    assert list(many) == [8, 7, 6, 5], "of those as near, the newest"
 
 
 def test_the_best_come_first():
-    trials = [Record(place, {"x": place}, "", "done", value) for place, value in enumerate((3.0, 1.0, None, 2.0))]
+    values = (3.0, 1.0, None, 2.0)
+    trials = [Record(place, {"x": place}, "", state="done", value=value) for place, value in enumerate(values)]
     assert warm_start.sort_best_first(trials, Objective()) == [{"x": 1}, {"x": 3}, {"x": 0}]
     assert warm_start.sort_best_first(trials, Objective(maximize=True)) == [{"x": 0}, {"x": 3}, {"x": 1}]

@@ -46,7 +46,7 @@ def take(proposals):
 
 
 def make(name, space=SPACE, seen=()):
-    return Proposals(engine.make_engine(name, space, 0), space, 0, seen)
+    return Proposals(engine.load_engine(name)(space, 0), space, 0, seen)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -165,7 +165,7 @@ def test_a_missing_library_is_said_with_the_command_that_gets_it(name, package, 
     with pytest.raises(
         engine.EngineMissingError, match=rf"--engine {name} needs {package}.*pip install 'matex_tf\[tune\]'"
     ):
-        engine.check_engine(name)
+        engine.load_engine(name)
 
 
 def test_a_script_that_trains_loads_none_of_it():
@@ -179,7 +179,7 @@ def test_a_script_that_trains_loads_none_of_it():
 
 def test_random_search_loads_no_library():
     program = (
-        "import sys; from matex_tf.tune.engines import engine; engine.check_engine('random'); "
+        "import sys; from matex_tf.tune.engines import engine; engine.load_engine('random'); "
         "assert not {'optuna', 'smac', 'ConfigSpace'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

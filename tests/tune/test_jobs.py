@@ -290,7 +290,7 @@ def test_where_slurm_does_not_answer_the_search_ends_and_says_what_may_run(tmp_p
     monkeypatch.setattr(job_trial, "GRACE", 0.0)
     said = []
     trial = JobTrial(
-        tmp_path, Job("7", str(tmp_path)), Rules(Objective(), pause=0), 0.0, lambda kind, text: said.append(text)
+        tmp_path, Job("7", str(tmp_path)), Rules(Objective(), pause=0), 0.0, lambda text, kind: said.append(text)
     )
     (tmp_path / "job.json").touch()
     assert trial.poll() is None and said == ["scontrol: Unable to contact slurm controller; it is asked again"]
@@ -313,7 +313,7 @@ def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tm
     trial.waits = False
     assert trial.seconds > 9 and trial.poll() is None and trial.waits and trial.seconds == 0
     assert not (tmp_path / job_trial.STOP_REQUEST).exists(), "its limit counts while it runs"
-    assert said == [("PENDING (BeginTime)", "job 7 PENDING (BeginTime), requeued (1): Slurm lets some time pass")]
+    assert said == [("job 7 PENDING (BeginTime), requeued (1): Slurm lets some time pass", "PENDING (BeginTime)")]
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tm
 def test_what_a_job_cannot_tell_slurm_does(tmp_path, monkeypatch, state, kept, expected, why):
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
     monkeypatch.setattr(slurm, "find_state", lambda job: state)
-    trial = JobTrial(tmp_path, Job("7", str(tmp_path)), Rules(Objective(), pause=0), 0.0, lambda kind, text: None)
+    trial = JobTrial(tmp_path, Job("7", str(tmp_path)), Rules(Objective(), pause=0), 0.0, lambda text, kind: None)
     if kept:
         (tmp_path / "state").mkdir()
         (tmp_path / "state" / "state-1").touch()
@@ -349,6 +349,6 @@ def test_a_trial_whose_job_will_not_start_has_failed(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(slurm, "cancel_job", lambda one: cancelled.append(one.id))
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
-    trial = JobTrial(tmp_path, Job("4711", str(tmp_path)), Rules(Objective()), 0.0, lambda kind, text: None)
+    trial = JobTrial(tmp_path, Job("4711", str(tmp_path)), Rules(Objective()), 0.0, lambda text, kind: None)
     outcome = trial.poll()
     assert outcome.state == FAILED and "will not start" in outcome.why and cancelled == ["4711"]

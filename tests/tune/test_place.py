@@ -154,7 +154,9 @@ def test_what_trials_share_is_said_before_one_starts(source, tmp_path, monkeypat
     folder.mkdir()
     where = SimpleNamespace(find_trial=lambda *_: None, start_trial=lambda *_: said.append("started"))
     wanted = asked("search: {--on: [a, b]}")
-    search = Starter(folder, wanted, source, where, ["train.py"], 0, (), said.append, lambda _, text: said.append(text))
+    asked_for = SimpleNamespace(source=str(source), limit=0, rungs=())
+    row = SimpleNamespace(folder=str(folder), target=["train.py"])
+    search = Starter(row, asked_for, wanted, where, lambda text, *_: said.append(text))
     search.start_trial(SimpleNamespace(number=1, seconds=0, rungs=(), config={"--on": "a"}), None)
     assert said[0].startswith("trials share linked, ") and said[1:] == ["started"]
 

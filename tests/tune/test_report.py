@@ -16,7 +16,7 @@ from matex_tf.tune import setup, space_file
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Point
 from matex_tf.tune.report import coordinates, importance, page
-from matex_tf.tune.setup import Settings
+from matex_tf.tune.settings import Settings
 
 TEXT = """
 objective: {minimize: val_loss}
@@ -71,7 +71,7 @@ def search(tmp_path, trials, **settings):
     for config, became in zip(drawn(len(trials)), trials):
         record = database.add_trial(found.id, config, "engine")
         if became:
-            database.end_trial(found.id, Record(record.number, config, "engine", **became))
+            database.update_trial(found.id, Record(record.number, config, "engine", **became))
     return where
 
 

@@ -19,13 +19,13 @@ import launch
 from matex_tf.tune import rungs, setup
 from matex_tf.tune.database import Record
 from matex_tf.tune.objective import Objective, Point
-from matex_tf.tune.setup import Settings
+from matex_tf.tune.settings import Settings
 
 LOSS = Objective()
 
 
 def at(number, *values, state="paused"):
-    return Record(number, {}, "engine", state, values[-1] if values else None, rungs=values)
+    return Record(number, {}, "engine", values, state=state, value=values[-1] if values else None)
 
 
 def test_the_best_third_of_a_rung_goes_on_without_waiting():

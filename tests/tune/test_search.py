@@ -22,7 +22,7 @@ import matex_tf
 from matex_tf.tune import setup
 from matex_tf.tune.database import Database, DatabaseError
 from matex_tf.tune.search import SearchError, hold_search
-from matex_tf.tune.setup import Settings
+from matex_tf.tune.settings import Settings
 from matex_tf.tune.trials import trial
 
 pytestmark = pytest.mark.waits
@@ -169,7 +169,7 @@ def test_a_folder_on_a_file_system_without_locks_is_used_and_that_is_told(tmp_pa
     def flock(handle, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(trial.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     with hold_search(tmp_path), trial.hold_folder(tmp_path):
         (line,) = capsys.readouterr().err.splitlines()
     assert str(tmp_path) in line and "expected" in line and os.strerror(errno.ENOLCK) in line
@@ -257,7 +257,7 @@ def test_a_small_space_is_tried_whole(capfd):
 
 
 def test_a_full_disk_loses_only_the_trials_under_way(monkeypatch):
-    plain, count = Database.end_trial, []
+    plain, count = Database.update_trial, []
 
     def end(self, *what):
         count.append(1)
@@ -267,11 +267,11 @@ def test_a_full_disk_loses_only_the_trials_under_way(monkeypatch):
             what = (what[0], dataclasses.replace(what[1], tail="x" * 100_000))
         plain(self, *what)
 
-    monkeypatch.setattr(Database, "end_trial", end)
+    monkeypatch.setattr(Database, "update_trial", end)
     where = setup.create_search(["train.py"], fakes.SPACE, Settings(trials=5, source=os.getcwd(), name="space.yaml"))
     with pytest.raises(DatabaseError, match="full"):
         setup.run_search(where)
-    monkeypatch.setattr(Database, "end_trial", plain)
+    monkeypatch.setattr(Database, "update_trial", plain)
     assert [one.state for one in records(where)] == ["done", "done", "running"]
     assert setup.run_search(where).trials == 5 and [one.number for one in records(where)] == [1, 2, 3, 4, 5]
 

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from matex_tf.planner.papers import htc, htc_layers, htc_minibatch
+from matex_tf.planner.papers import htc, htc_minibatch
 
 ROWS = "32,64,96,...,512"
 
@@ -17,14 +17,14 @@ def show_minibatch(text: str, sizes: Sequence[int], device_bytes: float) -> int:
     """Print the fastest algorithms for each batch size that fits in memory, and the best size.
 
     Args:
-        text: the network, in the notation of `htc_layers.FORM`; "": AlexNet, the paper's example.
+        text: the network, in the notation of `htc.FORM`; "": AlexNet, the paper's example.
         device_bytes: the memory of the device, in bytes.
 
     Raises:
         click.UsageError: the text describes no network, or no batch size fits in memory.
     """
     try:
-        network = htc_layers.parse_architecture(text) if text else htc.ALEXNET
+        network = htc.parse_architecture(text) if text else htc.ALEXNET
         batches = htc_minibatch.list_batches(network, sizes, device_bytes)
     except ValueError as error:
         raise click.UsageError(f"--layers: {error}") from None
@@ -35,7 +35,7 @@ def show_minibatch(text: str, sizes: Sequence[int], device_bytes: float) -> int:
             f"device has {device_bytes / 2**30:.3g} GiB: name fewer --rows or more --memory"
         )
     console = Console()
-    console.print(f"{htc_layers.format_architecture(network)}, {device_bytes / 2**30:.3g} GiB", highlight=False)
+    console.print(f"{text or htc.ALEXNET_LAYERS}, {device_bytes / 2**30:.3g} GiB", highlight=False)
     best = max(batches, key=lambda batch: batch.rows_per_second)
     table = Table("rows", "algorithms", "rows/s, of the best")
     for batch in batches:

@@ -119,7 +119,7 @@ def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) ->
     links = measure_links(request.ranks_per_host, request.hosts, launch)
     plan = make_plan(request, sizes, add_kept_links(links, request.hosts, bool(request.network)))
     # MATEX_STRATEGY=async is measured, too, if the script and a requested number of ranks allow it.
-    may_be_async = plan.update is not None and not plan.update.not_async and plan.scaling == "strong"
+    may_be_async = not plan.update.not_async and plan.scaling == "strong"
     if may_be_async and request.copies > 1 and any(1 < ranks <= request.ranks_per_host for ranks in request.ranks):
         plan = replace(plan, whole=sizes.measure_whole())
     return plan

@@ -12,6 +12,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -27,11 +28,12 @@ import numpy as np
 
 from matex_tf import settings
 from matex_tf.files.mirror import make_mirror_command, mirror_folder
+from matex_tf.monitor.machine import parse_busy_seconds
 from matex_tf.observe import measured_steps
-from matex_tf.planner.measurement import machine, started
+from matex_tf.planner.measurement import started
 from matex_tf.planner.measurement import steps as steps_of_events
 from matex_tf.planner.measurement.steps import Steps
-from matex_tf.planner.plan_file import Input, Size, Update, compute_typical_step
+from matex_tf.planner.plan_file import Input, Size, Update
 
 STEPS, LEAST = 25, 8
 """Updates that a process makes: the default, and the minimum. The first `steps.FIRST` (3) do not count, so of 8 about 4
@@ -86,17 +88,19 @@ def measure_copies(
     Raises:
         NotMeasured: the script fails, does not train, or ends before it has trained enough.
     """
-    others = machine.Others()
+    begun_at, other_seconds = time.monotonic(), _count_other_seconds()
     with contextlib.ExitStack() as at_end:
         processes = []
         for copy in range(copies):
-            environment = make_copy_environment(f"{ranks}:{steps}:{copy}:{copies}:{folder}", scaling, limits=limits)
+            environment = _make_environment(f"{ranks}:{steps}:{copy}:{copies}", folder, scaling, limits)
             processes.append(at_end.enter_context(_start_copy(script, copy, folder, environment)))
-        codes = _await_copies(processes)
-    busy = others.compute_share()  # the fraction of all cores that other processes used
+        codes = _await_ends(processes)
+    core_seconds = (time.monotonic() - begun_at) * (os.cpu_count() or 1)
+    busy = min(max(_count_other_seconds() - other_seconds, 0.0) / core_seconds, 1.0)
     results = [read_copy(folder, copy, code, ranks, steps) for copy, code in enumerate(codes)]
     all_notes = [notes for notes, _, _ in results]
     first_notes, first, overlaps = results[0]
+    cores = [float(notes["cores"]) for notes in all_notes]  # NaN: steps were too short to measure them
     # Times of copies with other gradients than copy 0 are not comparable.
     alike = [copy_steps for _, copy_steps, _ in results if copy_steps.gradients == first.gradients]
     size = Size(
@@ -105,13 +109,22 @@ def measure_copies(
         base_bytes=max(int(notes["base"]) for notes in all_notes),
         peak_bytes=max(int(notes["peak"]) for notes in all_notes), busy=busy,
         update=statistics.median(copy_steps.update for copy_steps in alike),
-        cores=_count_cores([float(notes["cores"]) for notes in all_notes]), bytes=first.bytes,
-        input=read_input(all_notes),
+        cores=None if any(map(math.isnan, cores)) else max(cores), bytes=first.bytes, input=read_input(all_notes),
     )  # fmt: skip
     epoch, update = (json.loads(str(first_notes[name])) for name in ("epoch", "update"))
     # If a script trains several models, only the fraction `share` of its updates end a step.
     epoch_steps = count_epoch_steps(epoch["batches"], epoch["given"], epoch["updates"] * first.share)
     return Measurement(size, first, overlaps, Update(**update), epoch_steps, epoch["why_not"])
+
+
+def _count_other_seconds() -> float:
+    """Core seconds since the boot of the machine that were neither idle nor spent by this process and its children.
+
+    The seconds of a child are known after its end.
+    """
+    own_usage = [resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    own_seconds = sum(usage.ru_utime + usage.ru_stime for usage in own_usage)
+    return parse_busy_seconds(Path("/proc/stat").read_bytes()) - own_seconds
 
 
 def count_epoch_steps(batches: int, batches_taken: int, updates: float) -> int:
@@ -132,11 +145,6 @@ def read_input(notes_of_copies: Sequence[Mapping[str, Any]]) -> Input | None:
     return Input(statistics.mean(cost.seconds for cost in measured), statistics.mean(cost.bytes for cost in measured))
 
 
-def _count_cores(busy_cores: Sequence[float]) -> float | None:
-    """The largest number of busy cores of a copy; None if steps were too short to measure it (NaN)."""
-    return None if any(map(math.isnan, busy_cores)) else max(busy_cores)
-
-
 def measure_real(
     launch: Launch, script: Sequence[str], folder: Path, steps: int, scaling: str,
     limits: Mapping[str, str] | None = None, is_here: bool = True,
@@ -146,28 +154,17 @@ def measure_real(
     Raises:
         NotMeasured: as `measure_copies`.
     """
-    mirror, source = folder / "place-0", Path.cwd().resolve()
-    mirror_folder(source, mirror)
     # RANKS is 0: real ranks are measured. Rank R then stores copy-R.npz, and the file of rank 0 is read.
-    environment = make_copy_environment(f"0:{steps}:0:1:{folder}", scaling, "auto", limits, is_here)
-    # [3:]: `launch` takes the script with its arguments, without "python -m matex_tf" before them.
-    command = launch(make_copy_command(script, source, mirror)[3:], environment)
-    deadline = time.monotonic() + LIMIT
-    with _start_in(command, mirror, environment, folder / "said-0", started.PATIENCE) as process:
-        while process.poll() is None and time.monotonic() < deadline and not (folder / "copy-0.npz").exists():
-            time.sleep(0.1)  # the end of the context ends ranks that still run
+    environment = _make_environment(f"0:{steps}:0:1", folder, scaling, limits, "auto", is_here)
+    with _start_copy(script, 0, folder, environment, launch) as process:
+        _await_ends([process], folder / "copy-0.npz")  # the end of the context ends ranks that still run
     notes, real_steps, _ = read_copy(folder, 0, process.returncode, 0, steps)
     if (recorded := int(notes["updates"])) < steps:
         print(
             f"matex: only {recorded} of {steps} steps were recorded; ranks may still have been choosing how to reduce",
             file=sys.stderr,
         )
-    return compute_typical_step(real_steps.seconds[-SETTLED_STEPS:])
-
-
-def make_copy_command(script: Sequence[str], source: Path, mirror: Path) -> list[str]:
-    """The command that runs `script` in `mirror`, the mirror of `source`."""
-    return [sys.executable, "-m", "matex_tf", *make_mirror_command(script, source, mirror)]
+    return statistics.median(real_steps.seconds[-SETTLED_STEPS:])
 
 
 def make_limits(memory: float, microbatch: int) -> dict[str, str]:
@@ -179,63 +176,60 @@ def make_limits(memory: float, microbatch: int) -> dict[str, str]:
     return {"MATEX_MEMORY": f"{memory:.0f}", "MATEX_MICROBATCH": microbatch_text}
 
 
-def make_copy_environment(
-    plan: str, scaling: str, overlap: str = "on", limits: Mapping[str, str] | None = None, is_here: bool = True
+def _make_environment(
+    plan: str, folder: Path, scaling: str, limits: Mapping[str, str] | None, overlap: str = "on", is_here: bool = True
 ) -> dict[str, str]:
     """The environment of a measured process. Creates the folder of its temporary files.
 
-    A process that is killed does not remove its files. So its private files are in FOLDER, which the caller removes,
+    A process that is killed does not remove its files. So its private files are in `folder`, which the caller removes,
     and on this host its temporary files, too.
 
     Args:
-        plan: the value of MATEX_PLAN, "RANKS:STEPS:COPY:COPIES:FOLDER" (`settings.Phantom`).
-        overlap: MATEX_OVERLAP, if the user's environment does not set it.
+        plan: the value of MATEX_PLAN without the folder, "RANKS:STEPS:COPY:COPIES" (`settings.Phantom`).
         limits: further variables (`make_limits`).
+        overlap: MATEX_OVERLAP, if the user's environment does not set it.
         is_here: the process runs on this host.
     """
     not_inherited = {f"MATEX_{name}" for name in _NOT_INHERITED}
     inherited = {name: value for name, value in os.environ.items() if name not in not_inherited}
-    folder = plan.split(":", 4)[4]  # it may contain colons
-    settings_of_copy = {"MATEX_PLAN": plan, "MATEX_SCALING": scaling, "MATEX_FILES_DIR": folder, "MATEX_QUIET": "1"}
+    own = {"MATEX_PLAN": f"{plan}:{folder}", "MATEX_SCALING": scaling, "MATEX_FILES_DIR": str(folder)}
     if is_here:
-        settings_of_copy["TMPDIR"] = os.path.join(folder, "temporary")
-        os.makedirs(settings_of_copy["TMPDIR"], exist_ok=True)
-    return {"MATEX_OVERLAP": overlap, **inherited, **settings_of_copy, **(limits or {}), "TF_CPP_MIN_LOG_LEVEL": "2"}
-
-
-def _start_copy(
-    script: Sequence[str], copy: int, folder: Path, environment: Mapping[str, str]
-) -> contextlib.AbstractContextManager[subprocess.Popen[Any]]:
-    """Start copy number `copy` of the script in a mirror of the current folder."""
-    mirror, source = folder / f"place-{copy}", Path.cwd().resolve()
-    mirror_folder(source, mirror)
-    return _start_in(make_copy_command(script, source, mirror), mirror, environment, folder / f"said-{copy}")
+        own["TMPDIR"] = str(folder / "temporary")
+        os.makedirs(own["TMPDIR"], exist_ok=True)
+    quiet = {"MATEX_QUIET": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return {"MATEX_OVERLAP": overlap, **inherited, **own, **(limits or {}), **quiet}
 
 
 @contextlib.contextmanager
-def _start_in(
-    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path, patience: float = 0.0
+def _start_copy(
+    script: Sequence[str], copy: int, folder: Path, environment: Mapping[str, str], launch: Launch | None = None
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Start a process in the folder `folder`, with its output in the file `output`."""
+    """Start the script as copy number `copy`, or on the ranks of `launch`, in a mirror of the current folder."""
+    mirror, source = folder / f"place-{copy}", Path.cwd().resolve()
+    mirror_folder(source, mirror)
+    target = make_mirror_command(script, source, mirror)
+    command = launch(target, environment) if launch else [sys.executable, "-m", "matex_tf", *target]
     with (
-        output.open("wb") as output_file,
+        (folder / f"said-{copy}").open("wb") as output,
         started.start_process(
-            command, patience, cwd=folder, env=environment, stdout=output_file, stderr=subprocess.STDOUT
+            command, started.PATIENCE if launch else 0.0, cwd=mirror, env=environment, stdout=output,
+            stderr=subprocess.STDOUT,
         ) as process,
-    ):
+    ):  # fmt: skip
         yield process
 
 
-def _await_copies(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """The exit code of each process; None if it has not ended within `LIMIT` seconds."""
+def _await_ends(processes: Sequence[subprocess.Popen[Any]], result: Path | None = None) -> list[int | None]:
+    """Wait until all processes have ended, or the file `result` exists, at most `LIMIT` seconds.
+
+    Returns the exit code of each process; None if it has not ended.
+    """
     deadline = time.monotonic() + LIMIT
-    codes: list[int | None] = []
-    for process in processes:
-        try:
-            codes.append(process.wait(max(deadline - time.monotonic(), 0.1)))
-        except subprocess.TimeoutExpired:
-            codes.append(None)
-    return codes
+    while time.monotonic() < deadline and not (result and result.exists()):
+        if None not in [process.poll() for process in processes]:
+            break
+        time.sleep(0.1)
+    return [process.returncode for process in processes]
 
 
 def read_copy(

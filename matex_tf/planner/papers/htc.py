@@ -7,6 +7,7 @@ instead of bits, and lemma 3.2 (section 3.3).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,11 @@ from matex_tf.planner.papers.domain import Estimate, check_positive
 FLOAT = 4
 """Bytes of a number."""
 _COPIES = 3  # numbers for each parameter: its value, its gradient for one row, and its gradient for the batch
-
+FORM = "WIDTHxHEIGHTxDEPTH, then conv:EXTENT/STRIDE+PADDING:FILTERS and pool:EXTENT/STRIDE, last dense:NEURONS,..."
+"""An architecture as text, for `matex simulate --layers`."""
+_ENTRY = re.compile(r"(\d+)x(\d+)x(\d+)")
+_LAYER = re.compile(r"(conv|pool):(\d+)(?:/(\d+))?(?:\+(\d+))?(?::(\d+))?")
+_DENSE = re.compile(r"dense:(\d+(?:,\d+)*)")
 MISTAKES = (
     "equation 4 counts the outputs of dense layers once, not for each row of the batch",
     "equation 4 counts one bias for each dense layer, not for each neuron",
@@ -63,17 +68,6 @@ class Architecture:
     """The number of flattened features, then the neurons of each dense layer."""
 
 
-ALEXNET = Architecture(
-    Shape(224, 224, 3),
-    (
-        Layer(11, 4, 2, 96), Layer(3, 2), Layer(5, 1, 2, 256), Layer(3, 2), Layer(3, 1, 1, 384), Layer(3, 1, 1, 384),
-        Layer(3, 1, 1, 256), Layer(3, 2),
-    ),
-    (9216, 4096, 4096, 1000),
-)  # fmt: skip
-"""AlexNet without groups, the example of section 3.1.3."""
-
-
 @dataclass(frozen=True)
 class Memory:
     """Bytes of feature maps (M_FM), of convolutions' parameters (M_MP) and of the classifier (M_C)."""
@@ -105,6 +99,49 @@ def shapes(architecture: Architecture) -> list[Shape]:
             )
         all_shapes.append(Shape(width, height, layer.filters or previous.depth))
     return all_shapes
+
+
+def parse_architecture(text: str) -> Architecture:
+    """Parse an architecture (`FORM`). The number of inputs of its first dense layer is computed here.
+
+    For example, 224x224x3 conv:11/4+2:96 pool:3/2 ... dense:4096,4096,1000 takes images of 224 x 224 with 3 channels.
+    Its first layer has 96 filters of 11 x 11, stride 4 and padding 2.
+
+    Raises:
+        ValueError: a word is invalid, or in an invalid position.
+    """
+    words = text.split()
+    entry = _ENTRY.fullmatch(words[0]) if words else None
+    dense = _DENSE.fullmatch(words[-1]) if words else None
+    if not entry or not dense:
+        raise ValueError(f"expected {FORM}; given {text!r}")
+    layers = [_parse_layer(word) for word in words[1:-1]]
+    if not any(layer.filters for layer in layers):
+        raise ValueError("expected one convolution or more: the choice is between their algorithms")
+    shape = Shape(*map(int, entry.groups()))
+    if shape.width != shape.height or min(shape.width, shape.depth) < 1:
+        raise ValueError(f"expected a square input with channels, as the algorithms are counted; given {words[0]}")
+    neurons = [int(one) for one in dense[1].split(",")]
+    features = shapes(Architecture(shape, layers, neurons))[-1].size
+    return Architecture(shape, tuple(layers), (features, *neurons))
+
+
+def _parse_layer(word: str) -> Layer:
+    match = _LAYER.fullmatch(word)
+    if match:
+        kind, extent, stride, padding, filters = match[1], *(int(number or 0) for number in match.groups()[1:])
+        # The extent and a given stride are above 0. A convolution has filters, and a pooling has none.
+        if extent and match[3] != "0" and (kind == "conv") == (filters > 0):
+            return Layer(extent, stride or 1, padding, filters)
+    raise ValueError(f"expected conv:EXTENT/STRIDE+PADDING:FILTERS or pool:EXTENT/STRIDE; given {word!r}")
+
+
+ALEXNET_LAYERS = (
+    "224x224x3 conv:11/4+2:96 pool:3/2 conv:5+2:256 pool:3/2 conv:3+1:384 conv:3+1:384 conv:3+1:256 pool:3/2 "
+    "dense:4096,4096,1000"
+)
+ALEXNET = parse_architecture(ALEXNET_LAYERS)
+"""AlexNet without groups, the example of section 3.1.3."""
 
 
 def memory_printed(architecture: Architecture, rows: int) -> Memory:

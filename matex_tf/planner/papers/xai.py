@@ -53,9 +53,6 @@ def expected_bandwidth_closed(workers: int, share: float) -> float:
 def servers(workers: int, share: float, ratio: float = 1.0) -> Estimate:
     """PS(n) for asynchronous updates, equation 6, rounded up; `ratio` is BW_ps / BW_w."""
     check_positive("servers", ratio=ratio)
-    return Estimate(_round_up(expected_bandwidth_closed(workers, share) / ratio), explain_outside(workers, share))
-
-
-def _round_up(count: float) -> int:
-    """Round up, tolerating errors in the last digits; at least one server."""
-    return max(1, math.ceil(count - 1e-9 * abs(count)))
+    count = expected_bandwidth_closed(workers, share) / ratio
+    # Errors in the last digits are not rounded up.
+    return Estimate(max(1, math.ceil(count - 1e-9 * abs(count))), explain_outside(workers, share))

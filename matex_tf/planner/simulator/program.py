@@ -74,13 +74,3 @@ def scale_program(program: Program, factor: float) -> Program:
         ready=tuple(at * factor for at in program.ready),
         meetings=tuple(meeting._replace(at=meeting.at * factor) for meeting in program.meetings),
     )
-
-
-def shorten_program(program: Program, compute: float) -> Program:
-    """The same step with `compute` seconds of computation; later events move to its end."""
-    return dataclasses.replace(
-        program,
-        compute=compute,
-        ready=tuple(min(at, compute) for at in program.ready),
-        meetings=tuple(meeting._replace(at=min(meeting.at, compute)) for meeting in program.meetings),
-    )

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from matex_tf.planner.simulator.program import ImpossibleRequest
 
 _MEETINGS = ("update", "collective", "allgather", "broadcast", "message", "announcement")
@@ -28,23 +30,13 @@ _FIRST_UPDATES = 3  # they trace, compile and choose buckets
 
 
 @dataclass
-class _Bucket:
-    """The times of a bucket of an update, on one rank, in seconds."""
-
-    lane: float
-    """The communication lane begins to wait for the bucket."""
-    ready: float
-    """This rank's gradients are ready."""
-    end: float
-
-
-@dataclass
 class _Rank:
-    """The timeline of one rank."""
+    """The timeline of one rank, in seconds."""
 
     script: list[tuple[str, float, float]] = field(default_factory=list)
     """(kind, begin, end) of collectives and of waits for sums on the script's lane: one of `_MEETINGS`, or `_SUMS`."""
-    buckets: list[_Bucket] = field(default_factory=list)
+    buckets: list[list[float]] = field(default_factory=list)
+    """For each bucket: the communication lane begins to wait for it, this rank's gradients are ready, it ends."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ def replay_timeline(path: str | os.PathLike[str], slow: Mapping[int, float] | No
     slow = slow or {}
     if unknown_ranks := [rank for rank in slow if rank >= len(ranks)]:
         raise ImpossibleRequest(f"slow={unknown_ranks[0]}:...: the timeline has ranks 0 to {len(ranks) - 1}")
-    factors = [slow.get(rank, 1.0) for rank in range(len(ranks))]
+    factors = np.array([slow.get(rank, 1.0) for rank in range(len(ranks))])
     ends, replayed_ends = _replay_updates(ranks, factors)
     if len(ends) < _FIRST_UPDATES + 2:
         raise ImpossibleRequest(
@@ -99,9 +91,9 @@ def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
             elif row["name"] == _SUMS:
                 rank.script.append((_SUMS, begin, end))
         elif row["name"] == _OWN_GRADIENTS:
-            rank.buckets.append(_Bucket(begin, end, end))
+            rank.buckets.append([begin, end, end])
         elif row["cat"] == "bucket" and rank.buckets:
-            rank.buckets[-1].end = end
+            rank.buckets[-1][-1] = end
     ranks = [ranks_by_number[rank] for rank in sorted(ranks_by_number)]
     for rank in ranks:
         rank.script = _drop_short_waits(rank.script)
@@ -133,71 +125,57 @@ def _drop_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[
     return [*shortened, (_SUMS, *last_wait)] if has_wait else shortened
 
 
-def _replay_updates(ranks: Sequence[_Rank], factors: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The ends of the updates on rank 0: (as measured, as replayed)."""
-    replayed_starts = [rank.script[0][1] for rank in ranks]
-    # For each rank, the start of its current interval of computation, as measured: the end of its last collective.
-    measured_starts = list(replayed_starts)
+def _replay_updates(ranks: Sequence[_Rank], factors: np.ndarray) -> tuple[list[float], list[float]]:
+    """The ends of the updates on rank 0: (as measured, as replayed). All arrays below have a time of each rank."""
+    buckets = np.array([rank.buckets for rank in ranks]).reshape(len(ranks), -1, 3).transpose(1, 2, 0)
+    replayed_start = np.array([rank.script[0][1] for rank in ranks])
+    # The start of a rank's current interval of computation, as measured: the end of its last collective.
+    measured_start = replayed_start
+    # The (measured, replayed) starts of the intervals since the last update was announced.
+    starts: list[tuple[np.ndarray, np.ndarray]] = []
     lane_free, next_bucket = 0.0, 0
     ends, replayed_ends = [], []
-    # For each rank, the (measured, replayed) starts of the intervals since the last update was announced.
-    points: list[list[tuple[float, float]]] = [[] for _ in ranks]
     for index, (kind, _, _) in enumerate(ranks[0].script):
-        spans = [rank.script[index][1:] for rank in ranks]  # (begin, end) on each rank, as measured
+        begin, end = np.array([rank.script[index][1:] for rank in ranks]).T
         # Each rank's computation since its last collective takes as long as measured, times its factor.
-        arrivals = [
-            replayed + (begin - measured) * factor
-            for replayed, (begin, _), measured, factor in zip(replayed_starts, spans, measured_starts, factors)
-        ]
+        arrival = replayed_start + (begin - measured_start) * factors
         if kind == _SUMS:
-            lane_free, next_bucket = _replay_buckets(ranks, factors, points, lane_free, next_bucket, spans)
+            stop = next_bucket  # buckets that were ready on rank 0 before its wait ended belong to this update
+            while stop < len(buckets) and buckets[stop][1][0] <= end[0]:
+                stop += 1
+            lane_free = _replay_buckets(buckets[next_bucket:stop], factors, starts, lane_free)
+            next_bucket = stop
             # A rank that waited for the last sum continues as long after it as in the measurement.
-            last_bucket_ends = [rank.buckets[next_bucket - 1].end for rank in ranks]
-            replayed_starts = [
-                max(own, lane_free) + max(0.0, end - max(begin, done))
-                for own, (begin, end), done in zip(arrivals, spans, last_bucket_ends)
-            ]
+            last_sum_end = buckets[stop - 1][2]
+            replayed_start = np.maximum(arrival, lane_free) + np.maximum(end - np.maximum(begin, last_sum_end), 0.0)
         else:
             # A collective takes as long after the last arrival as measured; ranks leave it with the measured delays.
-            last_begin, first_end = max(begin for begin, _ in spans), min(end for _, end in spans)
-            price = max(0.0, first_end - last_begin)
-            replayed_starts = [max(arrivals) + price + (end - first_end) for _, end in spans]
-        measured_starts = [end for _, end in spans]
-        for rank, point in enumerate(zip(measured_starts, replayed_starts)):
-            if kind == "announcement":
-                points[rank].clear()
-            points[rank].append(point)
+            price = max(0.0, end.min() - begin.max())
+            replayed_start = arrival.max() + price + (end - end.min())
+        measured_start = end
+        if kind == "announcement":
+            starts.clear()
+        starts.append((measured_start, replayed_start))
         if kind in ("update", _SUMS):
-            ends.append(measured_starts[0])
-            replayed_ends.append(replayed_starts[0])
+            ends.append(float(measured_start[0]))
+            replayed_ends.append(float(replayed_start[0]))
     return ends, replayed_ends
 
 
 def _replay_buckets(
-    ranks: Sequence[_Rank], factors: Sequence[float], points: Sequence[Sequence[tuple[float, float]]],
-    lane_free: float, first: int, spans: Sequence[tuple[float, float]],
-) -> tuple[float, int]:  # fmt: skip
-    """Replay the buckets of one update, from bucket `first` on; the lane is free from `lane_free` on.
+    buckets: np.ndarray, factors: np.ndarray, starts: Sequence[tuple[np.ndarray, np.ndarray]], lane_free: float
+) -> float:
+    """The replayed end of the `buckets` of one update; the lane is free from `lane_free` on.
 
-    `spans` are the measured waits of the ranks for these sums. Returns (end of the last bucket, index of the next one).
+    `starts` are the measured and the replayed starts of the intervals of computation in which gradients became ready.
     """
-    stop = first  # buckets that were ready on rank 0 before its wait ended belong to this update
-    while stop < len(ranks[0].buckets) and ranks[0].buckets[stop].ready <= spans[0][1]:
-        stop += 1
-    for index in range(first, stop):
-        buckets = [rank.buckets[index] for rank in ranks]
-        ready = [
-            _shift_time(bucket.ready, rank_points, factor)
-            for bucket, rank_points, factor in zip(buckets, points, factors)
-            if bucket.ready - bucket.lane > _AT_ONCE or index == first  # else it was ready before the lane reached it
-        ]
-        start = max(bucket.ready for bucket in buckets)
-        price = max(bucket.end for bucket in buckets) - start
-        lane_free = max([lane_free, *ready]) + price
-    return lane_free, stop
-
-
-def _shift_time(time: float, points: Sequence[tuple[float, float]], factor: float) -> float:
-    """The replayed time of a measured `time`, from the last of the `points` before it, or else from the first one."""
-    measured, replayed = next((point for point in reversed(points) if point[0] <= time), points[0])
-    return replayed + (time - measured) * factor
+    for index, (lane, ready, end) in enumerate(buckets):
+        # A time in an interval of computation, or before the first one, moves with its start, times the factor.
+        replayed_ready = ready
+        for number, (measured, replayed) in enumerate(starts):
+            replayed_ready = np.where(
+                (measured <= ready) | (number == 0), replayed + (ready - measured) * factors, replayed_ready
+            )
+        has_waited = (ready - lane > _AT_ONCE) | (index == 0)  # else it was ready before the lane reached it
+        lane_free = max([lane_free, *replayed_ready[has_waited]]) + end.max() - ready.max()
+    return float(lane_free)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 from matex_tf import arguments
 from matex_tf.planner.events import Events, Station
-
-_LEAST_FACTOR = 0.05  # noise never makes a computation faster than this
+from matex_tf.planner.simulator.ranks import Disturbance
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,6 @@ class Run:
 
     ends: list[list[float]]
     """For each worker, the ends of its steps in seconds."""
-    events: int = 0
-    """The number of events."""
 
     def compute_step(self) -> float:
         """Seconds of a step, without each worker's first: the harmonic mean over workers, as their rates add up."""
@@ -75,12 +72,12 @@ class _Simulation:
     """The events of `simulate_servers`."""
 
     def __init__(
-        self, workers: int, capacity: float, work: Work, steps: int, synchronous: bool,
-        noise: float, slow: dict[int, float], seed: int,
+        self, workers: int, capacity: float, work: Work, steps: int, synchronous: bool, disturbance: Disturbance,
+        seed: int,
     ):  # fmt: skip
         self.events = Events()
         self.station = Station(self.events, capacity)
-        self.work, self.steps, self.synchronous, self.noise, self.slow = work, steps, synchronous, noise, slow
+        self.work, self.steps, self.synchronous, self.disturbance = work, steps, synchronous, disturbance
         self.random = random.Random(seed)
         self.workers = [_Worker(number) for number in range(workers)]
         self.arrived = 0  # synchronous workers that wait for the others
@@ -91,11 +88,10 @@ class _Simulation:
             start = 0.0 if self.synchronous else self.random.random() * (self.work.compute + self.work.transfer)
             self.events.schedule_act(start, self.begin_step, worker)
         self.events.run_events()
-        return Run([worker.ends for worker in self.workers], self.events.count)
+        return Run([worker.ends for worker in self.workers])
 
     def begin_step(self, worker: _Worker) -> None:
-        noise = self.random.gauss(1.0, self.noise) if self.noise else 1.0
-        worker.factor = max(_LEAST_FACTOR, noise) * self.slow.get(worker.number, 1.0)
+        worker.factor = self.disturbance.draw_factor(worker.number, self.random)
         worker.pulled = worker.computed = 0
         self.begin_pull(worker)
 
@@ -150,8 +146,8 @@ class _Simulation:
 
 
 def simulate_servers(
-    workers: int, capacity: float, work: Work, steps: int = 100, synchronous: bool = False, noise: float = 0.0,
-    slow: dict[int, float] | None = None, seed: int = 1,
+    workers: int, capacity: float, work: Work, steps: int = 100, synchronous: bool = False,
+    disturbance: Disturbance | None = None, seed: int = 1,
 ) -> Run:  # fmt: skip
     """Simulate `workers` workers for `steps` steps each.
 
@@ -159,12 +155,11 @@ def simulate_servers(
         capacity: the number of workers that the servers can serve at full speed: servers * BW_ps / BW_w, the bandwidth
             of a server over that of a worker.
         synchronous: each step begins when the pushes of all workers are complete.
-        noise: relative standard deviation of a step's computation.
-        slow: maps workers to factors of their computation.
+        disturbance: of the workers' computation.
     """
     workers = arguments.check_whole_number("simulate", "workers", workers)
     steps = arguments.check_whole_number("simulate", "steps", steps, least=2)
-    return _Simulation(workers, capacity, work, steps, synchronous, noise, slow or {}, seed).run_steps()
+    return _Simulation(workers, capacity, work, steps, synchronous, disturbance or Disturbance(), seed).run_steps()
 
 
 def add_up_batches(seconds: Sequence[float], plan: Sequence[int]) -> list[float]:

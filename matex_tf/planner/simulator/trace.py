@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import numpy as np
 
 from matex_tf.observe import timeline
 from matex_tf.ops import records
+from matex_tf.planner.simulator.ranks import Note
 
 MAX_RANKS = 64
 """A timeline shows at most this number of ranks, the first ones."""
@@ -20,19 +20,19 @@ class Trace:
     def __init__(self, ranks: int, per_host: int):
         self.ranks, self.per_host = ranks, per_host
         # For each shown rank, its events in the layout of `records.EVENT`; times in nanoseconds.
-        self._events: list[list[tuple[int, int, int, int, int, int]]] = [[] for _ in range(min(ranks, MAX_RANKS))]
+        self._events: list[list[tuple[int, ...]]] = [[] for _ in range(min(ranks, MAX_RANKS))]
         self._labels: dict[str, int] = {}
-        self._activities = {name: number for number, name in enumerate(records.ACTIVITIES)}
 
     def note_activity(
-        self, rank: int, activity: str, lane: int, begin: float, end: float, label: str, size: int
-    ) -> None:
-        """Record an activity of a rank, from `begin` to `end` seconds (a `ranks.Note`)."""
-        if rank < MAX_RANKS:
-            number = self._labels.setdefault(label, len(self._labels)) if label else -1
-            start = round(begin * 1e9)
-            event = start, round(end * 1e9) - start, size, number, self._activities[activity], lane
-            self._events[rank].append(event)
+        self, activity: str, begin: float | np.ndarray, end: float | np.ndarray, lane: int = 0, label: str = "",
+        size: int = 0,
+    ) -> None:  # fmt: skip
+        """Record an activity of all ranks, in seconds (a `ranks.Note`)."""
+        number = self._labels.setdefault(label, len(self._labels)) if label else -1
+        kind = records.ACTIVITIES.index(activity)
+        starts, stops = ((np.broadcast_to(time, self.ranks) * 1e9).round().astype(int) for time in (begin, end))
+        for events, start, stop in zip(self._events, starts.tolist(), stops.tolist()):
+            events.append((start, stop - start, size, number, kind, lane))
 
     def write_file(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline to `path`. Raises OSError."""
@@ -43,8 +43,7 @@ class Trace:
             "events not kept": [0] * shown_ranks,
             "ranks": f"the first {shown_ranks} of {self.ranks}",
         }
-        rank_parts = (self._format_part(rank) for rank in range(shown_ranks))
-        timeline.write_file(os.fspath(path), rank_parts, remarks)
+        timeline.write_file(os.fspath(path), map(self._format_part, range(shown_ranks)), remarks)
 
     def _format_part(self, rank: int) -> str:
         events = np.array(self._events[rank], records.EVENT)
@@ -52,7 +51,7 @@ class Trace:
         return timeline.format_part(events, list(self._labels), rank, f"simulated host {rank // self.per_host}", times)
 
 
-def open_trace(path: str | None, ranks: int, per_host: int) -> tuple[Trace | None, Callable[..., None] | None]:
+def open_trace(path: str | None, ranks: int, per_host: int) -> tuple[Trace | None, Note | None]:
     """(a trace, its `note_activity`); (None, None) without a `path`."""
     trace = Trace(ranks, per_host) if path else None
     return trace, trace.note_activity if trace else None

@@ -18,12 +18,7 @@ PULLS = ("default", "layerwise", "ibatch")
 ALGORITHMS = collectives.EXACT
 _OF_SUMS = ("overlap", "buckets", "algorithm", "compression", "servers", "pull")
 """Changes that cannot be combined with a strategy."""
-
-Changed = dict[str, Any]
-"""Fields of `WhatIf` by name."""
-
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_BYTES = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -44,9 +39,8 @@ class WhatIf:
     """The relative standard deviation of a step's computation; None: it is drawn from the measured steps."""
     ranks_per_host: int | None = None
     strategy: str = ""
-    servers: int | None = None
-    """The number of parameter servers."""
-    synchronous: bool = False
+    servers: tuple[int, bool] | None = None
+    """The number of parameter servers, and whether workers wait for each other."""
     pull: str | None = None
     """One of `PULLS`, with servers."""
 
@@ -61,14 +55,12 @@ def read_changes(words: Sequence[str]) -> WhatIf:
     for word in words:
         name, equals, value = word.partition("=")
         if name not in READERS:
-            similar = arguments.find_similar(name, READERS, cutoff=0.5)
-            hint = f"did you mean {similar}? " if similar else ""
-            raise ImpossibleRequest(f"there is no what-if {name!r}; {hint}There are {', '.join(READERS)}")
-        form, read_one = READERS[name]
+            raise ImpossibleRequest(arguments.describe_unknown("what-if", name, READERS))
+        form, parse_value = READERS[name]
         try:
             if not equals or not value:
                 raise ValueError(word)
-            what_if = dataclasses.replace(what_if, **read_one(value))
+            what_if = dataclasses.replace(what_if, **{name.replace("-", "_"): parse_value(value)})
         except (ValueError, KeyError, TypeError):
             hint = _suggest_nearest(value, form)
             raise ImpossibleRequest(f"expected {name}={form}; given {word!r}{hint}") from None
@@ -85,19 +77,10 @@ def read_changes(words: Sequence[str]) -> WhatIf:
 
 def parse_seconds(text: str) -> float:
     """Parse a time such as "2us" into seconds. Raises ValueError."""
-    return _parse_quantity(text, _SECONDS)
-
-
-def parse_bytes(text: str) -> float:
-    """Parse a size such as "25MiB" into bytes. Raises ValueError."""
-    return _parse_quantity(text, _BYTES)
-
-
-def _parse_quantity(text: str, units: dict[str, float]) -> float:
-    match = re.fullmatch(r"([0-9.]+(?:e[+-]?\d+)?)\s*([A-Za-z]+)", text.strip())
-    if not match or match[2] not in units or float(match[1]) < 0:
+    match = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?)\s*([a-z]+)", text.strip())
+    if not match or match[2] not in _SECONDS:
         raise ValueError(text)
-    return float(match[1]) * units[match[2]]
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def _suggest_nearest(value: str, form: str) -> str:
@@ -105,86 +88,78 @@ def _suggest_nearest(value: str, form: str) -> str:
     return f"; did you mean {similar}?" if similar not in ("", value) else ""
 
 
-def _make_choice_parser(name: str, choices: Sequence[str]) -> Callable[[str], Changed]:
-    return lambda value: {name: choices[choices.index(value)]}
+# Parsers of values. They raise ValueError, KeyError or TypeError for an invalid value.
 
 
-def _parse_buckets(value: str) -> Changed:
+def _require(condition: bool) -> None:
+    if not condition:
+        raise ValueError
+
+
+def _make_choice_parser(choices: Sequence[str]) -> Callable[[str], str]:
+    return lambda value: choices[choices.index(value)]
+
+
+def _parse_count(value: str) -> int:
+    _require(int(value) >= 1)
+    return int(value)
+
+
+def _parse_buckets(value: str) -> str | float:
     if value in BUCKETS:
-        return {"buckets": value}
-    bucket_bytes = parse_bytes(value)
-    if bucket_bytes <= 0:
-        raise ValueError(value)
-    return {"buckets": bucket_bytes}
+        return value
+    _require(settings.parse_size(value) > 0)
+    return settings.parse_size(value)
 
 
-def _parse_compression(value: str) -> Changed:
+def _parse_compression(value: str) -> str:
     kind, _, share = value.partition(":")
-    if value in ("fp16", "bf16") or (kind == "topk" and 0 < float(share) <= 1):
-        return {"compression": value}
-    raise ValueError(value)
+    _require(value in ("fp16", "bf16") or (kind == "topk" and 0 < float(share) <= 1))
+    return value
 
 
-def _parse_link(value: str) -> Changed:
+def _parse_link(value: str) -> Link:
     if value in collectives.NETWORKS:
-        return {"link": collectives.NETWORKS[value]}
+        return collectives.NETWORKS[value]
     start_up, _, rate = value.partition(",")
-    if not rate.endswith("/s"):
-        raise ValueError(value)
-    rate_in_bytes = parse_bytes(rate[:-2])
-    if rate_in_bytes == 0:
-        raise ValueError(value)
-    return {"link": Link(parse_seconds(start_up), 1 / rate_in_bytes)}
+    bytes_a_second = settings.parse_size(rate.removesuffix("/s"))
+    _require(rate.endswith("/s") and bytes_a_second > 0)
+    return Link(parse_seconds(start_up), 1 / bytes_a_second)
 
 
-def _parse_slow(value: str) -> Changed:
+def _parse_slow(value: str) -> dict[int, float]:
     pairs = [pair.split(":") for pair in value.split(",")]
     slow = {int(rank): float(factor) for rank, factor in pairs}
-    if min(slow) < 0 or min(slow.values()) <= 0:
-        raise ValueError(value)
-    return {"slow": slow}
+    _require(min(slow) >= 0 and min(slow.values()) > 0)
+    return slow
 
 
-def _parse_noise(value: str) -> Changed:
-    noise = float(value)
-    if not 0 <= noise < 1:
-        raise ValueError(value)
-    return {"noise": noise}
+def _parse_noise(value: str) -> float:
+    _require(0 <= float(value) < 1)
+    return float(value)
 
 
-def _make_whole_parser(name: str) -> Callable[[str], Changed]:
-    def read_whole(value: str) -> Changed:
-        number = int(value)
-        if number < 1:
-            raise ValueError(value)
-        return {name: number}
-
-    return read_whole
-
-
-def _parse_servers(value: str) -> Changed:
+def _parse_servers(value: str) -> tuple[int, bool]:
     number, _, mode = value.partition(",")
-    return {**_make_whole_parser("servers")(number), "synchronous": {"": False, "async": False, "sync": True}[mode]}
+    return _parse_count(number), {"": False, "async": False, "sync": True}[mode]
 
 
-def _parse_strategy(value: str) -> Changed:
-    if settings.is_asynchronous(value) or settings.count_only_serving(value):
-        raise ValueError(value)
-    return {"strategy": settings.parse_strategy(value)}
+def _parse_strategy(value: str) -> str:
+    _require(not settings.is_asynchronous(value) and not settings.count_only_serving(value))
+    return settings.parse_strategy(value)
 
 
-# A parser raises ValueError, KeyError or TypeError for an invalid value.
-READERS: dict[str, tuple[str, Callable[[str], Changed]]] = {
-    "overlap": ("on|off", lambda value: {"overlap": {"on": True, "off": False}[value]}),
+READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "overlap": ("on|off", lambda value: {"on": True, "off": False}[value]),
     "buckets": ("best|ibatch|each|25MiB", _parse_buckets),
-    "algorithm": ("|".join(ALGORITHMS), _make_choice_parser("algorithm", ALGORITHMS)),
+    "algorithm": ("|".join(ALGORITHMS), _make_choice_parser(ALGORITHMS)),
     "compression": ("fp16|bf16|topk:0.01", _parse_compression),
     "link": (f"2us,25GB/s or {'|'.join(collectives.NETWORKS)}", _parse_link),
     "slow": ("RANK:FACTOR,... as 3:1.2", _parse_slow),
     "noise": ("0.03, a part of a step's computation", _parse_noise),
     "strategy": ("sharded|servers:S|local:H", _parse_strategy),
-    "ranks-per-host": ("NUMBER", _make_whole_parser("ranks_per_host")),
+    "ranks-per-host": ("NUMBER", _parse_count),
     "servers": ("NUMBER,async|sync", _parse_servers),
-    "pull": ("|".join(PULLS), _make_choice_parser("pull", PULLS)),
+    "pull": ("|".join(PULLS), _make_choice_parser(PULLS)),
 }
-"""By name: the form of the value, for messages, and its parser."""
+"""By name, which is that of a field of `WhatIf`: the form of the value, for messages, and its parser."""

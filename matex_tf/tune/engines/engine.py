@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from matex_tf.tune.space import Config, Space
 
@@ -30,22 +31,14 @@ class EngineMissingError(ImportError):
     """The library of an engine is not installed; the text says how to install it."""
 
 
-def check_engine(name: str) -> None:
-    """Raises EngineMissingError if the library of this engine cannot be loaded."""
-    _load_engine(name)
-
-
-def make_engine(name: str, space: Space, seed: int) -> Engine:
-    """Create the engine of this name. Raises EngineMissingError."""
-    engine: Engine = _load_engine(name).make(space, seed)
-    return engine
-
-
-def _load_engine(name: str) -> Any:
+def load_engine(name: str) -> Callable[[Space, int], Engine]:
+    """The function that creates an engine from a space and a seed. Raises EngineMissingError without its library."""
     try:
-        return importlib.import_module(f"matex_tf.tune.engines.{NAMES[name]}")
+        module = importlib.import_module(f"matex_tf.tune.engines.{NAMES[name]}")
     except ImportError as error:
         raise EngineMissingError(
             f"--engine {name} needs {_PACKAGES[name]}, which cannot be loaded here ({error}): "
             "pip install 'matex_tf[tune]'. --engine random needs no library"
         ) from None
+    make: Callable[[Space, int], Engine] = module.make
+    return make

@@ -53,7 +53,8 @@ class Proposals:
                 return config, WARM
         if self._thread is None:
             return self._propose_config(), ENGINE
-        self._check_thread()
+        while self._reports and self._reports[0].done():
+            self._reports.pop(0).result()  # raises the exception of the call, if there was one
         if self._next_config is None:
             self._next_config = self._thread.submit(self._propose_config)
         if not self._next_config.done():
@@ -73,11 +74,6 @@ class Proposals:
         """Stop the engine's thread."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _check_thread(self) -> None:
-        """Raise the exceptions of earlier calls in the thread."""
-        while self._reports and self._reports[0].done():
-            self._reports.pop(0).result()
 
     def _tell_engine(self, config: Config, cost: float) -> None:
         self._costs[make_key(config)] = cost

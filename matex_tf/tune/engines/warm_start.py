@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.rungs import make_sort_key
-from matex_tf.tune.space import Config, Space, make_key
+from matex_tf.tune.space import Config, Space
 
 TASKS = 4
 """The largest number of earlier searches that provide initial configurations."""
@@ -21,15 +20,6 @@ MAX_DISTANCE = 1.0
 _SIZES = ("rows", "columns", "classes", "parameters")
 _MIN_SIZES = 2
 """The number of sizes that must be known of both tasks."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """An initial configuration, the best one of an earlier search, and the distance of that search's task."""
-
-    config: Config
-    search: int
-    distance: float
 
 
 def compute_task_distance(task: Mapping[str, Any], other: Mapping[str, Any]) -> float:
@@ -47,22 +37,22 @@ def compute_task_distance(task: Mapping[str, Any], other: Mapping[str, Any]) -> 
 
 def choose_starts(
     task: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]], best: Mapping[int, Sequence[Config]], space: Space
-) -> list[Start]:
-    """Initial configurations, nearest task first: for each similar task, its best configuration that `space` allows.
+) -> dict[int, Config]:
+    """Initial configurations by earlier search, nearest task first: the best configuration that `space` allows.
 
     Args:
         others: for each earlier search, by its number, its task.
         best: for each earlier search, its configurations, best first.
     """
-    starts: dict[str, Start] = {}
+    starts: dict[int, Config] = {}
     distances = {number: compute_task_distance(task, other) for number, other in others.items()}
     for number in sorted(distances, key=lambda number: (distances[number], -number)):  # of equal ones, the latest first
         if distances[number] > MAX_DISTANCE or len(starts) == TASKS:
             break
         config = next((config for config in best.get(number, ()) if space.allows(config)), None)
-        if config is not None:
-            starts.setdefault(make_key(config), Start(config, number, distances[number]))
-    return list(starts.values())
+        if config is not None and config not in starts.values():
+            starts[number] = config
+    return starts
 
 
 def sort_best_first(trials: Sequence[Any], objective: Objective) -> list[Config]:

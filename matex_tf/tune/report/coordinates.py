@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -15,29 +15,21 @@ _SIDE, _TOP, _BOTTOM = 90, 24, 70  # margins
 _MAX_LETTERS = 14  # maximum letters of a name or a choice
 
 
+Axis = tuple[str, list[tuple[float, str]]]
+"""The name of a vertical axis, and its ticks: positions, from 0 at the bottom to 1, with their labels."""
+
+
 @dataclass(frozen=True)
-class Path:
+class Line:
     """The line of a trial."""
 
     name: str
     text: str
     """Shown under the pointer."""
-    config: Config
-    share: float
-    """The position on the last axis, from 0 to 1."""
-    colour: int
-    faint: bool
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A vertical axis."""
-
-    name: str
-    ticks: list[tuple[float, str]]
-    """Positions, from 0 at the bottom to 1, with their labels."""
-    find_position: Callable[[Path], float | None]
-    """The position of a line; None: it passes below the axis."""
+    style: str
+    """Classes of CSS."""
+    positions: list[float | None]
+    """On each axis, from 0 to 1; None: the line passes below the axis."""
 
 
 def compute_position(parameter: Parameter, value: Value) -> float:
@@ -49,39 +41,36 @@ def compute_position(parameter: Parameter, value: Value) -> float:
     return (scale(float(value)) - low) / (high - low)
 
 
+def find_position(parameter: Parameter, config: Config) -> float | None:
+    """The position of a trial on the axis of `parameter`; None if it has no valid value."""
+    value = config.get(parameter.name)
+    return compute_position(parameter, value) if value is not None and parameter.allows(value) else None
+
+
 def make_axis(parameter: Parameter) -> Axis:
     """The axis of `parameter`: its choices, or the ends of its range."""
     if isinstance(parameter, Choice):
-        ticks = [(compute_position(parameter, choice), choice) for choice in parameter.choices]
-    else:
-        ticks = [(0.0, format_number(parameter.low)), (1.0, format_number(parameter.high))]
-
-    def find_position(path: Path) -> float | None:
-        value = path.config.get(parameter.name)
-        return compute_position(parameter, value) if value is not None and parameter.allows(value) else None
-
-    return Axis(parameter.name, ticks, find_position)
+        return parameter.name, [(compute_position(parameter, choice), choice) for choice in parameter.choices]
+    return parameter.name, [(0.0, format_number(parameter.low)), (1.0, format_number(parameter.high))]
 
 
-def draw_coordinates(parameters: Iterable[Parameter], last: Axis, paths: Sequence[Path]) -> str:
-    """Draw the chart. If a trial has no value of a parameter, its line passes below that axis."""
-    axes = [*map(make_axis, parameters), last]
+def draw_coordinates(axes: Sequence[Axis], lines: Sequence[Line]) -> str:
+    """Draw the chart as SVG."""
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="parallel coordinates of all trials">']
     step = (_WIDTH - 2 * _SIDE) / max(len(axes) - 1, 1)
     columns = [round(_SIDE + step * number) for number in range(len(axes))]
-    for x, axis in zip(columns, axes):
+    for x, (name, ticks) in zip(columns, axes):
         parts.append(f'<path class="grid" d="M{x} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
-        parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(axis.name[:_MAX_LETTERS])}</text>')
+        parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(name[:_MAX_LETTERS])}</text>')
         parts += [
             f'<text x="{x + 6}" y="{_compute_y(position) + 7}">{escape(text[:_MAX_LETTERS])}</text>'
-            for position, text in axis.ticks
+            for position, text in ticks
         ]
-    for path in paths:
-        points = " ".join(f"{x} {_compute_y(axis.find_position(path))}" for x, axis in zip(columns, axes))
-        kind = f"line c{path.colour}" + (" faint" if path.faint else "")
+    for line in lines:
+        points = " ".join(f"{x} {_compute_y(position)}" for x, position in zip(columns, line.positions))
         parts.append(
-            f'<path class="{kind}" data-of="{escape(path.name)}" d="M{points}">'
-            f"<title>{escape(path.text)}</title></path>"
+            f'<path class="{line.style}" data-of="{escape(line.name)}" d="M{points}">'
+            f"<title>{escape(line.text)}</title></path>"
         )
     return "".join([*parts, "</svg>"])
 

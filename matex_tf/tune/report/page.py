@@ -34,7 +34,7 @@ def is_search(folder: Path) -> bool:
 def format_page(folder: Path) -> str:
     """The page of the search in `folder`, which may still be running. Raises NoSearchError, DatabaseError."""
     database, search = setup.open_search(folder)
-    trials, task, began = database.list_trials(search.id), database.read_task(search.id), database.read_begin(search.id)
+    trials, task = database.list_trials(search.id), database.read_task(search.id)
     database.close()
     settings = setup.merge_settings(search)
     spec = space_file.read_space(search.space, settings.name)
@@ -54,7 +54,7 @@ def format_page(folder: Path) -> str:
         "in trials": f"{sum(trial.seconds for trial in trials):.0f} s",
         "ranks": str(settings.ranks),
         "task": ", ".join(f"{name} {value}" for name, value in (task or {}).items() if value is not None),
-        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
+        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(search.began)),
         "database": str(database.path),
     }  # fmt: skip
     title = f"matex tune {' '.join(search.target)}"
@@ -164,17 +164,19 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
     """All trials as lines through all parameters. The last axis is the ranking, with the best trial at the top."""
     if not ordered:
         return ""
-    count = len(ordered)
-    paths = []
+    count, lines = len(ordered), []
     for index, trial in enumerate(ordered):
         colour, faint = _choose_colour(index, trial)
         config = ", ".join(f"{name} {format_value(value)}" for name, value in trial.config.items())
         value = trial.state if trial.value is None else f"{objective.name} {trial.value:.4g}"
-        share = 1 - index / max(count - 1, 1)  # the position on the axis of places: 1 for the best
         text = f"{_name_trial(trial)}: {value}; {config}"
-        paths.append(coordinates.Path(_name_trial(trial), text, trial.config, share, colour, faint))
-    last = coordinates.Axis("place", [(1.0, "best"), (0.0, str(count))], lambda path: path.share)
-    picture = coordinates.draw_coordinates(space.parameters, last, paths[::-1])
+        positions = [coordinates.find_position(parameter, trial.config) for parameter in space.parameters]
+        positions.append(1 - index / max(count - 1, 1))  # on the axis of places: 1 for the best
+        style = f"line c{colour}" + (" faint" if faint else "")
+        lines.append(coordinates.Line(_name_trial(trial), text, style, positions))
+    places = ("place", [(1.0, "best"), (0.0, str(count))])
+    axes = [*map(coordinates.make_axis, space.parameters), places]
+    picture = coordinates.draw_coordinates(axes, lines[::-1])  # the best are drawn on top
     return (
         "<h2>Parameters</h2><p>Each line is a trial. If a parameter has no value, the line passes below its axis.</p>"
         f'<figure class="wide">{picture}</figure>'
@@ -182,15 +184,14 @@ def _draw_coordinates(space: Space, ordered: Sequence[Record], objective: Object
 
 
 def _format_table(space: Space, ordered: Sequence[Record], objective: Objective) -> str:
-    names = [parameter.name for parameter in space.parameters]
-    heading = "".join(f"<th>{escape(name)}" for name in ("trial", objective.name, "epochs", "state", "s", *names))
+    names = ("trial", objective.name, "epochs", "state", "s", *space.names)
+    heading = "".join(f"<th>{escape(name)}" for name in names)
     rows = []
     for trial in ordered:
         cells = [
             str(trial.number), "-" if trial.value is None else f"{trial.value:.6g}",
             str(len(trial.curve)), f"{trial.state}: {trial.why}" if trial.state == FAILED else trial.state,
-            f"{trial.seconds:.0f}",
-            *(format_value(trial.config[name]) if name in trial.config else "" for name in names),
+            f"{trial.seconds:.0f}", *space.format_values(trial.config),
         ]  # fmt: skip
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells))
     return (

@@ -62,7 +62,7 @@ class JobTrial(Trial):
     """
 
     def __init__(
-        self, folder: Path, job: Job, rules: Rules, query_interval: float, say: Callable[[str, str], None],
+        self, folder: Path, job: Job, rules: Rules, query_interval: float, say: Callable[..., None],
         was_resumed: bool = False,
     ):  # fmt: skip
         super().__init__(folder, rules)
@@ -84,35 +84,30 @@ class JobTrial(Trial):
         end = code_file.stat().st_mtime if code_file.is_file() else time.time()
         return max(end - (self.folder / BEGAN).stat().st_mtime, 0.0)
 
-    def poll(self) -> Outcome | None:
-        """The outcome; None while the job waits or runs. A trial that exceeds its limit is asked to end.
-
-        A job that was asked to end is cancelled again every GRACE seconds. If the search itself ends, it waits for the
-        job for 3 * GRACE seconds, and then leaves it.
-        """
+    def _find_outcome(self) -> Outcome | None:
         self.waits = not (self.folder / BEGAN).is_file()
-        outcome = self._find_outcome()
-        if outcome is not None:
-            if outcome.state == STOPPED:  # it is submitted again when the search continues
-                forget_job(self.folder)
-            return outcome
-        if self._stop_requested_at is None and self.seconds > self.limit:
-            self.stop_trial(f"longer than {self.limit:g} s")
-        if self._stop_requested_at is not None and time.monotonic() >= self._next_cancel_at:
-            is_end_of_search = not self._stop_reason
-            if is_end_of_search and time.monotonic() - self._stop_requested_at > 3 * GRACE:
-                self._say(self.job.id, f"job {self.job.id} may still run: scancel {self.job.id}")
-                return Outcome(STOPPED, seconds=self.seconds)
-            self._cancel_job()
+        outcome = self._judge_job()
+        if outcome is not None and outcome.state == STOPPED:  # it is submitted again when the search continues
+            forget_job(self.folder)
+        return outcome
+
+    def _request_stop(self) -> None:
+        (self.folder / STOP_REQUEST).write_text(self._stop_reason)
+
+    def _enforce_stop(self, waited: float) -> Outcome | None:
+        """Cancel the job, again every GRACE seconds.
+
+        If the search itself ends, it waits for the job for 3 * GRACE seconds, and then leaves it.
+        """
+        if time.monotonic() < self._next_cancel_at:
+            return None
+        if not self._stop_reason and waited > 3 * GRACE:
+            self._say(f"job {self.job.id} may still run: scancel {self.job.id}", self.job.id)
+            return Outcome(state=STOPPED, seconds=self.seconds)
+        self._cancel_job()
         return None
 
-    def stop_trial(self, why: str) -> None:
-        """Ask the trial to end, at the next poll. `why` is empty if the search itself ends."""
-        if self._stop_requested_at is None:
-            self._stop_requested_at, self._stop_reason = time.monotonic(), why
-            (self.folder / STOP_REQUEST).write_text(why)
-
-    def _find_outcome(self) -> Outcome | None:
+    def _judge_job(self) -> Outcome | None:
         """The outcome, from the job's exit code, else from its state in Slurm; None while it waits or runs."""
         code = run_folder.read_exit_code(self.folder)
         if code is not None:
@@ -145,13 +140,13 @@ class JobTrial(Trial):
         try:
             state = slurm.find_state(self.job)
         except UnreachableError as error:
-            self._say("unreachable", f"{error}; it is asked again")
+            self._say(f"{error}; it is asked again", "unreachable")
             return None
         self.waits = state.phase != RUNNING
         if state.phase == WAITING:  # for the first time, or queued again after a node was lost
             (self.folder / BEGAN).unlink(missing_ok=True)
         if state.means:
-            self._say(state.words, f"job {self.job.id} {state}")
+            self._say(f"job {self.job.id} {state}", state.words)
         return state
 
     def _cancel_job(self) -> None:
@@ -162,7 +157,7 @@ class JobTrial(Trial):
         try:
             slurm.ask_to_end(self.job) if asks_to_save else slurm.cancel_job(self.job)
         except JobError as error:
-            self._say("cancel", f"{error}; it is tried again in {GRACE:.0f} s")
+            self._say(f"{error}; it is tried again in {GRACE:.0f} s", "cancel")
 
 
 def has_job(folder: Path) -> bool:
@@ -183,13 +178,13 @@ class Jobs:
     Args:
         source: the user's folder, in which jobs are submitted.
         parallel: the number of concurrent jobs. The more there are, the more rarely each of them is queried.
-        say: prints the first message of each kind; called with kind and message.
+        say: prints the first message of each kind; called with message and kind.
     """
 
     job_options: job_script.Slurm
     source: Path
     parallel: int
-    say: Callable[[str, str], None]
+    say: Callable[..., None]
 
     def find_trial(self, folder: Path, rules: Rules) -> Trial | None:
         """The trial whose job a killed search has submitted; None if there is none. Raises JobError."""

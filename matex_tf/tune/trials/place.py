@@ -60,7 +60,8 @@ def list_variables(config: Config) -> dict[str, str]:
 
 def fill_placeholders(place: Path, spec: Specification, config: Config) -> None:
     """Replace the placeholders in the trial's own copies of the files by values."""
-    values = {**dict(spec.otherwise), **{name: format_value(value) for name, value in config.items()}}
+    values = {parameter.name: parameter.otherwise or "" for parameter in spec.space.parameters}
+    values |= {name: format_value(value) for name, value in config.items()}
     for name in spec.files:
         path = place / name
         text = path.read_text(encoding="utf-8")

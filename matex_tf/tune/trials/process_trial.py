@@ -62,24 +62,20 @@ class ProcessTrial(Trial):
         """Seconds since its start."""
         return time.monotonic() - self._started_at
 
-    def poll(self) -> Outcome | None:
-        """The outcome; None while it runs. A trial that exceeds its limit is asked to end."""
+    def _find_outcome(self) -> Outcome | None:
         code = self._child.poll()
-        if code is not None:
-            self._end_group(signal.SIGKILL)  # processes that it has left behind
-            return self.judge_outcome(code)
-        if self._stop_requested_at is None and self.seconds > self.limit:
-            self.stop_trial(f"longer than {self.limit:g} s")
-        elif self._stop_requested_at is not None and time.monotonic() - self._stop_requested_at > GRACE:
-            self._end_group(signal.SIGKILL)
-        return None
+        if code is None:
+            return None
+        self._end_group(signal.SIGKILL)  # processes that it has left behind
+        return self.judge_outcome(code)
 
-    def stop_trial(self, why: str) -> None:
-        """Ask the trial to end. `why` is empty if the search itself ends."""
-        if self._stop_requested_at is None:
-            self._stop_requested_at, self._stop_reason = time.monotonic(), why
-            with contextlib.suppress(ProcessLookupError):
-                self._child.send_signal(signal.SIGTERM)
+    def _request_stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._child.send_signal(signal.SIGTERM)
+
+    def _enforce_stop(self, waited: float) -> None:
+        if waited > GRACE:
+            self._end_group(signal.SIGKILL)
 
     def _end_group(self, number: signal.Signals) -> None:
         """Send a signal to the child and its group of processes."""

@@ -8,19 +8,19 @@ Its saved states are files of the folder STATE, from which it continues after a 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from matex_tf.deploy import run_folder
+from matex_tf.runtime import temp_folders
 from matex_tf.tune.objective import Objective, Point, drop_overwritten, drop_repeated
-from matex_tf.world import file_locks
 from matex_tf.world.exit_codes import EXIT_REQUEUE
 from matex_tf.world.hosts.host_lists import Host
 
@@ -51,15 +51,14 @@ class Slot:
 WHOLE = Slot()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The outcome of a trial."""
 
     state: str
     """DONE, FAILED, STOPPED or PAUSED."""
-    value: float = math.nan
-    """The objective; NaN if there is none."""
-    curve: tuple[Point, ...] = ()
+    value: float | None = None
+    """The objective; None if there is none."""
     kind: str = ""
     """A short name of the reason of a failure: failures of the same kind are alike."""
     why: str = ""
@@ -67,7 +66,8 @@ class Outcome:
     tail: str = ""
     """The end of the output."""
     seconds: float = 0.0
-    """Of this start."""
+    """Of one start, or in a record of all starts together."""
+    curve: tuple[Point, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ class Trial(ABC):
     """Whether the trial is still in a queue."""
 
     def __init__(self, folder: Path, rules: Rules):
-        self.folder, self.objective, self.pause = folder, rules.objective, rules.pause
-        self.limit = rules.limit or math.inf  # seconds
+        self.folder, self.rules = folder, rules
         self.lines: list[dict[str, Any]] = []  # all logged lines that have been read
         self._bytes_read = 0  # of the file of logged lines
         self._stop_requested_at: float | None = None  # when the trial was asked to end, by the monotonic clock
@@ -106,12 +105,33 @@ class Trial(ABC):
         """The seconds for which the trial has run."""
 
     @abstractmethod
-    def poll(self) -> Outcome | None:
-        """The outcome; None while it runs. A trial that exceeds its limit is asked to end."""
+    def _find_outcome(self) -> Outcome | None:
+        """The outcome; None while it waits or runs."""
 
     @abstractmethod
+    def _request_stop(self) -> None:
+        """Ask the trial to end, for the first time."""
+
+    @abstractmethod
+    def _enforce_stop(self, waited: float) -> Outcome | None:
+        """Called in each poll of a trial that was asked to end `waited` seconds ago; may return its outcome."""
+
+    def poll(self) -> Outcome | None:
+        """The outcome; None while it waits or runs. A trial that exceeds its limit is asked to end."""
+        outcome = self._find_outcome()
+        if outcome is not None:
+            return outcome
+        if self._stop_requested_at is None and self.rules.limit and self.seconds > self.rules.limit:
+            self.stop_trial(f"longer than {self.rules.limit:g} s")
+        if self._stop_requested_at is None:
+            return None
+        return self._enforce_stop(time.monotonic() - self._stop_requested_at)
+
     def stop_trial(self, why: str) -> None:
         """Ask the trial to end. `why` is empty if the search itself ends."""
+        if self._stop_requested_at is None:
+            self._stop_requested_at, self._stop_reason = time.monotonic(), why
+            self._request_stop()
 
     @property
     def epochs(self) -> int:
@@ -138,12 +158,13 @@ class Trial(ABC):
         `code` is negative for a signal. A `reason` is the text for a failure, if more is known than the exit code.
         """
         self.read_new_lines()
-        seconds, output = self.seconds, read_output(self.folder / OUTPUT)
+        seconds = self.seconds
+        output = run_folder.read_tail(str(self.folder), _MAX_BYTES).decode(errors="replace")
         last_lines = [line for line in drop_overwritten(output[-_TAIL_BYTES:]).splitlines() if line.strip()]
         try:
-            curve = tuple(self.objective.read_curve(self.lines, output))
+            curve = tuple(self.rules.objective.read_curve(self.lines, output))
         except ValueError as error:
-            curve, outcome = (), Outcome(FAILED, kind="objective", why=str(error))
+            curve, outcome = (), Outcome(state=FAILED, kind="objective", why=str(error))
         else:
             outcome = self._judge_curve(curve, code, reason)
         return replace(outcome, curve=curve, tail="\n".join(last_lines[-_TAIL_LINES:]), seconds=seconds)
@@ -153,36 +174,34 @@ class Trial(ABC):
 
         Exit code 75 (EXIT_REQUEUE) means that the trial was asked to end: by its pause, by the search or from outside.
         """
-        if self._stop_requested_at is not None:  # for a reason such as the time limit, or with the search
-            return Outcome(FAILED, kind="limit", why=self._stop_reason) if self._stop_reason else Outcome(STOPPED)
-        if code == EXIT_REQUEUE and self._has_saved_state():
-            has_paused = self.pause is not None and 0 < self.pause <= self.epochs
-            if not has_paused:  # it was asked to end from outside
-                return Outcome(STOPPED)
+        if self._stop_requested_at is not None:
+            if not self._stop_reason:  # with the search
+                return Outcome(state=STOPPED)
+            return Outcome(state=FAILED, kind="limit", why=self._stop_reason)
+        objective = self.rules.objective
+        if code == EXIT_REQUEUE and self._list_states() - self._states_before:  # it can continue from a saved state
+            if not 0 < (self.rules.pause or 0) <= self.epochs:  # it was asked to end from outside
+                return Outcome(state=STOPPED)
             if not curve:  # the objective is known only at the end of the trial, and rungs cannot judge it
-                return Outcome(PAUSED, why=self.objective.explain_missing(self.lines))
+                return Outcome(state=PAUSED, why=objective.explain_missing(self.lines))
             return self._judge_value(PAUSED, curve)
         if code or reason:
             reason = reason or (f"ended by signal {-code}" if code < 0 else f"exit code {code}")
-            return Outcome(FAILED, kind=reason, why=reason)
+            return Outcome(state=FAILED, kind=reason, why=reason)
         if not curve:
-            return Outcome(FAILED, kind="objective", why=self.objective.explain_missing(self.lines))
+            return Outcome(state=FAILED, kind="objective", why=objective.explain_missing(self.lines))
         return self._judge_value(DONE, curve)
 
     def _judge_value(self, state: str, curve: Sequence[Point]) -> Outcome:
         """The outcome `state` with the value of `curve`; FAILED if the value is not finite."""
-        value = self.objective.choose_value(curve)
+        value = self.rules.objective.choose_value(curve)
         if math.isfinite(value):
-            return Outcome(state, value)
-        return Outcome(FAILED, kind="number", why=f"{self.objective.name} is {value}")
-
-    def _has_saved_state(self) -> bool:
-        """Whether the trial has saved a state since its start, from which it can continue."""
-        return bool(self._list_states() - self._states_before)
+            return Outcome(state=state, value=value)
+        return Outcome(state=FAILED, kind="number", why=f"{self.rules.objective.name} is {value}")
 
     def _list_states(self) -> set[tuple[str, int]]:
         """The names of the saved states, with the times of their files."""
-        files = self.folder.glob(f"{STATE}/*") if self.pause is not None else ()
+        files = self.folder.glob(f"{STATE}/*") if self.rules.pause is not None else ()
         return {(file.name, file.stat().st_mtime_ns) for file in files if file.name.startswith(("state-", "end-"))}
 
 
@@ -198,23 +217,12 @@ def hold_folder(
     Raises:
         TimeoutError: another process still has the lock after `patience` seconds (None: GRACE).
     """
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + (GRACE if patience is None else patience)
+    while (descriptor := temp_folders.hold_file(str(folder / LOCK), tell=warn)) is None:
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"{folder}: the trial that was started there before still runs")
+        time.sleep(0.1)
     try:
-        deadline = time.monotonic() + (GRACE if patience is None else patience)
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(f"{folder}: the trial that was started there before still runs") from None
-                time.sleep(0.1)
-            except OSError as error:
-                if not file_locks.lacks_locks(error):
-                    raise
-                if warn is not None:
-                    warn(error)
-                break
         yield descriptor
     finally:
         os.close(descriptor)
@@ -235,12 +243,3 @@ def make_variables(folder: Path, variables: Mapping[str, str], pause: int | None
     """The environment variables of a trial in `folder`: the `variables` of its configuration, and its settings."""
     state_variables = {"MATEX_STATE": str(folder / STATE), "MATEX_PAUSE": str(pause)} if pause is not None else {}
     return {**variables, "MATEX_TRIAL": str(folder / NOTED), **state_variables}
-
-
-def read_output(path: Path) -> str:
-    """The printed output of a trial, at most its last `_MAX_BYTES`; "" if it has not begun."""
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        file.seek(max(os.fstat(file.fileno()).st_size - _MAX_BYTES, 0))
-        return file.read().decode(errors="replace")
