@@ -50,16 +50,15 @@ def cut_piece(tensor: Any, cuts: Sequence[int], rank: int) -> Any:
 
 
 class Exchanger(Protocol):
-    """The collectives of the ranks.
-
-    sums_early: labelled sums run while the step computes others, each in the first wave in which it can.
-    """
-
-    sums_early: bool
+    """The collectives of the ranks."""
 
     @property
     def rank(self) -> int:
         """The number of this rank, by which it owns pieces."""
+
+    @property
+    def sums_early(self) -> bool:
+        """Whether labelled sums run while the step computes others, each in the first wave in which it can."""
 
     def exchange(
         self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,

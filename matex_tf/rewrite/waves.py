@@ -104,10 +104,10 @@ def schedule(
     ]
     choose_wave = _choose_waves(sums, is_early_sum)
     if any(exchange.wave != choose_wave(exchange.value, exchange.wave, first) for exchange, first in sums):
-        latest = {value: exchange.wave for value, exchange in exchanges.items()}
+        latest = {number: exchange.wave for number, exchange in exchanges.items()}
         exchanges = place(choose_wave)
-        for value, exchange in exchanges.items():
-            exchange.can_wait = exchange.wave < latest[value]
+        for number, exchange in exchanges.items():
+            exchange.can_wait = exchange.wave < latest[number]
     # List each wave in the order of the values, which is equal on all ranks. The order of their uses may not be: a
     # script may keep variables in a set.
     waves: list[list[Exchange]] = [[] for _ in range(last_level)]
