@@ -164,7 +164,7 @@ def _wrap_serialize(original: Any) -> Any:
 
     def _serialize_to_tensors(self):
         shared = batches.find_shared_batches(self)
-        return original(shared.iterator if isinstance(shared, shared_batches.SharedBatches) else self)
+        return shared.save(original) if isinstance(shared, shared_batches.SharedBatches) else original(self)
 
     return _serialize_to_tensors
 
@@ -176,8 +176,8 @@ def _wrap_restore(original: Any) -> Any:
         if not isinstance(shared, shared_batches.SharedBatches):
             return original(self, restored_tensors)
         try:
-            return original(shared.iterator, restored_tensors)
-        except tf.errors.NotFoundError as error:
+            return shared.restore(original, restored_tensors)
+        except tf.errors.OpError as error:
             raise tf.errors.NotFoundError(None, None, f"{_OTHER_ITERATOR} ({error.message})") from error
 
     return _restore_from_tensors

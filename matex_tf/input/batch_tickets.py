@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from matex_tf import tags
 from matex_tf.input import batch_maps, memories, pipelines
 from matex_tf.input.elements import Elements, find_elements
-from matex_tf.input.functions import Split
+from matex_tf.input.functions import Split, require
 from matex_tf.input.tickets import (
     CACHED_VARIABLES,
     MAPS,
@@ -343,7 +343,9 @@ def _map_batches(dataset: Any) -> Batches:
 
     def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
         batch = inner.take(ticket[:ticket_size], batch_slice)
-        return row_map.build([*(batch[index] for index in split.back_takes), *ticket[ticket_size:]], batch_slice)
+        unused = [tensor for index, tensor in enumerate(batch) if inner.is_work and index not in split.back_takes]
+        results = row_map.build([*(batch[index] for index in split.back_takes), *ticket[ticket_size:]], batch_slice)
+        return require(unused, results)
 
     def digest(ticket: Tensors) -> Any:
         front_results, digest_before = ticket[ticket_size:], inner.digest(ticket[:ticket_size])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from matex_tf import tags
 from matex_tf.input import memories, pipelines, records
-from matex_tf.input.functions import PYTHON, Split
+from matex_tf.input.functions import PYTHON, Split, require
 from matex_tf.input.tickets import (
     CACHED_VARIABLES,
     MAPS,
@@ -102,7 +102,10 @@ def _map_elements(dataset: Any) -> Elements:
         if not extends_ticket:
             return split.build_back(ticket)
         element = inner.work(ticket[:ticket_size])
-        return split.build_back([*(element[index] for index in split.back_takes), *ticket[ticket_size:]])
+        computed = [index for index, passed in enumerate(inner.passed) if passed is None]
+        unused = [element[index] for index in computed if index not in split.back_takes]
+        results = split.build_back([*(element[index] for index in split.back_takes), *ticket[ticket_size:]])
+        return require(unused, results)
 
     def find_passed(index: int | None) -> int | None:
         """The tensor of the new ticket that equals the input `index` of the back; None if it is computed."""

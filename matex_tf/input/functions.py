@@ -274,6 +274,19 @@ def _find_needed(
     return list(needed.values())
 
 
+def require(unused: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """In a graph: `results`, which wait for `unused`, tensors that nothing takes, so that their errors are raised.
+
+    Alone, each function of a pipeline computes all of its results. Here several are one function, from which TensorFlow
+    would remove the ops whose results no later map takes.
+    """
+    if not unused:
+        return list(results)
+    # An op that TensorFlow neither removes nor runs before its inputs are computed.
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=tf.constant(True), data=unused)]):
+        return [tf.identity(tensor) for tensor in results]
+
+
 def keep_apart(tensors: Sequence[Any]) -> list[Any]:
     """Copies of tensors, across which TensorFlow does not merge sums.
 

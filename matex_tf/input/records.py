@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import tags
-from matex_tf.input import pipelines, record_functions, record_index, tickets
+from matex_tf.input import functions, pipelines, record_functions, record_index, tickets
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.lazy import tf
 from matex_tf.ops import record_files
@@ -114,7 +114,7 @@ def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
     def read(ticket: Any) -> Any:
         element = [record_files.read_records(ticket)]
         for record_map in maps:
-            element = record_map.build(element)
+            element = functions.require(element, record_map.build(element))
         return tickets.pack(spec, element)
 
     return read

@@ -11,12 +11,12 @@ they are made again from the ticket. So ranks need no common state.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from matex_tf import settings, tags
+from matex_tf import ops, settings, tags
 from matex_tf.input import advice, batch_tickets, filled_caches, functions, iteration, pipelines, records, tickets
 from matex_tf.lazy import tf
 from matex_tf.ops import deal_rows
@@ -28,6 +28,7 @@ from matex_tf.sharding import slice_bounds
 from matex_tf.steps import batches
 from matex_tf.world import world
 
+_STATE = "_STATE"  # TensorFlow's key of the state of an iterator, a vector of variants
 _BATCHES_AHEAD = 2
 """The number of batches that are worked on concurrently; as many more may wait."""
 
@@ -259,6 +260,36 @@ class SharedBatches:
     def take(self) -> Batch:
         """The next batch. Raises tf.errors.OutOfRangeError at the end."""
         return Batch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source.specs))
+
+    def save(self, save: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """The state of the iterator, by `save` of TensorFlow, and of the seed generators of its shuffles.
+
+        A generator counts the passes of all iterators. TensorFlow saves it only with an iterator of the `shuffle`, and
+        between the last batch of a pass and the next pass there may be none.
+        """
+        while True:  # until no pass begins while the state is saved: other threads read a few batches ahead
+            drawn = self._count_draws()
+            state = save(self.iterator)[_STATE]
+            if drawn == self._count_draws():
+                break
+        counts = tf.raw_ops.TensorListFromTensor(
+            tensor=tf.constant(drawn, tf.int64), element_shape=tf.zeros([0], tf.int32)
+        )
+        return {_STATE: tf.stack([*tf.unstack(state), counts])}
+
+    def _count_draws(self) -> list[int]:
+        return [int(ops.draw_seeds(generator)) for generator in tickets.list_generators(self.source.dataset)]
+
+    def restore(self, restore: Callable[[Any, dict[str, Any]], Any], tensors: dict[str, Any]) -> Any:
+        """Continue after a saved state. Raises tf.errors.OpError if it is the state of an iterator of another kind."""
+        generators = tickets.list_generators(self.source.dataset)
+        drawn = tf.raw_ops.TensorListStack(
+            input_handle=tensors[_STATE][-1], element_shape=tf.zeros([0], tf.int32), element_dtype=tf.int64
+        )
+        result = restore(self.iterator, {_STATE: tensors[_STATE][:-1]})
+        for generator, count in zip(generators, drawn, strict=True):
+            ops.draw_seeds(generator, count)
+        return result
 
 
 class Batch:

@@ -58,6 +58,12 @@ def note_generator(shuffled: Any, generator: Any) -> None:
     tags.set_tag(shuffled, _GENERATOR, generator)
 
 
+def list_generators(dataset: Any) -> list[Any]:
+    """The resources of the seed generators that `note_generator` has recorded for the steps of a pipeline."""
+    generators = (tags.get_tag(step._variant_tensor, _GENERATOR) for step in list_pipeline(dataset))
+    return [generator.handle for generator in generators if generator is not None]
+
+
 def _shuffle(step: Any, tickets: Any) -> Any:
     from tensorflow.python.data.ops import dataset_ops
     from tensorflow.python.ops import gen_dataset_ops
