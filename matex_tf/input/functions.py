@@ -34,27 +34,32 @@ class Subgraph(NamedTuple):
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs for these inputs, in the current graph."""
-        graph = tf.compat.v1.get_default_graph()
         tensors = {id(old): new for old, new in zip(self.inputs, inputs, strict=True)}
         created = dict[int, Any]()
         for op in self.ops:
-            arguments = [tf.convert_to_tensor(tensors[id(old)]) for old in op.inputs]
-            arguments = [graph.capture(each) if each.graph is not graph else each for each in arguments]
             controls = [created[id(control)] for control in op.control_inputs if id(control) in created]
-            device = tf.device(op.device) if op.device else contextlib.nullcontext()
-            with device, tf.control_dependencies(controls):
-                attributes = dict(op.node_def.attr.items())
-                dtypes = [tensor.dtype for tensor in op.outputs]
-                new_op = graph._create_op_internal(op.type, arguments, dtypes, name=op.name, attrs=attributes)
-            created[id(op)] = new_op
-            for old, new in zip(op.outputs, new_op.outputs):
-                new.set_shape(old.shape)
-                tensors[id(old)] = new
+            with tf.control_dependencies(controls):
+                new = copy_op(op, [tensors[id(old)] for old in op.inputs], dict(op.node_def.attr.items()))
+            created[id(op)] = new
+            tensors.update(zip(map(id, op.outputs), new.outputs))
         outputs = [tensors[id(old)] for old in self.outputs]
         if not self.awaited:
             return outputs
         with tf.control_dependencies([created[id(op)] for op in self.awaited]):
             return [tf.identity(tensor) for tensor in outputs]
+
+
+def copy_op(op: Any, inputs: Sequence[Any], attributes: dict[str, Any]) -> Any:
+    """Create an op of a function's graph in the current graph, with other inputs and these attributes."""
+    graph = tf.compat.v1.get_default_graph()
+    arguments = list(map(tf.convert_to_tensor, inputs))
+    arguments = [graph.capture(each) if each.graph is not graph else each for each in arguments]
+    with tf.device(op.device) if op.device else contextlib.nullcontext():
+        dtypes = [tensor.dtype for tensor in op.outputs]
+        created = graph._create_op_internal(op.type, arguments, dtypes, name=op.name, attrs=attributes)
+    for old, new in zip(op.outputs, created.outputs):
+        new.set_shape(old.shape)
+    return created
 
 
 class Split:

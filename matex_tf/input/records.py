@@ -80,7 +80,7 @@ def why_not(dataset: Any) -> str:
 def _make_tickets(dataset: Any) -> Records | str:
     """The records of a dataset, or the reason why they cannot be tickets. Collective."""
     step = _find_step(dataset)
-    kinds = record_functions.read_kinds(step._map_func.function)
+    kinds = record_functions.read_kinds(graph_ops.iterate_nodes(step._map_func.function.graph))
     if len(kinds) != 1:
         return "it reads files of several formats" if kinds else NO_RECORDS
     [kind] = kinds
