@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import filled_caches, iteration, shared_batches, tickets, turns, whole_batches
+from matex_tf.input import filled_caches, iteration, shared_batches, slices, tickets, turns, whole_batches
 from matex_tf.lazy import tf
 from matex_tf.rewrite import functions
 from matex_tf.runtime.hooks import Table
@@ -164,7 +164,7 @@ def _wrap_serialize(original: Any) -> Any:
 
     def _serialize_to_tensors(self):
         shared = batches.find_shared_batches(self)
-        return shared.save(original) if isinstance(shared, shared_batches.SharedBatches) else original(self)
+        return shared.save(original) if isinstance(shared, slices.SharedBatches) else original(self)
 
     return _serialize_to_tensors
 
@@ -173,7 +173,7 @@ def _wrap_serialize(original: Any) -> Any:
 def _wrap_restore(original: Any) -> Any:
     def _restore_from_tensors(self, restored_tensors):
         shared = batches.find_shared_batches(self)
-        if not isinstance(shared, shared_batches.SharedBatches):
+        if not isinstance(shared, slices.SharedBatches):
             return original(self, restored_tensors)
         try:
             return shared.restore(original, restored_tensors)

@@ -20,8 +20,6 @@ from matex_tf.sharding.slice_bounds import list_pipeline
 Tensors = list[Any]
 
 _GENERATOR = "seeds of iterations"
-CACHED_VARIABLES = "a map that reads variables, and whose results are cached"
-"""A reason why every rank works on all elements of a pipeline, as `--explain` prints it."""
 MAPS = ("MapDataset", "ParallelMapDataset")
 
 
