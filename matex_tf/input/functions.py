@@ -14,7 +14,6 @@ from matex_tf.input import pipelines
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import graph_ops
-from matex_tf.sharding.slice_bounds import list_pipeline
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 
@@ -305,50 +304,3 @@ def keep_apart(tensors: Sequence[Any]) -> list[Any]:
         return tf.raw_ops.EnsureShape(input=tensor, shape=shape)
 
     return list(map(keep, tensors))
-
-
-def tell_conflict(dataset: Any) -> str:
-    """Text that names state which one function of a pipeline changes and another one reads; "" if there is none.
-
-    Every rank would change it for each element, and read it for its own elements later, after further changes.
-    """
-    functions = [wrapped.function for step in list_pipeline(dataset) for wrapped in step._functions()]
-    handles = [
-        {id(tensor) for tensor in function.captured_inputs if tensor.dtype.name == "resource"} for function in functions
-    ]
-    if sum(map(len, handles)) == len(set[int]().union(*handles)):  # no two functions use the same
-        return ""
-    splits = list(map(Split, functions))
-    is_read = any(writer.writes & reader.reads & used for writer in splits for reader, used in zip(splits, handles))
-    return "a variable or a table that one function changes and another one reads" if is_read else ""
-
-
-def reads_changing(function: Any) -> bool:
-    """Whether a ConcreteFunction reads state that eager code can change: variables, and tables that can grow.
-
-    Files count as data, which do not change.
-    """
-    captured = dict(zip(map(id, function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]),
-                        function.captured_inputs))  # fmt: skip
-    # Only tables of the function itself can be tested; others count as tables that can grow.
-    tables = [op for op in function.graph.get_operations() if op.type in _TABLES and id(op.inputs[0]) in captured]
-    fixed = sum(_is_fixed_table(captured[id(op.inputs[0])], op) for op in tables)
-    nodes = list(graph_ops.iterate_nodes(function.graph))
-    return any(node.op in _VARIABLES for node in nodes) or sum(node.op in _TABLES for node in nodes) > fixed
-
-
-_VARIABLES = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-_TABLES = ("LookupTableFindV2", "LookupTableFind", "LookupTableSizeV2")
-
-
-def _is_fixed_table(handle: Any, op: Any) -> bool:
-    """Whether a table is immutable: it refuses even an insertion of no keys."""
-    if op.type != "LookupTableFindV2" or not hasattr(handle, "numpy"):
-        return False
-    keys, values = (tf.zeros([0], tensor.dtype) for tensor in (op.inputs[1], op.inputs[2]))
-    try:
-        with tf.init_scope():
-            tf.raw_ops.LookupTableInsertV2(table_handle=handle, keys=keys, values=values)
-    except tf.errors.OpError as error:
-        return isinstance(error, (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError))
-    return False

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import advice, filled_caches, functions, iteration, pipelines, records, splitting, tickets
+from matex_tf.input import advice, changing_state, filled_caches, iteration, pipelines, records, splitting, tickets
 from matex_tf.input.deferred import Deferred
 from matex_tf.input.slices import Batch, SharedBatches
 from matex_tf.lazy import tf
@@ -272,7 +272,7 @@ def _make_source(dataset: Any) -> Source | None:
     obstacle, found, kept = "", None, ""
     if debug_mode.DEBUG_MODE:
         obstacle = ": with enable_debug_mode() its functions are Python"
-    elif conflict := functions.tell_conflict(dataset):
+    elif conflict := changing_state.tell_conflict(dataset):
         obstacle = f": it has {conflict}"
     else:
         found = splitting.find_deferred(dataset, are_batches=True)

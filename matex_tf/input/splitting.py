@@ -8,6 +8,7 @@ from typing import Any
 
 from matex_tf import tags
 from matex_tf.input import advice, batch_maps, batching, memories, pipelines, records, row_maps
+from matex_tf.input.changing_state import reads_changing
 from matex_tf.input.deferred import Deferred, make_whole
 from matex_tf.input.tickets import (
     MAPS,
@@ -18,7 +19,6 @@ from matex_tf.input.tickets import (
     is_in_memory,
     join,
     open_rows,
-    reads_changing,
     zip_tickets,
 )
 from matex_tf.lazy import tf

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.input import functions, pipelines
+from matex_tf.input import pipelines
 from matex_tf.lazy import tf
 from matex_tf.sharding.slice_bounds import list_pipeline
 
@@ -145,15 +145,6 @@ def is_in_memory(dataset: Any) -> bool:
     """Whether a `cache` keeps elements in memory, and not in a file."""
     filename = dataset._filename
     return hasattr(filename, "numpy") and filename.numpy() == b""
-
-
-def reads_changing(dataset: Any) -> bool:
-    """Whether the work on elements of a `cache` reads variables or tables that may change before the work is done.
-
-    With tickets the work is delayed: a rank does it when it takes the element.
-    """
-    wrapped = join(step._functions() for step in list_pipeline(dataset))
-    return any(functions.reads_changing(each.function) for each in wrapped)
 
 
 def digest_tensors(tensors: Tensors) -> Any:
