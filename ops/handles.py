@@ -1,4 +1,4 @@
-"""Two small ops: `pass_turn` for steps of sessions, and `let_go` for the iterators of datasets.
+"""Small ops on handles: `pass_turn` for steps of sessions, `let_go` for iterators, `draw_seeds` for shuffled datasets.
 
 In a v1 graph each collective op has a turn: its number in the order in which all ranks run them
 (`sequence/v1_order.h`). A collective in a branch that is not executed would never use its turn, and all later ones
@@ -40,6 +40,14 @@ def let_go(resource: Any) -> None:
         _wait_at_exit()
         with tf.init_scope():  # the garbage collector may call this while a graph is being traced
             get_library().ops.matex_let_go(resource)
+
+
+def draw_seeds(generator: Any, drawn: Any = -1) -> Any:
+    """The number of values that the seed generator of a shuffled dataset has drawn, an int64 scalar.
+
+    drawn: the generator continues after so many values; -1: where it is.
+    """
+    return get_library().ops.matex_draw_seeds(generator=generator, drawn=drawn)
 
 
 def wait_for_ends() -> None:

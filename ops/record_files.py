@@ -74,26 +74,15 @@ def find_records(name: bytes, kind: str, size: int, mtime_ns: int, first: int = 
     return Found(offsets, lengths, content, code, problem.value.decode(errors="replace"), place)
 
 
-def put_records(
-    name: bytes,
-    kind: str,
-    size: int,
-    mtime_ns: int,
-    offsets: np.ndarray,
-    lengths: np.ndarray,
-    problem: tuple[int, str, int] = (0, "", 0),
-) -> int:
+def put_records(name: bytes, kind: str, size: int, mtime_ns: int, found: Found) -> int:
     """Register the index of the file `name` with the ops; returns the file's number in tickets.
 
-    Args:
-        offsets, lengths: int64. TFRecord: of the header, and of the data. Text: of the line without its end.
-        problem: code, message and byte offset of a problem after these records; see `Found`.
+    found: all records of the file. Offsets and lengths of text: of the lines without their ends.
     """
-    offsets, lengths = (np.ascontiguousarray(numbers, np.int64) for numbers in (offsets, lengths))
-    code, text, place = problem
+    offsets, lengths = (np.ascontiguousarray(numbers, np.int64) for numbers in (found.offsets, found.lengths))
     return _get_functions().matex_records_put(
-        name, FORMATS.index(kind), size, mtime_ns, offsets.size, _point(offsets), _point(lengths), code,
-        text.encode(), place,
+        name, FORMATS.index(kind), size, mtime_ns, offsets.size, _point(offsets), _point(lengths), found.code,
+        found.problem.encode(), found.place,
     )  # fmt: skip
 
 

@@ -59,8 +59,8 @@ GRADIENT = (
 BATCH = (
     ("matex_tf/hooks/", "datasets.py", "the script, or Keras, iterates a dataset"),
     ("matex_tf/input/", "shared_batches.py", "an iterator of tickets in place of elements"),
-    ("matex_tf/input/", "batch_tickets.py", "batch, padded_batch: which tickets make a batch"),
-    ("matex_tf/input/", "elements.py", "map, cache, zip: the work on an element"),
+    ("matex_tf/input/", "splitting.py", "each step: tickets, and the work on them"),
+    ("matex_tf/input/", "batching.py", "batch, padded_batch: which tickets make a batch"),
     ("matex_tf/input/", "functions.py", "each map: what runs in order, what can wait"),
     ("matex_tf/input/", "tickets.py", "shuffle, repeat, take: the order of tickets"),
     ("matex_tf/steps/", "function_calls.py", "the step takes its next batch"),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.input import filled_caches, iteration, shared_batches, tickets, turns, whole_batches
+from matex_tf.input import filled_caches, iteration, shared_batches, slices, tickets, turns, whole_batches
 from matex_tf.lazy import tf
 from matex_tf.rewrite import functions
 from matex_tf.runtime.hooks import Table
@@ -164,7 +164,7 @@ def _wrap_serialize(original: Any) -> Any:
 
     def _serialize_to_tensors(self):
         shared = batches.find_shared_batches(self)
-        return original(shared.iterator if isinstance(shared, shared_batches.SharedBatches) else self)
+        return shared.save(original) if isinstance(shared, slices.SharedBatches) else original(self)
 
     return _serialize_to_tensors
 
@@ -173,11 +173,11 @@ def _wrap_serialize(original: Any) -> Any:
 def _wrap_restore(original: Any) -> Any:
     def _restore_from_tensors(self, restored_tensors):
         shared = batches.find_shared_batches(self)
-        if not isinstance(shared, shared_batches.SharedBatches):
+        if not isinstance(shared, slices.SharedBatches):
             return original(self, restored_tensors)
         try:
-            return original(shared.iterator, restored_tensors)
-        except tf.errors.NotFoundError as error:
+            return shared.restore(original, restored_tensors)
+        except tf.errors.OpError as error:
             raise tf.errors.NotFoundError(None, None, f"{_OTHER_ITERATOR} ({error.message})") from error
 
     return _restore_from_tensors

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.input import pipelines, records, tickets
+from matex_tf.input import pipelines
 from matex_tf.lazy import tf
 from matex_tf.runtime import notes
 from matex_tf.sharding import slice_bounds
@@ -49,6 +49,7 @@ OF_OPS = (
 )
 """For each step or type of op (a regular expression, of which the first match counts), its replacement."""
 NO_BATCHES = OF_OPS[0][0]
+CACHED_VARIABLES = "a map that reads variables, and whose results are cached"
 _COMPOSITE = {"RaggedTensorSpec": "ragged elements", "SparseTensorSpec": "sparse elements"}
 
 
@@ -59,27 +60,41 @@ def explain(dataset: Any, text: str) -> None:
         notes.print_note(f"the pipeline {', '.join(kinds)}: {text}")
 
 
-def explain_kept(dataset: Any, kept: Sequence[str]) -> str:
-    """Text that names each cause that keeps a pipeline's work on every rank, with its replacement; "" if there is none.
-
-    kept: the types of the ops that keep work in front (see `elements.Elements`).
-    """
+def explain_kept(dataset: Any, kept: Iterable[str]) -> str:
+    """Text on all causes that keep a pipeline's work on every rank; "" if there is none. kept: see `Deferred.kept`."""
     has_batches = any(name_step(one) in _BATCHES for one in slice_bounds.list_pipeline(dataset))
-    ops = {*kept} if has_batches or not _has_work(dataset) else {*kept, NO_BATCHES}
-    causes = []
-    for step in _list_steps(dataset, are_rows=False):
-        name, _, reason = step.partition(": ")
-        reason = f"{reason}; " if reason else ""
-        causes.append(f"{name} with all before it ({reason}instead: {find_advice(step, OF_STEPS)})")
-    causes += [f"{op} (instead: {find_advice(op, OF_OPS)})" for op in sorted(ops)]
+    causes = dict.fromkeys(kept)
+    if not has_batches and _has_work(dataset):
+        causes[explain_op(NO_BATCHES)] = None
     return ", ".join(causes)
 
 
-def name_composites(spec: Any) -> list[str]:
-    """The kinds of components of an element, of this spec, that ranks do not slice: all but dense tensors."""
+def explain_op(op: str) -> str:
+    """Text on an op, by its type, or another cause in `OF_OPS` that keeps work on every rank."""
+    return f"{op} (instead: {find_advice(op, OF_OPS)})"
+
+
+def explain_step(dataset: Any, reason: str = "") -> list[str]:
+    """Text on a step that keeps all work before it on every rank; none if there is no work.
+
+    reason: why the records that the step reads are not indexed; "" if it reads none.
+    """
+    name = name_step(dataset)
+    if name == "FlatMap" and "GeneratorDataset" in _list_types(dataset):
+        name, reason = "a generator", ""
+    elif name == "Cache":
+        name = "a cache in a file"
+    elif not reason and not _has_work(dataset):
+        return []
+    replacement = find_advice(f"{name}: {reason}" if reason else name, OF_STEPS)
+    return [f"{name} with all before it ({reason}{reason and '; '}instead: {replacement})"]
+
+
+def explain_composites(spec: Any) -> list[str]:
+    """Texts on the components of an element, of this spec, that ranks do not slice: all but dense tensors."""
     specs = tf.nest.flatten(spec, expand_composites=False)
     types = {type(each).__name__ for each in specs if not isinstance(each, tf.TensorSpec)}
-    return sorted({_COMPOSITE.get(name, "elements that are no tensors") for name in types})
+    return sorted({explain_op(_COMPOSITE.get(name, "elements that are no tensors")) for name in types})
 
 
 def find_advice(kept: str, instead: Sequence[tuple[str, str]]) -> str:
@@ -90,32 +105,6 @@ def find_advice(kept: str, instead: Sequence[tuple[str, str]]) -> str:
 def name_step(dataset: Any) -> str:
     """The kind of a step, for messages."""
     return re.sub(r"Dataset(V\d)?$", "", pipelines.name_kind(dataset))
-
-
-def _list_steps(dataset: Any, are_rows: bool) -> Iterator[str]:
-    """The uppermost steps at or below `dataset` that keep all work before them on every rank, by their kinds.
-
-    are_rows: the elements of `dataset` are rows, of which a later step makes batches.
-    """
-    kind = name_step(dataset)
-    is_in_memory = kind == "Cache" and tickets.is_in_memory(dataset)
-    if pipelines.name_kind(dataset) in tickets.ORDER or kind in _MAPS or is_in_memory:
-        yield from _list_steps(dataset._input_dataset, are_rows)
-    elif kind in _BATCHES and not are_rows:
-        yield from _list_steps(dataset._input_dataset, True)
-    elif kind == "Zip":
-        for one in dataset._inputs():
-            yield from _list_steps(one, are_rows)
-    elif kind == "FlatMap" and "GeneratorDataset" in _list_types(dataset):
-        yield "a generator"
-    elif (reason := records.why_not(dataset)) not in ("", records.NO_RECORDS):
-        yield f"{kind}: {reason}"
-    elif kind == "Cache":
-        yield "a cache in a file"
-    elif are_rows and kind in (*_INTERLEAVES, *_READERS) and not reason:
-        return  # its records are tickets
-    elif _has_work(dataset):
-        yield kind
 
 
 def _has_work(dataset: Any) -> bool:

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from matex_tf.input.functions import keep_apart
+from matex_tf.input import advice
+from matex_tf.input.deferred import Deferred, make_whole
+from matex_tf.input.functions import Split, keep_apart, require
+from matex_tf.input.tickets import Tensors, digest_tensors, flatten_element, flatten_specs, map_dataset
 from matex_tf.lazy import tf
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.placement import BATCH, REPLICATED, SIZES, WHOLE
@@ -68,3 +71,49 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
     if program.has_collectives or not can_share:
         return "a map that needs the whole batch"
     return RowMap(program, captured, [placement == BATCH for placement in outputs])
+
+
+def map_batches(dataset: Any, inner: Deferred) -> Deferred:
+    """A map of batches. If it treats rows independently, a rank computes it for its slice, after the other work."""
+    split = Split(dataset._map_func.function)
+    kept = (*inner.kept, *map(advice.explain_op, split.ordered))
+    needs_batch_in_order = bool(split.front_takes)
+    if needs_batch_in_order or not inner.pads.keys().isdisjoint(split.computes_with):
+        obstacle = "a map of padded batches" if inner.pads else "a map of batches"
+        return make_whole(dataset, True, *kept, advice.explain_op(obstacle))
+    # The back takes tensors of the batch, then results of the front, which have no rows.
+    input_count, front_count = len(split.back_takes), split.back_input_count - len(split.back_takes)
+    are_rows = [inner.are_rows[index] for index in split.back_takes] + [False] * front_count
+    row_map = find_row_map(split.trace_back(), are_rows)
+    if isinstance(row_map, str):  # the obstacle
+        return make_whole(dataset, True, *kept, advice.explain_op(row_map))
+    ticket_size = len(flatten_specs(inner.tickets.element_spec))
+
+    def run_front(*element: Any) -> Any:
+        ticket = flatten_element(inner.tickets.element_spec, element)
+        return *ticket, *split.build_front([None] * len(inner.are_rows))  # the front takes no tensor of the batch
+
+    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+        batch = inner.take(ticket[:ticket_size], batch_slice)
+        unused = [tensor for index, tensor in enumerate(batch) if inner.is_work and index not in split.back_takes]
+        results = row_map.build([*(batch[index] for index in split.back_takes), *ticket[ticket_size:]], batch_slice)
+        return require(unused, results)
+
+    def digest(ticket: Tensors) -> Any:
+        front_results, digest_before = ticket[ticket_size:], inner.digest(ticket[:ticket_size])
+        return digest_tensors([digest_before, *front_results]) if front_results else digest_before
+
+    # A component that the map passes on stays padded.
+    are_inputs = [(at, index) for at, index in enumerate(split.passed) if index is not None and index < input_count]
+    passed = {at: split.back_takes[index] for at, index in are_inputs}
+    return inner._replace(
+        tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run_front),
+        count_rows=lambda ticket: inner.count_rows(ticket[:ticket_size]),
+        take=take,
+        digest=digest,
+        are_rows=row_map.are_rows,
+        spec=dataset._map_func.output_structure,
+        is_work=True,
+        kept=kept,
+        pads={at: inner.pads[index] for at, index in passed.items() if index in inner.pads},
+    )

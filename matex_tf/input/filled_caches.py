@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.input import elements, pipelines, tickets
+from matex_tf.input import pipelines, splitting, tickets
 from matex_tf.lazy import tf
 from matex_tf.runtime import notes
 from matex_tf.sharding.slice_bounds import list_pipeline
@@ -72,14 +72,14 @@ def use_filled_caches(dataset: Any) -> Any:
         _note(random_caches, _AS_ELEMENTS)
         return dataset
     with tf.init_scope():
-        found = elements.find_elements(dataset)
+        found = splitting.find_deferred(dataset, are_batches=False)
         # A cache that cannot hold tickets is filled a second time.
         if not set(map(id, random_caches)) <= set(map(id, found.caches)):
             _note_elements(random_caches)
             return dataset
 
         def work(*ticket: Any) -> Any:
-            tensors = found.work(tickets.flatten_element(found.tickets.element_spec, ticket))
+            tensors = found.take(tickets.flatten_element(found.tickets.element_spec, ticket), None)
             return tickets.pack(dataset.element_spec, tensors)
 
         return tickets.map_dataset(found.tickets, work).with_options(dataset.options())

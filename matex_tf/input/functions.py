@@ -14,7 +14,6 @@ from matex_tf.input import pipelines
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite import graph_ops
-from matex_tf.sharding.slice_bounds import list_pipeline
 
 PYTHON = frozenset(("PyFunc", "EagerPyFunc"))
 
@@ -34,27 +33,32 @@ class Subgraph(NamedTuple):
 
     def build(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs for these inputs, in the current graph."""
-        graph = tf.compat.v1.get_default_graph()
         tensors = {id(old): new for old, new in zip(self.inputs, inputs, strict=True)}
         created = dict[int, Any]()
         for op in self.ops:
-            arguments = [tf.convert_to_tensor(tensors[id(old)]) for old in op.inputs]
-            arguments = [graph.capture(each) if each.graph is not graph else each for each in arguments]
             controls = [created[id(control)] for control in op.control_inputs if id(control) in created]
-            device = tf.device(op.device) if op.device else contextlib.nullcontext()
-            with device, tf.control_dependencies(controls):
-                attributes = dict(op.node_def.attr.items())
-                dtypes = [tensor.dtype for tensor in op.outputs]
-                new_op = graph._create_op_internal(op.type, arguments, dtypes, name=op.name, attrs=attributes)
-            created[id(op)] = new_op
-            for old, new in zip(op.outputs, new_op.outputs):
-                new.set_shape(old.shape)
-                tensors[id(old)] = new
+            with tf.control_dependencies(controls):
+                new = copy_op(op, [tensors[id(old)] for old in op.inputs], dict(op.node_def.attr.items()))
+            created[id(op)] = new
+            tensors.update(zip(map(id, op.outputs), new.outputs))
         outputs = [tensors[id(old)] for old in self.outputs]
         if not self.awaited:
             return outputs
         with tf.control_dependencies([created[id(op)] for op in self.awaited]):
             return [tf.identity(tensor) for tensor in outputs]
+
+
+def copy_op(op: Any, inputs: Sequence[Any], attributes: dict[str, Any]) -> Any:
+    """Create an op of a function's graph in the current graph, with other inputs and these attributes."""
+    graph = tf.compat.v1.get_default_graph()
+    arguments = list(map(tf.convert_to_tensor, inputs))
+    arguments = [graph.capture(each) if each.graph is not graph else each for each in arguments]
+    with tf.device(op.device) if op.device else contextlib.nullcontext():
+        dtypes = [tensor.dtype for tensor in op.outputs]
+        created = graph._create_op_internal(op.type, arguments, dtypes, name=op.name, attrs=attributes)
+    for old, new in zip(op.outputs, created.outputs):
+        new.set_shape(old.shape)
+    return created
 
 
 class Split:
@@ -274,6 +278,19 @@ def _find_needed(
     return list(needed.values())
 
 
+def require(unused: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """In a graph: `results`, which wait for `unused`, tensors that nothing takes, so that their errors are raised.
+
+    Alone, each function of a pipeline computes all of its results. Here several are one function, from which TensorFlow
+    would remove the ops whose results no later map takes.
+    """
+    if not unused:
+        return list(results)
+    # An op that TensorFlow neither removes nor runs before its inputs are computed.
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=tf.constant(True), data=unused)]):
+        return [tf.identity(tensor) for tensor in results]
+
+
 def keep_apart(tensors: Sequence[Any]) -> list[Any]:
     """Copies of tensors, across which TensorFlow does not merge sums.
 
@@ -287,50 +304,3 @@ def keep_apart(tensors: Sequence[Any]) -> list[Any]:
         return tf.raw_ops.EnsureShape(input=tensor, shape=shape)
 
     return list(map(keep, tensors))
-
-
-def tell_conflict(dataset: Any) -> str:
-    """Text that names state which one function of a pipeline changes and another one reads; "" if there is none.
-
-    Every rank would change it for each element, and read it for its own elements later, after further changes.
-    """
-    functions = [wrapped.function for step in list_pipeline(dataset) for wrapped in step._functions()]
-    handles = [
-        {id(tensor) for tensor in function.captured_inputs if tensor.dtype.name == "resource"} for function in functions
-    ]
-    if sum(map(len, handles)) == len(set[int]().union(*handles)):  # no two functions use the same
-        return ""
-    splits = list(map(Split, functions))
-    is_read = any(writer.writes & reader.reads & used for writer in splits for reader, used in zip(splits, handles))
-    return "a variable or a table that one function changes and another one reads" if is_read else ""
-
-
-def reads_changing(function: Any) -> bool:
-    """Whether a ConcreteFunction reads state that eager code can change: variables, and tables that can grow.
-
-    Files count as data, which do not change.
-    """
-    captured = dict(zip(map(id, function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]),
-                        function.captured_inputs))  # fmt: skip
-    # Only tables of the function itself can be tested; others count as tables that can grow.
-    tables = [op for op in function.graph.get_operations() if op.type in _TABLES and id(op.inputs[0]) in captured]
-    fixed = sum(_is_fixed_table(captured[id(op.inputs[0])], op) for op in tables)
-    nodes = list(graph_ops.iterate_nodes(function.graph))
-    return any(node.op in _VARIABLES for node in nodes) or sum(node.op in _TABLES for node in nodes) > fixed
-
-
-_VARIABLES = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-_TABLES = ("LookupTableFindV2", "LookupTableFind", "LookupTableSizeV2")
-
-
-def _is_fixed_table(handle: Any, op: Any) -> bool:
-    """Whether a table is immutable: it refuses even an insertion of no keys."""
-    if op.type != "LookupTableFindV2" or not hasattr(handle, "numpy"):
-        return False
-    keys, values = (tf.zeros([0], tensor.dtype) for tensor in (op.inputs[1], op.inputs[2]))
-    try:
-        with tf.init_scope():
-            tf.raw_ops.LookupTableInsertV2(table_handle=handle, keys=keys, values=values)
-    except tf.errors.OpError as error:
-        return isinstance(error, (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError))
-    return False

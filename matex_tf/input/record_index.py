@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import json
 import os
 import stat
 import time
@@ -28,7 +27,7 @@ from matex_tf.thread_flag import starts_own
 from matex_tf.world import world
 
 _NOT_FOUND, _UNAVAILABLE = 5, 14  # TensorFlow's codes of errors
-_VERSION = 1  # of kept files
+_VERSION = 2  # of kept files
 _SETTLED_SECONDS = 2.0
 """Some file systems count modification times in seconds: a younger file may change and keep its modification time."""
 _MAX_UNUSED_SECONDS = 90 * 24 * 3600.0
@@ -36,26 +35,19 @@ _MAX_UNUSED_SECONDS = 90 * 24 * 3600.0
 _THREADS = 4
 """The number of files that a rank reads at a time: each read waits for the disk."""
 
-Problem = tuple[int, str, int]
-"""TensorFlow's code of an error (0: a warning), its text ("": no problem), and the byte from which on it holds."""
-NO_PROBLEM: Problem = (0, "", 0)
-
 
 class State(NamedTuple):
-    """The state of a file, whose `path` has no links. size: in bytes; -1 if the file does not exist."""
+    """The state of a file, whose `path` has no links.
+
+    size: in bytes; `record_files.NO_SIZE` if the file cannot be found.
+    code, problem: TensorFlow's code of the error, and its text, if the file cannot be found.
+    """
 
     path: str
     size: int
     mtime_ns: int
-    problem: Problem = NO_PROBLEM
-
-
-class Places(NamedTuple):
-    """The offsets of records (TFRecord: of their headers), and their bytes of data: int64 arrays."""
-
-    offsets: np.ndarray
-    lengths: np.ndarray
-    problem: Problem = NO_PROBLEM
+    code: int = 0
+    problem: str = ""
 
 
 class Part(NamedTuple):
@@ -110,13 +102,12 @@ def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
     needed = [number for number, is_known in enumerate(known_by_all) if not is_known]
     if not needed:
         return ""
-    for number, places in _find_places(names, states, kind, needed).items():
+    for number, found in _find_records(names, states, kind, needed).items():
         name, state = names[number], states[number]
         _known[kind, name] = state
-        problem = state.problem if state.problem[0] else places.problem
-        if problem[1] and not problem[0]:
-            notes.print_note(f"{os.fsdecode(name)}: {problem[1]}")
-        record_files.put_records(name, kind, state.size, state.mtime_ns, places.offsets, places.lengths, problem)
+        if found.problem and not found.code:
+            notes.print_note(f"{os.fsdecode(name)}: {found.problem}")
+        record_files.put_records(name, kind, state.size, state.mtime_ns, found)
     return ""
 
 
@@ -141,7 +132,7 @@ def _read_states(names: Sequence[bytes]) -> tuple[list[State], str]:
             except OSError as error:
                 code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _UNAVAILABLE
                 text = f"the file cannot be found: {error.strerror}"
-                states.append(State(os.fsdecode(name), record_files.NO_SIZE, 0, (code, text, 0)))
+                states.append(State(os.fsdecode(name), record_files.NO_SIZE, 0, code, text))
                 continue
             if not stat.S_ISREG(status.st_mode):
                 return [], f"{os.fsdecode(name)} is no ordinary file"
@@ -154,20 +145,25 @@ def _is_settled(state: State) -> bool:
     return time.time() - state.mtime_ns / 1e9 > _SETTLED_SECONDS
 
 
-def _find_places(
+def _find_records(
     names: Sequence[bytes], states: Sequence[State], kind: str, needed: Sequence[int]
-) -> dict[int, Places]:
-    """The index of the files with these numbers: kept by an earlier run, or made by all ranks. Collective."""
-    empty = Places(_NO_NUMBERS, _NO_NUMBERS)
+) -> dict[int, record_files.Found]:
+    """The index of the files with these numbers: kept by an earlier run, or made by all ranks. Collective.
+
+    In the index of a text file, offsets are those of the beginnings of lines, and lengths their bytes.
+    """
+    index = {
+        number: record_files.Found(_NO_NUMBERS, _NO_NUMBERS, code=states[number].code, problem=states[number].problem)
+        for number in needed
+    }
     existing = [number for number in needed if states[number].size >= 0]
     if kind == "fixed":
-        return dict.fromkeys(needed, empty)
+        return index
     folder = _find_folder() if world.get_world().rank == 0 else None
     kept = {} if folder is None else {number: _read_kept(folder, states[number], kind) for number in existing}
-    index = objects.broadcast(
-        {number: places for number, places in kept.items() if places}, "the kept index of records"
-    )
-    missing = [number for number in existing if number not in index]
+    kept = objects.broadcast({number: found for number, found in kept.items() if found}, "the kept index of records")
+    index.update(kept)
+    missing = [number for number in existing if number not in kept]
     if missing:
         me = world.get_world()
         parts = deal_parts([states[number].size for number in missing], kind, me.size)[me.rank]
@@ -176,11 +172,11 @@ def _find_places(
         everyone = itertools.chain(*objects.allgather(mine, "the index of records"))
         in_order = sorted(everyone, key=lambda part_and_records: part_and_records[0])
         for number in missing:
-            found = [records for part, records in in_order if part.number == number]
-            index[number] = _join_pieces(found, kind, states[number].size)
-            if folder is not None and index[number].problem == NO_PROBLEM and _is_settled(states[number]):
+            pieces = [found for part, found in in_order if part.number == number]
+            index[number] = _join_pieces(pieces, kind, states[number].size)
+            if folder is not None and not index[number].problem and _is_settled(states[number]):
                 _keep(folder, states[number], kind, index[number])
-    return {number: index.get(number, empty) for number in needed}
+    return index
 
 
 def deal_parts(sizes: Sequence[int], kind: str, ranks: int) -> list[list[Part]]:
@@ -217,24 +213,24 @@ def _find_parts(
         return list(threads.map(find, parts))
 
 
-def _join_pieces(pieces: Sequence[record_files.Found], kind: str, size: int) -> Places:
+def _join_pieces(pieces: Sequence[record_files.Found], kind: str, size: int) -> record_files.Found:
     """The index of a file from the records of its parts, in order."""
-    problem = next(((piece.code, piece.problem, piece.place) for piece in pieces if piece.problem), NO_PROBLEM)
     if kind == "tfrecord":  # one rank has read the whole file
         [only] = pieces
-        return Places(only.offsets, only.lengths, problem)
-    if problem[0]:
-        return Places(_NO_NUMBERS, _NO_NUMBERS, (problem[0], problem[1], 0))
+        return only
+    for piece in pieces:
+        if piece.code:
+            return record_files.Found(_NO_NUMBERS, _NO_NUMBERS, code=piece.code, problem=piece.problem)
     # A line begins after the end of the line before. The last start is the end of the file, if the last line ends.
     ends = np.concatenate([_NO_NUMBERS, *(piece.offsets for piece in pieces)])
     starts = np.concatenate([np.zeros(1, np.int64), ends + 1])
     if max((piece.content for piece in pieces), default=-1) >= starts[-1]:
         ends = np.append(ends, size)  # the last line has no end
     starts = starts[: len(ends)]
-    return Places(starts, ends - starts)
+    return record_files.Found(starts, ends - starts)
 
 
-# A kept file has a line of JSON that identifies the indexed file, and then 16 bytes for each record: two int64 arrays.
+# A kept file is an array of two rows, offsets and lengths. Its name is a hash of the state of the indexed file.
 
 
 def _find_folder() -> Path | None:
@@ -242,49 +238,42 @@ def _find_folder() -> Path | None:
         folder = cache.find_cache_folder() / "records"
         folder.mkdir(mode=0o700, exist_ok=True)
     except (errors.BuildError, OSError) as error:
-        notes.print_note(f"where records begin in files is looked for in each run, since it cannot be kept: {error}")
+        _say_not_kept("files", error)
         return None
     return folder
 
 
+def _say_not_kept(what: str, error: Exception) -> None:
+    notes.print_note(f"where records begin in {what} is looked for in each run, since it cannot be kept: {error}")
+
+
 def _name_kept(folder: Path, state: State, kind: str) -> Path:
-    return folder / f"{hashlib.blake2b(os.fsencode(state.path), digest_size=16).hexdigest()}.{kind}"
+    key = repr((_VERSION, kind, state.path, state.size, state.mtime_ns)).encode()
+    return folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.npy"
 
 
-def _make_header(state: State, count: int) -> bytes:
-    facts = {"version": _VERSION, "path": state.path, "size": state.size, "mtime_ns": state.mtime_ns, "records": count}
-    return json.dumps(facts).encode() + b"\n"
-
-
-def _read_kept(folder: Path, state: State, kind: str) -> Places | None:
+def _read_kept(folder: Path, state: State, kind: str) -> record_files.Found | None:
     place = _name_kept(folder, state, kind)
     try:
-        header, _, rest = place.read_bytes().partition(b"\n")
+        offsets, lengths = np.load(place)
         os.utime(place)  # so that it is not removed as unused
-    except OSError:
-        return None  # none is kept, or another user keeps it
-    count = len(rest) // 16
-    if header + b"\n" != _make_header(state, count) or len(rest) != 16 * count:
-        return None
-    offsets, lengths = np.frombuffer(rest, np.int64).reshape(2, count)
-    return Places(offsets, lengths)
+    except (OSError, ValueError, EOFError):
+        return None  # none is kept, it is cut off, or another user keeps it
+    return record_files.Found(offsets, lengths)
 
 
-def _keep(folder: Path, state: State, kind: str, places: Places) -> None:
-    numbers = np.stack([places.offsets, places.lengths])
+def _keep(folder: Path, state: State, kind: str, found: record_files.Found) -> None:
     try:
         _drop_unused(folder)
         with real_files.use_real_files(), atomic.write_beside(str(_name_kept(folder, state, kind))) as place:
-            Path(place).write_bytes(_make_header(state, len(places.offsets)) + numbers.tobytes())
+            np.save(place, np.stack([found.offsets, found.lengths]))
     except OSError as error:
-        notes.print_note(
-            f"where records begin in {state.path} is looked for in each run, since it cannot be kept: {error}"
-        )
+        _say_not_kept(state.path, error)
 
 
 @functools.cache
 def _drop_unused(folder: Path) -> None:
-    """Remove kept files that no run has used for long: most likely the indexed files no longer exist."""
+    """Remove kept files that no run has used for long: most likely the indexed files have changed or are gone."""
     for place in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another run removes it
             if time.time() - place.stat().st_mtime > _MAX_UNUSED_SECONDS:

@@ -6,7 +6,7 @@ Example: of `names.interleave(lambda name: TFRecordDataset(name).map(parse))`, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.lazy import tf
@@ -45,16 +45,12 @@ class Map(NamedTuple):
         return outputs
 
 
-def read_map(node: Any, function: Any, find: Callable[[str], Any]) -> Map:
-    """The map of `node`, whose function has the definition `function`. find: returns the value of a captured tensor.
-
-    Raises CannotBeIndexed if a captured value depends on the file of the records.
-    """
-    data = [name for name in node.input if not name.startswith("^")]
-    captured = data[1 : 1 + len(node.attr["Targuments"].list.type)]
-    types, shapes = node.attr["output_types"].list.type, node.attr["output_shapes"].list.shape
-    values = tuple(map(find, captured))
-    return Map(function.signature.name, values, tuple(types), tuple(shapes), function.signature.is_stateful)
+def make_map(op: Any, captured: Sequence[Any]) -> Map:
+    """The map of an op. captured: the values of the tensors that its function captures."""
+    name = op.get_attr("f").name
+    types = tuple(dtype.as_datatype_enum for dtype in op.get_attr("output_types"))
+    is_stateful = op.graph._get_function(name).cached_definition.signature.is_stateful
+    return Map(name, tuple(captured), types, tuple(op.get_attr("output_shapes")), is_stateful)
 
 
 def is_same(first: Sequence[Map], second: Sequence[Map]) -> bool:

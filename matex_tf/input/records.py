@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf import tags
-from matex_tf.input import pipelines, record_functions, record_index, tickets
+from matex_tf.input import functions, pipelines, record_functions, record_index, tickets
 from matex_tf.input.record_maps import CannotBeIndexed, Map
 from matex_tf.lazy import tf
 from matex_tf.ops import record_files
@@ -34,9 +34,7 @@ _NAMES_PER_BATCH = 1 << 16
 """The number of file names that are listed at a time."""
 _FUNCTIONS = ("_map_func", "_predicate")
 """The attributes of steps that hold their functions."""
-_WHY, _RECORDS = "why its records are not indexed", "its records"
-NO_RECORDS = "it reads no files of records"
-"""The reason, for a step that reads no records."""
+_RECORDS = "its records"
 
 
 class Records(NamedTuple):
@@ -56,8 +54,8 @@ class Records(NamedTuple):
     kind: str
 
 
-def make_tickets(dataset: Any) -> Records | None:
-    """The records of a dataset as tickets; None if that is impossible, for the reason `why_not`. Collective.
+def make_tickets(dataset: Any) -> Records | str:
+    """The records of a dataset as tickets, or the reason why that is impossible ("": it reads no records). Collective.
 
     All ranks call it with the dataset of the same place in the script. The first call indexes the records. Later calls
     index files that have changed; earlier tickets then refer to the new files.
@@ -66,23 +64,18 @@ def make_tickets(dataset: Any) -> Records | None:
     try:
         result: Records | str = _renew(known) if known and known.names else _make_tickets(dataset)
     except CannotBeIndexed as reason:
-        result = str(reason)
-    tags.set_tag(dataset, _WHY, result if isinstance(result, str) else "")
-    tags.set_tag(dataset, _RECORDS, result if known is None and isinstance(result, Records) else known)
-    return None if isinstance(result, str) else result
-
-
-def why_not(dataset: Any) -> str:
-    """The reason why `make_tickets` returned None for a dataset; "" if it did not."""
-    return tags.get_tag(dataset, _WHY, "")
+        return str(reason)
+    if known is None and isinstance(result, Records):
+        tags.set_tag(dataset, _RECORDS, result)
+    return result
 
 
 def _make_tickets(dataset: Any) -> Records | str:
     """The records of a dataset, or the reason why they cannot be tickets. Collective."""
     step = _find_step(dataset)
-    kinds = record_functions.read_kinds(step._map_func.function)
+    kinds = record_functions.read_kinds(graph_ops.iterate_nodes(step._map_func.function.graph))
     if len(kinds) != 1:
-        return "it reads files of several formats" if kinds else NO_RECORDS
+        return "it reads files of several formats" if kinds else ""
     [kind] = kinds
     cpus, maps, names, reason = _count_script_cpus(), tuple[Map, ...](), list[bytes](), ""
     try:
@@ -114,7 +107,7 @@ def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
     def read(ticket: Any) -> Any:
         element = [record_files.read_records(ticket)]
         for record_map in maps:
-            element = record_map.build(element)
+            element = functions.require(element, record_map.build(element))
         return tickets.pack(spec, element)
 
     return read
@@ -133,7 +126,7 @@ def _find_step(dataset: Any) -> Any:
         return dataset._impl
     if kind in _STEPS:
         return dataset
-    raise CannotBeIndexed(NO_RECORDS)
+    raise CannotBeIndexed("")
 
 
 def _count_script_cpus() -> int:

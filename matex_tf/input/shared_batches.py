@@ -2,7 +2,7 @@
 
 Beneath such an iterator runs an iterator of a `Source`. It makes the next batches ahead: on 2 ranks, rank 0 works on
 rows 0-15 of a batch of 32, and rank 1 on rows 16-31. Each of its elements, a `Batch`, also carries the batch's ticket,
-from which a rank can make any rows (`batch_tickets`).
+from which a rank can make any rows (`deferred`).
 
 If other rows are needed than were made (after a rank is lost, after a change of slice ratios, or for the whole batch),
 they are made again from the ticket. So ranks need no common state.
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import settings, tags
-from matex_tf.input import advice, batch_tickets, filled_caches, functions, iteration, pipelines, records, tickets
+from matex_tf.input import advice, changing_state, filled_caches, iteration, pipelines, records, splitting, tickets
+from matex_tf.input.deferred import Deferred
+from matex_tf.input.slices import Batch, SharedBatches
 from matex_tf.lazy import tf
 from matex_tf.ops import deal_rows
 from matex_tf.own_functions import trace_own
@@ -40,13 +42,13 @@ class Source:
     batch_specs: the dtypes and shapes of a whole batch's flat tensors.
     is_compared: the ranks have compared a batch.
     specs: the dtypes and shapes of the flat tensors of an element of the slices (see `Batch`).
-    are_rows, pads: see `batch_tickets.Batches`.
+    are_rows, pads: see `Deferred`.
 
     _elements_come_again: no iteration changes what others see, so elements that are read too early are not lost.
     _deal, _deal_variable: see `_make_deal`; running iterators read the variable.
     """
 
-    def __init__(self, dataset: Any, found: batch_tickets.Batches):
+    def __init__(self, dataset: Any, found: Deferred):
         self.dataset, self.spec, self.batches = dataset, dataset.element_spec, found
         self.batch_specs = tickets.flatten_specs(self.spec)
         self.is_compared = False
@@ -247,84 +249,6 @@ def _make_options(steps: Sequence[Any]) -> Any:
     return options
 
 
-class SharedBatches:
-    """The source of an iterator of whole batches.
-
-    iterator: of the `Source`'s dataset of slices.
-    """
-
-    def __init__(self, source: Source, iterator: Any):
-        self.source, self.iterator = source, iterator
-
-    def take(self) -> Batch:
-        """The next batch. Raises tf.errors.OutOfRangeError at the end."""
-        return Batch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source.specs))
-
-
-class Batch:
-    """A batch of which this rank has made its slice, or all rows; it makes other rows on demand. See `batches.Batch`.
-
-    element: the flat tensors of an element of the iterator of slices: first, count, total, contributes and digest (see
-        `batches.NUMBERS`), the rows that were made, the ticket.
-    ticket_digest: a hash of the ticket.
-    is_even: all of its components have equally many rows; if not, this rank has it whole.
-    """
-
-    def __init__(self, source: Source, element: Sequence[Any]):
-        self.source = source
-        first, count, self.total, contributes, self.ticket_digest = (
-            number.numpy().item() for number in element[: batches.NUMBERS]
-        )
-        rows_end = batches.NUMBERS + len(source.batch_specs)
-        self._numbers = element[: batches.NUMBERS - 1]  # without the digest
-        self._rows, self._ticket = list(element[batches.NUMBERS : rows_end]), list(element[rows_end:])
-        self._bounds = batches.Bounds(first, count, contributes)
-        self._whole: list[Any] | None = None
-        self._error: Exception | None = None
-        row_counts = {
-            tensor.shape.as_list()[0] for tensor, is_rows in zip(self._rows, source.batches.are_rows) if is_rows
-        }
-        self.is_even = len(row_counts) == 1 and count <= self.total
-
-    def take_slice(self, ratios: Any = None) -> list[Any]:
-        if self._error is not None:
-            raise self._error
-        self.source.work_on(ratios)
-        bounds = batches.find_bounds(self.total, ratios)
-        if bounds == self._bounds:
-            return [*self.source.pad_alike(self._rows), *self._numbers]
-        return [*self.source.pad_alike(self._make(bounds)), *batches.make_numbers(bounds, self.total)]
-
-    def _make(self, bounds: batches.Bounds) -> list[Any]:
-        """The flat tensors with other rows than were made."""
-        if self._has_all_rows():
-            return batches.slice_rows(self._rows, self.source.batches.are_rows, bounds)
-        return self.source.make_again(self._ticket, bounds.first, bounds.number, self.total)
-
-    def _has_all_rows(self) -> bool:
-        return (self._bounds.first, self._bounds.number) == (0, self.total)
-
-    def take_whole(self) -> list[Any]:
-        if not self.is_even or self._has_all_rows():
-            return self._rows
-        if self._whole is None:
-            self._whole = self._make(batches.Bounds(0, self.total, True))
-        return self._whole
-
-    def digest(self) -> tuple[int, int] | None:
-        """For the first batch of a dataset, a hash of all of its rows, which this rank makes; otherwise a hash of its
-        ticket.
-        """
-        if self.source.is_compared:
-            return self.total, self.ticket_digest
-        self.source.is_compared = True
-        try:
-            return self.total, batches.digest_tensors(self.take_whole())
-        except tf.errors.OpError as error:
-            self._error = error
-            return None
-
-
 def give_whole(dataset: Any) -> Any:
     """The dataset for functions that iterate over it themselves: made of the tickets, whose order it continues."""
     source = find_source(dataset)
@@ -346,17 +270,16 @@ def _make_source(dataset: Any) -> Source | None:
     if settings.is_asynchronous(settings.get_settings().strategy):
         return None  # ranks train whole batches in turn
     obstacle, found, kept = "", None, ""
-    if composites := advice.name_composites(dataset.element_spec):
-        obstacle = f", because of {advice.explain_kept(dataset, composites)}"
-    elif debug_mode.DEBUG_MODE:
+    if debug_mode.DEBUG_MODE:
         obstacle = ": with enable_debug_mode() its functions are Python"
-    elif conflict := functions.tell_conflict(dataset):
+    elif conflict := changing_state.tell_conflict(dataset):
         obstacle = f": it has {conflict}"
     else:
-        found = batch_tickets.find_batches(dataset)
-        kept = advice.explain_kept(dataset, found.kept)
+        found = splitting.find_deferred(dataset, are_batches=True)
+        composites = advice.explain_composites(dataset.element_spec)
+        kept = advice.explain_kept(dataset, [*composites, *found.kept])
         are_rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
-        if not found.is_work or not any(are_rows) or are_rows != found.are_rows:
+        if composites or not found.is_work or not any(are_rows) or are_rows != found.are_rows:
             obstacle = f", because of {kept}" if kept else ": it has no map of rows"
         elif not filled_caches.claim_for_tickets(dataset, found.caches):
             obstacle = f", because of {filled_caches.CONFLICT}"

@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matex_tf import tags
-from matex_tf.input import functions, pipelines
+from matex_tf.input import pipelines
 from matex_tf.lazy import tf
 from matex_tf.sharding.slice_bounds import list_pipeline
 
 Tensors = list[Any]
 
 _GENERATOR = "seeds of iterations"
-CACHED_VARIABLES = "a map that reads variables, and whose results are cached"
-"""A reason why every rank works on all elements of a pipeline, as `--explain` prints it."""
 MAPS = ("MapDataset", "ParallelMapDataset")
 
 
@@ -56,6 +54,12 @@ def note_generator(shuffled: Any, generator: Any) -> None:
     shuffled: the variant tensor of the shuffled dataset. generator: the resource that has the seed of each iteration.
     """
     tags.set_tag(shuffled, _GENERATOR, generator)
+
+
+def list_generators(dataset: Any) -> list[Any]:
+    """The resources of the seed generators that `note_generator` has recorded for the steps of a pipeline."""
+    generators = (tags.get_tag(step._variant_tensor, _GENERATOR) for step in list_pipeline(dataset))
+    return [generator.handle for generator in generators if generator is not None]
 
 
 def _shuffle(step: Any, tickets: Any) -> Any:
@@ -141,15 +145,6 @@ def is_in_memory(dataset: Any) -> bool:
     """Whether a `cache` keeps elements in memory, and not in a file."""
     filename = dataset._filename
     return hasattr(filename, "numpy") and filename.numpy() == b""
-
-
-def reads_changing(dataset: Any) -> bool:
-    """Whether the work on elements of a `cache` reads variables or tables that may change before the work is done.
-
-    With tickets the work is delayed: a rank does it when it takes the element.
-    """
-    wrapped = join(step._functions() for step in list_pipeline(dataset))
-    return any(functions.reads_changing(each.function) for each in wrapped)
 
 
 def digest_tensors(tensors: Tensors) -> Any:

@@ -11,8 +11,7 @@ some later ones. After a few items the ranks choose the faster way: turns, or al
 
 from __future__ import annotations
 
-import re
-import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -30,8 +29,12 @@ from matex_tf.steps import batches, failures
 from matex_tf.world import membership, world
 
 _SOURCE = "items by turns"
-# TensorFlow puts this in front of the message of an error in a function.
-_OP = re.compile(r"^\{\{function_node [^}]*\}\} ")
+_ERRORS: dict[type[Exception] | tuple[type[Exception], ...], str] = {
+    (TypeError, ValueError): "InvalidArgumentError",
+    MemoryError: "ResourceExhaustedError",
+    NotImplementedError: "UnimplementedError",
+}
+"""By errors of Python: the errors as which TensorFlow raises them in a generator; others are unknown errors."""
 _MEASURED_ITEMS = 4
 """The number of items that are sent before the ranks choose between sending items and making all of them everywhere."""
 _FIRST_COMPARED = 4
@@ -55,8 +58,7 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
         return make_dataset()
     found = items.compare_items(whole, name)
     source = None if found.why else Source(adapter, name, found.seconds)
-    # Keras learns the shapes of items from these.
-    adapter.py_dataset = items_ahead.Selection(whole, found.items, items.FIRST)
+    adapter.py_dataset = _FirstItems(found.items)  # from which Keras learns the shapes of all
     try:
         dataset = make_dataset()
     finally:
@@ -73,6 +75,16 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
         source.start_sharing(dataset)
         _explain(name, "ranks take turns")
     return dataset
+
+
+class _FirstItems:
+    """A `PyDataset` of items that are made already."""
+
+    def __init__(self, made: Sequence[Any]):
+        self._made, self.num_batches = made, len(made)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._made[number]
 
 
 def _find_obstacle(py_dataset: Any) -> str:
@@ -109,8 +121,7 @@ class Source:
     exchange_seconds: the times of the exchanges of items, while `is_open`.
     is_unused: ranks take no turns, and Keras continues as without ranks.
 
-    _next_adapter: the adapter whose items the next iterator of the dataset gives; None: all items of `_next_pass`.
-    _next_pass: the pass whose items an iterator of whole items gives.
+    _next_pass: the pass whose items the next iterator of the dataset gives.
     """
 
     def __init__(self, adapter: Any, name: str, making_seconds: float):
@@ -119,10 +130,7 @@ class Source:
         self.is_unused = False
         self.taken_count = 0
         self.exchange_seconds: list[float] = []
-        self._next_adapter: Any = None
         self._next_pass: Pass | None = None
-        self._make_iterator: Callable[[Any], Any] = iter
-        self._lock = threading.Lock()
         adapter._get_iterator = self._generate
 
     def find_obstacle(self, dataset: Any) -> str:
@@ -142,7 +150,6 @@ class Source:
 
     def iterate(self, make_iterator: Callable[[Any], Any]) -> Any:
         """An iterator of all items, which this rank would make. Steps take the items of its pass instead, by turns."""
-        self._make_iterator = make_iterator
         self._next_pass = new_pass = Pass(self)
         iterator = make_iterator(self.dataset)
         new_pass.whole_iterator = weakref.ref(iterator)
@@ -153,34 +160,41 @@ class Source:
         """The numbers of the items of a pass, whose first item is taken."""
         return items_ahead.order_items(self._adapter)
 
-    def make_adapter(self, numbers: Sequence[int], is_ahead: bool) -> Any:
-        return items_ahead.make_adapter(self._adapter, numbers, is_ahead)
+    def make_ahead(self, numbers: Sequence[int]) -> items_ahead.ItemsAhead:
+        return items_ahead.ItemsAhead(self._adapter.py_dataset, numbers)
 
     def make_item(self, number: int) -> list[Any]:
         """The flat tensors of an item, made by this rank now."""
-        return self.start(self.make_adapter([number], is_ahead=True))[1]
+        return self.take_from(map(self._adapter.py_dataset.__getitem__, [number]))
 
-    def start(self, adapter: Any) -> tuple[Any, list[Any]]:
-        """An iterator of the items of `adapter`, and the flat tensors of its first one."""
-        with self._lock:
-            self._next_adapter = adapter
-            iterator = self._make_iterator(self.dataset)
-            return iterator, tickets.take_next(iterator._iterator_resource, self.specs)
+    def take_from(self, made: Iterator[Any]) -> list[Any]:
+        """The flat tensors of the next item of `made`. Raises tf.errors.OpError if it cannot be made, as Keras does."""
+        from tensorflow.python.data.util import structure
+
+        try:
+            item = self._adapter._standardize_batch(next(made))
+            with tf.device("CPU:0"):
+                item = structure.normalize_element(item, self.spec)
+            found = structure.type_spec_from_value(item)
+            if not structure.are_compatible(found, self.spec):
+                raise TypeError(f"expected an item like the first ones, {self.spec}; found {found}")
+            return tickets.flatten(self.spec, item)
+        except Exception as error:
+            kind = next((kind for python, kind in _ERRORS.items() if isinstance(error, python)), "UnknownError")
+            text = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
+            raise getattr(tf.errors, kind)(None, None, text) from error
 
     def _generate(self) -> Iterator[Any]:
-        """The generator of the dataset for Keras; runs in another thread."""
+        """The generator of the dataset for Keras; runs in another thread if some code takes elements of an iterator."""
         if self.is_unused:
             yield from type(self._adapter)._get_iterator(self._adapter)
             return
-        adapter, self._next_adapter = self._next_adapter, None
-        if adapter is None:  # some code takes elements of the iterator itself
-            whole_pass, self._next_pass = self._next_pass or Pass(self), None
-            adapter = whole_pass.give_up_turns()
+        whole_pass, self._next_pass = self._next_pass or Pass(self), None
+        made = self.make_ahead(whole_pass.give_up_turns())
         try:
-            if adapter.num_batches:
-                yield from adapter._get_iterator()
+            yield from map(self._adapter._standardize_batch, made)
         finally:
-            items_ahead.stop_adapter(adapter)
+            made.stop()
 
     def choose(self) -> None:
         """Choose the faster way: turns, or all items on every rank. Collective."""
@@ -221,7 +235,7 @@ class Pass:
         before.
     _order: the numbers of the items, in the order of this pass; None before its first item.
     _prepared_for: the number of ranks, and `Source.is_shared`, for which this rank makes items ahead.
-    _adapter, _iterator: make this rank's items. _stop: stops the adapter.
+    _made: gives this rank's items. _stop: stops making them ahead.
     _is_whole: this rank makes all items, because some code takes elements of the iterator itself.
     _is_order_agreed: the ranks have compared their orders.
     """
@@ -230,9 +244,8 @@ class Pass:
         self.source, self._position, self._taken_before = source, 0, source.taken_count
         self._order: list[int] | None = None
         self._prepared_for: tuple[int, bool] | None = None
-        self._adapter: Any = None
+        self._made: Iterator[Any] = iter(())
         self._stop: Callable[[], object] = lambda: None
-        self._iterator: Any = None
         self._is_whole = self._is_order_agreed = False
         self.whole_iterator: Callable[[], Any] = lambda: None
 
@@ -243,10 +256,10 @@ class Pass:
             self._order = self.source.order_items()
         return self._order
 
-    def give_up_turns(self) -> Any:
-        """The adapter of all remaining items: from now on this rank makes all of them."""
+    def give_up_turns(self) -> list[int]:
+        """The numbers of all remaining items: from now on this rank makes all of them."""
         self._is_whole = True
-        return self.source.make_adapter(self.order[self._position :], is_ahead=False)
+        return self.order[self._position :]
 
     def take(self) -> Any:
         """The next item, a `batches.Batch`. Collective if ranks take turns.
@@ -265,7 +278,7 @@ class Pass:
             source.choose()
         if not source.is_shared:
             self._prepare_items()
-            tensors, self._position = self._take_own(), self._position + 1
+            tensors, self._position = source.take_from(self._made), self._position + 1
             return batches.WholeBatch(tensors, source.are_rows)
         position = self._position
         item = membership.attempt_collectives(NEXT, self._take_turn, lambda: self._move_to(position))
@@ -316,17 +329,10 @@ class Pass:
 
         numbers = [self.order[position] for position in range(self._position, len(self.order)) if is_mine(position)]
         self._stop()
-        self._prepared_for, self._iterator = current, None
+        self._prepared_for = current
         if numbers:
-            self._adapter = self.source.make_adapter(numbers, is_ahead=True)
-            self._stop = weakref.finalize(self, items_ahead.stop_adapter, self._adapter)
-
-    def _take_own(self) -> list[Any]:
-        """The flat tensors of the next item that this rank makes."""
-        if self._iterator is None:
-            self._iterator, tensors = self.source.start(self._adapter)
-            return tensors
-        return tickets.take_next(self._iterator._iterator_resource, self.source.specs)
+            made = self.source.make_ahead(numbers)
+            self._made, self._stop = made, weakref.finalize(self, made.stop)
 
     def _take_turn(self) -> SentItem:
         """The next item, which one rank has made. Collective."""
@@ -336,18 +342,16 @@ class Pass:
         tensors = shapes = digest = failure = None
         if me.rank == maker or (is_compared and me.rank < me.trainers):
             try:
-                tensors = self._take_own()
+                tensors = self.source.take_from(self._made)
                 shapes = [tuple(tensor.shape) for tensor in tensors]
                 digest = batches.digest_tensors(tensors) if is_compared else None
             except tf.errors.OpError as error:
                 failure = error.error_code, self._describe_failure(number, error)
-        mine = _Report(position, number, shapes, digest, failure)
+        mine = position, number, shapes, digest, failure
+        everyone = [_Report(*report) for report in objects.allgather(mine, NEXT)]
         if is_compared:
-            everyone = [_Report(*report) for report in objects.allgather(tuple(mine), f"comparing {NEXT}")]
             self._compare(everyone[: me.trainers])
-            report = next((report for report in everyone if report.failure), everyone[maker])
-        else:
-            report = _Report(*_send_to_all(tuple(mine) if me.rank == maker else None, maker))
+        report = next((report for report in everyone if report.failure), everyone[maker])
         if (report.position, report.number) != (position, number):
             raise errors.MismatchError(
                 f"ranks take other items of {self.source.name}: rank {maker} item {report.number} as number "
@@ -359,8 +363,7 @@ class Pass:
 
     def _describe_failure(self, number: int, error: Any) -> str:
         me = world.get_world()
-        text = _OP.sub("", error.message)
-        return f"rank {me.rank} ({me.host}) cannot make item {number} of {self.source.name}: {text}"
+        return f"rank {me.rank} ({me.host}) cannot make item {number} of {self.source.name}: {error.message}"
 
     def _compare(self, everyone: Sequence[_Report]) -> None:
         """Print a note if ranks have made different items of the same number."""
@@ -372,12 +375,6 @@ class Pass:
                 "items ranks take turns: they depend on what else was made. The results are not exactly those of the "
                 "script alone"
             )
-
-
-def _send_to_all(value: Any, root: int) -> Any:
-    """The value of rank `root`, on all ranks. Collective."""
-    with objects.start_exchange(NEXT, f"broadcast from {root}"):
-        return world.get_communicator("control").bcast(value, root=root)
 
 
 def take_element(shared: Pass) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from matex_tf import ops, tags
 from matex_tf.input import advice, tickets
-from matex_tf.input.shared_batches import Batch, SharedBatches
+from matex_tf.input.slices import Batch, SharedBatches
 from matex_tf.lazy import tf
 from matex_tf.own_functions import trace_own
 from matex_tf.rewrite.sharing import Request, Slice

@@ -190,6 +190,25 @@ def iterators_are_saved():
 
 
 @case
+def iterators_go_on_in_the_next_passes():
+    """Restored, an iterator shuffles as the saved one goes on to do, wherever in a pass it was saved."""
+
+    def make():
+        return NUMBERS.shuffle(23, seed=1).map(double, num_parallel_calls=2).batch(4).repeat(3)
+
+    seen = []
+    for taken in range(1, 8):
+        iterator = iter(make())
+        for _ in range(taken):
+            next(iterator)
+        path = tf.train.Checkpoint(iterator=iterator).save("checkpoint")
+        restored = iter(make())
+        tf.train.Checkpoint(iterator=restored).restore(path)
+        seen += see(restored) + see(iterator)
+    return seen
+
+
+@case
 def one_row_cannot_be_read():
     rows = tf.data.Dataset.from_tensor_slices(["no file" if at == 6 else "file" for at in range(9)])
     for name in ("file", "lost later"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_tf.input import advice, batch_tickets
+from matex_tf.input import advice, splitting
 
 ROWS = 8
 
@@ -114,15 +114,15 @@ PIPELINES = {
 
 def explain(dataset):
     """What `--explain` says of causes."""
-    composites = advice.name_composites(dataset.element_spec)
-    return advice.explain_kept(dataset, composites or batch_tickets.find_batches(dataset).kept)
+    kept = splitting.find_deferred(dataset, are_batches=True).kept
+    return advice.explain_kept(dataset, [*advice.explain_composites(dataset.element_spec), *kept])
 
 
 @pytest.mark.parametrize("kept", PIPELINES)
 def test_the_advised_pipeline_keeps_no_work(kept, records):
     has_it, advised = (make(records) for make in PIPELINES[kept])
     assert re.search(rf"{kept}.*instead: ", explain(has_it))
-    assert explain(advised) == "" and batch_tickets.find_batches(advised).is_work
+    assert explain(advised) == "" and splitting.find_deferred(advised, are_batches=True).is_work
 
 
 def test_steps_without_work_before_them_keep_none():

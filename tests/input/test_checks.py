@@ -40,7 +40,16 @@ def check_numerics_before_work(x):
     return tf.debugging.check_numerics(tf.where(x == BAD, np.float32(np.nan), x), "") * 2
 
 
-CHECKS = [assert_as_control, assert_alone, assert_in_branch, check_numerics_as_control, check_numerics_before_work]
+def look_up_beyond_the_end(x):
+    """An op without state that fails."""
+    ones = tf.gather(tf.ones([1], x.dtype), tf.where(tf.reduce_any(x == BAD, -1, keepdims=True), 9, 0))
+    return x * ones
+
+
+CHECKS = [
+    assert_as_control, assert_alone, assert_in_branch, check_numerics_as_control, check_numerics_before_work,
+    look_up_beyond_the_end,
+]  # fmt: skip
 
 
 def work(x):
@@ -56,6 +65,19 @@ PLACES = {
     "next to the work": lambda rows, check: tf.data.Dataset.zip((rows.map(check), rows.map(work))).batch(6),
     "before random numbers": lambda rows, check: (
         rows.map(check).map(lambda x: x + tf.random.uniform([], seed=1)).batch(6)
+    ),
+    "of a result that no map takes": lambda rows, check: (
+        rows.map(lambda x: (x, check(x))).map(lambda x, _: work(x)).batch(6)
+    ),
+    "of a result that is left out": lambda rows, check: rows.map(lambda x: (x, check(x))).map(lambda x, _: x).batch(6),
+    "of a result that is not cached": lambda rows, check: (
+        rows.map(lambda x: (work(x), check(x))).map(lambda x, _: x).cache().batch(6)
+    ),
+    "of a result that no map of batches takes": lambda rows, check: (
+        rows.map(lambda x: (x, check(x))).batch(6).map(lambda x, _: work(x))
+    ),
+    "of a result of batches that no map takes": lambda rows, check: (
+        rows.map(work).batch(6).map(lambda x: (x, check((x - 1) / 3))).map(lambda x, _: work(x))
     ),
 }
 
@@ -84,6 +106,25 @@ def test_a_batch_with_a_bad_row_raises(place, check):
         except tf.errors.InvalidArgumentError:
             outcomes.append("raised")
     assert "raised" in outcomes
+
+
+@pytest.mark.parametrize(
+    "ignore",
+    [
+        lambda files: files.interleave(tf.data.TFRecordDataset).map(lambda record: 1),
+        lambda files: files.interleave(lambda one: tf.data.TFRecordDataset(one).map(lambda record: 1)),
+        lambda files: files.interleave(
+            lambda one: tf.data.TFRecordDataset(one).map(lambda record: (record, 1)).map(lambda record, number: number)
+        ),
+        lambda files: files.map(tf.io.read_file).map(lambda content: 1),
+    ],
+)
+def test_a_missing_file_raises_even_if_its_contents_are_not_used(tmp_path, ignore):
+    dataset = ignore(tf.data.Dataset.from_tensors(str(tmp_path / "missing"))).batch(2)
+    with pytest.raises(tf.errors.NotFoundError):
+        list(dataset)
+    with pytest.raises(tf.errors.NotFoundError):
+        list(shared_batches.find_source(dataset).iterate(tf.data.Dataset.__iter__))
 
 
 def test_most_of_these_are_shared():

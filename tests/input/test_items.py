@@ -1,6 +1,7 @@
 """Whether an item of a Python object draws random numbers is seen, and the draws are taken back."""
 
 import random
+import threading
 
 import keras
 import numpy as np
@@ -87,17 +88,26 @@ def test_a_change_of_the_object_is_seen(name):
     assert before.find_changed(now) in {"count", "layers", "array"} and not now.find_changed(items.State(holder))
 
 
-def test_items_are_given_up_by_an_enqueuer_that_is_stopped_before_its_thread_has_begun():
-    module = pytest.importorskip("keras.src.trainers.data_adapters.py_dataset_adapter", reason="not in Keras 2")
+class Items:
+    """Item 3 waits until it may be made."""
 
-    class Numbers(keras.utils.PyDataset):
-        def __len__(self):
-            return 4
+    workers, use_multiprocessing, max_queue_size = 1, False, 10
 
-        def __getitem__(self, number):
-            return np.full([2, 1], number), np.zeros([2, 1])
+    def __init__(self):
+        self.made, self.may_continue = [], threading.Event()
 
-    ahead = items_ahead.make_adapter(module.PyDatasetAdapter(Numbers(), shuffle=False), [1, 3], is_ahead=True)
-    items_ahead.stop_adapter(ahead)
-    ahead.enqueuer._run()  # as its thread may come to this only now
-    assert module._SHARED_SEQUENCES[ahead.enqueuer.uid] is None
+    def __getitem__(self, number):
+        self.made.append(number)
+        assert number != 3 or self.may_continue.wait(60)
+        return number
+
+
+def test_few_items_are_made_ahead_and_none_after_the_end():
+    whole = Items()
+    ahead = items_ahead.ItemsAhead(whole, [1, 3, 4, 5])
+    assert next(ahead) == 1
+    ahead.stop()  # while item 3 is being made
+    whole.may_continue.set()
+    for thread in ahead._pool._pool:
+        thread.join(60)
+    assert whole.made in ([1], [1, 3])

@@ -1,0 +1,182 @@
+"""Batches of rows: the ticket of a batch has the tickets of its rows; a rank works on the rows of its slice.
+
+The tickets of rows are batched as tensors; if their shapes differ, the ticket of a batch is a dataset of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matex_tf.input import pipelines
+from matex_tf.input.deferred import Deferred, slice_rows
+from matex_tf.input.tickets import Tensors, digest_tensors, flatten, flatten_element, flatten_specs, map_dataset, pack
+from matex_tf.lazy import tf
+from matex_tf.own_functions import trace_own
+from matex_tf.rewrite.sharing import Slice
+
+KINDS = ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
+
+
+def batch(dataset: Any, inner: Deferred) -> Deferred:
+    """The batches of a step, one of `KINDS`, over the rows `inner`."""
+    is_padded = pipelines.name_kind(dataset) == "PaddedBatchDataset"
+    is_dense = all(shape.is_fully_defined() for _, shape in flatten_specs(inner.tickets.element_spec))
+    batches = _batch_windows(dataset, inner, is_padded) if is_padded or not is_dense else _batch_tensors(dataset, inner)
+    return batches._replace(spec=dataset.element_spec, passed=())
+
+
+def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
+    """Batches of tickets of one shape: tensors with a row for each ticket. The work is a function of each row."""
+    tickets = inner.tickets.batch(dataset._batch_size, drop_remainder=dataset._drop_remainder)
+    specs, ticket_specs = flatten_specs(inner.spec), flatten_specs(inner.tickets.element_spec)
+    # The tensors that the work computes; the others equal tensors of the ticket.
+    computed = [at for at, index in enumerate(inner.passed) if index is None]
+    if inner.is_work and not computed:  # the work only checks
+        computed = list(range(len(specs)))
+
+    @functools.cache
+    def trace_work() -> Any:
+        with tf.init_scope():
+            return _call_as_maps_do(
+                lambda ticket: [inner.take(ticket, None)[at] for at in computed],
+                [tf.TensorSpec(shape, dtype) for dtype, shape in ticket_specs],
+            )
+
+    def work_on(rows: Tensors) -> Tensors:
+        types, shapes = zip(*(specs[at] for at in computed))
+        function = trace_work()
+        return list(
+            tf.raw_ops.MapDefun(
+                arguments=rows,
+                captured_inputs=function.captured_inputs,
+                output_types=types,
+                output_shapes=shapes,
+                f=function,
+                max_intra_op_parallelism=_count_workers(),
+            )
+        )
+
+    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+        tickets_of_slice = slice_rows(ticket, [True] * len(ticket), batch_slice)
+        results = dict(zip(computed, work_on(tickets_of_slice))) if computed else {}
+        return [
+            results[at] if index is None or at in results else tickets_of_slice[index]
+            for at, index in enumerate(inner.passed)
+        ]
+
+    return inner._replace(
+        tickets=tickets,
+        take=take,
+        digest=digest_tensors,
+        count_rows=lambda ticket: [tf.shape(ticket[0], tf.int64)[0]],
+        are_rows=[True] * len(specs),
+    )
+
+
+def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) -> Any:
+    """A ConcreteFunction of tensors with these specs that computes `build`, with the same bits as in `map`.
+
+    In the function of a `map` TensorFlow merges constants, but does not fold them, for instance into reciprocals of
+    divisors. In a function that is inlined or that `MapDefun` takes it does not merge constants. So the result calls a
+    function with the settings of `map`: not inlined, and without folding.
+    """
+    from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.constant_folding = rewriter_config_pb2.RewriterConfig.OFF
+    attributes = {"_noinline": True}
+    function = trace_own(
+        lambda *tensors: build(list(tensors)), input_signature=specs, experimental_attributes=attributes
+    )
+
+    def call(*tensors: Any) -> Tensors:
+        graph = tf.compat.v1.get_default_graph()
+        return list(
+            tf.raw_ops.StatefulPartitionedCall(
+                args=[*tensors, *map(graph.capture, function.captured_inputs)],
+                Tout=[output.dtype for output in function.outputs],
+                f=function,
+                config_proto=config.SerializeToString(),
+            )
+        )
+
+    return trace_own(call, input_signature=specs)
+
+
+def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
+    """Batches of tickets of any shapes: the ticket of a batch is a dataset of the tickets of its rows."""
+    tickets = inner.tickets.window(dataset._batch_size, drop_remainder=dataset._drop_remainder)
+    batch_rows = _make_padded_batch(dataset) if is_padded else lambda rows, count: rows.batch(count)
+
+    def open_window(ticket: Tensors) -> Any:
+        return tf.data.Dataset.zip(pack(tickets.element_spec, ticket))
+
+    def count_rows(ticket: Tensors) -> Tensors:
+        return [tf.data.experimental.cardinality(open_window(ticket))]
+
+    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+        rows = open_window(ticket).skip(batch_slice.first).take(batch_slice.count)
+
+        def work(*row: Any) -> Any:
+            return pack(inner.spec, inner.take(flatten_element(inner.tickets.element_spec, row), None))
+
+        rows = map_dataset(rows, work, num_parallel_calls=_count_workers()) if inner.is_work else rows
+        batch = batch_rows(rows, batch_slice.count)
+        return flatten(batch.element_spec, batch.get_single_element())
+
+    def digest(ticket: Tensors) -> Any:
+        def digest_row(*row: Any) -> Any:
+            return digest_tensors(flatten_element(inner.tickets.element_spec, row))
+
+        rows = open_window(ticket)
+        if not all(shape.is_fully_defined() for _, shape in flatten_specs(rows.element_spec)):
+            rows = map_dataset(rows, digest_row)  # rows of different shapes cannot be batched
+        batch = rows.batch(count_rows(ticket)[0])
+        return digest_tensors(flatten(batch.element_spec, batch.get_single_element()))
+
+    return inner._replace(
+        tickets=tickets,
+        take=take,
+        digest=digest,
+        count_rows=count_rows,
+        are_rows=[bool(shape.rank) for _, shape in flatten_specs(dataset.element_spec)],
+        pads=_find_pads(dataset) if is_padded else {},
+    )
+
+
+def _make_padded_batch(dataset: Any) -> Callable[[Any, Any], Any]:
+    """A function that makes one padded batch of a dataset of rows and their count, as the step `dataset` pads."""
+    from tensorflow.python.data.ops import dataset_ops
+
+    shapes, values = tf.nest.flatten(dataset._padded_shapes), tf.nest.flatten(dataset._padding_values)
+
+    def batch_rows(rows: Any, count: Any) -> Any:
+        variant = tf.raw_ops.PaddedBatchDatasetV2(
+            input_dataset=rows._variant_tensor,
+            batch_size=count,
+            padded_shapes=[tf.cast(shape, tf.int64) for shape in shapes],
+            padding_values=values,
+            drop_remainder=False,
+            output_shapes=[[None, *shape[1:]] for _, shape in flatten_specs(dataset.element_spec)],
+        )
+        spec = tf.nest.map_structure(
+            lambda component: tf.TensorSpec([None, *component.shape[1:]], component.dtype), dataset.element_spec
+        )
+        return dataset_ops._VariantDataset(variant, spec)
+
+    return batch_rows
+
+
+def _find_pads(dataset: Any) -> dict[int, Any]:
+    """See `Batches.pads`."""
+    values = tf.nest.flatten(dataset._padding_values)
+    shapes = [shape for _, shape in flatten_specs(dataset.element_spec)]
+    return {index: value for index, (shape, value) in enumerate(zip(shapes, values)) if None in shape.as_list()[1:]}
+
+
+def _count_workers() -> int:
+    """The number of elements of a batch that are worked on concurrently: the number of the rank's cores."""
+    return max(1, len(os.sched_getaffinity(0)))

@@ -1,0 +1,63 @@
+"""State outside of a pipeline that its functions change or read: variables and tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matex_tf.input.functions import Split
+from matex_tf.lazy import tf
+from matex_tf.rewrite import graph_ops
+from matex_tf.sharding.slice_bounds import list_pipeline
+
+
+def tell_conflict(dataset: Any) -> str:
+    """Text that names state which one function of a pipeline changes and another one reads; "" if there is none.
+
+    Every rank would change it for each element, and read it for its own elements later, after further changes.
+    """
+    functions = [wrapped.function for step in list_pipeline(dataset) for wrapped in step._functions()]
+    handles = [
+        {id(tensor) for tensor in function.captured_inputs if tensor.dtype.name == "resource"} for function in functions
+    ]
+    if sum(map(len, handles)) == len(set[int]().union(*handles)):  # no two functions use the same
+        return ""
+    splits = list(map(Split, functions))
+    is_read = any(writer.writes & reader.reads & used for writer in splits for reader, used in zip(splits, handles))
+    return "a variable or a table that one function changes and another one reads" if is_read else ""
+
+
+def reads_changing(dataset: Any) -> bool:
+    """Whether the functions of a pipeline read variables, or tables that can grow, which eager code can change.
+
+    Deferred work reads them when a rank takes the element, possibly after a change. Files count as data, which do not
+    change.
+    """
+    wrapped = [each for step in list_pipeline(dataset) for each in step._functions()]
+    return any(_reads_changing(each.function) for each in wrapped)
+
+
+def _reads_changing(function: Any) -> bool:
+    captured = dict(zip(map(id, function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]),
+                        function.captured_inputs))  # fmt: skip
+    # Only tables of the function itself can be tested; others count as tables that can grow.
+    tables = [op for op in function.graph.get_operations() if op.type in _TABLES and id(op.inputs[0]) in captured]
+    fixed = sum(_is_fixed_table(captured[id(op.inputs[0])], op) for op in tables)
+    nodes = list(graph_ops.iterate_nodes(function.graph))
+    return any(node.op in _VARIABLES for node in nodes) or sum(node.op in _TABLES for node in nodes) > fixed
+
+
+_VARIABLES = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+_TABLES = ("LookupTableFindV2", "LookupTableFind", "LookupTableSizeV2")
+
+
+def _is_fixed_table(handle: Any, op: Any) -> bool:
+    """Whether a table is immutable: it refuses even an insertion of no keys."""
+    if op.type != "LookupTableFindV2" or not hasattr(handle, "numpy"):
+        return False
+    keys, values = (tf.zeros([0], tensor.dtype) for tensor in (op.inputs[1], op.inputs[2]))
+    try:
+        with tf.init_scope():
+            tf.raw_ops.LookupTableInsertV2(table_handle=handle, keys=keys, values=values)
+    except tf.errors.OpError as error:
+        return isinstance(error, (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError))
+    return False

@@ -1,0 +1,122 @@
+"""Iterators of slices of batches (`shared_batches`), and the batches that they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matex_tf import ops
+from matex_tf.input import tickets
+from matex_tf.lazy import tf
+from matex_tf.steps import batches
+
+_STATE = "_STATE"  # TensorFlow's key of the state of an iterator, a vector of variants
+
+
+class SharedBatches:
+    """What an iterator of whole batches takes its batches from.
+
+    source: the `shared_batches.Source` of the dataset.
+    iterator: of the dataset of slices.
+    """
+
+    def __init__(self, source: Any, iterator: Any):
+        self.source, self.iterator = source, iterator
+
+    def take(self) -> Batch:
+        """The next batch. Raises tf.errors.OutOfRangeError at the end."""
+        return Batch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source.specs))
+
+    def save(self, save: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """The state of the iterator, by `save` of TensorFlow, and of the seed generators of its shuffles.
+
+        A generator counts the passes of all iterators. TensorFlow saves it only with an iterator of the `shuffle`, and
+        between the last batch of a pass and the next pass there may be none.
+        """
+        while True:  # until no pass begins while the state is saved: other threads read a few batches ahead
+            drawn = self._count_draws()
+            state = save(self.iterator)[_STATE]
+            if drawn == self._count_draws():
+                break
+        counts = tf.raw_ops.TensorListFromTensor(
+            tensor=tf.constant(drawn, tf.int64), element_shape=tf.zeros([0], tf.int32)
+        )
+        return {_STATE: tf.stack([*tf.unstack(state), counts])}
+
+    def _count_draws(self) -> list[int]:
+        return [int(ops.draw_seeds(generator)) for generator in tickets.list_generators(self.source.dataset)]
+
+    def restore(self, restore: Callable[[Any, dict[str, Any]], Any], tensors: dict[str, Any]) -> Any:
+        """Continue after a saved state. Raises tf.errors.OpError if it is the state of an iterator of another kind."""
+        generators = tickets.list_generators(self.source.dataset)
+        drawn = tf.raw_ops.TensorListStack(
+            input_handle=tensors[_STATE][-1], element_shape=tf.zeros([0], tf.int32), element_dtype=tf.int64
+        )
+        result = restore(self.iterator, {_STATE: tensors[_STATE][:-1]})
+        for generator, count in zip(generators, drawn, strict=True):
+            ops.draw_seeds(generator, count)
+        return result
+
+
+class Batch:
+    """A batch of which this rank has made its slice, or all rows; it makes other rows on demand. See `batches.Batch`.
+
+    element: the flat tensors of an element of the iterator of slices: first, count, total, contributes and digest (see
+        `batches.NUMBERS`), the rows that were made, the ticket.
+    ticket_digest: a hash of the ticket.
+    is_even: all of its components have equally many rows; if not, this rank has it whole.
+    """
+
+    def __init__(self, source: Any, element: Sequence[Any]):
+        self.source = source
+        first, count, self.total, contributes, self.ticket_digest = (
+            number.numpy().item() for number in element[: batches.NUMBERS]
+        )
+        rows_end = batches.NUMBERS + len(source.batch_specs)
+        self._numbers = element[: batches.NUMBERS - 1]  # without the digest
+        self._rows, self._ticket = list(element[batches.NUMBERS : rows_end]), list(element[rows_end:])
+        self._bounds = batches.Bounds(first, count, contributes)
+        self._whole: list[Any] | None = None
+        self._error: Exception | None = None
+        row_counts = {
+            tensor.shape.as_list()[0] for tensor, is_rows in zip(self._rows, source.batches.are_rows) if is_rows
+        }
+        self.is_even = len(row_counts) == 1 and count <= self.total
+
+    def take_slice(self, ratios: Any = None) -> list[Any]:
+        if self._error is not None:
+            raise self._error
+        self.source.work_on(ratios)
+        bounds = batches.find_bounds(self.total, ratios)
+        if bounds == self._bounds:
+            return [*self.source.pad_alike(self._rows), *self._numbers]
+        return [*self.source.pad_alike(self._make(bounds)), *batches.make_numbers(bounds, self.total)]
+
+    def _make(self, bounds: batches.Bounds) -> list[Any]:
+        """The flat tensors with other rows than were made."""
+        if self._has_all_rows():
+            return batches.slice_rows(self._rows, self.source.batches.are_rows, bounds)
+        return self.source.make_again(self._ticket, bounds.first, bounds.number, self.total)
+
+    def _has_all_rows(self) -> bool:
+        return (self._bounds.first, self._bounds.number) == (0, self.total)
+
+    def take_whole(self) -> list[Any]:
+        if not self.is_even or self._has_all_rows():
+            return self._rows
+        if self._whole is None:
+            self._whole = self._make(batches.Bounds(0, self.total, True))
+        return self._whole
+
+    def digest(self) -> tuple[int, int] | None:
+        """For the first batch of a dataset, a hash of all of its rows, which this rank makes; otherwise a hash of its
+        ticket.
+        """
+        if self.source.is_compared:
+            return self.total, self.ticket_digest
+        self.source.is_compared = True
+        try:
+            return self.total, batches.digest_tensors(self.take_whole())
+        except tf.errors.OpError as error:
+            self._error = error
+            return None

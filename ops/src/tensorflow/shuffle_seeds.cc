@@ -1,0 +1,48 @@
+// MatexDrawSeeds: how many numbers the seed generator of a `shuffle` of tf.data has drawn. With `drawn` >= 0 the
+// generator continues after so many numbers.
+//
+// The generator outlives the iterators of the `shuffle`, and TensorFlow saves its position only within the state of one
+// of them. A `batch` drops its input with the last rows, before the next pass begins; then no such iterator exists.
+#include "kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/kernels/data/random_seed_ops.h"
+
+namespace matex {
+namespace {
+
+using namespace tensorflow;
+
+class DrawSeedsKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    // A lookup by type needs the class's type information, which TensorFlow's libraries do not export.
+    core::RefCountPtr<ResourceBase> resource;
+    ResourceBase* found = nullptr;
+    OP_REQUIRES_OK(context, context->resource_manager()->Lookup(HandleFromInput(context, 0), &found));
+    resource.reset(found);
+    const auto generator = static_cast<data::SeedGeneratorManager*>(found)->get();
+    const int64_t drawn = context->input(1).scalar<tensorflow::int64>()();
+    if (drawn >= 0) {
+      generator->set_num_random_samples(drawn);
+      generator->Reset();
+    }
+    Tensor* count = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape(), &count));
+    count->scalar<tensorflow::int64>()() = generator->num_random_samples();
+  }
+};
+
+REGISTER_OP("MatexDrawSeeds")
+    .Input("generator: resource")
+    .Input("drawn: int64")
+    .Output("count: int64")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape);
+
+REGISTER_KERNEL_BUILDER(Name("MatexDrawSeeds").Device(DEVICE_CPU), DrawSeedsKernel);
+
+}  // namespace
+}  // namespace matex
