@@ -14,7 +14,7 @@ from matex_tf.readers.arrays import contents, library
 from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.stack import Stack
 from matex_tf.readers.arrays.texts import TextVariable
-from matex_tf.readers.arrays.variable import Variable, check_numeric
+from matex_tf.readers.arrays.variable import SLAB_BYTES, Variable, check_numeric
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
 
@@ -153,7 +153,7 @@ class _Variable(Variable):
         if not in_order or target.dtype != self._dataset.dtype or not target.size:
             super().fill_array(target, start, stop)
             return
-        for begin, end in self.split_slabs(start, stop, self.choose_slab(target.nbytes)):
+        for begin, end in self.split_slabs(start, stop, SLAB_BYTES):
             piece = target[begin - start : end - start]
             self._owner.fetch(self._path, self, lambda variable: variable.read_into(piece, begin, end))  # noqa: B023
 

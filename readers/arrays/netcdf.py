@@ -19,15 +19,7 @@ from matex_tf.readers.arrays.texts import TextVariable
 from matex_tf.readers.arrays.variable import Variable, check_numeric
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
-from matex_tf.sharding.shard_arrays import ShardArray
 
-# The least and the most bytes of a slab, which one call reads; between them, a read has `_SLABS` slabs. The library
-# returns masked arrays, which take several times a slab's size, but larger slabs need fewer calls.
-_SLAB_BYTES = (1 << 20, 16 << 20)
-_SLABS = 16
-# Up to this size one call reads everything, without a copy. Failures of other ranks are noticed only between calls.
-_MOST_AT_ONCE = 512 << 20
-_PIECE_BYTES = 1 << 20  # `take_samples` replaces fill values in pieces of this size
 _CACHE_BYTES = 1 << 20  # of the library's cache of chunks, for each variable
 
 
@@ -166,50 +158,9 @@ class _Variable(Variable):
         marks = {"_FillValue", "missing_value", "valid_min", "valid_max", "valid_range"}
         if stored.itemsize == 1 and not marks & set(variable.ncattrs()):
             variable.set_auto_mask(False)
-        self._plain_fill = self._find_plain_fill()
 
     def read_dimension(self, axis: int) -> Dimension:
         return _read_dimension(self._variable, axis)
-
-    def _find_plain_fill(self) -> Any:
-        """The only number that marks missing values, for floats without other rules; None otherwise.
-
-        If there is one, the library no longer masks values: `_restore_missing` replaces the number by NaN.
-        """
-        variable = self._variable
-        rules = {"scale_factor", "add_offset", "missing_value", "valid_min", "valid_max", "valid_range", "_Unsigned"}
-        if self.dtype.kind != "f" or rules & set(variable.ncattrs()):
-            return None
-        # Searching here takes one pass over the values; the library's masked arrays take several.
-        variable.set_auto_maskandscale(False)
-        usual = netCDF4.default_fillvals[self.dtype.str[1:]]
-        return self.dtype.type(getattr(variable, "_FillValue", usual))
-
-    def choose_slab(self, size: int) -> int:
-        least, most = _SLAB_BYTES
-        return min(most, max(least, size // _SLABS))
-
-    def put_slab(self, piece: np.ndarray, slab: np.ndarray, begin: int) -> None:
-        if self._plain_fill is not None:
-            slab = np.ma.getdata(slab)
-            self._restore_missing(slab)
-        super().put_slab(piece, slab, begin)
-
-    def take_samples(self, start: int, stop: int) -> np.ndarray | None:
-        size = (stop - start) * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
-        # None: the caller reads slabs.
-        if self._plain_fill is None or self.arrangement or self.axis or not 0 < size <= _MOST_AT_ONCE:
-            return None
-        found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(start, stop), size)
-        values = np.ma.getdata(found)
-        if values.shape != (stop - start, *self.row_shape) or values.dtype != self.dtype or not values.flags.carray:
-            return None
-        step = max(1, _PIECE_BYTES * len(values) // size)
-        for begin in range(0, len(values), step):
-            self._restore_missing(values[begin : begin + step])
-        # np.asarray(shard) is recognised as a shard only if its base is the shard. If the shard were a view of an
-        # array, `values`, NumPy would set that base to `values`. So the shard is made from a buffer.
-        return ShardArray(values.shape, values.dtype, memoryview(values))
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         return np.moveaxis(self._variable[self.make_index(start, stop)], self.axis, 0)
@@ -218,11 +169,3 @@ class _Variable(Variable):
     def enter_collective(self) -> Iterator[None]:
         self._variable.set_collective(True)  # never unset: the file closes after this collective read
         yield
-
-    def _restore_missing(self, piece: np.ndarray) -> None:
-        """Replace the fill value by NaN, in place."""
-        # Usually one pass: the fill value exceeds all other values. Comparisons with NaN are false.
-        with np.errstate(invalid="ignore"):
-            if piece.max(initial=-np.inf) < self._plain_fill or piece.min(initial=np.inf) > self._plain_fill:
-                return
-        piece[piece == self._plain_fill] = np.nan

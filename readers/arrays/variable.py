@@ -15,6 +15,9 @@ from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
+SLAB_BYTES = 4 << 20
+"""The number of bytes that one library call reads. Masked arrays take several times the bytes of their values."""
+
 
 class Variable(ABC):
     """An array in an open file, with samples along `axis`.
@@ -66,17 +69,13 @@ class Variable(ABC):
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         """Write samples `start` to `stop`, arranged, into `target`."""
-        for begin, end in self.split_slabs(start, stop, self.choose_slab(target.nbytes)):
+        for begin, end in self.split_slabs(start, stop, SLAB_BYTES):
             slab = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
             if len(slab) != end - begin:
                 raise ReaderError(
                     f"{self._path}: truncated: expected samples {begin} to {end} of {self.name!r}, found {len(slab)}"
                 )
             self.put_slab(target[begin - start : end - start], slab, begin)
-
-    def choose_slab(self, size: int) -> int:
-        """The number of bytes that one library call reads, for a total of `size` bytes."""
-        return 32 << 20
 
     def put_slab(self, piece: np.ndarray, slab: np.ndarray, begin: int) -> None:
         """Write samples of the library, from sample `begin` on, into `piece`. Masked values are missing."""
@@ -114,10 +113,6 @@ class Variable(ABC):
                 f"{where}{[begin + row, *self.find_stored(index)]}: {values[(row, *index)]} is too large for "
                 f"dtype={piece.dtype.name!r}; give a wider one"
             )
-
-    def take_samples(self, start: int, stop: int) -> np.ndarray | None:
-        """Samples `start` to `stop` as a new array if one library call can return them without a copy, else None."""
-        return None
 
     @abstractmethod
     def read_samples(self, start: int, stop: int) -> np.ndarray:

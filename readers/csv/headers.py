@@ -87,14 +87,14 @@ def sample_records(text_files: Sequence[TextFile], head: bytes, dialect: Dialect
     """
     for number, text_file in enumerate(text_files):
         length = HEAD_BYTES
-        text = joined_text.read_head(text_file.named, length, dialect) if number else head
+        text = joined_text.read_head(text_file.path, length, dialect) if number else head
         while not (end := _find_records_end(text, text_file.start, length, dialect.marks)):
             length *= 4
-            text = joined_text.read_head(text_file.named, length, dialect)
+            text = joined_text.read_head(text_file.path, length, dialect)
         sample, line = text[text_file.start : end], 1 + text[: text_file.start].count(b"\n")
         if sample.strip():
             break
-    return sample, text_file.named, line
+    return sample, text_file.path, line
 
 
 def _find_records_end(head: bytes, start: int, length: int, marks: Marks) -> int:

@@ -20,6 +20,7 @@ from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Ranks, ReaderError, register
 from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.readers.tables.columns import Column
+from matex_tf.readers.tables.format import RowSurvey
 from matex_tf.readers.typed.format import TypedTable
 from matex_tf.runtime import notes
 
@@ -115,10 +116,13 @@ class Parquet(TypedTable):
         cuts = [int(begins[np.abs(begins - place).argmin()]) for place in even]
         return [*zip(cuts, cuts[1:])]
 
-    def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
-        super()._settle_room(ranks, found)
-        share = self._rows_count / ranks.size
-        most = max(stop - start for start, stop in self.list_parts(ranks))
+    def survey_rows(self, ranks: Ranks, keep: bool) -> RowSurvey:
+        self._note_large_groups(ranks)
+        return (yield from super().survey_rows(ranks, keep))
+
+    def _note_large_groups(self, ranks: Ranks) -> None:
+        """Print a note if large row groups divide the rows unevenly."""
+        share, most = self._rows_count / ranks.size, max(self.count_parts(ranks))
         if share >= 1 and most > _MOST_SHARES * share:
             rows = max(1, int(share) // 4)
             notes.print_note(
