@@ -135,7 +135,7 @@ class Format(ABC):
     # Most formats need none of the following methods.
 
     def survey(self, ranks: Ranks, keep: bool) -> Survey:
-        """Search the files together with the other ranks, each rank its part of them. Then rows can be counted and read.
+        """Search the files together with the other ranks, each rank its part. Then rows can be counted and read.
 
         A generator: each `yield` gives a small result of this rank and receives the results of all, in rank order. All
         ranks yield equally often. If one raises an error, all end.

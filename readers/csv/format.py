@@ -238,4 +238,4 @@ class Csv(TableFormat):
         return records.skip_records(self._text.read_bytes, place, self._records.stop, row - number, self._marks)
 
     def find_place(self, row: int) -> str:
-        return self._text.find_line(self._find_byte(row))
+        return str(self._text.find_line(self._find_byte(row)))

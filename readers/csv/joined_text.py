@@ -24,6 +24,7 @@ from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.base.stored import StoredFiles
 from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP
 from matex_tf.readers.csv.dialect import Dialect
+from matex_tf.readers.csv.errors import Line
 
 BOM = b"\xef\xbb\xbf"
 _PACKED = {GZIP: "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
@@ -155,10 +156,10 @@ class Text:
             at += 1 << 16
         return self.size
 
-    def find_line(self, byte: int) -> str:
-        """ "FILE, line NUMBER" of the line that begins at offset `byte`; lines count from 1."""
+    def find_line(self, byte: int) -> Line:
+        """The line that begins at offset `byte`."""
         number = min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)
         last = min(byte - self.starts[number] + self._files[number].start, self._stored.sizes[number])
         pieces = ((at, min(at + (1 << 20), last)) for at in range(0, last, 1 << 20))
         count = sum(self._stored.read_bytes(number, at, end).count(b"\n") for at, end in pieces)
-        return f"{self._files[number].path}, line {1 + count}"
+        return Line(self._files[number].path, 1 + count)

@@ -83,9 +83,9 @@ class RangeParser:
             self.error = error
 
     def _find_record(self, offset: int, number: int) -> str:
-        """ "FILE, line NUMBER" of the record that is `number` records after `offset`."""
+        """File and line of the record that is `number` records after `offset`."""
         text = self._text
-        return text.find_line(records.skip_records(text.read_bytes, offset, text.size, number, self._marks))
+        return str(text.find_line(records.skip_records(text.read_bytes, offset, text.size, number, self._marks)))
 
     def finish_range(self) -> None:
         """Parse the last record, which may extend past the end of the range."""

@@ -20,7 +20,7 @@ def extract_members(
     """Extract the members with one of `names`, in any folder of the archive. Returns temporary files.
 
     Args:
-        names: for each name, the key of its file in the result. Of several members with one key, the first is extracted.
+        names: for each name, the key of its file in the result. Of members with the same key the first is extracted.
         convert: `convert(content, member, target)` writes a temporary file, `target`, from a member.
     """
     found: dict[Any, Path] = {}

@@ -140,8 +140,8 @@ class _Cifar(Format):
         pixels = _view_bytes(values.get("data"))
         if pixels is None or len(pixels) != rows * _PIXELS or not rows or {len(one) for one in columns} != {rows}:
             raise ReaderError(
-                f"{named}: expected bytes (u1) of shape (rows, {_PIXELS}) under 'data', as many rows as labels and 1 or "
-                f"more, found {rows} labels and {'another value' if pixels is None else f'{len(pixels)} bytes'}"
+                f"{named}: expected bytes (u1) of shape (rows, {_PIXELS}) under 'data', as many rows as labels and 1 "
+                f"or more, found {rows} labels and {'another value' if pixels is None else f'{len(pixels)} bytes'}"
             )
         for first in range(0, rows, _PIECE_ROWS):
             labels = np.stack([column[first : first + _PIECE_ROWS] for column in columns], axis=1)

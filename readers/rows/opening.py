@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from matex_tf import arguments
-from matex_tf.readers.base import files
+from matex_tf.readers.base import files, formats
 from matex_tf.readers.base.agreement import Together
-from matex_tf.readers.base.formats import (
-    PARTS, Format, Held, Ranks, ReaderError, Survey, is_known, open_format, recognise_format,
-)  # fmt: skip
+from matex_tf.readers.base.formats import PARTS, Format, Held, Ranks, ReaderError, Survey
 from matex_tf.readers.rows import scaling
 from matex_tf.readers.rows.samples import Source
 
@@ -36,10 +34,10 @@ def open_source(
     """
 
     def open_headers() -> Format:
-        if path is None and isinstance(format, str) and is_known(format):
+        if path is None and isinstance(format, str) and formats.is_known(format):
             raise TypeError(f"{name}: the format {format} needs a path")
-        kind, place = (recognise_format(format), format) if path is None else (format, path)
-        return open_format(kind, place, options, missing)
+        kind, place = (formats.recognise_format(format), format) if path is None else (format, path)
+        return formats.open_format(kind, place, options, missing)
 
     def make_nonempty() -> Source:
         source = make_source(opened)
@@ -50,7 +48,9 @@ def open_source(
     doing = f"opening {name}"
     opened = together(open_headers, doing, describe=_describe_opened)
     held = _run_survey(opened.survey(ranks, keep), together, doing)
-    source = together(make_nonempty, doing, describe=lambda made: f"{[made.count_samples(part) for part in PARTS]} rows")
+    source = together(
+        make_nonempty, doing, describe=lambda made: f"{[made.count_samples(part) for part in PARTS]} rows"
+    )
     return source, held
 
 

@@ -68,10 +68,6 @@ class TypedTable(TableFormat):
         The record batches have the columns `numbers`, named by number, in stored types.
         """
 
-    def read_first(self, numbers: Sequence[int]) -> Any:
-        """A record batch that begins with the first row."""
-        return next(self.read_batches(0, 1, numbers))[1]
-
     def survey_rows(self, ranks: Ranks, keep: bool) -> RowSurvey:
         """Agree on the widths of lists and on whether memory allows all ranks to keep their rows; then read them."""
         if self._lists:
@@ -93,7 +89,7 @@ class TypedTable(TableFormat):
         if self.missing != "error":
             batches = (batch for _, batch in self.read_batches(*self.list_parts(ranks)[ranks.rank], self._lists))
         elif ranks.rank == 0:
-            batches = [self.read_first(self._lists).slice(0, 1)]
+            batches = [next(self.read_batches(0, 1, self._lists))[1].slice(0, 1)]
         widths = dict.fromkeys(self._lists, 0)
         for batch in batches:
             for number in self._lists:

@@ -30,7 +30,6 @@ _BATCH_ROWS, _BATCH_BYTES = 1 << 16, 4 << 20
 _MOST_CURSORS = 8
 # A note is printed if a rank reads more than this multiple of its proportion of the rows.
 _MOST_SHARES = 1.5
-_HEAD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -137,14 +136,6 @@ class Parquet(TypedTable):
         first = next(other.start for other in self._groups if other.file == group.file)
         return f"{self.files[group.file]}, row {row - first}"
 
-    def read_first(self, numbers: Sequence[int]) -> Any:
-        group = self._groups[0]
-        names = [self.columns.names[number] for number in numbers]
-        with convert_errors(self.files[group.file], "Parquet", "reading the first row of"):
-            opened = self._open_file(group.file, buffer_size=_HEAD_BYTES)
-            batches = opened.iter_batches(1, [group.number], names)
-        return self._take_batch(group, batches, numbers, group.start)
-
     def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
         first = int(np.searchsorted([group.stop for group in self._groups], start, side="right"))
         for group in self._groups[first:]:
@@ -200,7 +191,7 @@ class Parquet(TypedTable):
             found[str(number)] = batch.column(same[names[:number].count(names[number])])
         return pa.RecordBatch.from_pydict(found)
 
-    def _open_file(self, number: int, buffer_size: int = 0) -> Any:
+    def _open_file(self, number: int) -> Any:
         from pyarrow import parquet
 
         path = self.files[number]
@@ -209,7 +200,7 @@ class Parquet(TypedTable):
             head = files.read_head(path, len(SIGNATURE))
             if head != SIGNATURE:
                 raise files.make_magic_error(path, f"a Parquet file, which begins with {SIGNATURE.hex(' ')}", head)
-        return parquet.ParquetFile(path, metadata=known, buffer_size=buffer_size, page_checksum_verification=True)
+        return parquet.ParquetFile(path, metadata=known, page_checksum_verification=True)
 
     def _check_same(self, file: Path, first: Any, found: Any) -> None:
         """Raises ReaderError if a file has other columns than the first file."""

@@ -195,7 +195,10 @@ def array(content=b"C\x01x", dtype=b"\x8c\x02u1", shape=b"K\x01M\x00\x0c\x86"):
         (array(shape=nested(20)), "another value"),
         (array(content=nested(20)), "another value"),
         (array(content=b"K\x07"), "another value"),
-        (b"}(" + b"".join(b"J" + struct.pack("<i", key) + b"N" for key in range(1001)) + b"u.", "at most 1000 texts or numbers"),
+        (
+            b"}(" + b"".join(b"J" + struct.pack("<i", key) + b"N" for key in range(1001)) + b"u.",
+            "at most 1000 texts or numbers",
+        ),
         (b"\x8f(" + nested(20) + b"\x90.", "KeyError: 143"),  # a set would hash the value
     ],
     ids=lambda value: value if isinstance(value, str) else "",
