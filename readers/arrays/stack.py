@@ -18,11 +18,11 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.readers.arrays import collective, contents, dimensions, library, options
-from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.arrays.variable import Variable
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Format, Ranks, ReaderError, Survey, check_categories, split_range
 from matex_tf.readers.base.unchanged import Unchanged
+from matex_tf.readers.csv.number_like import agree_on_texts
 from matex_tf.sharding import slice_bounds
 from matex_tf.sharding.shard_arrays import ShardArray
 from matex_tf.world import world
@@ -275,7 +275,7 @@ class Stack(Format):
             path = self.files[number]
             for name, texts in found.items():
                 with self.convert_errors(path, f"reading {name!r} from"):
-                    texts += self._require_variable(self._keep_open(path), path, name).count_texts(begin, end)  # type: ignore[attr-defined]
+                    texts += self._require_variable(self._keep_open(path), path, name).count_texts(begin, end)
         return found
 
     def chunk_rows(self, part: str, field: str) -> int:

@@ -11,9 +11,9 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.lazy import pa
-from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import Ranks, ReaderError
+from matex_tf.readers.csv.number_like import agree_on_texts
 from matex_tf.readers.tables.columns import Column, Columns, Place
 from matex_tf.readers.tables.format import RowSurvey, TableFormat, TextCounts
 from matex_tf.readers.tables.rows import Rows
