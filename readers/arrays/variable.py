@@ -13,14 +13,13 @@ import numpy as np
 
 from matex_tf.readers.arrays.dimensions import Arrangement, Dimension
 from matex_tf.readers.base import agreement
-from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.base.formats import MOST_TEXTS, ReaderError
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
 _SLAB_BYTES = 4 << 20
 """The number of bytes that one library call reads. Masked arrays take several times the bytes of their values."""
 _TEXT_BYTES = 32
 """An estimate of the bytes of a text."""
-_MOST_TEXTS = 1 << 16
 
 
 class Variable(ABC):
@@ -88,9 +87,9 @@ class Variable(ABC):
         for begin, end in self.split_slabs(start, stop):
             texts, counts = np.unique(self._fetch_samples(begin, end), return_counts=True)
             found.update(dict(zip(texts.tolist(), counts.tolist(), strict=True)))
-            if len(found) > _MOST_TEXTS:
+            if len(found) > MOST_TEXTS:
                 raise ReaderError(
-                    f"{self._path}: expected up to {_MOST_TEXTS} different texts in {self.name!r}, found more"
+                    f"{self._path}: expected up to {MOST_TEXTS} different texts in {self.name!r}, found more"
                 )
         del found[""]  # empty texts are missing values
         return found

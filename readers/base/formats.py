@@ -22,6 +22,8 @@ from matex_tf.readers.base import files
 
 PARTS = ("training", "validation", "testing")
 FIELDS = ("data", "labels")
+MOST_TEXTS = 1 << 16
+"""The most different texts of a column or variable."""
 
 
 def make_dtype(kind: Any) -> np.dtype:

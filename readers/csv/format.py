@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -27,7 +28,7 @@ from matex_tf.readers.csv.parse import RangeParser
 from matex_tf.readers.csv.table import Table
 from matex_tf.readers.tables.columns import Column
 from matex_tf.readers.tables.format import RowSurvey, TableFormat, TextCounts
-from matex_tf.readers.tables.rows import Rows
+from matex_tf.readers.tables.rows import CannotKeep, Rows
 from matex_tf.sharding import slice_bounds
 
 _SLICE_BYTES = 1 << 20
@@ -137,7 +138,8 @@ class Csv(TableFormat):
         if self._records.cut or is_count_wrong:
             # The rows of a range that begins within quotes are wrong. Parse this rank's rows again, now at the right
             # places.
-            return self._take_rows(*self.list_parts(ranks)[ranks.rank]), self.count_parts(ranks)
+            rows = self._take_rows(*self.list_parts(ranks)[ranks.rank], sys.maxsize)
+            return rows, self.count_parts(ranks)
         if parser.error is not None:
             raise parser.error
         return parser.rows, counts
@@ -152,7 +154,7 @@ class Csv(TableFormat):
         if parser is None:
             return _Survey(parts, row_count=None, has_failed=False)
         parser.finish_range()
-        if parser.is_too_large:
+        if isinstance(parser.error, CannotKeep):
             return _Survey(parts, row_count=None, has_failed=False)
         return _Survey(parts, parser.rows.count, has_failed=parser.error is not None)
 

@@ -12,9 +12,9 @@ import numpy as np
 from matex_tf import arguments, memory
 from matex_tf.lazy import pa, pc
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import Format, Held, Ranks, Survey
+from matex_tf.readers.base.formats import MOST_TEXTS, Format, Held, Ranks, Survey
 from matex_tf.readers.tables.columns import Columns, Place
-from matex_tf.readers.tables.rows import MOST_CATEGORIES, Rows, make_category_error
+from matex_tf.readers.tables.rows import Rows, make_category_error
 from matex_tf.sharding import slice_bounds
 from matex_tf.sharding.shard_arrays import ShardArray
 
@@ -116,9 +116,9 @@ class TableFormat(Format):
             codes = codes.cast(pa.float64()).fill_null(float(self.missing))
         return codes.to_numpy()
 
-    def _take_rows(self, start: int, stop: int) -> Rows:
-        """The rows `start` to `stop` of every field."""
-        rows = Rows(self.columns, self.missing)
+    def _take_rows(self, start: int, stop: int, max_bytes: int) -> Rows:
+        """The rows `start` to `stop` of every field. Raises CannotKeep."""
+        rows = Rows(self.columns, self.missing, max_bytes)
         for first, table in self.iterate_tables(start, stop, list(self.columns.columns)):
             remaining = (stop - first - len(table)) / max(1, len(table))
             rows.append_table(table, remaining, self.make_place_finder(first))
@@ -132,7 +132,7 @@ class TableFormat(Format):
             for number, total in values.items():
                 new = table[str(number)].combine_chunks().drop_null().value_counts()
                 total.update(dict(zip(new.field("values").to_pylist(), new.field("counts").to_pylist(), strict=True)))
-                if len(total) > MOST_CATEGORIES:
+                if len(total) > MOST_TEXTS:
                     raise make_category_error(self.columns, number)
         return values
 

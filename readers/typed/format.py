@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from matex_tf.readers.base.formats import Ranks, ReaderError
 from matex_tf.readers.csv.number_like import agree_on_texts
 from matex_tf.readers.tables.columns import Column, Columns, Place
 from matex_tf.readers.tables.format import RowSurvey, TableFormat, TextCounts
-from matex_tf.readers.tables.rows import Rows
+from matex_tf.readers.tables.rows import CannotKeep
 from matex_tf.readers.typed import values
 
 
@@ -69,15 +70,16 @@ class TypedTable(TableFormat):
         """
 
     def survey_rows(self, ranks: Ranks, keep: bool) -> RowSurvey:
-        """Agree on the widths of lists and on whether memory allows all ranks to keep their rows; then read them."""
+        """Agree on the widths of lists; then each rank reads its rows, if it has the memory to keep them."""
         if self._lists:
             self._set_widths((yield self._find_widths(ranks)))
         self._check_row_shape()
-        counts = self.count_parts(ranks)
-        has_room = yield self._has_room(counts[ranks.rank], ranks)
-        if not (keep and all(has_room)):
-            return None, counts
-        return self._take_rows(*self.list_parts(ranks)[ranks.rank]), counts
+        rows = None
+        if keep:
+            with contextlib.suppress(CannotKeep):
+                rows = self._take_rows(*self.list_parts(ranks)[ranks.rank], self._find_room(ranks))
+        have_kept = yield rows is not None
+        return rows if all(have_kept) else None, self.count_parts(ranks)
 
     # Lists: the number of values of each row.
 
@@ -114,15 +116,6 @@ class TypedTable(TableFormat):
             return values.view_bytes(column, self._bytes[number])
         except ValueError as error:
             raise ReaderError(f"{self.columns.path}: column {self.columns.names[number]!r}: {error}") from None
-
-    def _has_room(self, rows: int, ranks: Ranks) -> bool:
-        """Whether this rank has enough memory for so many rows."""
-        row_bytes = sum(
-            int(np.prod(self.columns.compute_shape(field, 1))) * self.columns.find_dtype(field, self.missing).itemsize
-            for field in self.columns.columns
-        )
-        can_hold_texts = Rows(self.columns, self.missing).can_hold_texts()
-        return can_hold_texts and row_bytes * rows <= self._find_room(ranks)
 
     def _check_row_shape(self) -> None:
         shape = self.columns.data_shape
