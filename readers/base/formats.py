@@ -60,11 +60,6 @@ class Ranks:
     size: int = 1
     hosts: Sequence[str] = field(default=("",))
 
-    @property
-    def leader(self) -> int:
-        """The first rank on this rank's host."""
-        return self.hosts.index(self.hosts[self.rank])
-
 
 def split_range(lengths: Iterable[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Split `start` to `stop`, counted over a sequence of files, into ranges of one file each.

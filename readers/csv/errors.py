@@ -52,8 +52,8 @@ def _make_encoding_error(first: Line, error: UnicodeDecodeError, encoding: str) 
 def make_count_error(first: Line, expected: int, found: int) -> ReaderError:
     """The error for a block from line `first` on in which pyarrow finds another number of records than `expected`."""
     return ReaderError(
-        f"{first.path}: expected {expected} records from line {first.number} on, found {found}: a quote within a value, "
-        "or a carriage return alone. If quotes are ordinary characters, pass quote=None"
+        f"{first.path}: expected {expected} records from line {first.number} on, found {found}: a quote within a "
+        "value, or a carriage return alone. If quotes are ordinary characters, pass quote=None"
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.base.formats import ReaderError, split_range
 from matex_tf.readers.base.stored import StoredFiles
 from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP
 from matex_tf.readers.csv.dialect import Dialect
@@ -115,30 +115,24 @@ class Text:
     def __init__(self, text_files: Sequence[TextFile], unpacked: Mapping[Path, BinaryIO]):
         self._files = text_files
         self._stored = StoredFiles([file.path for file in text_files], unpacked)
-        sizes = self._stored.sizes
-        self.ends = list(itertools.accumulate(size - file.start + 1 for size, file in zip(sizes, text_files)))
+        self._lengths = [size - file.start + 1 for size, file in zip(self._stored.sizes, text_files)]
+        self.ends = list(itertools.accumulate(self._lengths))
         self.starts = [0, *self.ends[:-1]]
         self.size = self.ends[-1]
 
     def read_bytes(self, start: int, stop: int) -> bytes:
         """The bytes `start` to `stop` of the text."""
         found = []
-        start = max(0, start)
-        while start < stop:
-            number = bisect.bisect_right(self.ends, start)
-            end = min(stop, self.ends[number])
-            inside = self._files[number].start - self.starts[number]  # from an offset of the text to one of the file
-            data = self._stored.read_bytes(number, start + inside, min(end + inside, self._stored.sizes[number]))
-            found.append(data if end < self.ends[number] else data + b"\n")
-            start = end
+        for number, first, last in split_range(self._lengths, max(0, start), stop):
+            begin, size = self._files[number].start, self._stored.sizes[number]
+            data = self._stored.read_bytes(number, begin + first, min(begin + last, size))
+            found.append(data if begin + last <= size else data + b"\n")
         return found[0] if len(found) == 1 else b"".join(found)
 
     def split_by_file(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Split `start` to `stop` into ranges of one file each."""
-        for end in self.ends[bisect.bisect_right(self.ends, start) :]:
-            if start < stop:
-                yield start, min(stop, end)
-            start = end
+        for number, first, last in split_range(self._lengths, start, stop):
+            yield self.starts[number] + first, self.starts[number] + last
 
     def find_file(self, byte: int) -> Path:
         """The file that contains the byte at offset `byte`."""
