@@ -1,6 +1,6 @@
 """Parses a rank's range of a CSV text while the ends of its records are searched, so that the text is read once.
 
-`format.py` calls it in the survey of records. The range is assumed to begin outside of quotes. If the preceding ranges
+`format.py` calls it when a table is opened. The range is assumed to begin outside of quotes. If the preceding ranges
 show otherwise, `format.py` discards these rows and parses the range again.
 """
 

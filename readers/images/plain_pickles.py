@@ -41,6 +41,11 @@ _Base: Any = pickle._Unpickler  # in Python: the C version takes memory for any 
 
 
 class _Unpickler(_Base):
+    """Python's unpickler, limited to `_OPCODES` and to the functions of `find_class`, for which it has replacements.
+
+    A few bytes can nest a value in itself many times. So values are never printed, hashed or compared completely.
+    """
+
     def __init__(self, file: BinaryIO):
         super().__init__(file, encoding="bytes")
         self._encoded = 0  # bytes that `_encode_text` has returned
