@@ -120,6 +120,8 @@ class _Variable(Variable):
         self.dtype = np.dtype("i8") if self.is_text else check_numeric(path, name, dataset.dtype, kind)
         super().__init__(owner, path, name, dataset.shape, [_find_name(dimension) for dimension in dataset.dims])
         self._dataset = dataset
+        if not self.is_text:
+            self.slab_bytes = 32 << 20  # HDF5 writes into the result, without masked arrays
         if dataset.chunks:
             self.chunk = int(dataset.chunks[self.axis])
 

@@ -16,8 +16,6 @@ from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import MOST_TEXTS, ReaderError
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
-_SLAB_BYTES = 4 << 20
-"""The number of bytes that one library call reads. Masked arrays take several times the bytes of their values."""
 _TEXT_BYTES = 32
 """An estimate of the bytes of a text."""
 
@@ -38,6 +36,7 @@ class Variable(ABC):
 
     dtype: np.dtype
     chunk: int = 1
+    slab_bytes: int = 4 << 20  # that one library call reads; masked arrays take several times the bytes of their values
     arrangement: Arrangement | None = None
     is_text: bool = False
 
@@ -156,10 +155,10 @@ class Variable(ABC):
         return (*[slice(None)] * self.axis, slice(start, stop))
 
     def split_slabs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Split `start` to `stop` into ranges of about `_SLAB_BYTES` that begin at chunks of the file."""
+        """Split `start` to `stop` into ranges of about `slab_bytes` that begin at chunks of the file."""
         item = _TEXT_BYTES if self.is_text else self.dtype.itemsize
         row = max(1, int(np.prod(self.row_shape, dtype=np.int64)) * item)
-        length = max(self.chunk, _SLAB_BYTES // row // self.chunk * self.chunk, 1)
+        length = max(self.chunk, self.slab_bytes // row // self.chunk * self.chunk, 1)
         while start < stop:
             agreement.stop_if_others_failed()
             end = min(stop, (start // self.chunk) * self.chunk + length)
