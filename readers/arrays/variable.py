@@ -36,7 +36,7 @@ class Variable(ABC):
 
     dtype: np.dtype
     chunk: int = 1
-    slab_bytes: int = 4 << 20  # that one library call reads; masked arrays take several times the bytes of their values
+    slab_bytes: int = 2 << 20  # that one library call reads; masked arrays take several times the bytes of their values
     arrangement: Arrangement | None = None
     is_text: bool = False
 
