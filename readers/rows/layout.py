@@ -55,7 +55,9 @@ class Split:
         )
         return _list_others(inner, self.testing, self.total)
 
-    def is_contiguous(self, part: str) -> bool:
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the rows of each part are contiguous in the file."""
         return self.how == "last" or self.testing + self.validation == 0
 
 

@@ -76,13 +76,8 @@ def merge_moments(one: Moments | None, other: Moments | None) -> Moments | None:
 
 
 def make_standard(moments: Sequence[Moments | None]) -> Standard:
-    """The scaling from the moments of each rank's rows.
-
-    Raises:
-        ValueError: no rank has rows.
-    """
+    """The scaling from the moments of each rank's rows. At least one rank has rows."""
     found = functools.reduce(merge_moments, moments)
-    if found is None:
-        raise ValueError('DataSet: normalize="standard" takes mean and deviation of the training rows; there are none')
+    assert found is not None
     count, mean, squares = found
     return Standard(mean, np.sqrt(squares / np.maximum(count, 1)))
