@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ import numpy as np
 from matex_tf.monitor import progress, waits
 from matex_tf.monitor.recording import Run, Series, Start, read_all
 from matex_tf.monitor.report import quantities
-from matex_tf.monitor.report.charts import COLOURS, Line, format_number, make_chart, make_curves, round_numbers
-from matex_tf.monitor.report.template import Figures, Row, assemble_page, format_axes, format_facts
+from matex_tf.monitor.report.charts import (
+    COLOURS, Line, Row, format_number, make_chart, make_curves, round_numbers, summarize_lines,
+)  # fmt: skip
+from matex_tf.monitor.report.template import Figures, assemble_page, format_axes, format_facts
 
 _MAX_BARS = 16  # displayed ranks of a large run: the ranks that wait least
 _MAX_TABLE_RANKS = 2048  # ranks in the table at the end
@@ -171,22 +173,19 @@ def _draw_metrics(runs: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
     """Loss and metrics at the ends of epochs, each with its validation metric."""
     names = list(dict.fromkeys(name for recorded in runs for epoch in recorded.epochs for name in epoch.logs))
     for name in [name for name in names if not (name.startswith("val_") and name[4:] in names)]:
-        curves: list[dict[str, Any]] = []
-        table: list[Row] = []
+        lines_of_runs: list[list[Line]] = []
         for recorded in runs:
-            lines = []
+            lines_of_runs.append([])
             for colour, metric in enumerate(each for each in (name, f"val_{name}") if each in names):
                 points = [
                     (epoch.t - recorded.zero, epoch.logs[metric]) for epoch in recorded.epochs if metric in epoch.logs
                 ]
                 t, values = np.array(points, float).reshape(-1, 2).T
-                label = recorded.prefix_name(metric)
                 if np.isfinite(values).any():
-                    lines.append(Line(label, colour, [(t, values)]))
-                    table.append(quantities.summarize_line(label, lines[-1].pieces))
+                    lines_of_runs[-1].append(Line(metric, colour, [(t, values)]))
                 elif points:
-                    yield f'<p class="said">{escape(label)} was never a finite number</p>'
-            curves += make_curves(lines, None, recorded.index, recorded.end)
+                    yield f'<p class="said">{escape(recorded.prefix_name(metric))} was never a finite number</p>'
+        curves, table = _combine_lines(runs, lines_of_runs)
         yield figures.add_figure(make_chart(name, "at the end of each epoch", curves, "epoch", from_zero=False), table)
 
 
@@ -195,17 +194,28 @@ def _draw_quantities(runs: Sequence[_Recorded], figures: Figures) -> Iterator[st
     line_count = sum(min(max(len(recorded.ranks), 1), quantities.MAX_LINES) for recorded in runs)
     buckets = min(max(_MAX_BUCKETS // line_count, 40), 160)
     for quantity in quantities.QUANTITIES:
-        curves: list[dict[str, Any]] = []
-        table: list[Row] = []
+        lines_of_runs = []
         for recorded in runs:
             slowest = waits.find_slowest(recorded.steps)
             chosen = [slowest[0]] if slowest else []
-            drawn = quantities.draw_quantity(quantity, recorded.starts, recorded.zero, recorded.end, chosen)
-            if drawn:
-                run_curves = make_curves(drawn.lines, drawn.band, recorded.index, recorded.end, buckets)
-                curves += [{**curve, "name": recorded.prefix_name(curve["name"])} for curve in run_curves]
-                table += [(recorded.prefix_name(row[0]), *row[1:]) for row in drawn.table]
+            lines_of_runs.append(
+                quantities.draw_quantity(quantity, recorded.starts, recorded.zero, recorded.end, chosen)
+            )
+        curves, table = _combine_lines(runs, lines_of_runs, buckets)
         yield figures.add_figure(make_chart(quantity.title, quantity.unit, curves, "time"), table)
+
+
+def _combine_lines(
+    runs: Sequence[_Recorded], lines_of_runs: Sequence[Sequence[Line]], buckets: int = 160
+) -> tuple[list[dict[str, Any]], list[Row]]:
+    """The curves of a chart with lines of all runs, and the table of their values."""
+    curves: list[dict[str, Any]] = []
+    table: list[Row] = []
+    for recorded, lines in zip(runs, lines_of_runs):
+        named = [replace(line, name=recorded.prefix_name(line.name)) for line in lines]
+        curves += make_curves(named, recorded.index, recorded.end, buckets)
+        table += summarize_lines(named)
+    return curves, table
 
 
 def _draw_bars(recorded: _Recorded) -> str:
