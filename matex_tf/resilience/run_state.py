@@ -134,8 +134,6 @@ class Run:
         Returns:
             The beginning of the run (script, entropy, random states), `ended_fits`, `saved_fit` and `state_number`.
         """
-        if os.path.exists(folder.locate_file(state_files.ENDED)):
-            return None
         if (begin := folder.read_file(state_files.BEGIN)) is None:
             return None
         if begin["script"] != self.script:
@@ -200,18 +198,14 @@ class Run:
         # Outside of `fit`, rank 0 ends the other ranks after its writes are complete. If rank 0 got no signal, the next
         # call of `fit` ends all ranks.
         if self.within is None and self.writer is not None:
-            self._leave_at_once()
+            self._finish_writing()
+            next_run = self._explain_restart(is_code_known=rank_records.note(asks_again=True))  # True under `matex run`
+            terminal.write_text(f"matex_tf: {name}: ended between calls of fit; {next_run}\n")
+            shutdown.abort_all_ranks(exit_codes.EXIT_REQUEUE)
 
     def _finish_writing(self) -> None:
         if self.writer is not None:
             self.writer.flush()
-
-    def _leave_at_once(self) -> None:
-        """End the run outside `fit`, where the last saved state is complete."""
-        self._finish_writing()
-        next_run = self._explain_restart(is_code_known=rank_records.note(asks_again=True))  # True under `matex run`
-        terminal.write_text(f"matex_tf: {self.end_request}: ended between calls of fit; {next_run}\n")
-        shutdown.abort_all_ranks(exit_codes.EXIT_REQUEUE)
 
     def leave_run(
         self, request: str | None, where: str, mark: Callable[[], None] | None = None, change: str = ""
@@ -267,4 +261,4 @@ class Run:
             self.writer.flush()
         if exit_codes.exit_code == 0:
             with real_files.use_real_files():
-                self.writer.folder.close_folder(remove=not settings.get_settings().proof)
+                self.writer.folder.remove_folder()

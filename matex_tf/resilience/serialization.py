@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-_LIBRARIES = ("numpy", "keras", "tf_keras")  # whose functions are plain data
+_LIBRARIES = ("numpy", "keras", "tf_keras")
+"""Their functions are plain data: `EarlyStopping` of Keras 3 negates `min_delta` when it chooses its `monitor_op`, so the
+two are restored together."""
 
 
 class NotPlain(TypeError):
