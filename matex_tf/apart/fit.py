@@ -14,27 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from matex_tf import errors, settings
+from matex_tf.apart import choice
 from matex_tf.apart.figures import Figures
 from matex_tf.apart.shared_step import SharedStep
 from matex_tf.apart.turns import Turns, read_bound
 from matex_tf.resilience import run_state
 from matex_tf.runtime import notes, objects
-from matex_tf.servers.pieces import update_costs
 from matex_tf.steps import function_calls, own_data
 from matex_tf.world import world
-
-
-def is_chosen() -> bool:
-    """Whether ranks train batches in turn if possible."""
-    here = world.get_world()
-    return settings.is_asynchronous(settings.get_settings().strategy) and world.is_active() and not here.is_phantom
-
-
-def report_fallback(what: str, why: str) -> None:
-    """Report once that `what` is not trained asynchronously, if that was requested; record the reason for a plan."""
-    update_costs.note_obstacle("async", why)
-    if is_chosen():
-        notes.print_note(f"MATEX_STRATEGY=async: {what} runs as allreduce: {why}")
 
 
 class _StepFoundError(Exception):
@@ -64,7 +51,7 @@ class Fit:
     def begin(self, callbacks: Any) -> None:
         """Called when callbacks are told that training begins."""
         if self.source is None:  # in Keras 2, there is no source
-            report_fallback(f"fit on '{self.model.name}'", self._why_not)
+            choice.report_fallback("async", f"fit on '{self.model.name}'", self._why_not)
         self._callbacks = getattr(callbacks, "callbacks", ())
 
     def begin_epoch(self) -> None:
@@ -101,10 +88,10 @@ class Fit:
         """Decide whether ranks take turns. Collective."""
         source: Any = self.source
         why = self._why_not or _find_obstacle(self.model, source.num_batches, iterator, self._callbacks)
-        if is_chosen() and not why:
+        if choice.is_chosen("async") and not why:
             why = self._open_turns(source.num_batches, iterator)
         if why:
-            report_fallback(f"fit on '{self.model.name}'", why)
+            choice.report_fallback("async", f"fit on '{self.model.name}'", why)
 
     def _open_turns(self, max_batches: int, iterator: Any) -> str:
         """Begin to take turns. Returns the reason if ranks cannot. Collective."""
@@ -215,7 +202,6 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
     import tensorflow as tf
 
     chosen, here = settings.get_settings(), world.get_world()
-    optimizer = getattr(model, "optimizer", None)
     # `save_freq` is a number of batches, or "epoch".
     saving = next(
         (callback for callback in callbacks if isinstance(getattr(callback, "save_freq", "epoch"), int)), None
@@ -227,13 +213,10 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
         "its data are each rank's own": own_data.is_own(iterator),
         "its number of batches is not known before they are read": batches is None,
         f"an epoch has {batches} batches, fewer than there are ranks": (batches or 0) < here.size,
-        "its step is not traced (run_eagerly=True)": getattr(model, "run_eagerly", False),
         "XLA compiles its step (jit_compile=True)": getattr(model, "jit_compile", False),
-        "it makes several steps at once (steps_per_execution)": getattr(model, "steps_per_execution", 1) != 1,
-        "its optimizer accumulates gradients": getattr(optimizer, "gradient_accumulation_steps", None),
         f"a callback, {type(saving).__name__}, saves within an epoch": saving,
     }
-    return next((why for why, holds in reasons.items() if holds), "")
+    return next((why for why, holds in reasons.items() if holds), choice.find_obstacle(model))
 
 
 def _report_turns() -> None:

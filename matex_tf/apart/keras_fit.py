@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.apart import fit
+from matex_tf.apart import choice, fit
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers.pieces import update_costs
 from matex_tf.steps import events, own_data
@@ -16,7 +16,6 @@ from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 HOOKS = KerasTable()
-ONLY_FIT = "only fit trains so"
 _IF_HOOK_MISSING = "ranks train together in fit, whatever MATEX_STRATEGY says"
 
 is_within = ThreadFlag()
@@ -45,7 +44,7 @@ def _wrap_fit(original: Any) -> Any:
 
 def _are_turns_requested() -> bool:
     """Whether ranks are to take turns at the batches of `fit`, or `matex plan` needs to know whether they could."""
-    return (fit.is_chosen() or update_costs.are_measured()) and not own_data.is_alone()
+    return (choice.is_chosen("async") or update_costs.are_measured()) and not own_data.is_alone()
 
 
 def _find_obstacle(model: Any) -> str:
@@ -99,12 +98,7 @@ def _begin_epoch(model: Any, epoch: int) -> None:
 
 def _note_trained(plan: Any) -> None:
     if not is_within:
-        fit.report_fallback(name_step(plan), ONLY_FIT)
-
-
-def name_step(plan: Any) -> str:
-    """The name, for messages, of a step that has changed weights, from `events.step_trained`."""
-    return "a loop of the script's own" if plan is None else str(plan.place)
+        choice.report_fallback("async", choice.name_step(plan), choice.ONLY_FIT)
 
 
 def _meet(doing: str) -> None:

@@ -15,18 +15,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from matex_tf import errors, ops, settings
+from matex_tf.apart import staleness, store, values
 from matex_tf.apart.pipeline import Pipeline
 from matex_tf.apart.rescue import Rescue
 from matex_tf.apart.shared_step import SharedStep
 from matex_tf.resilience import elastic
 from matex_tf.runtime import notes, objects
-from matex_tf.servers import store
-from matex_tf.servers.turns import staleness, values
 from matex_tf.world import membership, world
 
 OTHER_ORDER = (
@@ -58,16 +57,6 @@ class _EpochEnd(NamedTuple):
     """What this rank added to the sums of metrics."""
 
 
-class State(Protocol):
-    """Saves the state of the run between two batches."""
-
-    def is_due(self) -> bool:
-        """Whether this rank wants to save the state."""
-
-    def keep_within(self, step: int) -> None:
-        """Save the state before `step` of the epoch. Collective."""
-
-
 class Turns:
     """A training in which ranks take turns at batches. `fit.Fit` calls `open_turns`; for each epoch it iterates over
     `iterate_epoch`, and `run_step` trains each batch that this yields; at last it calls `close_turns`.
@@ -75,10 +64,10 @@ class Turns:
     Args:
         step: the step of the model.
         max_batches: the maximum number of batches in an epoch.
-        state: saves the state of the run; None if it is not saved.
+        state: a `fit.Fit`, which saves the state of the run between two batches; None if the state is not saved.
     """
 
-    def __init__(self, step: SharedStep, max_batches: int, state: State | None):
+    def __init__(self, step: SharedStep, max_batches: int, state: Any):
         self._step, self._max_batches, self._state = step, max_batches, state
         self._shared_values = values.SharedValues(step.shared)
         self._own_values = values.OwnValues(step.own)
