@@ -108,17 +108,12 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse_lines(text: bytes) -> list[dict[str, Any]]:
-    complete_lines = text[: text.rfind(b"\n") + 1].strip()
-    if not complete_lines:
-        return []
-    try:
-        return list(json.loads(b"[" + complete_lines.replace(b"\n", b",") + b"]"))
-    except ValueError:
-        return [parsed for line in complete_lines.split(b"\n") if (parsed := _parse_line(line))]
+    """The complete lines, without damaged ones."""
+    parsed = map(_parse_line, text[: text.rfind(b"\n") + 1].splitlines())
+    return [line for line in parsed if line is not None]
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
-    """Parse a line; None if it is damaged."""
     try:
         parsed = json.loads(line)
     except ValueError:
