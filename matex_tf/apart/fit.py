@@ -43,9 +43,7 @@ class Fit:
         self._is_decided = False  # the ranks have decided whether they take turns
         self._step: SharedStep | None = None
         self._function: Any = None  # the train function of Keras whose copy is `_step`
-        self._fit_state: Any = None  # saves the state of the run within this call; None if it is not saved
         self._figures = Figures()
-        self._meetings = 0  # the number of meetings after which `_note_meeting` was called
         self._alone = contextlib.ExitStack()  # entered while this thread computes for its own rank only
 
     def begin(self, callbacks: Any) -> None:
@@ -77,12 +75,11 @@ class Fit:
         # as seen. The lesser is the number of steps of this epoch. None or 0: unknown.
         remaining = [source.steps_per_epoch and source.steps_per_epoch - first_step]
         remaining.append(source._num_batches and source._num_batches - source._steps_seen + 1)
-        try:
-            for step in self.turns.iterate_epoch(steps, min(filter(None, remaining))):
-                self._compute_alone()
-                yield step
-        finally:
-            self._note_meeting()
+        for step in self.turns.iterate_epoch(steps, min(filter(None, remaining))):
+            if not own_data.is_alone():  # from now until the ranks meet, this thread computes for its own rank only
+                self._alone.enter_context(own_data.compute_alone())
+                self._alone.enter_context(function_calls.take_calls(self._run))
+            yield step
 
     def _decide(self, iterator: Any) -> None:
         """Decide whether ranks take turns. Collective."""
@@ -113,13 +110,13 @@ class Fit:
         if why or step is None:
             return why
         run = run_state.get_current()
-        self._fit_state = run.within if run is not None else None
-        turns = Turns(step, max_batches, self if self._fit_state is not None else None)
+        fit_state = run.within if run is not None else None
+        turns = Turns(step, max_batches, fit_state, self._note_meeting)
         if not turns.open_turns():
             return "the ranks have no memory in common, or too little of it is left"
         self.turns = turns
-        if self._fit_state is not None:
-            self._fit_state.takes_turns = True
+        if fit_state is not None:
+            fit_state.takes_turns = True
         _report_turns()
         return ""
 
@@ -129,30 +126,17 @@ class Fit:
             self._function, self._step = function, SharedStep(plan, self.model)
         raise _StepFoundError
 
-    def _compute_alone(self) -> None:
-        """From now until the ranks meet, this thread computes for its own rank only."""
-        if not own_data.is_alone():
-            self._alone.enter_context(own_data.compute_alone())
-            self._alone.enter_context(function_calls.take_calls(self._run))
-
     def _run(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
         """A call of a `tf.function` in an epoch. Keras' train function takes a turn."""
         if function is not self._function or self.turns is None:
             return original(function, *args, **kwargs)
-        try:
-            return self.turns.run_step(args[0])
-        finally:
-            self._note_meeting()
+        return self.turns.run_step(args[0])
 
-    def _note_meeting(self) -> None:
-        """After the ranks have met, this thread again computes together with all ranks."""
-        if self.turns is None or self.turns.is_within:
-            return
+    def _note_meeting(self, is_stopped: bool) -> None:
+        """The ranks have met: this thread again computes together with all ranks. is_stopped: see `Turns`."""
         self._alone.close()
-        if self._meetings != self.turns.meetings:
-            self._meetings = self.turns.meetings
-            self._figures.read_metrics(self.model)
-            self.model.stop_training = self.model.stop_training or self.turns.is_stopped
+        self._figures.read_metrics(self.model)
+        self.model.stop_training = self.model.stop_training or is_stopped
 
     def meet(self, doing: str) -> None:
         """Bring the ranks together at the end of an epoch that a callback stops. Collective there.
@@ -169,16 +153,6 @@ class Fit:
             )
         self.turns.stop_epoch()
         self.turns.end_epoch()
-        self._note_meeting()
-
-    def is_due(self) -> bool:
-        """Whether this rank wants to save the state of the run."""
-        return bool(self._fit_state.is_due())
-
-    def keep_within(self, step: int) -> None:
-        """Save the state of the run before `step` of the epoch, where the ranks have met. Collective."""
-        self._note_meeting()
-        self._fit_state.keep_within(step)
 
     def update_logs(self, logs: dict[str, Any]) -> None:
         """Combine the ranks' logs of an epoch; a value that is no metric comes from the newest batch. Collective."""
