@@ -16,6 +16,7 @@ from rich.text import Text
 
 from matex_tf.monitor import progress, waits
 from matex_tf.monitor.recording import Run, Series, Start, read_recent
+from matex_tf.observe import balance
 from matex_tf.settings import format_bytes
 from matex_tf.world import exit_codes
 
@@ -101,7 +102,7 @@ def _format_heading(run: Run, start: Start, recent: Mapping[int, Series]) -> str
     return ", ".join(parts)
 
 
-def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, waits.Step], height: int) -> list[int]:
+def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, balance.Step], height: int) -> list[int]:
     """The displayed ranks: all, or the silent ranks and the ranks that wait least."""
     ranks = list(recent)
     max_ranks = max(height - _OTHER_LINES, 3)
@@ -114,7 +115,7 @@ def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, waits.Step],
     return sorted(order[: max_ranks - 1])
 
 
-def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> float:
+def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, balance.Step]) -> float:
     """Seconds that the rank waits now, plus the waiting in its mean step."""
     seconds, _ = recent[rank].waits
     return seconds + (steps[rank].waiting if rank in steps else 0.0)
@@ -123,16 +124,16 @@ def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int
 class _Column(NamedTuple):
     """How to compute the figure of a rank from its samples and its mean step, and the text of the figure."""
 
-    compute: Callable[[Series, waits.Step], float]  # NaN: unknown
+    compute: Callable[[Series, balance.Step], float]  # NaN: unknown
     format: Callable[[float], str]
 
 
-def _read_rate(name: str) -> Callable[[Series, waits.Step], float]:
+def _read_rate(name: str) -> Callable[[Series, balance.Step], float]:
     """The mean growth a second of a counter."""
     return lambda series, _: math.nan if name not in series.samples[-1] else progress.compute_mean_rate(series, name)
 
 
-def _read_last(name: str) -> Callable[[Series, waits.Step], float]:
+def _read_last(name: str) -> Callable[[Series, balance.Step], float]:
     return lambda series, _: float(series[name][-1])
 
 
@@ -140,7 +141,7 @@ def _format_milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
 
 
-_UNKNOWN_STEP = waits.Step(math.nan, math.nan, math.nan)
+_UNKNOWN_STEP = balance.Step(math.nan, math.nan, math.nan)
 _COLUMNS = {
     "CPU": _Column(_read_rate("cpu"), "{:.0%}".format),
     "memory": _Column(_read_last("mem"), format_bytes),
@@ -184,7 +185,7 @@ class _RankTable:
 
 
 def _make_table(
-    start: Start, recent: Mapping[int, Series], steps: Mapping[int, waits.Step], shown: Sequence[int]
+    start: Start, recent: Mapping[int, Series], steps: Mapping[int, balance.Step], shown: Sequence[int]
 ) -> _RankTable:
     has_gpu = any("gpu" in series.samples[-1] for series in recent.values())
     columns = {name: column for name, column in _COLUMNS.items() if has_gpu or not name.startswith("GPU")}
@@ -197,7 +198,7 @@ def _make_table(
         texts = zip(values, columns.values())
         return [rank, host, *("-" if math.isnan(value) else column.format(value) for value, column in texts)]
 
-    slowest = waits.find_slowest(steps)
+    slowest = balance.find_slowest(steps)
     rows = []
     for rank in shown:
         host = start.hosts[rank] if rank < start.size else "?"

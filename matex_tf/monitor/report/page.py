@@ -23,6 +23,7 @@ from matex_tf.monitor.report.charts import (
     COLOURS, Line, Row, format_number, make_chart, make_curves, round_numbers, summarize_lines,
 )  # fmt: skip
 from matex_tf.monitor.report.template import Figures, assemble_page, format_axes, format_facts
+from matex_tf.observe import balance
 
 _MAX_BARS = 16  # displayed ranks of a large run: the ranks that wait least
 _MAX_TABLE_RANKS = 2048  # ranks in the table at the end
@@ -196,7 +197,7 @@ def _draw_quantities(runs: Sequence[_Recorded], figures: Figures) -> Iterator[st
     for quantity in quantities.QUANTITIES:
         lines_of_runs = []
         for recorded in runs:
-            slowest = waits.find_slowest(recorded.steps)
+            slowest = balance.find_slowest(recorded.steps)
             chosen = [slowest[0]] if slowest else []
             lines_of_runs.append(
                 quantities.draw_quantity(quantity, recorded.starts, recorded.zero, recorded.end, chosen)
@@ -224,7 +225,7 @@ def _draw_bars(recorded: _Recorded) -> str:
     if not steps:
         return ""
     longest = max(step.whole for step in steps.values()) or 1
-    order = sorted(steps, key=lambda rank: (steps[rank].waiting, rank))
+    order = balance.sort_ranks(steps)
     rows = []
     for rank in order[:_MAX_BARS]:
         step = steps[rank]
