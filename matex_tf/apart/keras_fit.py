@@ -27,7 +27,9 @@ _fits: list[fit.Fit] = []  # running calls, the innermost last, in which ranks m
 def _wrap_fit(original: Any) -> Any:
     def call_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         with is_within.set():
-            if not _are_turns_requested():
+            # `matex plan` measures whether ranks could take turns.
+            is_requested = choice.is_chosen("async") or update_costs.are_measured()
+            if not is_requested or own_data.is_alone():
                 return original(self, *args, **kwargs)
             call = fit.Fit(self, _find_obstacle(self))
             _fits.append(call)
@@ -40,11 +42,6 @@ def _wrap_fit(original: Any) -> Any:
                 call.close()
 
     return call_fit
-
-
-def _are_turns_requested() -> bool:
-    """Whether ranks are to take turns at the batches of `fit`, or `matex plan` needs to know whether they could."""
-    return (choice.is_chosen("async") or update_costs.are_measured()) and not own_data.is_alone()
 
 
 def _find_obstacle(model: Any) -> str:

@@ -66,9 +66,10 @@ def format_page(*runs: Run, predictions: Sequence[str] = ()) -> str:
     axes = ["time", *(axis for axis in ("step", "epoch") if any(axis in clock for clock in clocks))]
     command = " and ".join(dict.fromkeys(progress.describe_command(recorded.start) for recorded in all_recorded))
     ranks = " and ".join(progress.describe_ranks(recorded.start) for recorded in all_recorded)
+    facts_of_runs = list(map(_list_facts, all_recorded))
     body = [
         f"<h1>{escape(command)}</h1>",
-        format_facts(_list_facts(all_recorded)),
+        format_facts({name: [facts[name] for facts in facts_of_runs] for name in facts_of_runs[0]}),
         _set_side_by_side(all_recorded, _format_legend),
         format_axes(axes),
         *_draw_metrics(all_recorded, figures),
@@ -129,12 +130,7 @@ def _set_side_by_side(runs: Sequence[_Recorded], *sections: Callable[[_Recorded]
     return f'<div class="runs">{"".join(columns)}</div>'
 
 
-def _list_facts(runs: Sequence[_Recorded]) -> dict[str, list[str]]:
-    columns = [_describe_run(recorded) for recorded in runs]
-    return {name: [column[name] for column in columns] for name in columns[0]}
-
-
-def _describe_run(recorded: _Recorded) -> dict[str, str]:
+def _list_facts(recorded: _Recorded) -> dict[str, str]:
     start, about = recorded.start, recorded.start.about
     endings = dict.fromkeys(series.ended or "end unknown" for series in recorded.ranks.values())
     return {
