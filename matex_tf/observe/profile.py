@@ -146,8 +146,9 @@ def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[s
     if found is None:
         return [balance.BALANCED]
     slowest, delay = found
-    text = f"the others wait {delay * 1e3:.2f} ms more in each step than it does, {delay / steps[slowest].whole:.0%} of "
-    lines = [f"rank {slowest} ({hosts[slowest]}) is waited for: {text}the step"]
+    text = f"the others wait {delay * 1e3:.2f} ms more in each step than it does"
+    share = delay / steps[slowest].whole
+    lines = [f"rank {slowest} ({hosts[slowest]}) is waited for: {text}, {share:.0%} of the step"]
     by_waiting = balance.sort_ranks(steps)
     for rank in by_waiting[:_MAX_LISTED_RANKS]:
         times = f"compute {steps[rank].compute * 1e3:.2f} ms, waiting {steps[rank].waiting * 1e3:.2f} ms"

@@ -83,8 +83,8 @@ class Run:
         error = objects.broadcast(error, "opening the folder of the run's state")
         if error is not None:
             raise errors.SetupError(
-                f"MATEX_STATE={self.path} cannot be used on rank 0 ({me.hosts[0]}): {error}. Set it to a folder of your "
-                "own, on a file system that all hosts share, that no other run uses."
+                f"MATEX_STATE={self.path} cannot be used on rank 0 ({me.hosts[0]}): {error}. Set it to a folder of "
+                "your own, on a file system that all hosts share, that no other run uses."
             )
         self._resume_newest()
 

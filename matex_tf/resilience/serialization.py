@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 _LIBRARIES = ("numpy", "keras", "tf_keras")
-"""Their functions are plain data: `EarlyStopping` of Keras 3 negates `min_delta` when it chooses its `monitor_op`, so the
-two are restored together."""
+"""Functions of these are plain data: `EarlyStopping` of Keras 3 negates `min_delta` when it chooses its `monitor_op`, so
+both are restored."""
 
 
 class NotPlain(TypeError):

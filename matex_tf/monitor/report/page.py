@@ -18,10 +18,8 @@ import numpy as np
 
 from matex_tf.monitor import progress, waits
 from matex_tf.monitor.recording import Run, Series, Start, read_all
-from matex_tf.monitor.report import quantities
-from matex_tf.monitor.report.charts import (
-    COLOURS, Line, Row, format_number, make_chart, make_curves, round_numbers, summarize_lines,
-)  # fmt: skip
+from matex_tf.monitor.report import charts, quantities
+from matex_tf.monitor.report.charts import COLOURS, Line, Row, format_number, make_chart, round_numbers
 from matex_tf.monitor.report.template import Figures, assemble_page, format_axes, format_facts
 from matex_tf.observe import balance
 
@@ -210,8 +208,8 @@ def _combine_lines(
     table: list[Row] = []
     for recorded, lines in zip(runs, lines_of_runs):
         named = [replace(line, name=recorded.prefix_name(line.name)) for line in lines]
-        curves += make_curves(named, recorded.index, recorded.end, buckets)
-        table += summarize_lines(named)
+        curves += charts.make_curves(named, recorded.index, recorded.end, buckets)
+        table += charts.summarize_lines(named)
     return curves, table
 
 
