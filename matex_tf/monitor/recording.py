@@ -199,7 +199,6 @@ class Series:
 
 
 def read_all(start: Start) -> dict[int, Series]:
-    """The samples of each rank of a start."""
     max_count = count_points(len(start.files))
     return {rank: Series(read_samples(path, max_count)) for rank, path in start.files.items()}
 

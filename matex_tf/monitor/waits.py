@@ -49,7 +49,6 @@ def describe_waits(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts
 
 
 def group_by_host(ranks: Mapping[int, Series], hosts: Sequence[str]) -> dict[str, list[int]]:
-    """The ranks of each host."""
     ranks_by_host: dict[str, list[int]] = {}
     for rank in ranks:
         ranks_by_host.setdefault(hosts[rank], []).append(rank)
@@ -64,5 +63,4 @@ def count_other_cores(ranks: Mapping[int, Series], host_ranks: Sequence[int]) ->
 
 
 def compute_mean_steps(ranks: Mapping[int, Series]) -> dict[int, Step]:
-    """The mean step of each rank that has computed steps."""
     return {rank: step for rank, series in ranks.items() if (step := compute_mean_step(series))}

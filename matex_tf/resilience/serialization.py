@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 _LIBRARIES = ("numpy", "keras", "tf_keras")
-"""Functions of these are plain data: `EarlyStopping` of Keras 3 negates `min_delta` when it chooses its `monitor_op`, so
-both are restored."""
+"""Functions of these are plain data. `EarlyStopping` of Keras 3 negates `min_delta` as it chooses its `monitor_op`, so
+one must not be restored without the other."""
 
 
 class NotPlain(TypeError):

@@ -270,7 +270,6 @@ def _format_events(recorded: _Recorded) -> str:
 
 
 def _format_ranks(recorded: _Recorded) -> str:
-    """The table with the means of each rank."""
     start, ranks, steps = recorded.start, recorded.ranks, recorded.steps
     rows = []
     for rank, series in list(ranks.items())[:_MAX_TABLE_RANKS]:
