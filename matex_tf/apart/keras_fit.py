@@ -1,6 +1,6 @@
 """Hooks on Keras for ranks that train by themselves: on `fit` and its data source, the object that yields its steps.
 
-With `MATEX_STRATEGY=async` the hooks make a `fit.Fit` for each call of `fit`; the listeners pass the events of its
+With `MATEX_STRATEGY=async` the hooks make an `AsyncFit` for each call of `fit`; the listeners pass the events of its
 training on to it. `local` uses `is_within`.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.apart import choice, fit
+from matex_tf.apart import choice
+from matex_tf.apart.async_fit import AsyncFit
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers.pieces import update_costs
 from matex_tf.steps import events, own_data
@@ -20,7 +21,7 @@ _IF_HOOK_MISSING = "ranks train together in fit, whatever MATEX_STRATEGY says"
 
 is_within = ThreadFlag()
 """A call of `fit` is running."""
-_fits: list[fit.Fit] = []  # running calls, the innermost last, in which ranks may take turns
+_fits: list[AsyncFit] = []  # running calls, the innermost last, in which ranks may take turns
 
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, "models.model:Model.fit", "engine.training:Model.fit")
@@ -31,7 +32,7 @@ def _wrap_fit(original: Any) -> Any:
             is_requested = choice.is_chosen("async") or update_costs.are_measured()
             if not is_requested or own_data.is_alone():
                 return original(self, *args, **kwargs)
-            call = fit.Fit(self, _find_obstacle(self))
+            call = AsyncFit(self, _find_obstacle(self))
             _fits.append(call)
             try:
                 result = original(self, *args, **kwargs)

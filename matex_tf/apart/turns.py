@@ -6,8 +6,8 @@ between the oldest and the newest batch in training. Every rank iterates over th
 batches of other ranks (`pipeline`).
 
 Within an epoch there are no collectives: the weights and the optimizer's variables are in shared memory (`store`).
-Between epochs each rank has its own equal copies, and a model behaves as usual. `fit.Fit` creates a `Turns` for a call
-of `fit` whose step allows it.
+Between epochs each rank has its own equal copies, and a model behaves as usual. `AsyncFit` creates a `Turns` for a
+call of `fit` whose step allows it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from matex_tf.apart.pipeline import Pipeline
 from matex_tf.apart.rescue import Rescue
 from matex_tf.apart.shared_step import SharedStep
 from matex_tf.resilience import elastic
-from matex_tf.resilience.fit_state import Fit as FitState
+from matex_tf.resilience.fit_state import Fit
 from matex_tf.runtime import notes, objects
 from matex_tf.world import membership, world
 
@@ -59,7 +59,7 @@ class _EpochEnd(NamedTuple):
 
 
 class Turns:
-    """A training in which ranks take turns at batches. `fit.Fit` calls `open_turns`; for each epoch it iterates over
+    """A training in which ranks take turns at batches. `AsyncFit` calls `open_turns`; for each epoch it iterates over
     `iterate_epoch`, and `run_step` trains each batch that this yields; at last it calls `close_turns`.
 
     Args:
@@ -70,9 +70,7 @@ class Turns:
             callback of some rank has stopped the epoch.
     """
 
-    def __init__(
-        self, step: SharedStep, max_batches: int, state: FitState | None, note_meeting: Callable[[bool], None]
-    ):
+    def __init__(self, step: SharedStep, max_batches: int, state: Fit | None, note_meeting: Callable[[bool], None]):
         self._step, self._max_batches, self._state, self._note_meeting = step, max_batches, state, note_meeting
         self._shared_values = values.SharedValues(step.shared)
         self._own_values = values.OwnValues(step.own)

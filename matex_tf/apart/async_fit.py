@@ -1,8 +1,8 @@
 """Keras' `fit` with `MATEX_STRATEGY=async`, in which ranks take turns at batches (`turns`).
 
 Taking turns means: of the numbered batches of an epoch, each rank takes the next one that no rank has taken, and trains
-it completely. `keras_fit` makes a `Fit` for each call of `fit`. At its first epoch the ranks decide whether they can
-take turns, and report an obstacle otherwise. Within an epoch a rank computes by itself; at its end the ranks meet:
+it completely. `keras_fit` makes an `AsyncFit` for each call of `fit`. At its first epoch the ranks decide whether they
+can take turns, and report an obstacle otherwise. Within an epoch a rank computes by itself; at its end the ranks meet:
 they have equal weights again, and combine their logs.
 """
 
@@ -28,7 +28,7 @@ class _StepFoundError(Exception):
     """The plan of the step in a model's training function was found."""
 
 
-class Fit:
+class AsyncFit:
     """A call of `fit`. Its steps come from `source`, the first data source that it creates.
 
     `why_not`: a known reason why ranks cannot take turns; "" if there is none.
