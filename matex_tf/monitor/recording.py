@@ -109,8 +109,11 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _parse_lines(text: bytes) -> list[dict[str, Any]]:
     """The complete lines, without damaged ones."""
-    parsed = map(_parse_line, text[: text.rfind(b"\n") + 1].splitlines())
-    return [line for line in parsed if line is not None]
+    lines = text[: text.rfind(b"\n") + 1].splitlines()
+    try:
+        return list(json.loads(b"[" + b",".join(lines) + b"]"))  # usually; this takes half the time
+    except ValueError:
+        return [parsed for line in lines if (parsed := _parse_line(line)) is not None]
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
