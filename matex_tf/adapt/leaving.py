@@ -41,7 +41,7 @@ class Report:
 
 
 class Leaving:
-    """Decides whether ranks leave. All ranks decide alike: all have the reports of all, and equal measurements."""
+    """Decides whether ranks leave. All ranks decide alike, by the reports of all ranks and equal measurements."""
 
     def __init__(self) -> None:
         self._fit: Fit | None = None  # the call of `fit` that ranks may leave

@@ -118,7 +118,7 @@ class Fit:
         counts = state.load_values(self.model, self.source, saved)
         if self.step == 0 and not self.is_over:  # an epoch begins with empty metrics
             saved = {group: values for group, values in saved.items() if group != state.METRICS}
-        self.lacks_variables = not state.is_complete(counts, saved)
+        self.lacks_variables = any(counts.get(group, 0) < len(values) for group, values in saved.items())
         callback_state.restore_states(self.callbacks, self.saved["callbacks"])
 
     def return_to_epoch(self) -> None:

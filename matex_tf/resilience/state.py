@@ -176,8 +176,3 @@ def describe_difference(present: str, saved: str) -> errors.SetupError:
         f"the saved state of this run belongs to another model: the script has {present} where {saved} was saved. Has "
         "the script, or its input, changed since? Remove the folder of the state (MATEX_STATE) to start over."
     )
-
-
-def is_complete(counts: dict[str, int], saved: Values) -> bool:
-    """Whether all `saved` values have been assigned. `counts`: the result of `load_values`."""
-    return all(counts.get(group, 0) == len(values) for group, values in saved.items())
