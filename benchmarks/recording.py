@@ -68,11 +68,11 @@ def main() -> None:
 def sample() -> float:
     """Seconds of a core for a sample and its line."""
     with tempfile.TemporaryDirectory() as folder:
-        log = Log(Path(folder, "rank-0.jsonl"))
+        log = Log(Path(folder, "rank-0.jsonl"), print)
         recorder = sampler.Recorder(folder, log, 1.0)
         started = time.thread_time()
         for _ in range(SAMPLES):
-            log.write_line(recorder.take_sample())
+            log.write_line(**recorder.take_sample())
         return (time.thread_time() - started) / SAMPLES
 
 

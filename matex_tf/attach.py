@@ -166,7 +166,7 @@ def _train_apart() -> None:
 
     keras_fit.HOOKS.install()
     if "local" in names:
-        local.start_listening()
+        local.LocalSteps().start_listening()
     if "async" in names:
         keras_fit.start_listening()
 

@@ -156,9 +156,9 @@ FAULTS = {
         "tests/monitor/test_samples.py",
     ),
     "the rank that waits most is said to be waited for": Fault(
-        "matex_tf/monitor/waits.py",
-        "rank = min(steps, key=",
-        "rank = max(steps, key=",
+        "matex_tf/observe/balance.py",
+        "(steps[rank].waiting, -steps[rank].compute)",
+        "-steps[rank].waiting",
         "tests/monitor/test_top.py",
     ),
     "charts of long runs lose what is most": Fault(

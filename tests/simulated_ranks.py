@@ -14,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from matex_tf.microbatches import attach, sizes
+from matex_tf.microbatches import attach
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
 from matex_tf.rewrite.nodes import USUAL_SIZE
@@ -157,8 +157,7 @@ class Simulation:
             inputs = [*arguments, *(graph.capture(outer) for outer in captures)]
             copy = Copy(batch_slice, Exchanger(meeting, rank))
             if self.part_rows:
-                sized = functools.partial(sizes.Fixed, self.part_rows)
-                copy.transform = functools.partial(attach.cut_program, sized, self.left, [])
+                copy.transform = functools.partial(attach.cut_program, lambda: self.part_rows, self.left, [])
             return copy.build(self.program, inputs, [WHOLE] * len(self.program.outputs))
 
         return trace_copy(step, [rows, flag, *self.specs])

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
 from matex_tf import ops, settings, tags
-from matex_tf.adapt import changes, leaving
 from matex_tf.adapt.control import Control
-from matex_tf.adapt.offers import Offer
+from matex_tf.adapt.leaving import Leaving, Report
 from matex_tf.monitor import sampler
 from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.runtime import notes, objects
@@ -44,25 +42,12 @@ _ADAPTING = "how slice ratios of a step follow the speed of ranks"
 _UNMEASURED = "only steps that are a tf.function are measured, such as those of fit"
 
 
-class StepTime(NamedTuple):
-    """The time of a step on this rank, in seconds."""
+class Window(NamedTuple):
+    """The measurements that a rank sends to the others at the end of a window. Times are medians over its steps."""
 
-    own: float  # without the time blocked in collectives
-    whole: float
-
-
-@dataclass(frozen=True)
-class Window:
-    """The measurements that a rank sends to the others at the end of a window. Times are medians over its steps.
-
-    The last three fields are for `--adapt=ranks`.
-    """
-
-    own_seconds: float
+    own_seconds: float  # of a step, without the time blocked in collectives
     step_seconds: float
-    offer: Offer | None = None  # the offer of `matex run`, on the first rank of each host; None on the others
-    steps_left: int = 0  # the number of steps to go in this call of `fit`
-    piece_bytes: tuple[int, int] = (0, 0)  # see `leaving.count_bytes`
+    report: Report | None  # for `--adapt=ranks`
 
 
 Ratios = tuple[int, ...]
@@ -162,16 +147,12 @@ class Adapting:
         units = max(COMPILED_UNITS, 2 * self._trainers) if is_compiled else 0
         self._control = Control(self._trainers, units, _agreed)
         self._assigned: Ratios = ()  # the ratios that `_slice_ratios` has now; empty: equal ones
-        self._steps: list[StepTime] = []  # of this window
+        self._steps: list[tuple[float, float]] = []  # of this window: see `Window.own_seconds`, `Window.step_seconds`
         self._window_steps = _override_steps or MIN_STEPS  # the number of steps of this window
         self._is_warm = _override is not None  # the first window, with tracing and memory allocation, is over
         # When the running step began (time.perf_counter), and the seconds that this rank had been blocked by then:
         self._start = self._blocked_at_start = 0.0
-        # With `--adapt=ranks`:
-        self._fit: Any = None  # the call of `fit` that ranks may leave
-        self._step_seconds: list[float] = []  # of each of the last windows, on its slowest rank
-        self._slow_streak = changes.Streak()
-        self._is_judged = True  # False until the change before this start is compared with the time before it
+        self._leaving = Leaving()
 
     def begin_step(self) -> None:
         """Record the beginning of a step, after new ratios are assigned."""
@@ -187,7 +168,7 @@ class Adapting:
         """Record the end of a step. Collective at the end of a window."""
         seconds = time.perf_counter() - self._start
         blocked = ops.get_blocked_seconds() - self._blocked_at_start
-        self._steps.append(StepTime(seconds - blocked, seconds))
+        self._steps.append((seconds - blocked, seconds))
         if len(self._steps) >= self._window_steps:
             self._end_window(int(self._slice_ratios.rows.numpy()))
             self._slice_ratios.rows.assign(0)
@@ -200,80 +181,26 @@ class Adapting:
 
         rows: of the largest batch in this window, as the last batch of an epoch may be smaller; 0: there was none.
         """
-        self._follow_fit()
-        windows = objects.allgather(self._measure_window(), "measured times of the ranks' slices")
+        own, whole = (median(seconds) for seconds in zip(*self._steps))
+        window = Window(own, whole, self._leaving.make_report())
+        windows: list[Window] = objects.allgather(window, "measured times of the ranks' slices")
         longest = max(window.step_seconds for window in windows)
         if _override_steps == 0:
             self._window_steps = min(max(MIN_STEPS, round(MIN_SECONDS / longest)), MAX_STEPS)
         if not self._is_warm:
             self._is_warm = True
             return
-        offer = next((window.offer for window in windows if window.offer is not None), None)
-        # First, leave hosts that must be left, whatever the times are.
-        if offer is not None and leaving.leave_hosts(self._fit, offer):
-            return
-        # Second, undo the last change if steps have become longer.
-        self._step_seconds = [*self._step_seconds, longest][-changes.JUDGED_WINDOWS :]
-        if offer is not None and self._leave_if_slower(offer, windows):
-            return
-        if not rows:
-            return
-        # Third, leave for other ranks or another strategy if that gains enough.
         seconds = [window.own_seconds for window in windows[: self._trainers]]
         slices = slice_bounds.count_dealt_rows(rows, self._control.ratios or (1,) * self._trainers)
-        if offer is not None and self._leave_if_better(offer, windows, slices, seconds):
+        smallest = max(rows // (self._control.units or rows or 1), 1)  # rows of a unit, or one row without units
+        if self._leaving.leave([window.report for window in windows], longest, slices, seconds, smallest) or not rows:
             return
-        # Otherwise, change the slices of the present ranks.
         self._choose_ratios(slices, seconds)
-
-    def _follow_fit(self) -> None:
-        """When another call of `fit` has begun, begin the measurements for `changes` again."""
-        fit = leaving.find_fit()
-        if fit is not self._fit:
-            self._fit, self._step_seconds, self._slow_streak = fit, [], changes.Streak()
-            self._is_judged = fit is None or not fit.is_resumed
-
-    def _measure_window(self) -> Window:
-        own, whole = (median(seconds) for seconds in zip(*self._steps))
-        if self._fit is None:
-            return Window(own, whole)
-        return Window(own, whole, leaving.read_offer(), self._fit.count_left(), leaving.count_bytes(self._fit))
-
-    def _leave_if_slower(self, offer: Offer, windows: Sequence[Window]) -> bool:
-        """Judge the last change, once, after `JUDGED_WINDOWS`. Returns whether the ranks leave to undo it."""
-        can_judge = offer.step_seconds_before > 0 and len(self._step_seconds) == changes.JUDGED_WINDOWS
-        if self._is_judged or not can_judge:
-            return False
-        self._is_judged = True
-        seconds = self._compute_recent_seconds()
-        undoing = changes.propose_undoing(offer, len(windows), seconds)
-        return leaving.leave_if_worth(self._fit, offer, undoing, windows[0].steps_left, seconds)
-
-    def _leave_if_better(
-        self, offer: Offer, windows: Sequence[Window], slices: Sequence[int], seconds: Sequence[float]
-    ) -> bool:
-        """Returns whether the ranks leave for other ranks or another strategy.
-
-        slices, seconds: the rows of each training rank, and the time that it needed for them.
-        """
-        rows = sum(slices)
-        smallest = max(rows // (self._control.units or rows), 1)  # rows of a unit, or one row without units
-        slow = self._slow_streak.confirm(changes.find_slow(slices, seconds, smallest))
-        if not self._is_judged and offer.step_seconds_before:
-            return False  # the last change is judged first
-        if len(self._step_seconds) < changes.SLOW_WINDOWS:
-            return False  # too few measurements
-        change = leaving.find_change(offer, windows[0].piece_bytes, slices, seconds, slow)
-        return leaving.leave_if_worth(self._fit, offer, change, windows[0].steps_left, self._compute_recent_seconds())
-
-    def _compute_recent_seconds(self) -> float:
-        """The typical time of a step in the last windows."""
-        return median(self._step_seconds[-changes.SLOW_WINDOWS :])
 
     def _choose_ratios(self, slices: Sequence[int], seconds: Sequence[float]) -> None:
         """Choose the ratios from now on, and report a change.
 
-        slices, seconds: see `_leave_if_better`.
+        slices, seconds: the rows of each training rank, and the time that it needed for them.
         """
         global _agreed
         rows, choose = sum(slices), _override or self._control.choose_ratios
@@ -281,7 +208,7 @@ class Adapting:
         if chosen is None:
             return
         self._control.ratios = _agreed = chosen
-        self._slow_streak = changes.Streak()
+        self._leaving.begin_streak()
         _report_change(slice_bounds.count_dealt_rows(rows, chosen), slices, seconds)
 
 

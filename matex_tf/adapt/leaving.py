@@ -1,6 +1,6 @@
 """Lets ranks leave a call of `fit`, so that `matex run` restarts them with a change (`--adapt=ranks`).
 
-`executor` calls these functions at the end of a window of steps. A rank that leaves saves its state, writes the change
+`executor` asks a `Leaving` at the end of each window of steps. A rank that leaves saves its state, writes the change
 (`offers`), and exits at the next step at which that is possible (`Fit.ask_change`).
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
 
 from matex_tf import settings
 from matex_tf.adapt import changes, offers
-from matex_tf.adapt.changes import Proposal, Slow
 from matex_tf.adapt.offers import Change, Offer
 from matex_tf.resilience import fit_state
 from matex_tf.resilience.fit_state import Fit
@@ -30,64 +30,104 @@ def find_fit() -> Fit | None:
     return fit_state.find_current() if chosen.adapt == "ranks" and chosen.proof else None
 
 
-def read_offer() -> Offer | None:
-    """The offer of `matex run`; None on all ranks of a host but the first, which reads it."""
-    return offers.read_offer() if world.get_world().local_rank == 0 else None
+@dataclass(frozen=True)
+class Report:
+    """What a rank tells the others about possible changes at the end of a window."""
 
-
-def count_bytes(fit: Fit) -> tuple[int, int]:
+    offer: Offer | None  # the offer of `matex run`, on the first rank of each host; None on the others
+    steps_left: int  # the number of steps to go in this call of `fit`
+    piece_bytes: tuple[int, int]
     """The bytes of the variables that ranks could hold in pieces: of weights, and of the optimizer's own variables."""
-    return update_costs.count_bytes(getattr(fit.model, "optimizer", None))
 
 
-def leave_hosts(fit: Fit, offer: Offer) -> bool:
-    """Leave if the ranks must; returns whether they do. Call it on all ranks with the same offer."""
-    size = world.get_world().size
-    if not offer.reason_to_leave or not fit.may_change():
+class Leaving:
+    """Decides whether ranks leave. All ranks decide alike, by the reports of all ranks and equal measurements."""
+
+    def __init__(self) -> None:
+        self._fit: Fit | None = None  # the call of `fit` that ranks may leave
+        self._step_seconds: list[float] = []  # of each of the last windows of that call, on its slowest rank
+        self._slow_streak = changes.Streak()
+        self._is_judged = True  # False until the change before this start is compared with the time before it
+
+    def make_report(self) -> Report | None:
+        """The report of this rank at the end of a window; None if ranks cannot leave now."""
+        fit = find_fit()
+        if fit is not self._fit:  # another call of `fit`: begin the measurements again
+            self._fit, self._step_seconds, self._slow_streak = fit, [], changes.Streak()
+            self._is_judged = fit is None or not fit.is_resumed
+        if fit is None:
+            return None
+        offer = offers.read_offer() if world.get_world().local_rank == 0 else None
+        return Report(offer, fit.count_left(), update_costs.count_bytes(getattr(fit.model, "optimizer", None)))
+
+    def begin_streak(self) -> None:
+        """The slices of the ranks have changed: whether a rank is slow is judged by later windows."""
+        self._slow_streak = changes.Streak()
+
+    def leave(
+        self, reports: Sequence[Report | None], step_seconds: float, slices: Sequence[int], seconds: Sequence[float],
+        smallest: int,
+    ) -> bool:  # fmt: skip
+        """Leave if a change must be made, or gains enough. Returns whether the ranks leave.
+
+        reports: of all ranks.
+        step_seconds: the time of a step in this window, on the slowest rank.
+        slices: the rows that each training rank computes; all 0 if there was no batch in this window.
+        seconds: the time that each of them needs.
+        smallest: the rows of the smallest possible slice.
+        """
+        self._step_seconds = [*self._step_seconds, step_seconds][-changes.JUDGED_WINDOWS :]
+        offer = next((report.offer for report in reports if report is not None and report.offer is not None), None)
+        if offer is None or reports[0] is None or self._fit is None or not self._fit.may_change():
+            return False
+        here, steps_left = world.get_world(), reports[0].steps_left
+        # First, leave hosts that must be left, whatever the times are.
+        if offer.reason_to_leave:
+            is_other = offer.ranks != here.size
+            what = offers.describe_ranks(offer.ranks, here.size) if is_other else f"{here.size} ranks on other hosts"
+            self._ask_change(Change(offer.ranks, what, offer.reason_to_leave, is_forced=True))
+            return True
+        slow = self._slow_streak.confirm(changes.find_slow(slices, seconds, smallest)) if sum(slices) else None
+        # Second, undo the last change if steps have become longer. It is judged once, and before another change.
+        if not self._is_judged and offer.step_seconds_before:
+            if len(self._step_seconds) < changes.JUDGED_WINDOWS:
+                return False
+            self._is_judged = True
+            undoing = changes.propose_undoing(offer, here.size, self._compute_recent_seconds())
+            if self._leave_if_worth(offer, undoing, steps_left):
+                return True
+        # Third, leave for other ranks or another strategy.
+        if not sum(slices) or len(self._step_seconds) < changes.SLOW_WINDOWS:
+            return False  # too few measurements
+        strategy = owners.compare_strategies(*reports[0].piece_bytes) if offer.may_choose else ("", 0.0)
+        proposal = changes.propose_change(offer, here.hosts, slices, seconds, slow, strategy, here.servers)
+        return self._leave_if_worth(offer, proposal, steps_left)
+
+    def _compute_recent_seconds(self) -> float:
+        """The typical time of a step in the last windows."""
+        return median(self._step_seconds[-changes.SLOW_WINDOWS :])
+
+    def _leave_if_worth(self, offer: Offer, proposal: changes.Proposal | None, steps_left: int) -> bool:
+        """Leave if a change gains enough; returns whether the ranks leave."""
+        if proposal is None:
+            return False
+        change = proposal.change
+        if proposal.is_worth(steps_left, offer.restart_seconds):
+            self._ask_change(replace(change, step_seconds_before=self._compute_recent_seconds()))
+            return True
+        if change.strategy is None and change.what not in _reported:
+            _reported.add(change.what)
+            notes.print_note(
+                f"--adapt: {change.what} could be had, which would take {offer.restart_seconds:.1f} s; {steps_left} "
+                f"steps are left, and {change.why}: it is not worth it"
+            )
         return False
-    what = offers.describe_ranks(offer.ranks, size) if offer.ranks != size else f"{size} ranks on other hosts"
-    _ask_change(fit, Change(offer.ranks, what, offer.reason_to_leave, is_forced=True))
-    return True
 
+    def _ask_change(self, change: Change) -> None:
+        """Let the ranks leave for `change`. After saving, `mark_change` adds position and time, and writes it."""
 
-def find_change(
-    offer: Offer, sizes: tuple[int, int], rows: Sequence[int], seconds: Sequence[float], slow: Slow | None
-) -> Proposal | None:
-    """The change with the largest gain. Call it on all ranks with equal arguments.
+        def mark_change(saved_at: str, start: float) -> None:
+            offers.mark_change(replace(change, saved_at=saved_at, saving_seconds=time.monotonic() - start))
 
-    sizes: the result of `count_bytes` of one rank.
-    rows, seconds, slow: see `changes.propose_change`.
-    """
-    strategy = owners.compare_strategies(*sizes) if offer.may_choose else ("", 0.0)  # name, gain in seconds; "": none
-    here = world.get_world()
-    return changes.propose_change(offer, here.hosts, rows, seconds, slow, strategy, here.servers)
-
-
-def leave_if_worth(fit: Fit, offer: Offer, proposal: Proposal | None, steps_left: int, step_seconds: float) -> bool:
-    """Leave if a change gains enough; returns whether the ranks leave. Call it on all ranks with equal arguments.
-
-    steps_left: the number of steps to go.
-    step_seconds: the time of a step now.
-    """
-    if proposal is None or not fit.may_change():
-        return False
-    change = proposal.change
-    if proposal.is_worth(steps_left, offer.restart_seconds):
-        _ask_change(fit, replace(change, step_seconds_before=step_seconds))
-        return True
-    if change.strategy is None and change.what not in _reported:
-        _reported.add(change.what)
-        notes.print_note(
-            f"--adapt: {change.what} could be had, which would take {offer.restart_seconds:.1f} s; {steps_left} steps "
-            f"are left, and {change.why}: it is not worth it"
-        )
-    return False
-
-
-def _ask_change(fit: Fit, change: Change) -> None:
-    """Let the ranks leave for `change`. After saving, `mark_change` adds position and time, and writes the change."""
-
-    def mark_change(saved_at: str, start: float) -> None:
-        offers.mark_change(replace(change, saved_at=saved_at, saving_seconds=time.monotonic() - start))
-
-    fit.ask_change(f"{change.what}: {change.why}", mark_change)
+        assert self._fit is not None  # the call that ranks leave
+        self._fit.ask_change(f"{change.what}: {change.why}", mark_change)

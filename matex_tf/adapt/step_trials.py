@@ -211,7 +211,7 @@ class Trial:
         for way in (self._best, other):
             self._use(plan, way)
             copies.append(plan.find_copy())
-        return not any(map(_has_overlapped, copies))
+        return not any(node.op in overlap.OP_TYPES for step in copies for node in iterate_nodes(step.graph))
 
     def _switch_to(self, plan: Any, way: Way) -> None:
         self._use(plan, way)
@@ -223,7 +223,3 @@ class Trial:
             self._holdings[way.in_pieces] = pieces.Holding(plan.traced.graph, takes_whole=True)
         self.way = way
         plan.use_copy(self.kinds[way.is_overlapped], self._holdings[way.in_pieces])
-
-
-def _has_overlapped(step: Any) -> bool:
-    return any(node.op in overlap.OP_TYPES for node in iterate_nodes(step.graph))

@@ -2,7 +2,7 @@
 
 An assignment `w = w - 0.1 * g` would undo the updates that other ranks made since w was read. Written as the addition
 of `-0.1 * g` to w, it keeps them. So each assignment to a shared variable is expressed as `keep` times its old value
-plus `more` (`servers.affine`; here keep is 1). With keep 1 it becomes an op that adds `more`; else an op that sets the
+plus `more` (`affine`; here keep is 1). With keep 1 it becomes an op that adds `more`; else an op that sets the
 variable to `keep * present value + more`, as for a moving average.
 
 `shared_step` makes the rewritten copy of a step with `Additions`. `find_obstacle` then checks the copy for uses of
@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops
-from matex_tf.apart import own_rows
+from matex_tf.apart import affine, own_rows, variable_uses
 from matex_tf.rewrite.compiled import CALLS
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import Decision, Node, Value
 from matex_tf.rewrite.placement import WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import Reader
-from matex_tf.servers import affine, variable_uses
 from matex_tf.steps import slices
 from matex_tf.steps.variables import find_name
 

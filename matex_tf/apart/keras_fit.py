@@ -1,6 +1,6 @@
 """Hooks on Keras for ranks that train by themselves: on `fit` and its data source, the object that yields its steps.
 
-With `MATEX_STRATEGY=async` the hooks make a `fit.Fit` for each call of `fit`; the listeners pass the events of its
+With `MATEX_STRATEGY=async` the hooks make an `AsyncFit` for each call of `fit`; the listeners pass the events of its
 training on to it. `local` uses `is_within`.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from matex_tf.apart import fit
+from matex_tf.apart import choice
+from matex_tf.apart.async_fit import AsyncFit
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.servers.pieces import update_costs
 from matex_tf.steps import events, own_data
@@ -16,21 +17,22 @@ from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
 
 HOOKS = KerasTable()
-ONLY_FIT = "only fit trains so"
 _IF_HOOK_MISSING = "ranks train together in fit, whatever MATEX_STRATEGY says"
 
 is_within = ThreadFlag()
 """A call of `fit` is running."""
-_fits: list[fit.Fit] = []  # running calls, the innermost last, in which ranks may take turns
+_fits: list[AsyncFit] = []  # running calls, the innermost last, in which ranks may take turns
 
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, "models.model:Model.fit", "engine.training:Model.fit")
 def _wrap_fit(original: Any) -> Any:
     def call_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         with is_within.set():
-            if not _are_turns_requested():
+            # `matex plan` measures whether ranks could take turns.
+            is_requested = choice.is_chosen("async") or update_costs.are_measured()
+            if not is_requested or own_data.is_alone():
                 return original(self, *args, **kwargs)
-            call = fit.Fit(self, _find_obstacle(self))
+            call = AsyncFit(self, _find_obstacle(self))
             _fits.append(call)
             try:
                 result = original(self, *args, **kwargs)
@@ -41,11 +43,6 @@ def _wrap_fit(original: Any) -> Any:
                 call.close()
 
     return call_fit
-
-
-def _are_turns_requested() -> bool:
-    """Whether ranks are to take turns at the batches of `fit`, or `matex plan` needs to know whether they could."""
-    return (fit.is_chosen() or update_costs.are_measured()) and not own_data.is_alone()
 
 
 def _find_obstacle(model: Any) -> str:
@@ -99,12 +96,7 @@ def _begin_epoch(model: Any, epoch: int) -> None:
 
 def _note_trained(plan: Any) -> None:
     if not is_within:
-        fit.report_fallback(name_step(plan), ONLY_FIT)
-
-
-def name_step(plan: Any) -> str:
-    """The name, for messages, of a step that has changed weights, from `events.step_trained`."""
-    return "a loop of the script's own" if plan is None else str(plan.place)
+        choice.report_fallback("async", choice.name_step(plan), choice.ONLY_FIT)
 
 
 def _meet(doing: str) -> None:

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.apart import figures, keras_fit, own_rows
+from matex_tf.apart import choice, figures, keras_fit, own_rows
 from matex_tf.resilience import elastic
 from matex_tf.runtime import notes
-from matex_tf.servers.pieces import update_costs
 from matex_tf.steps import agreement, events
 from matex_tf.steps.plan import CopyKind
 from matex_tf.steps.variables import find_birth, find_differing, find_name, find_tf_variable
@@ -27,26 +26,13 @@ from matex_tf.world import world
 _MAX_GROUP_BYTES = 1 << 22  # of variables that are averaged in one collective; a larger variable is a group of its own
 
 
-def is_chosen() -> bool:
-    """Whether ranks train by themselves where possible."""
-    name = settings.get_strategy_name(settings.get_settings().strategy)
-    return name == "local" and world.is_active() and not world.get_world().is_phantom
-
-
 def read_period() -> int:
     """The number of steps between two averages."""
     return settings.get_strategy_number(settings.get_settings().strategy, 1)
 
 
-def report_fallback(what: str, why: str) -> None:
-    """Report once that `what` runs as allreduce although `local` is chosen; record the reason for a plan."""
-    update_costs.note_obstacle("local", why)
-    if is_chosen():
-        notes.print_note(f"MATEX_STRATEGY=local: {what} runs as allreduce: {why}")
-
-
 class LocalSteps:
-    """Listens to training steps, and switches the steps of `fit` to local training."""
+    """Listens to training steps after `start_listening`, and switches the steps of `fit` to local training."""
 
     def __init__(self) -> None:
         self._model: Any = None  # the model that the last call of `fit` trains locally
@@ -70,8 +56,8 @@ class LocalSteps:
     def _begin_training(self, model: Any, callbacks: Any) -> None:
         why = _find_obstacle(model)
         if why:
-            report_fallback(f"fit on '{model.name}'", why)
-        self._model = None if why or not is_chosen() else model
+            choice.report_fallback("local", f"fit on '{model.name}'", why)
+        self._model = None if why or not choice.is_chosen("local") else model
 
     def _begin_step(self, plan: Any) -> None:
         """Choose the copy of a step. Before a step that ranks compute together, they average variables (`_meet`)."""
@@ -94,16 +80,16 @@ class LocalSteps:
     def _note_trained(self, plan: Any) -> None:
         """Report a step outside of `fit`, or a replicated one: ranks train it together."""
         if not keras_fit.is_within:
-            report_fallback(keras_fit.name_step(plan), keras_fit.ONLY_FIT)
+            choice.report_fallback("local", choice.name_step(plan), choice.ONLY_FIT)
         elif plan is not None and plan.why_whole:
-            report_fallback(plan.place, plan.why_whole)
+            choice.report_fallback("local", plan.place, plan.why_whole)
 
     def _can_run_apart(self, plan: Any) -> bool:
         """Whether a rank can run the calls of a plan by itself."""
         if plan not in self._obstacles:
             self._obstacles[plan] = why = own_rows.find_obstacle(plan.program)
             if why:
-                report_fallback(f"fit on '{self._model.name}'", why)
+                choice.report_fallback("local", f"fit on '{self._model.name}'", why)
         return not self._obstacles[plan]
 
     def _end_step(self, plan: Any) -> None:
@@ -142,30 +128,16 @@ class LocalSteps:
         _average(sorted(self._trained.values(), key=find_birth))
 
 
-def start_listening() -> None:
-    """Train locally in `fit`, where possible, from now on."""
-    LocalSteps().start_listening()
-
-
 def _find_obstacle(model: Any) -> str:
     """The reason why ranks cannot train by themselves in a call of `fit`; "" if none is known yet."""
-    optimizer = getattr(model, "optimizer", None)
     if elastic.is_on():
         return "with MATEX_ELASTIC all ranks need equal weights in each step"
-    if getattr(model, "run_eagerly", False):
-        return "its step is not traced (run_eagerly=True)"
-    steps = getattr(model, "steps_per_execution", None)
-    steps = getattr(model, "_steps_per_execution", 1) if steps is None else steps  # a variable in Keras 2
-    if steps is not None and int(steps) != 1:
-        return "it makes several steps at once (steps_per_execution)"
-    if getattr(optimizer, "gradient_accumulation_steps", None):
-        return "its optimizer accumulates gradients"
-    if hasattr(optimizer, "inner_optimizer"):
+    if hasattr(getattr(model, "optimizer", None), "inner_optimizer"):
         return (
             "its optimizer skips steps with overflowing gradients, and all ranks must skip the same steps "
             "(LossScaleOptimizer)"
         )
-    return ""
+    return choice.find_obstacle(model)
 
 
 def _report_averaging() -> None:

@@ -6,6 +6,7 @@ Every rank iterates over all batches, so that batch k is the same everywhere.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,17 +50,11 @@ class Pipeline:
             if batch is None:
                 return None
             if self._taken == self._epoch_start:
-                self.digest = len(batch[0]), _digest(batch)
+                content = functools.reduce(lambda total, tensor: fingerprint.digest_value(tensor, total), batch, 0)
+                self.digest = len(batch[0]), content
             self._kept.append((self._taken, batch))
             self._taken += 1
         for position, kept in self._kept:
             if position == wanted:
                 return kept
         raise LookupError(f"batch {number} of the epoch is no longer kept")
-
-
-def _digest(batch: Sequence[Any]) -> int:
-    total = 0
-    for tensor in batch:
-        total = fingerprint.digest_value(tensor, total)
-    return total

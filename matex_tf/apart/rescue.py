@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from matex_tf.apart import store, values
 from matex_tf.resilience import elastic
-from matex_tf.servers import store
-from matex_tf.servers.turns import values
 from matex_tf.steps import events
 from matex_tf.world import membership, world
 

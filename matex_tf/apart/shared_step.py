@@ -1,7 +1,7 @@
 """The training step of a model for `async`, rewritten to add to variables that the ranks share (`additive`).
 
-With `async`, ranks train different batches at the same time on the same weights. `fit` makes a `SharedStep` of the plan
-of Keras' train function (a plan has the traced graph of a step); `turns` calls it.
+With `async`, ranks train different batches at the same time on the same weights. `async_fit` makes a `SharedStep` of
+the plan of Keras' train function (a plan has the traced graph of a step); `turns` calls it.
 """
 
 from __future__ import annotations

@@ -6,27 +6,27 @@ between the oldest and the newest batch in training. Every rank iterates over th
 batches of other ranks (`pipeline`).
 
 Within an epoch there are no collectives: the weights and the optimizer's variables are in shared memory (`store`).
-Between epochs each rank has its own equal copies, and a model behaves as usual. `fit.Fit` creates a `Turns` for a call
-of `fit` whose step allows it.
+Between epochs each rank has its own equal copies, and a model behaves as usual. `AsyncFit` creates a `Turns` for a
+call of `fit` whose step allows it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from matex_tf import errors, ops, settings
+from matex_tf.apart import staleness, store, values
 from matex_tf.apart.pipeline import Pipeline
 from matex_tf.apart.rescue import Rescue
 from matex_tf.apart.shared_step import SharedStep
 from matex_tf.resilience import elastic
+from matex_tf.resilience.fit_state import Fit
 from matex_tf.runtime import notes, objects
-from matex_tf.servers import store
-from matex_tf.servers.turns import staleness, values
 from matex_tf.world import membership, world
 
 OTHER_ORDER = (
@@ -58,28 +58,20 @@ class _EpochEnd(NamedTuple):
     """What this rank added to the sums of metrics."""
 
 
-class State(Protocol):
-    """Saves the state of the run between two batches."""
-
-    def is_due(self) -> bool:
-        """Whether this rank wants to save the state."""
-
-    def keep_within(self, step: int) -> None:
-        """Save the state before `step` of the epoch. Collective."""
-
-
 class Turns:
-    """A training in which ranks take turns at batches. `fit.Fit` calls `open_turns`; for each epoch it iterates over
+    """A training in which ranks take turns at batches. `AsyncFit` calls `open_turns`; for each epoch it iterates over
     `iterate_epoch`, and `run_step` trains each batch that this yields; at last it calls `close_turns`.
 
     Args:
         step: the step of the model.
         max_batches: the maximum number of batches in an epoch.
-        state: saves the state of the run; None if it is not saved.
+        state: saves the state of the run between two batches; None if the state is not saved.
+        note_meeting: called after the ranks have met at the end of an epoch, or of a part of one; with whether a
+            callback of some rank has stopped the epoch.
     """
 
-    def __init__(self, step: SharedStep, max_batches: int, state: State | None):
-        self._step, self._max_batches, self._state = step, max_batches, state
+    def __init__(self, step: SharedStep, max_batches: int, state: Fit | None, note_meeting: Callable[[bool], None]):
+        self._step, self._max_batches, self._state, self._note_meeting = step, max_batches, state, note_meeting
         self._shared_values = values.SharedValues(step.shared)
         self._own_values = values.OwnValues(step.own)
         self._sums = values.Sums(step.sums)
@@ -89,8 +81,6 @@ class Turns:
         self._pipeline = Pipeline(step.take_batch, self._bound + 1)
         self.is_within = False  # the epoch is running, and ranks are at different batches
         self.is_outdated = True  # the store does not exist, or has no place for each rank
-        self.meetings = 0  # how often the ranks have met at the end of an epoch, or of a part of one
-        self.is_stopped = False  # a callback of some rank has stopped the epoch
         self.newest = -1  # the newest batch of the epoch that this rank has trained; -1: none
         self._is_open = False
         self._reason: str | None = None  # why this rank ends the epoch before its last batch
@@ -211,8 +201,7 @@ class Turns:
         reasons = [end.reason for end in ends if end.reason]
         if self._trained != self._batches and not reasons:
             raise errors.RankError(f"{self._trained} of the {self._batches} batches of an epoch were trained")
-        self.meetings += 1
-        self.is_stopped = _STOPPED in reasons
+        self._note_meeting(_STOPPED in reasons)
         reason = min(reasons, key=[_OUT_OF_DATA, _STOPPED, _PAUSED].index, default=None)
         if reason == _PAUSED and self._trained == self._batches:
             return None  # the pause was asked for in the last batch
@@ -273,7 +262,7 @@ class Turns:
             )
         if self.is_outdated and not self._make_store():
             raise membership.make_loss_error("they have no memory in common in which to train")
-        self._trained, self._batches, self._reason, self.is_stopped = first, count, None, False
+        self._trained, self._batches, self._reason = first, count, None
         self._sums.begin()
         self._counters.begin(first)
         # Rank 0 writes the weights to the store; after the barrier the other ranks read them there.

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from matex_tf.adapt import offers
@@ -26,7 +25,6 @@ from matex_tf.launch.hosts.changing import Changes
 from matex_tf.launch.hosts.places import Attempt, Places
 from matex_tf.launch.hosts.watch import Watch
 from matex_tf.launch.run_end import RunEnd
-from matex_tf.resilience import state_files
 from matex_tf.world import child_process
 from matex_tf.world.exit_codes import EXIT_REQUEUE, EXIT_STALLED, EXIT_UNPROVED
 from matex_tf.world.mpirun_options import ALLOCATIONS
@@ -129,8 +127,6 @@ class RestartedRun:
             return self._report_interrupt(self._received_signals & _INTERRUPTS)
         if kind == LOST:
             return code or EXIT_UNPROVED
-        if kind == COMPLETED:
-            _remove_state(self.state)
         if kind == STOPPED and code != 0:
             self._say(
                 f"the run was asked to end, and its ranks have ended (exit code {EXIT_REQUEUE}). mpirun's message "
@@ -253,13 +249,3 @@ def _describe_end(kind: str, code: int) -> str:
 
 def _list_losses(losses: Sequence[str]) -> str:
     return "; ".join(f"{count} times {reason}" if count > 1 else reason for reason, count in Counter(losses).items())
-
-
-def _remove_state(state: str) -> None:
-    """Remove the saved state of a complete run, unless another run uses it."""
-    if not Path(state).is_dir():
-        return
-    folder = state_files.Folder(state)
-    if (lock := folder.hold_lock()) is not None:  # otherwise another run already uses the folder
-        folder.close_folder(remove=True)
-        os.close(lock)

@@ -54,7 +54,7 @@ def _cut_copy(plan: Any, copy: Any) -> None:
     sizes.return_freed()
 
     def make_sizes() -> Any:
-        return sizes.Fitting(plan.place, sizes_of_step) if rows == settings.AUTO else sizes.Fixed(rows)
+        return sizes.Fitting(plan.place, sizes_of_step) if rows == settings.AUTO else rows
 
     copy.transform = functools.partial(cut_program, make_sizes, left, regions)
 

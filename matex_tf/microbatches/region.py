@@ -13,7 +13,7 @@ from typing import Any
 from matex_tf.lazy import tf
 from matex_tf.microbatches.cutting import Region
 from matex_tf.microbatches.holders import make_accumulator
-from matex_tf.microbatches.sizes import Fitting, Fixed
+from matex_tf.microbatches.sizes import Fitting
 from matex_tf.rewrite.bodies import Body
 from matex_tf.rewrite.nodes import Value
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement
@@ -21,11 +21,13 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Slice
 
 
-def compute_parts(region: Region, sizes: Fixed | Fitting, copy: Any, *inputs: Any) -> list[Any]:
+def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any) -> list[Any]:
     """The outputs of a region's node in a copy, computed by a loop over the parts.
 
     The variables of the loop: `start`, the index of the part's first row among the rank's rows; `size`, the size of the
-    part (`sizes`); and the accumulators' tensors.
+    part; and the accumulators' tensors.
+
+    sizes: chooses the size of each part; a number: all parts have this size.
     """
     count = copy.batch_slice.count  # the number of the rank's rows
     sharded = [
@@ -46,14 +48,16 @@ def compute_parts(region: Region, sizes: Fixed | Fitting, copy: Any, *inputs: An
         after = [accumulator.add(part_copy, tensors, result) for accumulator, tensors, result in parts]
         sums = [tensors[0] for tensors, has_rows in zip(after, are_rows) if not has_rows]
         rows = [result for result, has_rows in zip(results, are_rows) if has_rows]
-        return [start + part_rows, sizes.go_on(size, count, part_rows, sums, rows), after]
+        next_size = size if isinstance(sizes, int) else sizes.go_on(size, count, part_rows, sums, rows)
+        return [start + part_rows, next_size, after]
 
+    first_size = tf.constant(sizes, tf.int64) if isinstance(sizes, int) else sizes.begin(count, row_shapes)
     starts = [accumulator.begin() for accumulator in accumulators]
     scalar = tf.TensorShape([])
     _, _, accumulated = tf.while_loop(
         lambda start, *_: start < count,
         compute_part,
-        [tf.zeros([], tf.int64), sizes.begin(count, row_shapes), [tensors for tensors, _ in starts]],
+        [tf.zeros([], tf.int64), first_size, [tensors for tensors, _ in starts]],
         shape_invariants=[scalar, scalar, [shapes_of_tensors for _, shapes_of_tensors in starts]],
         parallel_iterations=1,
     )

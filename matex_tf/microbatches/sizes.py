@@ -1,9 +1,9 @@
-"""The number of rows of a part: fixed, or as many as fit in memory (MATEX_MICROBATCH=auto).
+"""The number of rows of a part with MATEX_MICROBATCH=auto: as many as fit in memory.
 
 A part is a number of the rank's rows. A region is a set of ops that a loop computes for one part after the other
 (`cutting`). The size of a part is the number of rows that it may have; the last part of a region has the rows left.
 
-With auto the first part of a region has one row, and each further part up to four times as many rows, until no rows are
+The first part of a region has one row, and each further part up to four times as many rows, until no rows are
 left or the next part would not fit: 1, 4, 16, 64, 64, ... rows if 64 fit. So no row is computed only for the
 measurement, and no size is used that is far above the measured ones.
 """
@@ -40,30 +40,6 @@ glibc's own maximum: blocks that malloc keeps avoid page faults, which double th
 """
 
 
-class Fixed:
-    """Parts of a fixed number of rows. As in `Fitting`, the methods return int64 scalars of the graph."""
-
-    def __init__(self, rows: int):
-        self._rows = rows
-
-    def begin(self, count: Any, rows: Sequence[Any]) -> Any:
-        """The size of the first part.
-
-        count: the number of rows of the rank. rows: for each input with rows, the vector of its other sizes.
-        """
-        return tf.constant(self._rows, tf.int64)
-
-    def go_on(self, size: Any, count: Any, part: Any, sums: Sequence[Any], rows: Sequence[Any]) -> Any:
-        """The size of the next part.
-
-        size: the value that `begin` or `go_on` returned for the previous part.
-        count, part: the number of rows of the rank, and of the previous part, which is at most `size`.
-        sums: the tensors that accumulate sums and other results without rows.
-        rows: the tensors with rows that the previous part computed.
-        """
-        return size
-
-
 @dataclass
 class Size:
     """The measurement for rows of one shape."""
@@ -94,9 +70,21 @@ class Fitting:
         return any(size.is_limited for size in self._sizes.values())
 
     def begin(self, count: Any, rows: Sequence[Any]) -> Any:
+        """The size of the first part, an int64 scalar of the graph.
+
+        count: the number of rows of the rank. rows: for each input with rows, the vector of its other sizes.
+        """
         return _call_python(self.start, count, tf.concat([tf.zeros([0], tf.int64), *rows], 0))
 
     def go_on(self, size: Any, count: Any, part: Any, sums: Sequence[Any], rows: Sequence[Any]) -> Any:
+        """The size of the next part.
+
+        size: the value that `begin` or `go_on` returned for the previous part.
+        count, part: the number of rows of the rank, and of the previous part, which is at most `size`.
+        sums: the tensors that accumulate sums and other results without rows.
+        rows: the tensors with rows that the previous part computed.
+        """
+
         def count_bytes(tensors: Sequence[Any]) -> Any:
             return tf.add_n([tf.zeros([], tf.int64), *(tf.size(one, tf.int64) * one.dtype.size for one in tensors)])
 

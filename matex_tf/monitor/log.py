@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _encode_line = json.JSONEncoder(separators=(",", ":")).encode
@@ -15,32 +16,34 @@ HALVED = 20_000
 
 
 class Log:
-    """A file of JSON lines. Without `append` it must not exist, as another process may write it. Raises OSError."""
+    """A file of JSON lines. Without `append` it must not exist, as another process may write it. Raises OSError.
 
-    def __init__(self, path: str | os.PathLike[str], append: bool = False):
+    `report` is called with the error of the first line that cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], report: Callable[[OSError], None], append: bool = False):
+        self._report = report
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if append else os.O_EXCL)
         self._file = os.open(path, flags, 0o644)
         self._lock = threading.Lock()
         self._end = os.fstat(self._file).st_size
         self.lines = 0
         self.lost = 0  # the number of lines that could not be written
-        self.error: OSError | None = None  # the first error
 
-    def write_line(self, line: dict[str, Any]) -> bool:
-        """Append `line` as JSON. Returns whether it was written."""
-        text = _encode_line(line).encode() + b"\n"
+    def write_line(self, **members: Any) -> None:
+        """Append a line of JSON: "t", the present time in seconds since 1970, and `members`."""
+        text = _encode_line({"t": round(time.time(), 3), **members}).encode() + b"\n"
         with self._lock:
             self.lines += 1
             try:
-                if os.pwrite(self._file, text, self._end) == len(text):
-                    self._end += len(text)
-                    return True
-                os.ftruncate(self._file, self._end)  # the disk took only part of the line
-                raise OSError("no space left for a whole line")
+                if os.pwrite(self._file, text, self._end) < len(text):  # the disk took only part of the line
+                    os.ftruncate(self._file, self._end)
+                    raise OSError("no space left for a whole line")
+                self._end += len(text)
             except OSError as error:
-                self.error = self.error or error
                 self.lost += 1
-                return False
+                if self.lost == 1:
+                    self._report(error)
 
 
 def pick_numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Literal, NamedTuple
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
@@ -14,6 +16,7 @@ from rich.text import Text
 
 from matex_tf.monitor import progress, waits
 from matex_tf.monitor.recording import Run, Series, Start, read_recent
+from matex_tf.observe import balance
 from matex_tf.settings import format_bytes
 from matex_tf.world import exit_codes
 
@@ -25,8 +28,6 @@ _OTHER_LINES = 7  # lines of the display other than ranks
 _OPTIONAL_COLUMNS = tuple("GPU mem,sent/s,recv/s,memory,GPU,sums,CPU,read/s,input,host,compute".split(","))
 """Optional columns. A narrow terminal omits the first ones first."""
 _MAX_WIDTH = 1000
-_MACHINE_FIGURES = 5
-"""The number of machine figures, which come first: CPU to read/s."""
 
 
 def draw_run(run: Run, height: int = 0, now: float | None = None) -> RenderableType:
@@ -101,7 +102,7 @@ def _format_heading(run: Run, start: Start, recent: Mapping[int, Series]) -> str
     return ", ".join(parts)
 
 
-def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, waits.Step], height: int) -> list[int]:
+def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, balance.Step], height: int) -> list[int]:
     """The displayed ranks: all, or the silent ranks and the ranks that wait least."""
     ranks = list(recent)
     max_ranks = max(height - _OTHER_LINES, 3)
@@ -114,95 +115,100 @@ def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, waits.Step],
     return sorted(order[: max_ranks - 1])
 
 
-def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, waits.Step]) -> float:
+def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int, balance.Step]) -> float:
     """Seconds that the rank waits now, plus the waiting in its mean step."""
     seconds, _ = recent[rank].waits
     return seconds + (steps[rank].waiting if rank in steps else 0.0)
 
 
-class _Table:
-    """The table of ranks. A narrow terminal shows fewer columns, but always the rank and its waiting time."""
+class _Column(NamedTuple):
+    """How to compute the figure of a rank from its samples and its mean step, and the text of the figure."""
 
-    def __init__(self, make: Callable[[Collection[str]], Table]):
-        self._make = make
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = list(_OPTIONAL_COLUMNS)
-        while columns:
-            table = self._make(columns)
-            if console.measure(table, options=options.update(max_width=_MAX_WIDTH)).maximum <= options.max_width:
-                break
-            columns.pop(0)
-        yield self._make(columns)
+    compute: Callable[[Series, balance.Step], float]  # NaN: unknown
+    format: Callable[[float], str]
 
 
-def _make_table(
-    start: Start, recent: Mapping[int, Series], steps: Mapping[int, waits.Step], shown: Sequence[int]
-) -> RenderableType:
-    has_gpu = any("gpu" in series.samples[-1] for series in recent.values())
-    names = (
-        "rank", "host", "CPU", "memory", "sent/s", "recv/s", "read/s", "compute", "input", "waiting", "sums", "GPU",
-        "GPU mem",
-    )  # fmt: skip
-    slowest = waits.find_slowest(steps)
-    rows = []
-    for rank in shown:
-        host = start.hosts[rank] if rank < start.size else "?"
-        cells = _format_cells(recent[rank], steps.get(rank), has_gpu)
-        rows.append(([str(rank), host, *cells], "bold red" if slowest and slowest[0] == rank else ""))
-    if len(shown) < len(recent):
-        figures = [_compute_figures(series, steps.get(rank)) for rank, series in recent.items()]
-        medians = [median(column) for column in zip(*figures)]
-        texts = [*_format_machine(medians[:_MACHINE_FIGURES]), *map(_format_milliseconds, medians[_MACHINE_FIGURES:])]
-        rows.append((["all", "(medians)", *texts], "dim"))
-
-    def make_table(columns: Collection[str]) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        chosen = [
-            index
-            for index, name in enumerate(names[: None if has_gpu else -2])  # two names are of GPUs
-            if name in columns or name not in _OPTIONAL_COLUMNS
-        ]
-        for index in chosen:
-            max_width = 20 if names[index] == "host" else None
-            table.add_column(names[index], justify="left" if max_width else "right", max_width=max_width, no_wrap=True)
-        for cells, style in rows:
-            table.add_row(*(cells[index] for index in chosen if index < len(cells)), style=style)
-        return table
-
-    return _Table(make_table)
+def _read_rate(name: str) -> Callable[[Series, balance.Step], float]:
+    """The mean growth a second of a counter."""
+    return lambda series, _: math.nan if name not in series.samples[-1] else progress.compute_mean_rate(series, name)
 
 
-def _compute_figures(series: Series, step: waits.Step | None) -> tuple[float, ...]:
-    """The figures of a rank, from CPU to sums; the last four are 0 if its step is not known."""
-    memory = float(series["mem"][-1])
-    machine = (
-        progress.compute_mean_rate(series, "cpu"),
-        memory,
-        progress.compute_mean_rate(series, "tx"),
-        progress.compute_mean_rate(series, "rx"),
-        progress.compute_mean_rate(series, "read") if series["read"][-1] == series["read"][-1] else math.nan,
-    )
-    return (*machine, *((step.compute, step.input, step.waiting, step.sums) if step else [0.0] * 4))
-
-
-def _format_machine(figures: Sequence[float]) -> list[str]:
-    cpu, *sizes = figures
-    return [f"{cpu:.0%}", *("-" if math.isnan(size) else format_bytes(size) for size in sizes)]
+def _read_last(name: str) -> Callable[[Series, balance.Step], float]:
+    return lambda series, _: float(series[name][-1])
 
 
 def _format_milliseconds(seconds: float) -> str:
-    return "-" if math.isnan(seconds) else f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e3:.1f} ms"
 
 
-def _format_cells(series: Series, step: waits.Step | None, has_gpu: bool) -> list[str]:
-    figures = _compute_figures(series, step)
-    cells = _format_machine(figures[:_MACHINE_FIGURES])
-    cells += map(_format_milliseconds, figures[_MACHINE_FIGURES:]) if step else ["-"] * 4
-    if has_gpu:
-        last = series.samples[-1]
-        cells += [f"{last['gpu']:.0f}%", format_bytes(last["vram"])] if "gpu" in last else ["-", "-"]
-    return cells
+_UNKNOWN_STEP = balance.Step(math.nan, math.nan, math.nan)
+_COLUMNS = {
+    "CPU": _Column(_read_rate("cpu"), "{:.0%}".format),
+    "memory": _Column(_read_last("mem"), format_bytes),
+    "sent/s": _Column(_read_rate("tx"), format_bytes),
+    "recv/s": _Column(_read_rate("rx"), format_bytes),
+    "read/s": _Column(_read_rate("read"), format_bytes),
+    "compute": _Column(lambda _, step: step.compute, _format_milliseconds),
+    "input": _Column(lambda _, step: step.input, _format_milliseconds),
+    "waiting": _Column(lambda _, step: step.waiting, _format_milliseconds),
+    "sums": _Column(lambda _, step: step.sums, _format_milliseconds),
+    "GPU": _Column(_read_last("gpu"), "{:.0f}%".format),
+    "GPU mem": _Column(_read_last("vram"), format_bytes),
+}
+
+
+@dataclass(frozen=True)
+class _RankTable:
+    """The table of ranks. A narrow terminal shows fewer columns, but always the rank and its waiting time."""
+
+    names: Sequence[str]
+    rows: Sequence[tuple[Sequence[str], str]]  # the texts of each row, and its style
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide, chosen = options.update(max_width=_MAX_WIDTH), list(range(len(self.names)))
+        for omitted in ("", *_OPTIONAL_COLUMNS):
+            chosen = [index for index in chosen if self.names[index] != omitted]
+            table = self._make_table(chosen)
+            if console.measure(table, options=wide).maximum <= options.max_width:
+                break
+        yield table
+
+    def _make_table(self, chosen: Sequence[int]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for index in chosen:
+            max_width = 20 if self.names[index] == "host" else None
+            justify: Literal["left", "right"] = "left" if max_width else "right"
+            table.add_column(self.names[index], justify=justify, max_width=max_width, no_wrap=True)
+        for texts, style in self.rows:
+            table.add_row(*(texts[index] for index in chosen), style=style)
+        return table
+
+
+def _make_table(
+    start: Start, recent: Mapping[int, Series], steps: Mapping[int, balance.Step], shown: Sequence[int]
+) -> _RankTable:
+    has_gpu = any("gpu" in series.samples[-1] for series in recent.values())
+    columns = {name: column for name, column in _COLUMNS.items() if has_gpu or not name.startswith("GPU")}
+    figures = {
+        rank: [column.compute(series, steps.get(rank, _UNKNOWN_STEP)) for column in columns.values()]
+        for rank, series in recent.items()
+    }
+
+    def format_row(rank: str, host: str, values: Sequence[float]) -> list[str]:
+        texts = zip(values, columns.values())
+        return [rank, host, *("-" if math.isnan(value) else column.format(value) for value, column in texts)]
+
+    slowest = balance.find_slowest(steps)
+    rows = []
+    for rank in shown:
+        host = start.hosts[rank] if rank < start.size else "?"
+        style = "bold red" if slowest and slowest[0] == rank else ""
+        rows.append((format_row(str(rank), host, figures[rank]), style))
+    if len(shown) < len(recent):
+        known = [[value for value in of_ranks if not math.isnan(value)] for of_ranks in zip(*figures.values())]
+        medians = [median(values or [math.nan]) for values in known]
+        rows.append((format_row("all", "(medians)", medians), "dim"))
+    return _RankTable(["rank", "host", *columns], rows)
 
 
 def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list[str]:

@@ -24,7 +24,6 @@ class Epoch:
 
 
 def list_epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
-    """The epochs, in the order of their ends."""
     return [
         Epoch(event["t"], event["epoch"], event.get("of"), event.get("logs", {}), event.get("call"))
         for event in events
@@ -89,13 +88,11 @@ def describe_command(start: Start) -> str:
 
 
 def describe_ranks(start: Start) -> str:
-    """The numbers of ranks and hosts, as text."""
     hosts = len(set(start.hosts))
     return f"{start.size} ranks on {hosts} host{'s' if hosts > 1 else ''}"
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration as text."""
     if seconds >= DAY:
         return f"{seconds / DAY:.1f} days"
     if seconds >= HOUR:

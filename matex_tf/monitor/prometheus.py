@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from matex_tf.monitor.recording import Run, Series, read_recent
+from matex_tf.monitor.recording import Run, read_recent
 
 _METRICS = (
     ("cpu", "matex_rank_cpu_seconds_total", "counter", "Seconds of all threads of the rank."),
@@ -34,16 +32,13 @@ def format_metrics(run: Run) -> str:
         f'host="{_escape_label(start.hosts[rank])}"'
         for rank in recent
     }
-    return "".join(line + "\n" for line in _format_lines(recent, labels))
-
-
-def _format_lines(recent: Mapping[int, Series], labels: Mapping[int, str]) -> Iterable[str]:
+    lines = []
     for member, name, kind, meaning in _METRICS:
         values = {rank: series.samples[-1][member] for rank, series in recent.items() if member in series.samples[-1]}
         if values:
-            yield f"# HELP {name} {meaning}"
-            yield f"# TYPE {name} {kind}"
-            yield from (f"{name}{{{labels[rank]}}} {value}" for rank, value in values.items())
+            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+            lines += [f"{name}{{{labels[rank]}}} {value}" for rank, value in values.items()]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _escape_label(label: str) -> str:

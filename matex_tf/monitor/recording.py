@@ -108,17 +108,15 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse_lines(text: bytes) -> list[dict[str, Any]]:
-    complete_lines = text[: text.rfind(b"\n") + 1].strip()
-    if not complete_lines:
-        return []
+    """The complete lines, without damaged ones."""
+    lines = text[: text.rfind(b"\n") + 1].splitlines()
     try:
-        return list(json.loads(b"[" + complete_lines.replace(b"\n", b",") + b"]"))
+        return list(json.loads(b"[" + b",".join(lines) + b"]"))  # usually; this takes half the time
     except ValueError:
-        return [parsed for line in complete_lines.split(b"\n") if (parsed := _parse_line(line))]
+        return [parsed for line in lines if (parsed := _parse_line(line)) is not None]
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:
-    """Parse a line; None if it is damaged."""
     try:
         parsed = json.loads(line)
     except ValueError:
@@ -204,7 +202,6 @@ class Series:
 
 
 def read_all(start: Start) -> dict[int, Series]:
-    """The samples of each rank of a start."""
     max_count = count_points(len(start.files))
     return {rank: Series(read_samples(path, max_count)) for rank, path in start.files.items()}
 

@@ -52,7 +52,7 @@ def start_sampler() -> None:
             try:
                 if json.loads(Path(folder, START).read_text())["token"] != token:
                     raise OSError("it is another folder of that name")
-                log = Log(Path(folder, RANK.format(this_rank.rank)))
+                log = Log(Path(folder, RANK.format(this_rank.rank)), _report_loss)
             except (OSError, ValueError, KeyError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
     _report_failures(objects.allgather(reason, "who can record the run"), record_setting)
@@ -138,6 +138,11 @@ def _report_failures(errors_of_ranks: list[str], record_setting: str) -> None:
     )
 
 
+def _report_loss(error: OSError) -> None:
+    folder = settings.get_settings().record
+    notes.print_note(f"MATEX_RECORD={folder}: samples are lost: {error.strerror or error}")
+
+
 class Recorder:
     """Writes the records of this rank. `log` is None if the rank cannot see the folder."""
 
@@ -161,7 +166,7 @@ class Recorder:
 
     def take_sample(self) -> dict[str, Any]:
         """A sample: docs/monitor.md describes its members."""
-        line: dict[str, Any] = {"t": round(time.time(), 3), **self.machine.take_sample(), **self.gpus.take_sample()}
+        line: dict[str, Any] = {**self.machine.take_sample(), **self.gpus.take_sample()}
         line["up"], line["rows"] = ops.count_completed(_GRADIENTS), ops.count_global_rows()
         compute = waiting = sums = steps = 0
         for totals in records.read_totals():
@@ -184,13 +189,11 @@ class Recorder:
             return
         with real_files.use_real_files():
             try:
-                if self.events is None:
-                    self.events = Log(Path(self.folder, EVENTS.format(self.rank)))
+                self.events = self.events or Log(Path(self.folder, EVENTS.format(self.rank)), _report_loss)
             except OSError as error:
-                self._note_lost_samples(error)
-                return
-            if not self.events.write_line({"t": round(time.time(), 3), "up": ops.count_completed(_GRADIENTS), **event}):
-                self._note_lost_samples(self.events.error)
+                _report_loss(error)
+            else:
+                self.events.write_line(up=ops.count_completed(_GRADIENTS), **event)
 
     def finish_recording(self) -> None:
         """Called at the end of the script. Collective."""
@@ -207,17 +210,18 @@ class Recorder:
                 with real_files.use_real_files():
                     Path(self.folder, PROFILE).write_text(text)
         except OSError as error:
-            self._note_lost_samples(error)
+            _report_loss(error)
         if lost := [rank for rank, (_, lines) in enumerate(gathered) if lines]:
             notes.print_note(f"samples of {len(lost)} ranks could not be recorded; the first is rank {lost[0]}")
 
     def _write_samples(self) -> None:
         """The thread: write a sample each `seconds`, which double after each `HALVED` lines."""
+        assert self.log is not None  # otherwise the thread is not started
         next_sample_at = time.monotonic()
         with real_files.use_real_files():
             while not self.ended.wait(max(next_sample_at - time.monotonic(), 0)):
-                self._write_line(self.take_sample())
-                if self.log is not None and self.log.lines % HALVED == 0:
+                self.log.write_line(**self.take_sample())
+                if self.log.lines % HALVED == 0:
                     self.seconds *= 2
                 next_sample_at = max(next_sample_at + self.seconds, time.monotonic())
 
@@ -230,11 +234,4 @@ class Recorder:
             self.thread.join(_END_SECONDS)
         if not self.thread.is_alive():
             with real_files.use_real_files():
-                self._write_line({**self.take_sample(), "end": end_text})
-
-    def _write_line(self, line: dict[str, Any]) -> None:
-        if self.log is not None and not self.log.write_line(line):
-            self._note_lost_samples(self.log.error)
-
-    def _note_lost_samples(self, error: OSError | None) -> None:
-        notes.print_note(f"MATEX_RECORD: samples are lost: {self.folder}: {error.strerror or error if error else ''}")
+                self.log.write_line(**self.take_sample(), end=end_text)

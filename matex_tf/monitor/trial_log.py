@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ def start_log(rank: int) -> None:
     if not path or rank:
         return
     with real_files.use_real_files():
-        _log = Log(path, append=True)
+        _log = Log(path, _report_loss, append=True)
     _process = os.getpid()
 
 
@@ -60,8 +59,8 @@ def _write_line(**line: Any) -> None:
     if _log is None or not is_on():
         return
     with real_files.use_real_files():
-        if _log.write_line({"t": round(time.time(), 3), **line}):
-            return
-    if _log.lost == 1:
-        reason = _log.error.strerror or _log.error if _log.error else ""
-        print(f"matex_tf: the results of this trial are not logged: {reason}", file=sys.stderr)
+        _log.write_line(**line)
+
+
+def _report_loss(error: OSError) -> None:
+    print(f"matex_tf: the results of this trial are not logged: {error.strerror or error}", file=sys.stderr)

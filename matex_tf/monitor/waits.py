@@ -1,35 +1,15 @@
-"""Determines which rank the others wait for: the rank that waits least. Pure functions of samples.
-
-`matex top` and the report use them.
-"""
+"""Describes which ranks wait for which, from samples, for `matex top` and the report. Pure functions."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from matex_tf.monitor import progress
 from matex_tf.monitor.recording import Series
+from matex_tf.observe.balance import BALANCED, Step, find_slowest
 
-MIN_IMBALANCE = 0.01
-"""Ranks are balanced if the others wait for the slowest less than this fraction of a step."""
 STALLED = 5.0
 """Seconds of waiting at one place after which a rank counts as stalled."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """The times of a rank's training step, in seconds."""
-
-    compute: float  # outside of collectives
-    waiting: float  # for other ranks
-    sums: float  # in collectives, without the waiting
-    input: float = math.nan  # the part of `compute` that waits for a batch; NaN if it was not recorded
-
-    @property
-    def whole(self) -> float:
-        return self.compute + self.waiting + self.sums
 
 
 def compute_mean_step(series: Series) -> Step | None:
@@ -50,16 +30,6 @@ def find_stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], flo
     return waiting_ranks, [rank for rank in waits_by_rank if rank not in waiting_ranks], *longest
 
 
-def find_slowest(steps: Mapping[int, Step]) -> tuple[int, float] | None:
-    """The rank that others wait for, and their mean extra wait in a step, in seconds; None if ranks are balanced."""
-    if len(steps) < 2:
-        return None
-    rank = min(steps, key=lambda other: (steps[other].waiting, -steps[other].compute))
-    extra_waits = [step.waiting - steps[rank].waiting for other, step in steps.items() if other != rank]
-    mean_extra_wait = sum(extra_waits) / len(extra_waits)
-    return (rank, mean_extra_wait) if mean_extra_wait >= MIN_IMBALANCE * steps[rank].whole else None
-
-
 def describe_waits(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts: Sequence[str]) -> str:
     """A message about the rank that others wait for; "" if too little is known."""
     if stall := find_stalled(ranks):
@@ -72,14 +42,13 @@ def describe_waits(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts
         return ""
     slowest = find_slowest(steps)
     if slowest is None:
-        return "the ranks are balanced: none delays the others by more than 1% of a step" if len(steps) > 1 else ""
+        return BALANCED if len(steps) > 1 else ""
     rank, extra_wait = slowest
     share = extra_wait / steps[rank].whole
     return f"the others wait for rank {rank} ({hosts[rank]}): {extra_wait * 1e3:.1f} ms in each step, {share:.0%} of it"
 
 
 def group_by_host(ranks: Mapping[int, Series], hosts: Sequence[str]) -> dict[str, list[int]]:
-    """The ranks of each host."""
     ranks_by_host: dict[str, list[int]] = {}
     for rank in ranks:
         ranks_by_host.setdefault(hosts[rank], []).append(rank)
@@ -94,5 +63,4 @@ def count_other_cores(ranks: Mapping[int, Series], host_ranks: Sequence[int]) ->
 
 
 def compute_mean_steps(ranks: Mapping[int, Series]) -> dict[int, Step]:
-    """The mean step of each rank that has computed steps."""
     return {rank: step for rank, series in ranks.items() if (step := compute_mean_step(series))}

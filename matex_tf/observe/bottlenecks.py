@@ -50,7 +50,6 @@ def time_pull(pull: Callable[[], list[Any]]) -> list[Any]:
 
 
 def want_batch(iterator: Any) -> None:
-    """Called when eager code begins to take a batch."""
     global _wanted_at
     _wanted_at = time.perf_counter()
 
@@ -70,7 +69,6 @@ def take_batch(plan: Any, seconds: float, handle: Any) -> None:
 
 
 def end_step(plan: Any) -> None:
-    """Called when a call of a step has ended."""
     global _pace, _known_in_functions
     if records.is_on() and _waited_in_functions is not None:
         _known_in_functions = float(_waited_in_functions.numpy())
@@ -106,7 +104,6 @@ class Pace:
         self._waited_before, self._rows_before = 0.0, 0
 
     def count_step(self) -> None:
-        """Count a step at its end."""
         self.steps += 1
         self._end = time.perf_counter(), ops.get_blocked_seconds()
         if self.steps == 0:

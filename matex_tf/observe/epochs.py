@@ -67,7 +67,6 @@ def describe_epoch() -> dict[str, Any]:
 
 
 def begin_fit(model: Any, callbacks: Any) -> None:
-    """`fit` begins to train `model`."""
     is_weak = settings.get_settings().scaling == "weak"
     batches = (callbacks.params or {}).get("steps") or 0
     _fits[model] = Source("the data of `fit`", batches, world.get_world().trainers if is_weak else 1)

@@ -37,7 +37,6 @@ class Data:
         self.dataset, self.take, self._take_from = dataset, take, take_from
 
     def start_over(self) -> None:
-        """Begin another pass."""
         iterator = iter(self.dataset)
         self.take = lambda: self._take_from(iterator)
 

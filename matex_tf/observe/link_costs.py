@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from matex_tf.ops import cache, records
-from matex_tf.runtime import notes, real_files, shutdown
+from matex_tf.runtime import atomic, notes, real_files, shutdown
 from matex_tf.world import world
 
 SHOWN = 5  # links that `matex info` prints
@@ -58,12 +56,9 @@ def _store_measurement() -> None:
         return
     link = Link(dict(Counter(world.get_world().hosts)), *measurement, time.time())
     try:
-        with real_files.use_real_files():
-            folder = _get_folder()
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
-                json.dump(asdict(link), file)
-            os.replace(file.name, folder / _make_file_name(link.hosts))
+        path = str(_locate_file(link.hosts))
+        with real_files.use_real_files(), atomic.write_beside(path, make_folder=True) as place:
+            Path(place).write_text(json.dumps(asdict(link)))
     except OSError as error:
         notes.print_note(f"the measured cost of transfers could not be stored for `matex info`: {error}")
 
@@ -76,14 +71,14 @@ def list_links() -> list[Link]:
 
 def find_link(hosts: Sequence[str]) -> Link | None:
     """The stored link for ranks on these hosts (one entry for each rank), unless its measurement was disturbed."""
-    path = _get_folder() / _make_file_name(dict(Counter(hosts)))
+    path = _locate_file(dict(Counter(hosts)))
     with real_files.use_real_files():
         link = Link(**json.loads(path.read_text())) if path.exists() else None
     return link if link is not None and not link.disturbed and link.byte > 0 else None
 
 
-def _make_file_name(hosts: dict[str, int]) -> str:
-    return f"{hashlib.blake2b(json.dumps(hosts).encode(), digest_size=8).hexdigest()}.json"
+def _locate_file(hosts: dict[str, int]) -> Path:
+    return _get_folder() / f"{hashlib.blake2b(json.dumps(hosts).encode(), digest_size=8).hexdigest()}.json"
 
 
 def _get_folder() -> Path:

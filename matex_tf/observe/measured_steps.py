@@ -89,16 +89,13 @@ class Measured:
             os._exit(0)
 
     def note_pass(self, dataset: Any, iterator: Any) -> None:
-        """Eager code begins to iterate over a dataset."""
         tags.set_tag(iterator._iterator_resource, _DATASET, dataset)
 
     def note_batch(self, plan: Any, seconds: float, handle: Any) -> None:
-        """The batch of a step was taken before its call."""
         dataset = tags.get_tag(handle, _DATASET)
         self._data = Data(dataset, lambda: plan.take_batch(handle), lambda one: plan.take_batch(one._iterator_resource))
 
     def note_batch_of_loop(self, iterator: Any, is_over: bool) -> None:
-        """Eager code has taken a batch."""
         dataset = tags.get_tag(iterator._iterator_resource, _DATASET)
         self._data = Data(dataset, lambda: next(iterator, None), lambda other: next(other, None))
 

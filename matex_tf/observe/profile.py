@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from matex_tf import ops, settings
+from matex_tf.observe import balance
 from matex_tf.ops import overlap, records
 from matex_tf.runtime import shutdown
 from matex_tf.world import terminal, world
 
 _MAX_LISTED_RANKS = 8  # the slowest ones
-_BALANCED = 0.01  # ranks are balanced if others wait a smaller fraction of a step for the slowest
 
 
 class _Columns(NamedTuple):
@@ -137,20 +137,21 @@ def _describe_imbalance(ranks: Sequence[Sequence[records.Totals]], places: set[s
     """Lines about the slowest rank: the rank that waits least is the one for which the others wait."""
     if len(ranks) == 1:
         return []
-    sums = []  # for each rank, its columns, added up over its updates
-    for totals in ranks:
+    steps = {}
+    for rank, totals in enumerate(ranks):
         columns = [_compute_columns(update) for update in totals if update.place in places]
-        sums.append(_Columns(*map(sum, zip(*columns))))
-    by_waiting = sorted(range(len(sums)), key=lambda rank: (sums[rank].waiting, sums[rank].compute))
-    slowest, *others = by_waiting
-    step = sums[slowest].step
-    delay = sum(sums[rank].waiting - sums[slowest].waiting for rank in others) / len(others)
-    if delay < _BALANCED * step:
-        return ["the ranks are balanced: none delays the others by more than 1% of a step"]
-    text = f"the others wait {delay:.2f} ms more in each step than it does, {delay / step:.0%} of the step"
-    lines = [f"rank {slowest} ({hosts[slowest]}) is waited for: {text}"]
+        milliseconds = [(one.compute, one.waiting, one.exposed + one.other) for one in columns]
+        steps[rank] = balance.Step(*(sum(column) / 1e3 for column in zip(*milliseconds)))
+    found = balance.find_slowest(steps)
+    if found is None:
+        return [balance.BALANCED]
+    slowest, delay = found
+    text = f"the others wait {delay * 1e3:.2f} ms more in each step than it does"
+    share = delay / steps[slowest].whole
+    lines = [f"rank {slowest} ({hosts[slowest]}) is waited for: {text}, {share:.0%} of the step"]
+    by_waiting = balance.sort_ranks(steps)
     for rank in by_waiting[:_MAX_LISTED_RANKS]:
-        times = f"compute {sums[rank].compute:.2f} ms, waiting {sums[rank].waiting:.2f} ms"
+        times = f"compute {steps[rank].compute * 1e3:.2f} ms, waiting {steps[rank].waiting * 1e3:.2f} ms"
         lines.append(f"  rank {rank} ({hosts[rank]}): {times}")
     if len(by_waiting) > _MAX_LISTED_RANKS:
         lines.append(f"  and {len(by_waiting) - _MAX_LISTED_RANKS} more, which wait longer")

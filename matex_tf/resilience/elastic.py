@@ -161,7 +161,7 @@ def _shrink_world(what: str, error: Exception | None) -> None:
     survivors = world.shrink_world()
     if len(survivors) == len(old_hosts):
         raise errors.RankError(f"MPI failed in {what}, though no rank was lost: {error}") from error
-    ops.restart_engine(_compute_maxima)
+    ops.restart_engine(lambda numbers: list(map(max, zip(*world.get_world().life.allgather(numbers)))))
     watchdog.start_watching()
     membership.note_survivors(survivors)
     became_first = old_rank > 0 and me.rank == 0
@@ -227,8 +227,3 @@ def report_loss(lost_hosts: dict[int, str], survivors: int, where: str) -> None:
     lost, them = (f"rank {names[0]} is", "it") if len(names) == 1 else (f"ranks {', '.join(names)} are", "them")
     go_on = "1 rank goes on" if survivors == 1 else f"{survivors} go on"
     terminal.write_text(f"matex_tf: {lost} lost; {go_on} without {them}, {where}\n")
-
-
-def _compute_maxima(numbers: list[int]) -> list[int]:
-    """The maximum of each number over the surviving ranks. Collective."""
-    return [max(column) for column in zip(*world.get_world().life.allgather(numbers))]

@@ -118,7 +118,7 @@ class Fit:
         counts = state.load_values(self.model, self.source, saved)
         if self.step == 0 and not self.is_over:  # an epoch begins with empty metrics
             saved = {group: values for group, values in saved.items() if group != state.METRICS}
-        self.lacks_variables = not state.is_complete(counts, saved)
+        self.lacks_variables = any(counts.get(group, 0) < len(values) for group, values in saved.items())
         callback_state.restore_states(self.callbacks, self.saved["callbacks"])
 
     def return_to_epoch(self) -> None:
@@ -310,7 +310,7 @@ class Fit:
         run = self.run
         events.ranks_meet("saving the state of the run")
         variables = state.read_values(self.model, self.source)
-        if world.get_world().rank == 0:
+        if run.writer is not None:  # on rank 0
             content = {
                 "fit": self.number,
                 "epoch": epoch,
@@ -327,5 +327,5 @@ class Fit:
             }
             # A "state" has the next number of all states of the run; an "end" has the number of its call.
             run.state_number += kind == "state"
-            run.write_state(kind, run.state_number if kind == "state" else self.number, content)
+            run.writer.write(kind, run.state_number if kind == "state" else self.number, content)
         run.saved_at = time.monotonic()

@@ -2,7 +2,7 @@
 
 Calls of `fit` have the numbers 0, 1, and so on. A restarted script runs from its beginning: calls that had ended are
 skipped, and the call with the newest state resumes from it (`fit_state`). All ranks have the same state, which does not
-depend on the number of ranks. So rank 0 saves it for all. `state_files` describes the folder, "Restarts" in
+depend on the number of ranks. So rank 0 saves and reads it for all. `state_files` describes the folder, "Restarts" in
 docs/reliability.md the state.
 
 `Run` also ends the run on request: after a signal, at a rung of `matex tune`, or for a change by `--adapt=ranks`.
@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,25 +42,13 @@ def get_current() -> Run | None:
     return _run if threading.current_thread() is threading.main_thread() else None
 
 
-@dataclass
-class _FolderContent:
-    """What a rank finds in the folder, besides the content of the newest state."""
-
-    number: int  # of the newest state inside a call of `fit`; -1 if there is none
-    fit: int  # the number of that call; -1 if there is none
-    ended_fits: list[int]  # the numbers of calls whose end is saved
-    begin: dict[str, Any]  # the beginning of the run: script, entropy, random states
-
-
 class Run:
-    """The saved state of this run, on all ranks. Before a call of `fit`, `load_state` returns its saved state."""
+    """The saved state of this run. Before a call of `fit`, `load_state` returns its saved state on all ranks."""
 
     entropy: int | None  # of a run that resumes: the entropy of its random numbers, which are the same again
-    source: int | None  # the rank that has the state to restore; None if the run does not resume
     saved_fit: int  # the number of the call that the newest state is inside of; -1 if there is none
     ended_fits: set[int]  # the numbers of the calls whose end is saved
     state_number: int  # of the newest state inside a call; -1 if there is none
-    saved: Any  # on the source rank, the content of that state until its call has begun; otherwise None
 
     def __init__(self, path: str):
         self.path = path
@@ -71,35 +58,35 @@ class Run:
         self.end_request: str | None = None  # why the run is to end soon, such as a signal
         self.has_trained = False  # a step has trained since this start
         self.saved_at = time.monotonic()  # of the last state; at first, the start
-        self.writer: async_writer.Writer | None = None  # on rank 0
+        self.writer: async_writer.Writer | None = None  # on rank 0, which alone uses the folder
+        self._newest: Any = None  # on rank 0, the content of the newest state until its call has begun
         with real_files.use_real_files():
-            self.folder = self._open_folder()
-            self._resume_newest()
+            membership.attempt_collectives("opening the folder of the run's state", self._open_folder)
         shutdown.hear_requests(self._handle_request, self._finish_writing)
         shutdown.at_end.append(self._end_run)
         events.world_changed.add_listener(self._handle_loss)
 
-    def _open_folder(self) -> state_files.Folder | None:
-        """Open the folder; None if this rank does not see it. Only rank 0 creates it and writes to it."""
-        me = world.get_world()
-        folder, error = None, None
-        try:
-            if me.rank == 0:
-                folder = state_files.Folder(self.path)
-                self.writer = async_writer.Writer(folder)
-                if not self._lock_folder(folder):
+    def _open_folder(self) -> None:
+        """Open the folder on rank 0, and resume from its newest state. Collective.
+
+        Raises:
+            SetupError: on all ranks, if the folder cannot be used.
+        """
+        me, error = world.get_world(), None
+        if me.rank == 0 and self.writer is None:  # otherwise a loss repeats this call
+            try:
+                self.writer = async_writer.Writer(state_files.Folder(self.path))
+                if not self._lock_folder(self.writer.folder):
                     error = "another run is using the folder"
-            elif os.path.isdir(self.path):
-                folder = state_files.Folder(self.path)
-        except OSError as raised:
-            error = str(raised)
-        for rank, text in enumerate(objects.allgather(error, "opening the folder of the run's state")):
-            if text is not None:
-                raise errors.SetupError(
-                    f"MATEX_STATE={self.path} cannot be used on rank {rank} ({me.hosts[rank]}): {text}. Set it to a "
-                    "folder of your own, on a file system that all hosts share, that no other run uses."
-                )
-        return folder
+            except OSError as raised:
+                error = str(raised)
+        error = objects.broadcast(error, "opening the folder of the run's state")
+        if error is not None:
+            raise errors.SetupError(
+                f"MATEX_STATE={self.path} cannot be used on rank 0 ({me.hosts[0]}): {error}. Set it to a folder of "
+                "your own, on a file system that all hosts share, that no other run uses."
+            )
+        self._resume_newest()
 
     def _lock_folder(self, folder: state_files.Folder) -> bool:
         """Lock the folder; False if another run holds it. Tries for 10 s, as a process that was killed may hold it."""
@@ -116,63 +103,49 @@ class Run:
         return False
 
     def _handle_loss(self, became_first: bool) -> None:
-        """Update the source rank, as ranks have new numbers. The new rank 0 takes over the folder."""
-        survivors = membership.survivors
-        source_is_lost = self.source is not None and self.source not in survivors
-        if self.source is not None:
-            self.source = 0 if source_is_lost else survivors.index(self.source)
+        """A new rank 0 takes over the folder."""
         if not became_first:
             return
         with real_files.use_real_files():
-            self.folder = state_files.Folder(self.path)
-            self.writer = async_writer.Writer(self.folder)
-            if not self._lock_folder(self.folder):
+            folder = state_files.Folder(self.path)
+            self.writer = async_writer.Writer(folder)
+            if not self._lock_folder(folder):
                 notes.print_note(f"{self.path}, the folder of the run's state, is still locked by the lost rank")
-            self.state_number = max([self.state_number, *self.folder.list_numbers("state")])
-            if source_is_lost and self.fits <= self.saved_fit:  # the call with this state has not begun
-                _, self.saved = self.folder.find_newest()
+            self.state_number = max([self.state_number, *folder.list_numbers("state")])
+            if self.fits <= self.saved_fit:  # the call with this state has not begun
+                _, self._newest = folder.find_newest()
 
     def _resume_newest(self) -> None:
-        """Find the newest state of all ranks, and restore the random generators to the beginning of the run.
-
-        Collective. Hosts need not share the folder: the newest state is the one with most ended calls, then the one
-        with the largest number; of equal ones, that of the first rank.
-        """
-        me = world.get_world()
-        self.saved = None
-        own = self._read_folder() if me.local_rank == 0 else None
-        own_age = None if own is None else (len(own.ended_fits), own.number)  # larger is newer; None: no state
-        ages = objects.allgather(own_age, "looking for the state of the run")
-        ranks = [rank for rank, age in enumerate(ages) if age is not None]
-        self.source = max(ranks, key=lambda rank: ages[rank], default=None)  # the first of equal ones
-        if self.source is None:
-            self.entropy, self.ended_fits, self.saved_fit, self.state_number = None, set(), -1, -1
-            if self.writer is not None:
-                self.writer.folder.clear_files()
+        """Find the newest state, and restore the random generators to the beginning of the run. Collective."""
+        found = None if self.writer is None else self._read_folder(self.writer.folder)
+        found = objects.broadcast(found, "the saved state of the run")
+        if found is not None:
+            begin, self.ended_fits, self.saved_fit, self.state_number = found
+            self.entropy = begin["entropy"]
+            random_state.restore_states(begin["random"])
             return
-        if me.rank != self.source:
-            own, self.saved = None, None
-        content = objects.broadcast(own, "the saved state of the run", root=self.source)
-        self.entropy, self.ended_fits = content.begin["entropy"], set(content.ended_fits)
-        self.saved_fit, self.state_number = content.fit, content.number
-        random_state.restore_states(content.begin["random"])
+        self.entropy, self.ended_fits, self.saved_fit, self.state_number = None, set(), -1, -1
+        if self.writer is not None:
+            self.writer.folder.clear_files()
 
-    def _read_folder(self) -> _FolderContent | None:
-        """Read the folder that this rank sees, and set `saved`. None if there is no state of this script to resume."""
-        if self.folder is None or os.path.exists(self.folder.locate_file(state_files.ENDED)):
-            return None
-        if (begin := self.folder.read_file(state_files.BEGIN)) is None:
+    def _read_folder(self, folder: state_files.Folder) -> tuple[dict[str, Any], set[int], int, int] | None:
+        """Read the newest state. None if there is no state of this script to resume.
+
+        Returns:
+            The beginning of the run (script, entropy, random states), `ended_fits`, `saved_fit` and `state_number`.
+        """
+        if (begin := folder.read_file(state_files.BEGIN)) is None:
             return None
         if begin["script"] != self.script:
             notes.print_note(f"the script has changed since its state was saved in {self.path}, so it starts over")
             return None
-        number, self.saved = self.folder.find_newest()
-        fit = -1 if self.saved is None else self.saved["fit"]
-        return _FolderContent(number, fit, self.folder.list_numbers("end"), begin)
+        number, self._newest = folder.find_newest()
+        saved_fit = -1 if self._newest is None else self._newest["fit"]
+        return begin, set(folder.list_numbers("end")), saved_fit, number
 
     def keep_entropy(self, entropy: int) -> None:
         """Save the beginning of a run that does not resume. All ranks have agreed on `entropy`."""
-        if self.writer is None or self.source == 0:
+        if self.writer is None or self.entropy is not None:
             return
         arrays: list[np.ndarray] = []
         content = {"script": self.script, "entropy": entropy, "random": random_state.copy_states()}
@@ -186,30 +159,22 @@ class Run:
         """The saved state of the call `fit`: its end, or a state inside it; None if there is none. Collective."""
         loaded = None
         if fit in self.ended_fits:
-            with real_files.use_real_files():
-                loaded = self._send_state(lambda: self._read_end(fit))
+            loaded = self._send_state(lambda folder: folder.read_file(state_files.name_file("end", fit)))
         if loaded is None and fit == self.saved_fit:
-            loaded = self._send_state(lambda: self.saved)
+            loaded = self._send_state(lambda _: self._newest)
         if fit >= self.saved_fit:
-            self.saved = None
+            self._newest = None
         return loaded
 
-    def _read_end(self, fit: int) -> Any:
-        assert self.folder is not None  # the rank that has the state found it there
-        return self.folder.read_file(state_files.name_file("end", fit))
-
-    def _send_state(self, read: Callable[[], Any]) -> Any:
-        """Broadcast the result of `read` on the source rank to every rank, array by array."""
-        what = "the state of the run"
+    def _send_state(self, read: Callable[[state_files.Folder], Any]) -> Any:
+        """Broadcast what `read` returns on rank 0 to every rank, array by array."""
+        what, packed = "the state of the run", None
         arrays: list[np.ndarray] = []
-        packed = None
-        assert self.source is not None  # there is a state to restore
-        if world.get_world().rank == self.source:
-            packed = serialization.pack_value(read(), arrays)
-        packed, number = objects.broadcast((packed, len(arrays)), what, root=self.source)
-        arrays = [
-            objects.broadcast(arrays[index] if arrays else None, what, root=self.source) for index in range(number)
-        ]
+        if self.writer is not None:
+            with real_files.use_real_files():
+                packed = serialization.pack_value(read(self.writer.folder), arrays)
+        packed, number = objects.broadcast((packed, len(arrays)), what)
+        arrays = [objects.broadcast(arrays[index] if arrays else None, what) for index in range(number)]
         return serialization.unpack_value(packed, arrays)
 
     # Saving
@@ -218,11 +183,6 @@ class Run:
         """Whether a state of this call would be the newest."""
         # A call whose saved end is damaged is repeated, although later calls may have saved states.
         return fit >= max([self.saved_fit, *(ended + 1 for ended in self.ended_fits)])
-
-    def write_state(self, kind: str, number: int, content: Any) -> None:
-        """On rank 0: queue a state for writing; see `state_files.Folder` for the kinds."""
-        assert self.writer is not None
-        self.writer.write(kind, number, content)
 
     def is_due(self) -> bool:
         """Whether this rank is rank 0, and should save now."""
@@ -238,18 +198,14 @@ class Run:
         # Outside of `fit`, rank 0 ends the other ranks after its writes are complete. If rank 0 got no signal, the next
         # call of `fit` ends all ranks.
         if self.within is None and self.writer is not None:
-            self._leave_at_once()
+            self._finish_writing()
+            next_run = self._explain_restart(is_code_known=rank_records.note(asks_again=True))  # True under `matex run`
+            terminal.write_text(f"matex_tf: {name}: ended between calls of fit; {next_run}\n")
+            shutdown.abort_all_ranks(exit_codes.EXIT_REQUEUE)
 
     def _finish_writing(self) -> None:
         if self.writer is not None:
             self.writer.flush()
-
-    def _leave_at_once(self) -> None:
-        """End the run outside `fit`, where the last saved state is complete."""
-        self._finish_writing()
-        next_run = self._explain_restart(is_code_known=rank_records.note(asks_again=True))  # True under `matex run`
-        terminal.write_text(f"matex_tf: {self.end_request}: ended between calls of fit; {next_run}\n")
-        shutdown.abort_all_ranks(exit_codes.EXIT_REQUEUE)
 
     def leave_run(
         self, request: str | None, where: str, mark: Callable[[], None] | None = None, change: str = ""
@@ -305,4 +261,4 @@ class Run:
             self.writer.flush()
         if exit_codes.exit_code == 0:
             with real_files.use_real_files():
-                self.writer.folder.close_folder(remove=not settings.get_settings().proof)
+                self.writer.folder.remove_folder()

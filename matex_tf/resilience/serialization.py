@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-_LIBRARIES = ("numpy", "keras", "tf_keras")  # whose functions are plain data
+_LIBRARIES = ("numpy", "keras", "tf_keras")
+"""Functions of these are plain data. `EarlyStopping` of Keras 3 negates `min_delta` as it chooses its `monitor_op`, so
+one must not be restored without the other."""
 
 
 class NotPlain(TypeError):

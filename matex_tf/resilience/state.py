@@ -27,7 +27,9 @@ def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
         source: Keras' data source. Its variables are excluded: they hold its position in the epoch (in Keras 2 the
             number of batches in the current step), and it sets them when data are skipped.
     """
-    layers = [layer for layer in _list_layers(model) if layer is not model]
+    # Keras' method, if it exists, also lists nested layers.
+    all_layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else getattr(model, "layers", [])
+    layers = [layer for layer in all_layers if layer is not model]
     seen: set[int] = set()
     _select_new([] if source is None else _list_attributes(source), seen)
     metrics = _select_new(_list_metric_variables(model, layers), seen)
@@ -45,11 +47,6 @@ def group_variables(model: Any, source: Any = None) -> dict[str, list[Any]]:
     groups["own"] = _select_new(_list_attributes(model), seen)
     groups[METRICS] = metrics
     return groups
-
-
-def _list_layers(model: Any) -> list[Any]:
-    """The layers of a Keras model, including nested layers if Keras lists them."""
-    return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else list(getattr(model, "layers", []))
 
 
 def _list_metric_variables(model: Any, layers: list[Any]) -> list[Any]:
@@ -179,8 +176,3 @@ def describe_difference(present: str, saved: str) -> errors.SetupError:
         f"the saved state of this run belongs to another model: the script has {present} where {saved} was saved. Has "
         "the script, or its input, changed since? Remove the folder of the state (MATEX_STATE) to start over."
     )
-
-
-def is_complete(counts: dict[str, int], saved: Values) -> bool:
-    """Whether all `saved` values have been assigned. `counts`: the result of `load_values`."""
-    return all(counts.get(group, 0) == len(values) for group, values in saved.items())

@@ -22,7 +22,7 @@ from matex_tf.resilience import serialization
 from matex_tf.runtime import atomic, temp_folders
 
 GENERATIONS = 2  # the number of kept states inside calls of `fit`
-BEGIN, ENDED, LOCK = "begin", "ended", "lock"  # names of files
+BEGIN, LOCK = "begin", "lock"  # names of files
 _MAGIC = b"matex_tf run state 1\n"  # begins each file; 1 is the version of the format
 _WRITE_BYTES = 16 << 20
 """Bytes that are hashed and written at a time."""
@@ -139,7 +139,7 @@ class Folder:
         """Remove all state files, complete and unfinished, but not the folder."""
         atomic.remove_unfinished(self.path)
         for name in os.listdir(self.path):
-            if re.fullmatch(rf"(state|end)-\d+|{BEGIN}|{ENDED}", name):
+            if re.fullmatch(rf"(state|end)-\d+|{BEGIN}", name):
                 os.unlink(self.locate_file(name))
 
     def hold_lock(self, tell: Callable[[OSError], None] | None = None) -> int | None:
@@ -156,11 +156,8 @@ class Folder:
             except FileNotFoundError:
                 self._make_folder()
 
-    def close_folder(self, remove: bool) -> None:
-        """Called after a successful end: remove the state, or only mark it as ended, so that no run resumes from it."""
-        if not remove:
-            with open(os.open(self.locate_file(ENDED), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb"):
-                return
+    def remove_folder(self) -> None:
+        """Remove the state, and the folder if nothing else is in it. Called by the holder of the lock."""
         self.clear_files()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.locate_file(LOCK))

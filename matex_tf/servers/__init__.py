@@ -1,1 +1,1 @@
-"""Divides the variables of optimizers among ranks (`pieces`), and shares variables in memory (`store`, `turns`)."""
+"""`sharded` and `servers:S`: the variables of optimizers are divided among ranks (`pieces`)."""

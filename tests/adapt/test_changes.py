@@ -138,10 +138,16 @@ def test_ranks_that_cannot_keep_their_state_stay_and_say_so(folder, capfd):
 
 def test_a_change_tells_that_it_had_to_be(folder):
     fit = SimpleNamespace(may_change=lambda: True, ask_change=lambda text, mark: mark("epoch 2", 0.0))
-    assert leaving.leave_hosts(fit, Offer(3, 6.0, reason_to_leave="b has 0 of 1 places left"))
+    made = leaving.Leaving()
+    made._fit = fit
+
+    def leave_for(offer):
+        return made.leave([leaving.Report(offer, 10**6, (0, 0))], 0.1, [16], [0.1], 1)
+
+    assert leave_for(Offer(3, 6.0, reason_to_leave="b has 0 of 1 places left"))
     found = offers.read_change(folder)
     assert found.is_forced and found.what == "3 ranks in place of 1" and found.saved_at == "epoch 2"
-    assert not leaving.leave_hosts(fit, Offer(3, 6.0))
+    assert not leave_for(Offer(3, 6.0))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +168,7 @@ def test_a_change_is_judged_once_and_before_another(folder, monkeypatch, goes_on
         is_resumed=goes_on, may_change=lambda: True, count_left=lambda: 10**6, model=None, ask_change=ask_change
     )
     monkeypatch.setattr(leaving, "find_fit", lambda: fit)
-    monkeypatch.setattr(leaving, "read_offer", lambda: Offer(2, 6.0, step_seconds_before=0.040, undo_text="as it was"))
+    monkeypatch.setattr(offers, "read_offer", lambda: Offer(2, 6.0, step_seconds_before=0.040, undo_text="as it was"))
     adapting = executor.Adapting(SimpleNamespace())
     for window in range(windows + 1):  # the first is not counted
         assert not asked, window

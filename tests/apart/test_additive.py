@@ -2,8 +2,7 @@
 
 import pytest
 
-from matex_tf.apart import additive
-from matex_tf.servers import variable_uses
+from matex_tf.apart import additive, variable_uses
 
 STEPS = {
     "v.assign_add(x)": "MatexAdd",

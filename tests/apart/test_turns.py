@@ -9,9 +9,7 @@ import pytest
 from comparing import close
 
 import launch
-from matex_tf.apart import rescue
-from matex_tf.servers import store
-from matex_tf.servers.turns import values
+from matex_tf.apart import rescue, store, values
 from matex_tf.world import world
 
 HERE = Path(__file__).parent

@@ -9,6 +9,7 @@ import pytest
 import launch
 from matex_tf.monitor import progress, recording, waits
 from matex_tf.monitor.report import page
+from matex_tf.observe import balance
 
 SCRIPT = """
 import sys
@@ -48,7 +49,7 @@ def test_a_run_is_recorded_rank_by_rank(tmp_path):
     done = progress.list_epochs(start.events)
     assert [(one.number, one.of) for one in done] == [(1, 2), (2, 2)]
     assert set(done[0].logs) == {"loss", "val_loss"}
-    slow = waits.find_slowest(waits.compute_mean_steps(ranks))
+    slow = balance.find_slowest(waits.compute_mean_steps(ranks))
     assert slow is not None and slow[0] == 1 and slow[1] > 0.02
     assert start.profile.startswith("matex_tf: profile of 2 ranks on 1 host")
     assert "wait for rank 1" in page.format_page(run)

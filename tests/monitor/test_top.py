@@ -10,8 +10,9 @@ import simulated_run as simulated
 from rich.console import Console
 
 import launch
-from matex_tf.monitor import picture, progress, recording, waits
+from matex_tf.monitor import picture, progress, recording
 from matex_tf.monitor.report import page
+from matex_tf.observe import balance
 
 TOP = [sys.executable, "-m", "matex_tf.launch.cli", "top"]
 
@@ -120,7 +121,7 @@ def test_what_is_left_counts_the_epochs_of_the_last_fit():
 
 
 def test_nobody_is_waited_for_where_there_is_nobody_else():
-    assert waits.find_slowest({0: waits.Step(1, 0, 0)}) is None and waits.find_slowest({}) is None
+    assert balance.find_slowest({0: balance.Step(1, 0, 0)}) is None and balance.find_slowest({}) is None
 
 
 def test_in_a_pipe_no_escape_code_and_in_a_terminal_the_picture(tmp_path):

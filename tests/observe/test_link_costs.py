@@ -40,7 +40,7 @@ def test_a_link_is_found_by_its_hosts(tmp_path, monkeypatch):
         (("c", "d"), 0.0, False),
     ):
         link = Link(dict(Counter(hosts)), 6e-6, byte, disturbed, 1e9)
-        (tmp_path / "links" / link_costs._make_file_name(link.hosts)).write_text(json.dumps(vars(link)))
+        link_costs._locate_file(link.hosts).write_text(json.dumps(vars(link)))
     assert link_costs.find_link("aab").byte == 2e-10
     assert link_costs.find_link("ab") is link_costs.find_link("cd") is link_costs.find_link("e") is None
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import launch
-from matex_tf.launch import restarts
 from matex_tf.resilience import serialization, state, state_files
 from matex_tf.runtime import temp_folders
 from matex_tf.runtime.hooks import find_version
@@ -95,7 +94,7 @@ def test_two_generations_stay(tmp_path):
         store(folder, "end", number, number)
     assert folder.list_numbers("state") == [3, 4] and folder.list_numbers("end") == [1, 2, 3, 4]
     assert folder.find_newest() == (4, 4)
-    folder.close_folder(remove=True)
+    folder.remove_folder()
     assert not os.path.exists(folder.path)
 
 
@@ -147,7 +146,7 @@ def test_one_process_holds_a_folder(tmp_path):
     assert held is not None and folder.hold_lock() is None
     os.close(held)
     assert folder.hold_lock() is not None
-    folder.close_folder(remove=True)
+    folder.remove_folder()
     assert not os.path.exists(folder.path)
 
 
@@ -183,24 +182,13 @@ def test_a_folder_that_another_run_has_left_behind_or_removed_is_held_by_the_nex
     first, second = state_files.Folder(str(tmp_path / "state")), state_files.Folder(str(tmp_path / "state"))
     held = first.hold_lock()
     assert held is not None and second.hold_lock() is None
-    first.close_folder(remove=True)
+    first.remove_folder()
     os.close(held)
     assert not os.path.exists(first.path)
     held = second.hold_lock()
     assert held is not None and first.hold_lock() is None
     assert stat.S_IMODE(os.stat(second.path).st_mode) == 0o700
     os.close(held)
-
-
-def test_who_has_ended_removes_nothing_of_the_run_that_has_waited_for_it(tmp_path):
-    folder = state_files.Folder(str(tmp_path / "state"))
-    held = folder.hold_lock()
-    folder.write_file("state", 1, 1, [])
-    restarts._remove_state(folder.path)
-    assert sorted(os.listdir(folder.path)) == ["lock", "state-000001"] and folder.hold_lock() is None
-    os.close(held)
-    restarts._remove_state(folder.path)
-    assert not os.path.exists(folder.path)
 
 
 INTERRUPTED = """

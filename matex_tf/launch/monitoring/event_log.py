@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,16 +22,15 @@ class EventLog:
         if folder:
             try:
                 os.makedirs(folder, exist_ok=True)
-                self._log = Log(Path(folder, "events.jsonl"), append=True)
+                self._log = Log(Path(folder, "events.jsonl"), self._report_loss, append=True)
             except OSError as error:
                 raise click.UsageError(f"--record {folder}: {error.strerror}. Name a writable folder") from None
         self.note_event(f"matex run {shlex.join(target)}")
 
     def note_event(self, text: str, **fields: object) -> None:
-        """Log an event, with further fields. The first failure prints a message."""
-        log = self._log
-        # No message: without a folder, after a successful write, and after the second and later failures.
-        if log is None or log.write_line({"t": round(time.time(), 3), "event": text, **fields}) or log.lost > 1:
-            return
-        reason = log.error.strerror or log.error if log.error else ""
-        print(f"matex: the events of the run are not recorded: {reason}", file=sys.stderr)
+        """Log an event, with further fields."""
+        if self._log is not None:
+            self._log.write_line(event=text, **fields)
+
+    def _report_loss(self, error: OSError) -> None:
+        print(f"matex: the events of the run are not recorded: {error.strerror or error}", file=sys.stderr)

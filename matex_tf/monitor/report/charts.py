@@ -14,25 +14,19 @@ COLOURS = 8
 """The number of line colours; further lines reuse them."""
 
 
+Row = tuple[str, float, float, float]
+"""A name, and the minimum, mean and maximum of its finite values."""
+
+
 @dataclass(frozen=True)
 class Line:
     """A line of a chart. A run with several starts has one piece for each start."""
 
     name: str
-    colour: int | None  # None: the colour of text
+    colour: int | None  # None: the colour of text, for the lines of a band
     pieces: list[tuple[np.ndarray, np.ndarray]]  # times in seconds, and values; NaN is not drawn
     kind: str = ""
     """"faint"; or "most", "least" or "median" for the lines of a band."""
-
-
-@dataclass(frozen=True)
-class Band:
-    """The range and median of many lines."""
-
-    t: np.ndarray
-    least: np.ndarray
-    middle: np.ndarray
-    most: np.ndarray
 
 
 def decimate_series(t: np.ndarray, values: np.ndarray, buckets: int, end: float) -> tuple[np.ndarray, np.ndarray]:
@@ -51,29 +45,24 @@ def decimate_series(t: np.ndarray, values: np.ndarray, buckets: int, end: float)
     return t[order], values[order]
 
 
-def compute_band(rows: np.ndarray, t: np.ndarray) -> Band:
-    """The minimum, median and maximum of `rows` [ranks, times], at each time with a known value."""
+def make_band(rows: np.ndarray, t: np.ndarray) -> list[Line]:
+    """The maximum, minimum and median of `rows` [ranks, times] as lines, at each time with a known value."""
     is_finite = np.isfinite(rows).any(axis=0)
-    rows = rows[:, is_finite]
-    return Band(t[is_finite], np.nanmin(rows, axis=0), np.nanmedian(rows, axis=0), np.nanmax(rows, axis=0))
+    rows, t = rows[:, is_finite], t[is_finite]
+    return [  # the page fills the space between the first two
+        Line("most of all ranks", None, [(t, np.nanmax(rows, axis=0))], "most"),
+        Line("least of all ranks", None, [(t, np.nanmin(rows, axis=0))], "least"),
+        Line("median", None, [(t, np.nanmedian(rows, axis=0))], "median"),
+    ]
 
 
-def make_curves(
-    lines: Sequence[Line], band: Band | None = None, run: int = 0, end: float = 1.0, buckets: int = 160
-) -> list[dict[str, Any]]:
-    """The lines of a run, and the borders and median of its band, in the format of the page.
+def make_curves(lines: Sequence[Line], run: int = 0, end: float = 1.0, buckets: int = 160) -> list[dict[str, Any]]:
+    """The lines of a run in the format of the page.
 
     Args:
         run: the index of the run on the page.
         end: the duration of the run in seconds; see `decimate_series` for `end` and `buckets`.
     """
-    if band:
-        lines = [
-            Line("most of all ranks", None, [(band.t, band.most)], "most"),
-            Line("least of all ranks", None, [(band.t, band.least)], "least"),
-            Line("median", None, [(band.t, band.middle)], "median"),
-            *lines,
-        ]
     curves = []
     for line in lines:
         pieces = [decimate_series(t, values, buckets, end) for t, values in line.pieces]
@@ -81,6 +70,20 @@ def make_curves(
         appearance = {"name": line.name, "kind": line.kind, "colour": line.colour}
         curves.append({**appearance, "run": run, "t": t, "values": values})
     return curves
+
+
+def summarize_lines(lines: Sequence[Line]) -> list[Row]:
+    """A row for each name, except for the lines of a band."""
+    values_by_name: dict[str, list[np.ndarray]] = {}
+    for line in lines:
+        if line.colour is not None:
+            values_by_name.setdefault(line.name, []).extend(values for _, values in line.pieces)
+    rows = []
+    for name, parts in values_by_name.items():
+        values = np.concatenate(parts)
+        values = values[np.isfinite(values)]
+        rows.append((name, float(values.min()), float(values.mean()), float(values.max())))
+    return rows
 
 
 def make_chart(

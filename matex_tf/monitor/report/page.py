@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ import numpy as np
 
 from matex_tf.monitor import progress, waits
 from matex_tf.monitor.recording import Run, Series, Start, read_all
-from matex_tf.monitor.report import quantities
-from matex_tf.monitor.report.charts import COLOURS, Line, format_number, make_chart, make_curves, round_numbers
-from matex_tf.monitor.report.template import Figures, Row, assemble_page, format_axes, format_facts
+from matex_tf.monitor.report import charts, quantities
+from matex_tf.monitor.report.charts import COLOURS, Line, Row, format_number, make_chart, round_numbers
+from matex_tf.monitor.report.template import Figures, assemble_page, format_axes, format_facts
+from matex_tf.observe import balance
 
 _MAX_BARS = 16  # displayed ranks of a large run: the ranks that wait least
 _MAX_TABLE_RANKS = 2048  # ranks in the table at the end
@@ -63,9 +64,10 @@ def format_page(*runs: Run, predictions: Sequence[str] = ()) -> str:
     axes = ["time", *(axis for axis in ("step", "epoch") if any(axis in clock for clock in clocks))]
     command = " and ".join(dict.fromkeys(progress.describe_command(recorded.start) for recorded in all_recorded))
     ranks = " and ".join(progress.describe_ranks(recorded.start) for recorded in all_recorded)
+    facts_of_runs = list(map(_list_facts, all_recorded))
     body = [
         f"<h1>{escape(command)}</h1>",
-        format_facts(_list_facts(all_recorded)),
+        format_facts({name: [facts[name] for facts in facts_of_runs] for name in facts_of_runs[0]}),
         _set_side_by_side(all_recorded, _format_legend),
         format_axes(axes),
         *_draw_metrics(all_recorded, figures),
@@ -126,12 +128,7 @@ def _set_side_by_side(runs: Sequence[_Recorded], *sections: Callable[[_Recorded]
     return f'<div class="runs">{"".join(columns)}</div>'
 
 
-def _list_facts(runs: Sequence[_Recorded]) -> dict[str, list[str]]:
-    columns = [_describe_run(recorded) for recorded in runs]
-    return {name: [column[name] for column in columns] for name in columns[0]}
-
-
-def _describe_run(recorded: _Recorded) -> dict[str, str]:
+def _list_facts(recorded: _Recorded) -> dict[str, str]:
     start, about = recorded.start, recorded.start.about
     endings = dict.fromkeys(series.ended or "end unknown" for series in recorded.ranks.values())
     return {
@@ -171,22 +168,19 @@ def _draw_metrics(runs: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
     """Loss and metrics at the ends of epochs, each with its validation metric."""
     names = list(dict.fromkeys(name for recorded in runs for epoch in recorded.epochs for name in epoch.logs))
     for name in [name for name in names if not (name.startswith("val_") and name[4:] in names)]:
-        curves: list[dict[str, Any]] = []
-        table: list[Row] = []
+        lines_of_runs: list[list[Line]] = []
         for recorded in runs:
-            lines = []
+            lines_of_runs.append([])
             for colour, metric in enumerate(each for each in (name, f"val_{name}") if each in names):
                 points = [
                     (epoch.t - recorded.zero, epoch.logs[metric]) for epoch in recorded.epochs if metric in epoch.logs
                 ]
                 t, values = np.array(points, float).reshape(-1, 2).T
-                label = recorded.prefix_name(metric)
                 if np.isfinite(values).any():
-                    lines.append(Line(label, colour, [(t, values)]))
-                    table.append(quantities.summarize_line(label, lines[-1].pieces))
+                    lines_of_runs[-1].append(Line(metric, colour, [(t, values)]))
                 elif points:
-                    yield f'<p class="said">{escape(label)} was never a finite number</p>'
-            curves += make_curves(lines, None, recorded.index, recorded.end)
+                    yield f'<p class="said">{escape(recorded.prefix_name(metric))} was never a finite number</p>'
+        curves, table = _combine_lines(runs, lines_of_runs)
         yield figures.add_figure(make_chart(name, "at the end of each epoch", curves, "epoch", from_zero=False), table)
 
 
@@ -195,17 +189,28 @@ def _draw_quantities(runs: Sequence[_Recorded], figures: Figures) -> Iterator[st
     line_count = sum(min(max(len(recorded.ranks), 1), quantities.MAX_LINES) for recorded in runs)
     buckets = min(max(_MAX_BUCKETS // line_count, 40), 160)
     for quantity in quantities.QUANTITIES:
-        curves: list[dict[str, Any]] = []
-        table: list[Row] = []
+        lines_of_runs = []
         for recorded in runs:
-            slowest = waits.find_slowest(recorded.steps)
+            slowest = balance.find_slowest(recorded.steps)
             chosen = [slowest[0]] if slowest else []
-            drawn = quantities.draw_quantity(quantity, recorded.starts, recorded.zero, recorded.end, chosen)
-            if drawn:
-                run_curves = make_curves(drawn.lines, drawn.band, recorded.index, recorded.end, buckets)
-                curves += [{**curve, "name": recorded.prefix_name(curve["name"])} for curve in run_curves]
-                table += [(recorded.prefix_name(row[0]), *row[1:]) for row in drawn.table]
+            lines_of_runs.append(
+                quantities.draw_quantity(quantity, recorded.starts, recorded.zero, recorded.end, chosen)
+            )
+        curves, table = _combine_lines(runs, lines_of_runs, buckets)
         yield figures.add_figure(make_chart(quantity.title, quantity.unit, curves, "time"), table)
+
+
+def _combine_lines(
+    runs: Sequence[_Recorded], lines_of_runs: Sequence[Sequence[Line]], buckets: int = 160
+) -> tuple[list[dict[str, Any]], list[Row]]:
+    """The curves of a chart with lines of all runs, and the table of their values."""
+    curves: list[dict[str, Any]] = []
+    table: list[Row] = []
+    for recorded, lines in zip(runs, lines_of_runs):
+        named = [replace(line, name=recorded.prefix_name(line.name)) for line in lines]
+        curves += charts.make_curves(named, recorded.index, recorded.end, buckets)
+        table += charts.summarize_lines(named)
+    return curves, table
 
 
 def _draw_bars(recorded: _Recorded) -> str:
@@ -214,7 +219,7 @@ def _draw_bars(recorded: _Recorded) -> str:
     if not steps:
         return ""
     longest = max(step.whole for step in steps.values()) or 1
-    order = sorted(steps, key=lambda rank: (steps[rank].waiting, rank))
+    order = balance.sort_ranks(steps)
     rows = []
     for rank in order[:_MAX_BARS]:
         step = steps[rank]
@@ -265,7 +270,6 @@ def _format_events(recorded: _Recorded) -> str:
 
 
 def _format_ranks(recorded: _Recorded) -> str:
-    """The table with the means of each rank."""
     start, ranks, steps = recorded.start, recorded.ranks, recorded.steps
     rows = []
     for rank, series in list(ranks.items())[:_MAX_TABLE_RANKS]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from matex_tf.monitor import waits
 from matex_tf.monitor.recording import Series, Start
-from matex_tf.monitor.report.charts import Band, Line, compute_band
+from matex_tf.monitor.report.charts import Line, make_band
 
 MAX_LINES = 16
 """For more ranks, a chart shows their range and a few of the ranks."""
@@ -73,17 +73,8 @@ QUANTITIES = (
 )
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """The lines of a quantity, the band of all ranks, and a table: minimum, mean and maximum for each name."""
-
-    lines: list[Line]
-    band: Band | None
-    table: list[tuple[str, float, float, float]]
-
-
-def draw_quantity(quantity: Quantity, starts: Starts, zero: float, end: float, chosen: Sequence[int]) -> Drawn | None:
-    """The lines of `quantity`; None if there are no values.
+def draw_quantity(quantity: Quantity, starts: Starts, zero: float, end: float, chosen: Sequence[int]) -> list[Line]:
+    """The lines of `quantity` with values; if there are many ranks, a band of all of them and the lines of a few.
 
     Args:
         zero: the time at which the horizontal axis begins.
@@ -100,19 +91,14 @@ def draw_quantity(quantity: Quantity, starts: Starts, zero: float, end: float, c
                 pieces.append((t - zero, values))
         if any(np.isfinite(values).any() for _, values in pieces):
             pieces_by_name[name] = pieces
-    if not pieces_by_name:
-        return None
-    order = list(names)
     if len(pieces_by_name) <= MAX_LINES:
-        lines = [Line(name, order.index(name), pieces) for name, pieces in pieces_by_name.items()]
-        return Drawn(lines, None, [summarize_line(name, pieces) for name, pieces in pieces_by_name.items()])
+        order = list(names)
+        return [Line(name, order.index(name), pieces) for name, pieces in pieces_by_name.items()]
     grid = np.linspace(0, end, _GRID_POINTS)
     rows = np.stack([_interpolate_on_grid(pieces, grid) for pieces in pieces_by_name.values()])
-    picked = [f"rank {rank}" for rank in chosen if f"rank {rank}" in pieces_by_name] or _pick_extremes(
-        pieces_by_name, rows
-    )
-    lines = [Line(name, index, pieces_by_name[name]) for index, name in enumerate(picked)]
-    return Drawn(lines, compute_band(rows, grid), [summarize_line(name, pieces_by_name[name]) for name in picked])
+    picked = [f"rank {rank}" for rank in chosen if f"rank {rank}" in pieces_by_name]
+    picked = picked or _pick_extremes(pieces_by_name, rows)
+    return [*make_band(rows, grid), *(Line(name, index, pieces_by_name[name]) for index, name in enumerate(picked))]
 
 
 def _name_lines(quantity: Quantity, starts: Starts) -> dict[str, list[int | None]]:
@@ -148,10 +134,3 @@ def _pick_extremes(pieces_by_name: Mapping[str, object], rows: np.ndarray) -> li
     means = np.array([row[np.isfinite(row)].mean() if np.isfinite(row).any() else np.nan for row in rows])
     distances = np.nan_to_num(np.abs(means - np.nanmedian(means)))
     return [list(pieces_by_name)[index] for index in np.argsort(-distances)[:_EXTREMES]]
-
-
-def summarize_line(name: str, pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[str, float, float, float]:
-    """The name, and the minimum, mean and maximum of the finite values."""
-    values = np.concatenate([values for _, values in pieces])
-    values = values[np.isfinite(values)]
-    return name, float(values.min()), float(values.mean()), float(values.max())

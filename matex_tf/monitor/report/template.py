@@ -8,11 +8,9 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from matex_tf.monitor.report.charts import format_number
+from matex_tf.monitor.report.charts import Row, format_number
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c564b")  # Okabe and Ito
-Row = tuple[str, float, float, float]
-"""A name, and the minimum, mean and maximum of its values."""
 
 _STYLE = (
     ":root{color-scheme:light dark;--ink:#222;--page:#fff;--faint:#ddd;--soft:#0072b233}"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from matex_tf.monitor.report.charts import COLOURS, Line, format_number, make_chart, make_curves
-from matex_tf.monitor.report.quantities import summarize_line
+from matex_tf.monitor.report.charts import COLOURS, Line, format_number, make_chart, make_curves, summarize_lines
 from matex_tf.monitor.report.template import Figures, assemble_page, format_facts
 from matex_tf.tune import rungs, setup, space_file
 from matex_tf.tune.database import Record
@@ -114,18 +113,17 @@ def _draw_charts(
         if any(math.isfinite(point.value) for point in trial.curve)
     ]
     max_shown = math.inf if objective.maximize else float(np.percentile(values, _PERCENTILE))
-    lines, table = [], []
+    lines = []
     for index, trial in reversed(drawn):  # the best are drawn on top
         colour, faint = _choose_colour(index, trial)
         epochs = np.array([point.epoch for point in trial.curve], float)
         pieces = _split_ascending(epochs, np.array([point.value for point in trial.curve]))
         lines += [Line(_name_trial(trial), colour, [piece], "faint" if faint else "") for piece in pieces]
-        table.append(summarize_line(_name_trial(trial), pieces))
     end = max(float(point.epoch) for _, trial in drawn for point in trial.curve)
     curves = make_curves(lines, end=end)
     unit = "after each epoch of each trial"
     chart = make_chart(objective.name, unit, curves, "epoch", from_zero=False, max_shown=max_shown)
-    yield figures.add_figure(chart, table[::-1])
+    yield figures.add_figure(chart, summarize_lines(lines)[::-1])
     completed = [trial for trial in trials if trial.state == DONE and trial.value is not None]
     if len(completed) > 1:
         numbers = np.array([trial.number for trial in completed], float)
@@ -133,7 +131,7 @@ def _draw_charts(
         best = Line("best so far", 0, [(numbers, -costs if objective.maximize else costs)])
         unit = f"{objective.name}, of completed trials"
         chart = make_chart("best so far", unit, make_curves([best], end=numbers[-1]), "trial", from_zero=False)
-        yield figures.add_figure(chart, [summarize_line(best.name, best.pieces)])
+        yield figures.add_figure(chart, summarize_lines([best]))
 
 
 def _split_ascending(epochs: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:

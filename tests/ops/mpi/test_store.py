@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 from mpi4py import MPI
 
-from matex_tf.servers import store
-from matex_tf.servers.turns import values
+from matex_tf.apart import store, values
 
 pytestmark = pytest.mark.mpi
 

@@ -1,7 +1,7 @@
 // Asynchronous training in the shared memory of one node: all ranks train the same weights, and the store hands out
 // batches. A ticket is the number of a batch in the epoch. Each batch has one holder, the rank that trains it. A rank
 // begins a batch only while the oldest unfinished batch is at most `bound` behind it: with bound 2, batch 5 begins only
-// after batches 0 to 2 have ended. The kernels of weights/store.cc and Python (servers/store.py) use the store.
+// after batches 0 to 2 have ended. The kernels of weights/store.cc and Python (apart/store.py) use the store.
 //
 // The store has no locks, because a rank could be lost while it holds one. The state of a batch names its holder, and
 // ranks take it by compare-and-swap, so exactly one rank takes over the batch of a lost rank. A step consists of

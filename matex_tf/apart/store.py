@@ -1,4 +1,4 @@
-"""The store (ops/src/engine/store): memory in which the ranks of one host train a model together (`apart.turns`).
+"""The store (ops/src/engine/store): memory in which the ranks of one host train a model together (`turns`).
 
 A process has one store at most. It holds the values of variables, and the progress of each rank: the batches of an
 epoch have numbers, and each rank takes the next number. A rank begins a batch only while the oldest batch in training

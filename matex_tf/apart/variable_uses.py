@@ -1,7 +1,7 @@
 """Finds how a traced step uses variables: the ops that take their handles, including ops of called functions.
 
 A function that is traced has two handles of a variable: the outer one, of the variable, and the inner one, a tensor of
-the function's graph. `apart.additive` decides by the uses whether a step may add to variables in shared memory.
+the function's graph. `additive` decides by the uses whether a step may add to variables in shared memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Expresses a tensor of a graph as an affine function of a variable: `keep` times the variable, plus `more`.
 
 The new weight `w - 0.1 * g` has keep 1 and more `-0.1 * g`; the moving average `0.9 * m + 0.1 * x` has keep 0.9 and
-more `0.1 * x`. `apart.additive` turns assignments of such values into additions in shared memory.
+more `0.1 * x`. `additive` turns assignments of such values into additions in shared memory.
 """
 
 from __future__ import annotations

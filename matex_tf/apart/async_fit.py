@@ -1,8 +1,8 @@
 """Keras' `fit` with `MATEX_STRATEGY=async`, in which ranks take turns at batches (`turns`).
 
 Taking turns means: of the numbered batches of an epoch, each rank takes the next one that no rank has taken, and trains
-it completely. `keras_fit` makes a `Fit` for each call of `fit`. At its first epoch the ranks decide whether they can
-take turns, and report an obstacle otherwise. Within an epoch a rank computes by itself; at its end the ranks meet:
+it completely. `keras_fit` makes an `AsyncFit` for each call of `fit`. At its first epoch the ranks decide whether they
+can take turns, and report an obstacle otherwise. Within an epoch a rank computes by itself; at its end the ranks meet:
 they have equal weights again, and combine their logs.
 """
 
@@ -14,34 +14,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from matex_tf import errors, settings
+from matex_tf.apart import choice
 from matex_tf.apart.figures import Figures
 from matex_tf.apart.shared_step import SharedStep
 from matex_tf.apart.turns import Turns, read_bound
 from matex_tf.resilience import run_state
 from matex_tf.runtime import notes, objects
-from matex_tf.servers.pieces import update_costs
 from matex_tf.steps import function_calls, own_data
 from matex_tf.world import world
-
-
-def is_chosen() -> bool:
-    """Whether ranks train batches in turn if possible."""
-    here = world.get_world()
-    return settings.is_asynchronous(settings.get_settings().strategy) and world.is_active() and not here.is_phantom
-
-
-def report_fallback(what: str, why: str) -> None:
-    """Report once that `what` is not trained asynchronously, if that was requested; record the reason for a plan."""
-    update_costs.note_obstacle("async", why)
-    if is_chosen():
-        notes.print_note(f"MATEX_STRATEGY=async: {what} runs as allreduce: {why}")
 
 
 class _StepFoundError(Exception):
     """The plan of the step in a model's training function was found."""
 
 
-class Fit:
+class AsyncFit:
     """A call of `fit`. Its steps come from `source`, the first data source that it creates.
 
     `why_not`: a known reason why ranks cannot take turns; "" if there is none.
@@ -56,15 +43,13 @@ class Fit:
         self._is_decided = False  # the ranks have decided whether they take turns
         self._step: SharedStep | None = None
         self._function: Any = None  # the train function of Keras whose copy is `_step`
-        self._fit_state: Any = None  # saves the state of the run within this call; None if it is not saved
         self._figures = Figures()
-        self._meetings = 0  # the number of meetings after which `_note_meeting` was called
         self._alone = contextlib.ExitStack()  # entered while this thread computes for its own rank only
 
     def begin(self, callbacks: Any) -> None:
         """Called when callbacks are told that training begins."""
         if self.source is None:  # in Keras 2, there is no source
-            report_fallback(f"fit on '{self.model.name}'", self._why_not)
+            choice.report_fallback("async", f"fit on '{self.model.name}'", self._why_not)
         self._callbacks = getattr(callbacks, "callbacks", ())
 
     def begin_epoch(self) -> None:
@@ -90,21 +75,20 @@ class Fit:
         # as seen. The lesser is the number of steps of this epoch. None or 0: unknown.
         remaining = [source.steps_per_epoch and source.steps_per_epoch - first_step]
         remaining.append(source._num_batches and source._num_batches - source._steps_seen + 1)
-        try:
-            for step in self.turns.iterate_epoch(steps, min(filter(None, remaining))):
-                self._compute_alone()
-                yield step
-        finally:
-            self._note_meeting()
+        for step in self.turns.iterate_epoch(steps, min(filter(None, remaining))):
+            if not own_data.is_alone():  # from now until the ranks meet, this thread computes for its own rank only
+                self._alone.enter_context(own_data.compute_alone())
+                self._alone.enter_context(function_calls.take_calls(self._run))
+            yield step
 
     def _decide(self, iterator: Any) -> None:
         """Decide whether ranks take turns. Collective."""
         source: Any = self.source
         why = self._why_not or _find_obstacle(self.model, source.num_batches, iterator, self._callbacks)
-        if is_chosen() and not why:
+        if choice.is_chosen("async") and not why:
             why = self._open_turns(source.num_batches, iterator)
         if why:
-            report_fallback(f"fit on '{self.model.name}'", why)
+            choice.report_fallback("async", f"fit on '{self.model.name}'", why)
 
     def _open_turns(self, max_batches: int, iterator: Any) -> str:
         """Begin to take turns. Returns the reason if ranks cannot. Collective."""
@@ -126,13 +110,13 @@ class Fit:
         if why or step is None:
             return why
         run = run_state.get_current()
-        self._fit_state = run.within if run is not None else None
-        turns = Turns(step, max_batches, self if self._fit_state is not None else None)
+        fit_state = run.within if run is not None else None
+        turns = Turns(step, max_batches, fit_state, self._note_meeting)
         if not turns.open_turns():
             return "the ranks have no memory in common, or too little of it is left"
         self.turns = turns
-        if self._fit_state is not None:
-            self._fit_state.takes_turns = True
+        if fit_state is not None:
+            fit_state.takes_turns = True
         _report_turns()
         return ""
 
@@ -142,30 +126,17 @@ class Fit:
             self._function, self._step = function, SharedStep(plan, self.model)
         raise _StepFoundError
 
-    def _compute_alone(self) -> None:
-        """From now until the ranks meet, this thread computes for its own rank only."""
-        if not own_data.is_alone():
-            self._alone.enter_context(own_data.compute_alone())
-            self._alone.enter_context(function_calls.take_calls(self._run))
-
     def _run(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
         """A call of a `tf.function` in an epoch. Keras' train function takes a turn."""
         if function is not self._function or self.turns is None:
             return original(function, *args, **kwargs)
-        try:
-            return self.turns.run_step(args[0])
-        finally:
-            self._note_meeting()
+        return self.turns.run_step(args[0])
 
-    def _note_meeting(self) -> None:
-        """After the ranks have met, this thread again computes together with all ranks."""
-        if self.turns is None or self.turns.is_within:
-            return
+    def _note_meeting(self, is_stopped: bool) -> None:
+        """The ranks have met: this thread again computes together with all ranks. is_stopped: see `Turns`."""
         self._alone.close()
-        if self._meetings != self.turns.meetings:
-            self._meetings = self.turns.meetings
-            self._figures.read_metrics(self.model)
-            self.model.stop_training = self.model.stop_training or self.turns.is_stopped
+        self._figures.read_metrics(self.model)
+        self.model.stop_training = self.model.stop_training or is_stopped
 
     def meet(self, doing: str) -> None:
         """Bring the ranks together at the end of an epoch that a callback stops. Collective there.
@@ -182,16 +153,6 @@ class Fit:
             )
         self.turns.stop_epoch()
         self.turns.end_epoch()
-        self._note_meeting()
-
-    def is_due(self) -> bool:
-        """Whether this rank wants to save the state of the run."""
-        return bool(self._fit_state.is_due())
-
-    def keep_within(self, step: int) -> None:
-        """Save the state of the run before `step` of the epoch, where the ranks have met. Collective."""
-        self._note_meeting()
-        self._fit_state.keep_within(step)
 
     def update_logs(self, logs: dict[str, Any]) -> None:
         """Combine the ranks' logs of an epoch; a value that is no metric comes from the newest batch. Collective."""
@@ -215,7 +176,6 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
     import tensorflow as tf
 
     chosen, here = settings.get_settings(), world.get_world()
-    optimizer = getattr(model, "optimizer", None)
     # `save_freq` is a number of batches, or "epoch".
     saving = next(
         (callback for callback in callbacks if isinstance(getattr(callback, "save_freq", "epoch"), int)), None
@@ -227,13 +187,10 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
         "its data are each rank's own": own_data.is_own(iterator),
         "its number of batches is not known before they are read": batches is None,
         f"an epoch has {batches} batches, fewer than there are ranks": (batches or 0) < here.size,
-        "its step is not traced (run_eagerly=True)": getattr(model, "run_eagerly", False),
         "XLA compiles its step (jit_compile=True)": getattr(model, "jit_compile", False),
-        "it makes several steps at once (steps_per_execution)": getattr(model, "steps_per_execution", 1) != 1,
-        "its optimizer accumulates gradients": getattr(optimizer, "gradient_accumulation_steps", None),
         f"a callback, {type(saving).__name__}, saves within an epoch": saving,
     }
-    return next((why for why, holds in reasons.items() if holds), "")
+    return next((why for why, holds in reasons.items() if holds), choice.find_obstacle(model))
 
 
 def _report_turns() -> None:

@@ -1,4 +1,4 @@
-"""Variables of asynchronous ranks (`apart.turns`), by what happens to them within an epoch and at its end.
+"""Variables of asynchronous ranks (`turns`), by what happens to them within an epoch and at its end.
 
 `SharedValues` are in the shared store, where all ranks change them. The others exist on each rank: `OwnValues` become
 those of the rank with the newest batch, `Sums` are added up, `Counters` follow from the number of the batch.
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from matex_tf.servers import store
+from matex_tf.apart import store
 from matex_tf.steps.variables import find_tf_variable
 
 

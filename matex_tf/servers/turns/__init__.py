@@ -1,1 +1,0 @@
-"""Helpers of asynchronous training (`apart.turns`): values of variables, and staleness."""
