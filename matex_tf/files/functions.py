@@ -1,13 +1,8 @@
-"""Replacements of Python's file functions on ranks other than 0: they act on this rank's view of the files.
+"""Replacements of Python's file functions on ranks other than 0: they act on this rank's view of the files (`view`).
 
-Such a rank writes to a private folder. Its view has two layers (`layers`): the files of this folder hide the files of
-the disk. The view names a file by its key, a canonical absolute path, and finds the real path in one of the layers.
-Rank 0 changes the disk itself and may be ahead in the script, so before each change it writes a note (`journal`): other
-ranks find the old content by it until they reach the change, too.
-
-To ask both layers at each call would be slow. So functions that read first look into a cache of locations
-(`known_places`), and answer from it if no note of rank 0 holds for this rank. Otherwise they ask the view, and ask
-again if rank 0 writes notes in the meantime. `python` installs the replacements.
+The view names a file by its key, a canonical absolute path, and finds the real path of its bytes. Rank 0 may change the
+disk while a function reads there. So a function that reads asks again if rank 0 has written notes meanwhile. `python`
+installs the replacements.
 """
 
 from __future__ import annotations
@@ -25,8 +20,6 @@ from typing import Any
 from matex_tf.files import journal, overlay
 from matex_tf.files.view import make_error
 from matex_tf.runtime import real_files
-
-_open_plainly, _lstat = os.open, os.lstat  # the original functions
 
 
 class Proxy:
@@ -59,13 +52,12 @@ def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, questio
             return None  # the original function reports the error
 
 
-def find_real_path(path: Any, mode: str | None, creates_others: bool = False) -> Any:
+def find_real_path(path: Any, mode: str | None) -> Any:
     """The real path of `path`, for a library that opens files itself: to read (mode None) or to write.
 
-    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. creates_others: the library
-    also creates other files in the same folder.
+    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content.
     """
-    key = find_key(path) if overlay.get_view() is not None else None
+    key = find_key(path) if overlay.has_view() else None
     if key is None:  # the view does not handle it
         return path
     with real_files.use_real_files():
@@ -74,9 +66,7 @@ def find_real_path(path: Any, mode: str | None, creates_others: bool = False) ->
             return view.ask_until_steady(lambda: view.locate_readable(key))
         if mode == "r+" and not view.exists(key):
             return view.locate_real(key)
-        place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
-        view.stop_caching(os.path.dirname(key) if creates_others else key)
-        return place
+        return view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
 
 
 def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
@@ -98,19 +88,8 @@ def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
 
 
 def _ask_steadily(ask: Any, drop: Any = None) -> Any:
-    """`Layers.ask_until_steady`, or one call if this thread uses the real files."""
+    """`View.ask_until_steady`, or one call if this thread uses the real files."""
     return ask() if real_files.uses_real_files() else overlay.get_own_view().ask_until_steady(ask, drop)
-
-
-def _find_text(path: Any) -> str | None:
-    """`path` as text, if the cache of this rank's view may know it."""
-    text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    return text if type(text) is str and not real_files.uses_real_files() else None
-
-
-def _is_cache_valid() -> bool:
-    """Whether no note of rank 0 holds for this rank, so that a cached location is still valid."""
-    return overlay.get_own_view().news.is_quiet()
 
 
 # Opening
@@ -142,22 +121,6 @@ def wrap_os_open(original: Any) -> Any:
                 return original(path, flags, mode, dir_fd=dir_fd)
             return _open_descriptor(key, path, flags, mode)
 
-        # The fast way: open the cached location, unless this is a write to a file that the rank has not written yet.
-        text = _find_text(path) if dir_fd is None else None
-        place = None if text is None else overlay.get_own_view().known.find_place(text)
-        is_on_disk = place == text  # the cached location is the path itself
-        must_search = writes and (flags & os.O_EXCL or is_on_disk)
-        if place is not None and not must_search:
-            try:
-                descriptor = _open_plainly(place, flags | os.O_NOFOLLOW, mode)
-            except OSError as error:
-                is_link = error.errno == errno.ELOOP  # its target may have another location
-                if is_on_disk and not is_link and _is_cache_valid():
-                    raise  # the error of the disk is the right one
-            else:
-                # Rank 0 may have changed the file while it was opened. Then it is opened again below.
-                if _is_cache_valid() or not _close_file(descriptor):
-                    return descriptor
         return open_by_view() if writes else _ask_steadily(open_by_view, _close_file)
 
     return open
@@ -181,11 +144,9 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
             if not flags & os.O_CREAT and not view.exists(key):
                 raise make_error(errno.ENOENT, path)
             place = view.prepare_write(key, keep=not flags & os.O_TRUNC, exclusive=bool(flags & os.O_EXCL))
-            descriptor = os.open(place, flags, mode)
+            return os.open(place, flags, mode)
         except OSError as error:
             raise type(error)(error.errno, error.strerror, path) from None
-        view.confirm_written(key)
-        return descriptor
 
 
 # Queries
@@ -193,7 +154,6 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 
 def wrap_question(original: Any, of_link: bool = False) -> Any:
     """For functions that return information about one path."""
-    is_state = original in (os.stat, _lstat)
 
     def ask(path, *args, **kwargs):
         follow = not of_link and kwargs.get("follow_symlinks", True)
@@ -208,30 +168,9 @@ def wrap_question(original: Any, of_link: bool = False) -> Any:
                 except OSError as error:
                     raise type(error)(error.errno, error.strerror, path) from None
 
-        if is_state and not kwargs and not args:  # the fast way
-            state = _read_known_state(path, of_link)
-            if state is not None:
-                return state
         return _ask_steadily(answer)
 
     return ask
-
-
-def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
-    """The state of `path` from the cache; None if both layers must be searched. Raises OSError if it is missing."""
-    text = _find_text(path)
-    place = None if text is None else overlay.get_own_view().known.find_place(text)
-    if place is None:
-        return None
-    try:
-        state = _lstat(place)
-    except OSError:
-        is_on_disk = place is text
-        if is_on_disk and _is_cache_valid():
-            raise
-        return None
-    must_follow = stat.S_ISLNK(state.st_mode) and not of_link
-    return None if must_follow or not _is_cache_valid() else state
 
 
 # Folders
@@ -246,28 +185,18 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, lis
     def wrap(original: Any) -> Any:
         def listing(path="."):
             path = "." if path is None else path
-            text = _find_text(path)
-            # The fast way: this rank's view of the folder is known to equal the disk.
-            if text is not None and overlay.get_own_view().known.is_untouched(text):
-                try:
-                    entries = list_disk(original, path)
-                except OSError:
-                    if _is_cache_valid():
-                        raise
-                else:
-                    if _is_cache_valid():
-                        return entries
+            if real_files.uses_real_files() or isinstance(path, int):
+                return original(path)
 
-            def list_both():
+            def list_view():
                 key = find_key(path, question=True)
-                if key is None:
-                    is_plain = real_files.uses_real_files() or isinstance(path, int)
-                    return original(path) if is_plain else list_disk(original, path)
                 with real_files.use_real_files():
-                    names = overlay.get_own_view().list_names(key)
-                return make(path, names)
+                    view = overlay.get_own_view()
+                    if key is not None and not view.is_like_disk(key):
+                        return make(path, view.list_names(key))
+                return list_disk(original, path)
 
-            return _ask_steadily(list_both)
+            return _ask_steadily(list_view)
 
         return listing
 
@@ -341,30 +270,15 @@ wrap_scandir = _wrap_listing(
 
 def wrap_chdir(original: Any) -> Any:
     def chdir(path):
-        view = overlay.get_own_view()
-        try:
-            key = find_key(path)
-            if key is None:
-                return original(path)
-            with real_files.use_real_files():
-                if not view.is_own(key) or os.path.isdir(key):
-                    return original(key)  # the folder on disk, if any, for code outside Python
-                view.stop_caching(key)  # for processes that are started there
-                return original(view.locate_upper(key))
-        finally:
-            view.known.forget_places()  # relative paths change
+        key = find_key(path)
+        if key is None:
+            return original(path)
+        with real_files.use_real_files():
+            view = overlay.get_own_view()
+            # The folder on disk, if any, for code outside Python.
+            return original(view.locate_upper(key) if view.is_own(key) and not os.path.isdir(key) else key)
 
     return chdir
-
-
-def wrap_fchdir(original: Any) -> Any:
-    def fchdir(fd):
-        try:
-            return original(fd)
-        finally:
-            overlay.get_own_view().known.forget_places()
-
-    return fchdir
 
 
 def wrap_getcwd(original: Any) -> Any:
@@ -397,7 +311,7 @@ def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
 
 def _change(view, original, key, path, *args, **kwargs):
     """Change a copy of the file in the upper layer. If there is no file, `original` raises the error."""
-    return original(view.copy_file(key) if view.exists(key) else view.locate_real(key), *args, **kwargs)
+    return original(view.prepare_write(key, keep=True) if view.exists(key) else view.locate_real(key), *args, **kwargs)
 
 
 def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *, onexc=None, dir_fd=None):
@@ -439,8 +353,6 @@ def wrap_link(original: Any) -> Any:
             view = overlay.get_own_view()
             place = src if source is None else view.copy_up(source)
             shutil.copy2(place, dst if target is None else view.prepare_write(target, keep=False, exclusive=True))
-            if target is not None:
-                view.confirm_written(target)
 
     return link
 
@@ -451,12 +363,6 @@ def wrap_symlink(original: Any) -> Any:
         if key is None:
             return original(src, dst, target_is_directory, dir_fd=dir_fd)
         with real_files.use_real_files():
-            view = overlay.get_own_view()
-            if view.exists(key):
-                raise make_error(errno.EEXIST, dst)
-            target = view.find_key(os.path.join(os.path.dirname(key), os.fsdecode(src)))
-            view.ensure_folder(os.path.dirname(key))
-            original(src if target is None else view.locate_real(target), view.locate_upper(key), target_is_directory)
-            view.known.put_place(key)
+            return overlay.get_own_view().make_link(os.fsdecode(src), key)
 
     return symlink

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 
 from matex_tf import settings
-from matex_tf.files import journal, layers, private_folder
+from matex_tf.files import journal, private_folder
 from matex_tf.files.view import View
 from matex_tf.runtime import real_files, shutdown
 from matex_tf.world import terminal, world
@@ -133,9 +133,11 @@ def take_over_files(became_first: bool) -> None:
             links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
             for name in names + links:
                 _install_file(os.path.join(folder, name), os.path.join(key, name))
-        for descriptor, path in list(layers.list_open_descriptors()):
-            if path.startswith(view.root + os.sep) and os.path.isfile(path):  # not a file that was removed while open
-                _reopen_file(descriptor, path[len(view.root) :])
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself is closed by now
+                path = os.readlink(f"/proc/self/fd/{name}")
+                if path.startswith(view.root + os.sep) and os.path.isfile(path):  # not removed while it was open
+                    _reopen_file(int(name), path[len(view.root) :])
         view.leave_layers()
 
 

@@ -2,13 +2,16 @@
 
 Their reads and writes go through `view.View`, which finds a file in the private folder of the rank or on the disk.
 Temporary files, whose names differ between ranks, are not handled; neither are system folders, pipes and sockets.
+
+Modules of Python refer to these functions under several names: `os.stat` is `posix.stat`, by which Python looks for
+modules to import. All references are replaced, so a rank also imports the modules that it has written itself.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import glob
-import importlib.machinery
 import os
 import pathlib
 import sys
@@ -31,63 +34,10 @@ def install() -> None:
 
 
 def install_view() -> None:
-    """Replace Python's file functions, and let imports find this rank's own files."""
+    """Replace Python's file functions."""
     originals = [(getattr(owner, name), owner, name) for owner, name in REPLACED]
     HOOKS.install()
     _replace_captured(originals)
-    sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder), _MergedFinder)
-
-
-for _module, _names, _make in (
-    ("builtins io", "open", functions.wrap_open),
-    ("os", "open", functions.wrap_os_open),
-    ("os", "stat access statvfs getxattr listxattr", functions.wrap_question),
-    ("os", "lstat readlink", functools.partial(functions.wrap_question, of_link=True)),
-    ("os", "truncate utime chmod chown setxattr removexattr", functions.wrap_change),
-    ("os", "mkdir", functions.wrap_mkdir),
-    ("os", "rmdir", functions.wrap_rmdir),
-    ("os", "remove unlink", functions.wrap_remove),
-    ("os", "rename replace", functions.wrap_rename),
-    ("os", "link", functions.wrap_link),
-    ("os", "symlink", functions.wrap_symlink),
-    ("os", "listdir", functions.wrap_listdir),
-    ("os", "scandir", functions.wrap_scandir),
-    ("os", "chdir", functions.wrap_chdir),
-    ("os", "fchdir", functions.wrap_fchdir),
-    ("os", "getcwd", functions.wrap_getcwd),
-    ("shutil", "rmtree", functions.wrap_rmtree),
-):
-    # some exist on Linux only
-    _existing = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]
-    HOOKS.replace(_module, " ".join(_existing), _IF_HOOK_MISSING)(_make)
-REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
-"""Modules and names of the replaced functions; references in other modules are replaced, too."""
-
-
-def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
-    """Replace references to the original functions in other modules, such as `tarfile.bltn_open`.
-
-    originals: the functions, each with the module and the name under which its replacement is now.
-    """
-    new_of = {id(original): getattr(owner, name) for original, owner, name in originals}
-    for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
-        capabilities |= {new_of[id(original)] for original, _, _ in originals if original in capabilities}
-    owners: list[Any] = [
-        module for name, module in list(sys.modules.items()) if _may_refer(name) and hasattr(module, "__dict__")
-    ]
-    owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
-    for owner in filter(None, owners):
-        for name, value in list(vars(owner).items()):
-            function = value.__func__ if isinstance(value, staticmethod) else value
-            if id(function) in new_of:
-                new = new_of[id(function)]
-                setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
-
-
-@HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", _IF_HOOK_MISSING, optional=True)
-def _renew_openers(original: Any) -> Any:
-    """NumPy has a table of `open` functions by file extension; the entry None is for plain files."""
-    return {**original, None: open}
 
 
 @HOOKS.replace("io", "FileIO", _IF_HOOK_MISSING)
@@ -107,49 +57,69 @@ def _make_file_class(original: Any) -> Any:
     return FileIO
 
 
-class _MergedFinder:
-    """Finds a module like `PathFinder`, but searches this rank's own files first in each folder of the path."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        places = [place for entry in (sys.path if path is None else path) for place in _list_layers(entry)]
-        return importlib.machinery.PathFinder.find_spec(name, list(dict.fromkeys(places)), target)
-
-
-def _list_layers(entry: str) -> list[str]:
-    """The folders of both layers for `entry` of the path, in the order of the search."""
-    key = functions.find_key(entry or os.curdir, question=True)
-    if key is None:
-        return [entry]
-    with real_files.use_real_files():
-        upper = overlay.get_own_view().locate_upper(key)
-        if not os.path.isdir(upper):
-            return [entry]
-        return [upper, key if os.path.realpath(entry or os.curdir) == upper else entry]
-
-
-def _find_loadable(path: Any) -> Any:
-    """This rank's location of the file `path`; `path` itself if it is on the disk, or missing."""
-    key = functions.find_key(path, question=True)
-    if key is None:
-        return path
-    with real_files.use_real_files():
-        view = overlay.get_own_view()
-        place = view.ask_until_steady(lambda: view.locate_readable(key))
-        return place if place != key and os.path.isfile(place) else path
+for _module, _names, _make in (
+    ("builtins", "open", functions.wrap_open),
+    ("os", "open", functions.wrap_os_open),
+    ("os", "stat access statvfs getxattr listxattr", functions.wrap_question),
+    ("os", "lstat readlink", functools.partial(functions.wrap_question, of_link=True)),
+    ("os", "truncate utime chmod chown setxattr removexattr", functions.wrap_change),
+    ("os", "mkdir", functions.wrap_mkdir),
+    ("os", "rmdir", functions.wrap_rmdir),
+    ("os", "remove unlink", functions.wrap_remove),
+    ("os", "rename replace", functions.wrap_rename),
+    ("os", "link", functions.wrap_link),
+    ("os", "symlink", functions.wrap_symlink),
+    ("os", "listdir", functions.wrap_listdir),
+    ("os", "scandir", functions.wrap_scandir),
+    ("os", "chdir", functions.wrap_chdir),
+    ("os", "getcwd", functions.wrap_getcwd),
+    ("shutil", "rmtree", functions.wrap_rmtree),
+):
+    # some exist on Linux only
+    _existing = [name for name in _names.split() if hasattr(sys.modules[_module], name)]
+    HOOKS.replace(_module, " ".join(_existing), _IF_HOOK_MISSING)(_make)
+REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
+"""Modules and names of the replaced functions; references in other modules are replaced, too."""
 
 
-_LOADERS = "FileLoader.__init__ ExtensionFileLoader.__init__"
-HOOKS.replace("importlib._bootstrap_external", _LOADERS, _IF_HOOK_MISSING)(
-    functions.wrap_argument("path", _find_loadable)
-)
-HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)(functions.wrap_argument("path", _find_loadable))
+def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
+    """Replace references to the original functions in other modules, such as `tarfile.bltn_open`.
+
+    originals: the functions, each with the module and the name under which its replacement is now.
+    """
+    new_of = {id(original): getattr(owner, name) for original, owner, name in originals}
+    for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+        capabilities |= {new_of[id(original)] for original, _, _ in originals if original in capabilities}
+    owners: list[Any] = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] != "matex_tf" and hasattr(module, "__dict__")  # matex_tf needs some originals
+    ]
+    owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
+    for owner in filter(None, owners):
+        for name, value in list(vars(owner).items()):
+            function = value.__func__ if isinstance(value, staticmethod) else value
+            if id(function) in new_of:
+                new = new_of[id(function)]
+                setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
 
 
-def _may_refer(module: str) -> bool:
-    """Whether references in a module are replaced. These modules have the hooks, or need the original functions."""
-    unchanged = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
-    return module.split(".")[0] not in unchanged
+@HOOKS.replace("numpy.lib._datasource", "_file_openers._file_openers", _IF_HOOK_MISSING, optional=True)
+def _renew_openers(original: Any) -> Any:
+    """NumPy has a table of `open` functions by file extension; the entry None is for plain files."""
+    return {**original, None: open}
+
+
+@HOOKS.replace("_imp", "create_dynamic", _IF_HOOK_MISSING)
+def _wrap_extension(original: Any) -> Any:
+    """The system's loader opens the file of an extension module."""
+
+    def create_dynamic(spec, *args):
+        spec = copy.copy(spec)
+        spec.origin = functions.find_real_path(spec.origin, None)
+        return original(spec, *args)
+
+    return create_dynamic
 
 
 @HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", _IF_HOOK_MISSING)
