@@ -36,9 +36,9 @@ class View:
     root: the folder of the upper layer: the file of a key is at `root + key`.
     news: the journal.
     hidden: the keys that this rank has removed.
-    is_left: this rank uses the real files: rank 0 was lost, and this rank has become the first.
-    _shown: keys that this rank had removed or written, and that were then written on the disk for all ranks. They are
+    shown: keys that this rank had removed or written, and that were then written on the disk for all ranks. They are
         visible again, also in a hidden folder.
+    is_left: this rank uses the real files: rank 0 was lost, and this rank has become the first.
     _excluded: paths that the view does not handle.
     _folders: the canonical paths of folders of the disk, by the paths that the script uses.
     """
@@ -47,7 +47,7 @@ class View:
         self.root = os.path.join(os.path.realpath(folder), "files")
         self.news = news
         self.hidden: set[str] = set()
-        self._shown: set[str] = set()
+        self.shown: set[str] = set()
         self.is_left = False
         self._excluded = {
             *journal_reader.SYSTEM,
@@ -65,7 +65,7 @@ class View:
         self._limit.start_watching()
         folder = os.path.dirname(self.root)
         return {
-            "folder": folder, "news": self.news.describe(), "hidden": self.hidden, "shown": self._shown,
+            "folder": folder, "news": self.news.describe(), "hidden": self.hidden, "shown": self.shown,
             "excluded": self._excluded,
         }  # fmt: skip
 
@@ -73,7 +73,7 @@ class View:
     def adopt(cls, folder: str, news: dict[str, Any], hidden: set[str], shown: set[str], excluded: set[str]) -> View:
         """The view of the rank that has started this process, from its `describe`. The rank limits the size."""
         view = cls(folder, journal.Journal.adopt(**news))
-        view.hidden, view._shown, view._excluded = hidden, shown, excluded
+        view.hidden, view.shown, view._excluded = hidden, shown, excluded
         view._limit.stop_watching()
         return view
 
@@ -117,7 +117,7 @@ class View:
     def is_hidden(self, key: str) -> bool:
         """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved it since."""
         # The innermost path of either set decides. If there is none, `next` returns None, which is in no set.
-        changed = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
+        changed = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self.shown)
         return next(changed, None) in self.hidden
 
     def locate_lower(self, key: str) -> str | None:
@@ -310,7 +310,7 @@ class View:
 
     def _hide_key(self, key: str) -> None:
         """Remove `key` from the upper layer, and hide it in the lower one."""
-        self._shown = {shown for shown in self._shown if key not in journal_reader.list_parents(shown)}
+        self.shown = {shown for shown in self.shown if key not in journal_reader.list_parents(shown)}
         self.hidden.add(key)
         upper = self.locate_upper(key)
         if os.path.isdir(upper) and not os.path.islink(upper):
@@ -356,7 +356,7 @@ class View:
         if self.is_own(key) or self.is_hidden(key):
             self._hide_key(key)
             self.hidden.discard(key)
-            self._shown.add(key)
+            self.shown.add(key)
             os.makedirs(os.path.dirname(self.locate_upper(key)), exist_ok=True)
 
     @contextlib.contextmanager
@@ -374,7 +374,7 @@ class View:
             self.return_to_disk()
             for key in filter(os.path.lexists, list(self.hidden)):
                 self.hidden.discard(key)
-                self._shown.add(key)
+                self.shown.add(key)
             for key, state in before.items():
                 if journal_reader.read_file_state(key) != state:
                     self.show_file(key)

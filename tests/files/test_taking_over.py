@@ -109,6 +109,17 @@ def test_a_rank_that_has_written_nothing_takes_over(view):
     assert view.find_key("anything") is None and list_tree() == {}
 
 
+def test_an_open_file_that_a_command_has_changed_is_found(view):
+    with open(write(view, "log", "of the rank\n"), "a") as file:
+        with view.adopt_changes():
+            assert overlay.find_private_use() == ""
+            with open("log", "w") as real:
+                real.write("of the rank\nof a command\n")
+        assert "log is open" in overlay.find_private_use()
+        file.write("of the rank, too\n")
+    assert overlay.find_private_use() == "" and not view.is_own(os.path.abspath("log"))
+
+
 def test_a_process_that_writes_and_mapped_memory_are_found(view):
     place = write(view, "data", "0123")
     assert overlay.find_private_use() == ""
