@@ -21,6 +21,8 @@ from matex_tf.files import journal, overlay
 from matex_tf.files.view import make_error
 from matex_tf.runtime import real_files
 
+_lstat = os.lstat  # the original function
+
 
 class Proxy:
     """Has the attributes of `original`, except for attributes that a subclass defines."""
@@ -52,10 +54,11 @@ def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, questio
             return None  # the original function reports the error
 
 
-def find_real_path(path: Any, mode: str | None) -> Any:
+def find_real_path(path: Any, mode: str | None, creates_others: bool = False) -> Any:
     """The real path of `path`, for a library that opens files itself: to read (mode None) or to write.
 
-    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content.
+    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. creates_others: the library
+    also creates other files in the same folder.
     """
     key = find_key(path) if overlay.has_view() else None
     if key is None:  # the view does not handle it
@@ -66,7 +69,9 @@ def find_real_path(path: Any, mode: str | None) -> Any:
             return view.ask_until_steady(lambda: view.locate_readable(key))
         if mode == "r+" and not view.exists(key):
             return view.locate_real(key)
-        return view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
+        place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
+        view.stop_caching(os.path.dirname(key) if creates_others else key)
+        return place
 
 
 def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
@@ -90,6 +95,19 @@ def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
 def _ask_steadily(ask: Any, drop: Any = None) -> Any:
     """`View.ask_until_steady`, or one call if this thread uses the real files."""
     return ask() if real_files.uses_real_files() else overlay.get_own_view().ask_until_steady(ask, drop)
+
+
+def _find_known(path: Any) -> str | None:
+    """The place of `path` by the cache of this rank's view; None if it must be searched."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if type(text) is not str or real_files.uses_real_files():
+        return None
+    return overlay.get_own_view().known.find(text)
+
+
+def _is_quiet() -> bool:
+    """Whether no note of rank 0 holds for this rank, so that a known place is still right."""
+    return overlay.get_own_view().news.is_quiet()
 
 
 # Opening
@@ -121,6 +139,20 @@ def wrap_os_open(original: Any) -> Any:
                 return original(path, flags, mode, dir_fd=dir_fd)
             return _open_descriptor(key, path, flags, mode)
 
+        # The fast way: open the known place, unless this is a write to a file that the rank has not written yet.
+        place = None if dir_fd is not None or flags & os.O_EXCL else _find_known(path)
+        is_on_disk = place is not None and place == os.fspath(path)
+        if place is not None and not (writes and is_on_disk):
+            try:
+                descriptor = original(place, flags | os.O_NOFOLLOW, mode)
+            except OSError as error:
+                # A link is searched: its target may have another place.
+                if is_on_disk and error.errno != errno.ELOOP and _is_quiet():
+                    raise  # the error of the disk is the right one
+            else:
+                # Rank 0 may have changed the file while it was opened. Then it is opened again below.
+                if _is_quiet() or not _close_file(descriptor):
+                    return descriptor
         return open_by_view() if writes else _ask_steadily(open_by_view, _close_file)
 
     return open
@@ -144,9 +176,11 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
             if not flags & os.O_CREAT and not view.exists(key):
                 raise make_error(errno.ENOENT, path)
             place = view.prepare_write(key, keep=not flags & os.O_TRUNC, exclusive=bool(flags & os.O_EXCL))
-            return os.open(place, flags, mode)
+            descriptor = os.open(place, flags, mode)
         except OSError as error:
             raise type(error)(error.errno, error.strerror, path) from None
+        view.known.forget()
+        return descriptor
 
 
 # Queries
@@ -154,6 +188,7 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 
 def wrap_question(original: Any, of_link: bool = False) -> Any:
     """For functions that return information about one path."""
+    is_state = original in (os.stat, _lstat)
 
     def ask(path, *args, **kwargs):
         follow = not of_link and kwargs.get("follow_symlinks", True)
@@ -168,9 +203,28 @@ def wrap_question(original: Any, of_link: bool = False) -> Any:
                 except OSError as error:
                     raise type(error)(error.errno, error.strerror, path) from None
 
+        if is_state and not kwargs and not args:  # the fast way
+            state = _read_known_state(path, of_link)
+            if state is not None:
+                return state
         return _ask_steadily(answer)
 
     return ask
+
+
+def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
+    """The state of `path` by the cache; None if it must be searched. Raises OSError if it does not exist."""
+    place = _find_known(path)
+    if place is None:
+        return None
+    try:
+        state = _lstat(place)
+    except OSError:
+        if place == os.fspath(path) and _is_quiet():
+            raise
+        return None
+    must_follow = stat.S_ISLNK(state.st_mode) and not of_link
+    return None if must_follow or not _is_quiet() else state
 
 
 # Folders
@@ -188,13 +242,20 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, lis
             if real_files.uses_real_files() or isinstance(path, int):
                 return original(path)
 
+            view = overlay.get_own_view()
+            # The fast way: this rank's view of the folder is known to equal the disk.
+            if type(path) is str and view.known.is_untouched(path):
+                with contextlib.suppress(OSError):
+                    entries = list_disk(original, path)
+                    if _is_quiet():
+                        return entries
+
             def list_view():
                 key = find_key(path, question=True)
+                if key is None:
+                    return list_disk(original, path)
                 with real_files.use_real_files():
-                    view = overlay.get_own_view()
-                    if key is not None and not view.is_like_disk(key):
-                        return make(path, view.list_names(key))
-                return list_disk(original, path)
+                    return make(path, view.list_names(key))
 
             return _ask_steadily(list_view)
 
@@ -353,6 +414,7 @@ def wrap_link(original: Any) -> Any:
             view = overlay.get_own_view()
             place = src if source is None else view.copy_up(source)
             shutil.copy2(place, dst if target is None else view.prepare_write(target, keep=False, exclusive=True))
+            view.known.forget()
 
     return link
 

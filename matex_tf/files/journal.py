@@ -70,7 +70,8 @@ class Journal(journal_reader.Notes):
     def describe(self) -> dict[str, Any]:
         """The arguments of `adopt`."""
         known = self._noted, self._touched, self._is_over
-        return {"folder": self.folder, "is_on_one_host": self._is_on_one_host, "met": self.count_met(), "known": known}
+        is_on_one_host = self._count is not None
+        return {"folder": self.folder, "is_on_one_host": is_on_one_host, "met": self.count_met(), "known": known}
 
     @classmethod
     def adopt(cls, folder: str, is_on_one_host: bool, met: int, known: tuple[Any, ...]) -> Journal:
@@ -151,6 +152,8 @@ class Journal(journal_reader.Notes):
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(handle, (json.dumps([number, key, copy]) + "\n").encode())
+            if self._count is not None:
+                self._count[0] = os.fstat(handle).st_size
         finally:
             os.close(handle)
 
@@ -263,9 +266,11 @@ def _note_database(name: Any) -> None:
             note_change(text + suffix)
 
 
-def make_file(folder: str) -> None:
-    """Create the file of a journal in `folder`."""
-    open(os.path.join(folder, journal_reader.NAME), "x").close()
+def make_files(folder: str) -> None:
+    """Create the files of a journal in `folder`."""
+    for name, size in ((journal_reader.NAME, 0), (journal_reader.COUNT, 8)):
+        with open(os.path.join(folder, name), "xb") as file:
+            file.truncate(size)
 
 
 def share_journal() -> Journal:
@@ -276,7 +281,7 @@ def share_journal() -> Journal:
         # One host can use any disk. Several hosts share only the folders that users share.
         folder = os.fspath(cache.find_cache_folder()) if me.has_several_hosts else private_folder.choose_parent()
         path = private_folder.make_folder(_PREFIX, folder)
-        make_file(path)
+        make_files(path)
     journal = Journal(world.get_communicator("control").bcast(path), not me.has_several_hosts)
     if me.rank == 0:
         journal.remove_at_end()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import mmap
 import os
 import stat
 import threading
@@ -20,14 +21,15 @@ from typing import Any
 from matex_tf import ops
 from matex_tf.world import world
 
-NAME = "notes"
+NAME, COUNT = "notes", "count"
+"""The files of the journal: of the notes, and of the number of their bytes, which the ranks of one host map."""
 SYSTEM = ("/dev", "/proc", "/sys", "/run")
 _KINDS = range(1, 8)  # of collectives, without 8, the rendezvous after a failed step (see `ops.count_completed`)
 _MAX_NOTE_SECONDS = 60.0
 """A script that knows its rank may wait for a file of rank 0 without a collective, and a note would hide the file for
 ever. So for such a script a note holds this long at most.
 """
-_open, _stat = os.open, os.stat  # the original functions
+_open = os.open  # the original function
 
 
 def count_collectives() -> int:
@@ -65,17 +67,19 @@ class Notes:
 
     heard: called when there are new notes.
     met_by_parent: in a child process of a rank, the number of collectives that the rank had completed at its start.
+    _count: the mapped number of bytes; None if the ranks have several hosts.
     _offset: the number of bytes that were read.
     _number: the number of collectives for which notes were dropped last; -1: new notes have come since.
+    _quiet_at: the number of bytes when no note held for this rank; -1 if a note holds.
     """
 
     def __init__(self, folder: str, is_on_one_host: bool):
         self.folder = folder
         self._path = os.path.join(folder, NAME)
-        self._is_on_one_host = is_on_one_host
+        self._count = self._map_count() if is_on_one_host else None
         self._notes: dict[str, list[_Note]] = {}
         self._offset = 0
-        self._number = -1
+        self._number = self._quiet_at = -1
         self.heard: Callable[[], None] = lambda: None
         self._renew_lock()
         self.met_by_parent = 0
@@ -93,11 +97,16 @@ class Notes:
         """The number of completed collectives. A child process stays at its start."""
         return count_collectives() or self.met_by_parent
 
+    def _map_count(self) -> Any:
+        """Map the number of bytes, so that reading it needs no system call."""
+        with open(os.path.join(self.folder, COUNT), "r+b") as file:
+            return memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+
     def get_version(self) -> int:
         """The size of the journal in bytes, which grows with every note of rank 0."""
+        if self._count is not None:
+            return int(self._count[0])
         try:
-            if self._is_on_one_host:
-                return _stat(self._path).st_size
             handle = _open(self._path, os.O_RDONLY)  # opening refreshes the attributes on a network file system
         except FileNotFoundError:
             return self._offset  # rank 0 has ended, or uses another disk
@@ -106,16 +115,22 @@ class Notes:
         finally:
             os.close(handle)
 
+    def is_quiet(self) -> bool:
+        """Whether no note holds for this rank, so that it sees the disk as it is."""
+        return self.get_version() == self._quiet_at
+
     @lock_method
     def has_news(self) -> bool:
         """Whether there are notes that this rank has not reached."""
-        if self.get_version() != self._offset:
+        version = self.get_version()
+        if version != self._offset:
             self._read_notes()
         number = self.count_met() if self._notes else self._number
         if number != self._number:
             recent = {key: [note for note in notes if note.number >= number] for key, notes in self._notes.items()}
             self._notes = {key: notes for key, notes in recent.items() if notes}
             self._number = number
+        self._quiet_at = -1 if self._notes else version
         return bool(self._notes)
 
     @lock_method

@@ -11,6 +11,7 @@ import functools
 import io
 import os
 import stat
+from collections.abc import Callable
 from typing import Any
 
 from matex_tf import ops, settings
@@ -44,6 +45,7 @@ class _SharedInput(io.RawIOBase):
     name = "<stdin>"
 
     def __init__(self) -> None:
+        self._process = os.getpid()  # a forked worker has another one
         self._count = 0  # of the bytes that all ranks have received
         self._first_input: int | None = None  # on rank 0, the descriptor that it reads
 
@@ -53,13 +55,17 @@ class _SharedInput(io.RawIOBase):
             raise io.UnsupportedOperation("fileno")
         return self._get_input()
 
-    def close(self) -> None:
+    def close(self, _getpid: Callable[[], int] = os.getpid, _close: Callable[[int], None] = os.close) -> None:
         """In a worker process, also close the descriptor, as Python does for its workers: a command that the worker
         starts must not read the input of the run.
+
+        Python may call this method after it has cleared the globals of this module.
         """
-        if not self.closed and not world.is_active():
-            with contextlib.suppress(OSError):
-                os.close(_INPUT)
+        if not self.closed and _getpid() != self._process:
+            try:
+                _close(0)
+            except OSError:
+                pass  # it is closed already
         super().close()
 
     def readable(self) -> bool:

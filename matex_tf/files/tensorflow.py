@@ -270,7 +270,7 @@ def _find_cache(name: Any) -> Any:
     mode = None if os.path.exists(index) else "w"
     if mode is not None:
         _create_folder(index)
-    place = os.fsdecode(_raise_as_tensorflow(find_real_path, index, mode))
+    place = os.fsdecode(_raise_as_tensorflow(find_real_path, index, mode, creates_others=True))
     return _match_type(name, place[: -len(_INDEX_SUFFIX)])
 
 

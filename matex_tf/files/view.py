@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from matex_tf import settings
-from matex_tf.files import journal, journal_reader, private_folder
+from matex_tf.files import journal, journal_reader, known_places, private_folder
 from matex_tf.ops import cache
+from matex_tf.runtime import real_files
 from matex_tf.world import world
 
 _MAX_TRIES = 10
-_MAX_FOLDERS = 4096  # known folders
 
 
 class View:
@@ -39,8 +39,9 @@ class View:
     shown: keys that this rank had removed or written, and that were then written on the disk for all ranks. They are
         visible again, also in a hidden folder.
     is_left: this rank uses the real files: rank 0 was lost, and this rank has become the first.
+    known: the cache of places.
     _excluded: paths that the view does not handle.
-    _folders: the canonical paths of folders of the disk, by the paths that the script uses.
+    _uncached: keys whose places are not cached, nor those of their contents: code outside Python may create them later.
     """
 
     def __init__(self, folder: str, news: journal.Journal):
@@ -57,8 +58,9 @@ class View:
         if settings.get_settings().log_dir:
             self._excluded.add(os.path.realpath(settings.get_settings().log_dir))
         self._limit = private_folder.Limit(self.root)
-        self._forget_folders()
-        news.heard = self._forget_folders
+        self._uncached: set[str] = set()
+        self.known = known_places.KnownPlaces(folder, self.root, self._read_places)
+        news.heard = self.known.forget
 
     def describe(self) -> dict[str, Any]:
         """The arguments of `adopt`. From now on a child process may write files into the upper layer."""
@@ -79,10 +81,6 @@ class View:
 
     # Names
 
-    def _forget_folders(self) -> None:
-        """Rank 0 may have replaced a link. A thread that is about to store a folder has the former dict."""
-        self._folders: dict[str, str] = {}
-
     def find_key(self, path: Any, follow: bool = True) -> str | None:
         """The key of `path`; None if the view does not handle it. `follow`: replace a final link by its target."""
         if isinstance(path, int) or path is None or self.is_left:
@@ -90,20 +88,36 @@ class View:
         text = os.path.abspath(os.fsdecode(path))
         if text == self.root or text.startswith(self.root + os.sep):
             text = text[len(self.root) :] or os.sep
-        self.news.has_news()  # forgets folders, if rank 0 has changed any
-        folders, (folder, name) = self._folders, os.path.split(text)
-        if folder not in folders:
-            if len(folders) >= _MAX_FOLDERS:
-                folders.clear()
-            folders[folder] = os.path.realpath(folder)
-        key = os.path.join(folders[folder], name)
-        if follow and os.path.islink(key):
-            key = os.path.realpath(key)
+        if follow:
+            key = os.path.realpath(text)
+        else:
+            key = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
         return None if any(parent in self._excluded for parent in journal_reader.list_parents(key)) else key
 
     def exclude_path(self, path: str) -> None:
         """Do not handle `path` and its contents: they belong to this rank already."""
         self._excluded.add(os.path.realpath(path))
+
+    def stop_caching(self, key: str) -> None:
+        """Do not cache the place of `key`, or the contents of that folder: code outside Python may create it later."""
+        self._uncached.add(key)
+        self.known.forget()
+
+    def _read_places(self, folder: str) -> known_places.Places | None:
+        """The entries of `folder` that are not on the disk at their own path; None: they must be searched each time."""
+        with real_files.use_real_files():
+            key = self.find_key(folder)
+            if key is None:
+                return {}
+            if self.is_hidden(key) or not self._uncached.isdisjoint(journal_reader.list_parents(key)):
+                return None
+            searched = (path for path in self.hidden | self.shown | self._uncached if os.path.dirname(path) == key)
+            places: known_places.Places = {os.path.basename(path): None for path in searched}
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.root + key) as entries:
+                places[known_places.IS_OWN] = None
+                for entry in entries:
+                    places[entry.name] = entry.path if entry.is_file(follow_symlinks=False) else None
+        return places
 
     # The layers
 
@@ -201,13 +215,7 @@ class View:
 
     def is_untouched(self) -> bool:
         """Whether this rank's view equals the disk."""
-        return not self.hidden and not os.path.lexists(self.root) and not self.news.has_news()
-
-    def is_like_disk(self, folder: str) -> bool:
-        """Whether `folder` has the same entries in this rank's view as on the disk."""
-        if self.is_own(folder) or self.is_hidden(folder) or self.news.has_news():
-            return False
-        return all(os.path.dirname(key) != folder for key in self.hidden)
+        return not self.news.has_news() and not self.hidden and not os.path.lexists(self.root)
 
     def locate_for_child(self, key: str) -> str:
         """The real path of `key` for a child process, which sees only the disk.
@@ -219,12 +227,18 @@ class View:
         else:  # a file that the process may create in this rank's own folder
             folder = os.path.dirname(key)
             is_private = self.is_own(folder) and self.locate_lower(folder) is None
-        return self.locate_upper(key) if is_private else key
+        if not is_private:
+            return key
+        self.stop_caching(key if os.path.isdir(self.locate_upper(key)) else os.path.dirname(key))
+        return self.locate_upper(key)
 
     # Changes
 
     def prepare_write(self, key: str, keep: bool, exclusive: bool = False) -> str:
-        """The real path for writing `key`, with its present content if `keep`. Raises OSError as the system would."""
+        """The real path for writing `key`, with its present content if `keep`. Raises OSError as the system would.
+
+        The caller creates the file if it does not exist, and calls `known.forget`.
+        """
         self._limit.start_watching()
         if self.is_own(key):
             return self.locate_upper(key)
@@ -246,6 +260,7 @@ class View:
         if keep:
             # Again if rank 0 changes the file at this moment.
             self.ask_until_steady(lambda: shutil.copy2(self.locate_lower(key) or lower, self.locate_upper(key)))
+            self.known.forget()
         return self.locate_upper(key)
 
     def ensure_folder(self, key: str) -> str:
@@ -257,6 +272,7 @@ class View:
             elif not os.access(self.locate_lower(key) or key, os.W_OK):
                 raise make_error(errno.EACCES, key)
             os.makedirs(self.locate_upper(key), exist_ok=True)
+            self.known.forget()
         return self.locate_upper(key)
 
     def make_folder(self, key: str, mode: int = 0o777) -> None:
@@ -264,6 +280,7 @@ class View:
             raise make_error(errno.EEXIST, key)
         self.ensure_folder(os.path.dirname(key))
         os.mkdir(self.locate_upper(key), mode)
+        self.known.forget()
 
     def make_link(self, target: str, key: str) -> None:
         """Create a symbolic link at `key`. `target`: its path as the script gives it, relative to the link's folder."""
@@ -273,6 +290,7 @@ class View:
         target_key = self.find_key(os.path.join(folder, target))
         self.ensure_folder(folder)
         os.symlink(target if target_key is None else self.locate_real(target_key), self.locate_upper(key))
+        self.known.forget()
 
     def remove_file(self, key: str, folder: bool = False) -> None:
         """Remove the file `key`, or the empty folder."""
@@ -317,6 +335,7 @@ class View:
             shutil.rmtree(upper)
         elif os.path.lexists(upper):
             os.unlink(upper)
+        self.known.forget()
 
     def copy_up(self, key: str) -> str:
         """Copy `key`, a file or a whole folder, to the upper layer as this rank sees it. Returns the real path."""
@@ -348,6 +367,7 @@ class View:
             shutil.move(place, self.locate_upper(target_key))
         if source_key is not None:
             self.hidden.add(source_key)
+        self.known.forget()
 
     # Changes of the disk for all ranks, and the end of the view
 
@@ -358,6 +378,7 @@ class View:
             self.hidden.discard(key)
             self.shown.add(key)
             os.makedirs(os.path.dirname(self.locate_upper(key)), exist_ok=True)
+            self.known.forget()
 
     @contextlib.contextmanager
     def adopt_changes(self) -> Iterator[None]:
@@ -378,7 +399,7 @@ class View:
             for key, state in before.items():
                 if journal_reader.read_file_state(key) != state:
                     self.show_file(key)
-            self._forget_folders()
+            self.known.forget()
 
     def return_to_disk(self) -> None:
         """If the working folder is in the upper layer, change to the same folder on the disk, if rank 0 has made it."""
@@ -401,6 +422,7 @@ class View:
         if os.path.isdir(self.root):
             os.rename(self.root, f"{self.root}-left")
         os.rename(links, self.root)
+        self.known.forget()
 
 
 def make_error(number: int, path: str) -> OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def _catch_outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         pickle.dumps(outcome)  # raises if the result cannot be sent
     except Exception as error:
         try:
-            pickle.loads(pickle.dumps(error))
+            copy.deepcopy(error)  # as pickle would
             outcome = None, error
         except Exception:  # it cannot be sent
             outcome = None, RuntimeError(f"{type(error).__name__}: {error}")

@@ -47,6 +47,12 @@ def test_the_end_of_the_input_is_one_error():
     assert ended.returncode == 1 and ended.stderr.count("EOFError") == 1, ended.stderr
 
 
+def test_python_ends_without_a_message():
+    """Also if it clears the modules before it closes the input, as after an import of TensorFlow."""
+    ended = launch.run(2, "import tensorflow, matex_tf\n\nprint('done')\n", cold=True).check()
+    assert "done" in ended.stdout and "ignored" not in ended.stderr, ended.stderr
+
+
 @pytest.mark.parametrize("size", [None, (40, 100)])
 def test_a_script_finds_out_whether_it_was_started_at_a_terminal(size):
     script = "import sys, matex_tf\nprint('at a terminal', sys.stdin.isatty(), sys.stdin.isatty())"

@@ -15,7 +15,7 @@ def view(tmp_path, monkeypatch):
     """The view of a rank that is not the first; files of its own lie outside of `tmp_path`/disk."""
     for name in ("own", "journal", "disk"):
         (tmp_path / name).mkdir()
-    journal.make_file(str(tmp_path / "journal"))
+    journal.make_files(str(tmp_path / "journal"))
     news = journal.Journal(str(tmp_path / "journal"))
     made = View(str(tmp_path / "own"), news)
     monkeypatch.setattr(overlay, "_view", made)
