@@ -2,13 +2,14 @@
 
 The view names a file by its key, a canonical absolute path, and finds the real path of its bytes. Rank 0 may change the
 disk while a function reads there. So a function that reads asks again if rank 0 has written notes meanwhile. `python`
-installs the replacements.
+installs these hooks, if this rank has a view of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import inspect
 import os
 import shutil
@@ -20,7 +21,11 @@ from typing import Any
 from matex_tf.files import journal, overlay
 from matex_tf.files.view import make_error
 from matex_tf.runtime import real_files
+from matex_tf.runtime.hooks import Table
 
+HOOKS = Table()
+
+_IF_HOOK_MISSING = "a rank does not see the files that it wrote itself"
 _lstat = os.lstat  # the original function
 
 
@@ -113,23 +118,24 @@ def _is_quiet() -> bool:
 # Opening
 
 
-def wrap_open(original: Any) -> Any:
-    """For `open`, which calls `os.open`."""
+@HOOKS.replace("builtins", "open", _IF_HOOK_MISSING)
+def _wrap_open(original: Any) -> Any:
 
     def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
         if opener is None and not isinstance(file, int) and not real_files.uses_real_files():
-            opener = open_for_all
+            opener = _open_for_all
         return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
     return open
 
 
-def open_for_all(path: Any, flags: int) -> int:
+def _open_for_all(path: Any, flags: int) -> int:
     """The `opener` of Python's `open`: as without one, but through the replaced `os.open`."""
     return os.open(path, flags, 0o666)
 
 
-def wrap_os_open(original: Any) -> Any:
+@HOOKS.replace("os", "open", _IF_HOOK_MISSING)
+def _wrap_os_open(original: Any) -> Any:
     def open(path, flags, mode=0o777, *, dir_fd=None):
         writes = bool(flags & journal.WRITING)
 
@@ -156,6 +162,23 @@ def wrap_os_open(original: Any) -> Any:
         return open_by_view() if writes else _ask_steadily(open_by_view, _close_file)
 
     return open
+
+
+@HOOKS.replace("io", "FileIO", _IF_HOOK_MISSING)
+def _make_file_class(original: Any) -> Any:
+    """`io.FileIO` opens files itself."""
+
+    class Meta(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original) if cls is FileIO else super().__instancecheck__(instance)
+
+    class FileIO(original, metaclass=Meta):
+        def __init__(self, file, mode="r", closefd=True, opener=None):
+            if opener is None and not isinstance(file, int):
+                opener = _open_for_all
+            super().__init__(file, mode, closefd, opener)
+
+    return FileIO
 
 
 def _close_file(descriptor: int) -> bool:
@@ -186,7 +209,8 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 # Queries
 
 
-def wrap_question(original: Any, of_link: bool = False) -> Any:
+@HOOKS.replace("os", "stat access statvfs getxattr listxattr", _IF_HOOK_MISSING)
+def _wrap_question(original: Any, of_link: bool = False) -> Any:
     """For functions that return information about one path."""
     is_state = original in (os.stat, _lstat)
 
@@ -210,6 +234,9 @@ def wrap_question(original: Any, of_link: bool = False) -> Any:
         return _ask_steadily(answer)
 
     return ask
+
+
+HOOKS.replace("os", "lstat readlink", _IF_HOOK_MISSING)(functools.partial(_wrap_question, of_link=True))
 
 
 def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
@@ -317,19 +344,21 @@ def _scan_disk(original: Any, path: Any) -> _Entries:
         return _Entries(list(entries))
 
 
-wrap_listdir = _wrap_listing(
-    lambda original, path: original(path),
-    lambda path, names: list(map(os.fsencode, names)) if isinstance(path, bytes) else names,
-)
-wrap_scandir = _wrap_listing(
-    _scan_disk,
-    lambda path, names: _Entries(
-        [_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in names]
-    ),
+def _make_entries(path: Any, names: list[str]) -> _Entries:
+    return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in names])
+
+
+HOOKS.replace("os", "scandir", _IF_HOOK_MISSING)(_wrap_listing(_scan_disk, _make_entries))
+HOOKS.replace("os", "listdir", _IF_HOOK_MISSING)(
+    _wrap_listing(
+        lambda original, path: original(path),
+        lambda path, names: list(map(os.fsencode, names)) if isinstance(path, bytes) else names,
+    )
 )
 
 
-def wrap_chdir(original: Any) -> Any:
+@HOOKS.replace("os", "chdir", _IF_HOOK_MISSING)
+def _wrap_chdir(original: Any) -> Any:
     def chdir(path):
         key = find_key(path)
         if key is None:
@@ -342,7 +371,8 @@ def wrap_chdir(original: Any) -> Any:
     return chdir
 
 
-def wrap_getcwd(original: Any) -> Any:
+@HOOKS.replace("os", "getcwd", _IF_HOOK_MISSING)
+def _wrap_getcwd(original: Any) -> Any:
     def getcwd():
         folder, root = original(), overlay.get_own_view().root
         inside = not real_files.uses_real_files() and (folder == root or folder.startswith(root + os.sep))
@@ -354,8 +384,11 @@ def wrap_getcwd(original: Any) -> Any:
 # Changes
 
 
-def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
-    """For a function of one path, replaced by `act(view, original, key, path, ...)`."""
+def _replace_change(names: str, act: Callable[..., Any], module: str = "os", follow: bool = True) -> None:
+    """Replace functions of one path by `act(view, original, key, path, ...)`.
+
+    follow: whether they change the target of a link, and not the link.
+    """
 
     def make(original: Any) -> Any:
         def change(path, *args, **kwargs):
@@ -367,7 +400,7 @@ def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
 
         return change
 
-    return make
+    HOOKS.replace(module, names, _IF_HOOK_MISSING)(make)
 
 
 def _change(view, original, key, path, *args, **kwargs):
@@ -388,14 +421,15 @@ def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *
             raise
 
 
-wrap_change = _wrap_change(_change)
-wrap_mkdir = _wrap_change(lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode))
-wrap_remove = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key), follow=False)
-wrap_rmdir = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key, folder=True), follow=False)
-wrap_rmtree = _wrap_change(_remove_tree, follow=False)
+_replace_change("truncate utime chmod chown setxattr removexattr", _change)
+_replace_change("mkdir", lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode))
+_replace_change("remove unlink", lambda view, _, key, path, dir_fd=None: view.remove_file(key), follow=False)
+_replace_change("rmdir", lambda view, _, key, path, dir_fd=None: view.remove_file(key, folder=True), follow=False)
+_replace_change("rmtree", _remove_tree, module="shutil", follow=False)
 
 
-def wrap_rename(original: Any) -> Any:
+@HOOKS.replace("os", "rename replace", _IF_HOOK_MISSING)
+def _wrap_rename(original: Any) -> Any:
     def rename(src, dst, **kwargs):
         if find_key(src, kwargs, follow=False) is None and find_key(dst, kwargs, follow=False) is None:
             return original(src, dst, **kwargs)
@@ -405,7 +439,8 @@ def wrap_rename(original: Any) -> Any:
     return rename
 
 
-def wrap_link(original: Any) -> Any:
+@HOOKS.replace("os", "link", _IF_HOOK_MISSING)
+def _wrap_link(original: Any) -> Any:
     def link(src, dst, **kwargs):
         source, target = find_key(src, kwargs), find_key(dst, kwargs, follow=False)
         if target is None and source is None:
@@ -419,7 +454,8 @@ def wrap_link(original: Any) -> Any:
     return link
 
 
-def wrap_symlink(original: Any) -> Any:
+@HOOKS.replace("os", "symlink", _IF_HOOK_MISSING)
+def _wrap_symlink(original: Any) -> Any:
     def symlink(src, dst, target_is_directory=False, *, dir_fd=None):
         key = find_key(dst, {"dir_fd": dir_fd}, follow=False)
         if key is None:

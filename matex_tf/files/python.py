@@ -10,7 +10,6 @@ modules to import. All references are replaced, so a rank also imports the modul
 from __future__ import annotations
 
 import copy
-import functools
 import glob
 import os
 import pathlib
@@ -19,9 +18,8 @@ from typing import Any
 
 from matex_tf.files import functions, overlay
 from matex_tf.runtime import real_files
-from matex_tf.runtime.hooks import Table
 
-HOOKS = Table()
+HOOKS = functions.HOOKS
 """Installed if this rank has a view of its own."""
 
 _IF_HOOK_MISSING = "a rank does not see the files that it wrote itself"
@@ -40,44 +38,6 @@ def install_view() -> None:
     _replace_captured(originals)
 
 
-@HOOKS.replace("io", "FileIO", _IF_HOOK_MISSING)
-def _make_file_class(original: Any) -> Any:
-    """`io.FileIO` opens files itself."""
-
-    class Meta(type(original)):  # type: ignore[misc]
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original) if cls is FileIO else super().__instancecheck__(instance)
-
-    class FileIO(original, metaclass=Meta):
-        def __init__(self, file, mode="r", closefd=True, opener=None):
-            if opener is None and not isinstance(file, int):
-                opener = functions.open_for_all
-            super().__init__(file, mode, closefd, opener)
-
-    return FileIO
-
-
-for _module, _names, _make in (
-    ("builtins", "open", functions.wrap_open),
-    ("os", "open", functions.wrap_os_open),
-    ("os", "stat access statvfs getxattr listxattr", functions.wrap_question),
-    ("os", "lstat readlink", functools.partial(functions.wrap_question, of_link=True)),
-    ("os", "truncate utime chmod chown setxattr removexattr", functions.wrap_change),
-    ("os", "mkdir", functions.wrap_mkdir),
-    ("os", "rmdir", functions.wrap_rmdir),
-    ("os", "remove unlink", functions.wrap_remove),
-    ("os", "rename replace", functions.wrap_rename),
-    ("os", "link", functions.wrap_link),
-    ("os", "symlink", functions.wrap_symlink),
-    ("os", "listdir", functions.wrap_listdir),
-    ("os", "scandir", functions.wrap_scandir),
-    ("os", "chdir", functions.wrap_chdir),
-    ("os", "getcwd", functions.wrap_getcwd),
-    ("shutil", "rmtree", functions.wrap_rmtree),
-):
-    # some exist on Linux only
-    _existing = [name for name in _names.split() if hasattr(sys.modules[_module], name)]
-    HOOKS.replace(_module, " ".join(_existing), _IF_HOOK_MISSING)(_make)
 REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
 """Modules and names of the replaced functions; references in other modules are replaced, too."""
 
