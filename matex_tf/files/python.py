@@ -3,8 +3,8 @@
 Their reads and writes go through `view.View`, which finds a file in the private folder of the rank or on the disk.
 Temporary files, whose names differ between ranks, are not handled; neither are system folders, pipes and sockets.
 
-Modules of Python refer to these functions under several names: `os.stat` is `posix.stat`, by which Python looks for
-modules to import. All references are replaced, so a rank also imports the modules that it has written itself.
+References to these functions in other modules are replaced, too. Python's imports use the same functions, so a rank
+also imports the modules that it has written itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
     owners: list[Any] = [
         module
         for name, module in list(sys.modules.items())
-        if name.partition(".")[0] != "matex_tf" and hasattr(module, "__dict__")  # matex_tf needs some originals
+        if name.partition(".")[0] not in ("matex_tf", "posix") and hasattr(module, "__dict__")  # these have originals
     ]
     owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
     for owner in filter(None, owners):
@@ -68,6 +68,12 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
 def _renew_openers(original: Any) -> Any:
     """NumPy has a table of `open` functions by file extension; the entry None is for plain files."""
     return {**original, None: open}
+
+
+@HOOKS.replace("importlib._bootstrap_external", "_os", _IF_HOOK_MISSING)
+def _replace_posix(original: Any) -> Any:
+    """The module whose functions imports call: `os` in place of `posix`."""
+    return os
 
 
 @HOOKS.replace("_imp", "create_dynamic", _IF_HOOK_MISSING)
