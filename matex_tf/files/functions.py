@@ -120,7 +120,6 @@ def _is_quiet() -> bool:
 
 @HOOKS.replace("builtins", "open", _IF_HOOK_MISSING)
 def _wrap_open(original: Any) -> Any:
-
     def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
         if opener is None and not isinstance(file, int) and not real_files.uses_real_files():
             opener = _open_for_all

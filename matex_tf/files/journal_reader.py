@@ -99,8 +99,11 @@ class Notes:
 
     def _map_count(self) -> Any:
         """Map the number of bytes, so that reading it needs no system call."""
-        with open(os.path.join(self.folder, COUNT), "r+b") as file:
-            return memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+        try:
+            with open(os.path.join(self.folder, COUNT), "r+b") as file:
+                return memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+        except FileNotFoundError:
+            return [0]  # rank 0 uses another disk, or has ended
 
     def get_version(self) -> int:
         """The size of the journal in bytes, which grows with every note of rank 0."""
