@@ -208,7 +208,6 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 # Queries
 
 
-@HOOKS.replace("os", "stat access statvfs getxattr listxattr", _IF_HOOK_MISSING)
 def _wrap_question(original: Any, of_link: bool = False) -> Any:
     """For functions that return information about one path."""
     is_state = original in (os.stat, _lstat)
@@ -235,6 +234,7 @@ def _wrap_question(original: Any, of_link: bool = False) -> Any:
     return ask
 
 
+HOOKS.replace("os", "stat access statvfs getxattr listxattr", _IF_HOOK_MISSING)(_wrap_question)
 HOOKS.replace("os", "lstat readlink", _IF_HOOK_MISSING)(functools.partial(_wrap_question, of_link=True))
 
 
