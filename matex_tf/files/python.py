@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import glob
+import io
 import os
 import pathlib
 import sys
@@ -38,7 +39,7 @@ def install_view() -> None:
     _replace_captured(originals)
 
 
-REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
+REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS if hook.name != "FileIO"]
 """Modules and names of the replaced functions; references in other modules are replaced, too."""
 
 
@@ -70,10 +71,9 @@ def _renew_openers(original: Any) -> Any:
     return {**original, None: open}
 
 
-@HOOKS.replace("importlib._bootstrap_external", "_os", _IF_HOOK_MISSING)
-def _replace_posix(original: Any) -> Any:
-    """The module whose functions imports call: `os` in place of `posix`."""
-    return os
+# The modules whose functions imports call.
+HOOKS.replace("importlib._bootstrap_external", "_os", _IF_HOOK_MISSING)(lambda _: os)
+HOOKS.replace("importlib._bootstrap_external", "_io", _IF_HOOK_MISSING)(lambda _: io)
 
 
 @HOOKS.replace("_imp", "create_dynamic", _IF_HOOK_MISSING)
