@@ -40,7 +40,7 @@ class Body:
     counted: the tensors of sizes that count rows, each made once.
     operations: for each node, by its id, the operations after which it has run.
     waits: for nodes that must wait for a further node, by their ids, this node (`early`).
-    last: the operations that the next collective must wait for; none if TensorFlow orders collectives.
+    last: the operations that the next collective must wait for.
     after: the operations after which all effects of the program have happened.
     """
 
@@ -120,11 +120,11 @@ class Body:
             return
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         before = self._wait_for(self._list_controls(node))
-        # All ranks must run collectives in the same order. If TensorFlow does not order them, an op with collectives
-        # waits for the last one, and so does any branch or loop.
+        # All ranks must run collectives in the same order, so an op with collectives waits for the last one. If ops are
+        # not ordered otherwise, any branch or loop waits.
         has_collectives = has_collective(node) or any(body.has_collectives for body in node.bodies)
-        takes_turns = not self.copy.is_ordered and (has_collectives or bool(node.bodies))
-        before += self.last if takes_turns else []
+        is_ordered = has_collectives or (bool(node.bodies) and not self.copy.is_ordered)
+        before += self.last if is_ordered else []
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             emit = node.decision.emit
             tensors = self.copy.create_op(node, inputs) if emit is None else emit(self.copy, *inputs)
@@ -133,7 +133,7 @@ class Body:
             self.operations[id(node)] = [tensors[0].op]
         elif emit is None:
             self.operations[id(node)] = [tf.compat.v1.get_default_graph().get_operations()[-1]]
-        if takes_turns:
+        if is_ordered:
             self.last = [tensors[0].op]
 
     def _list_controls(self, node: Node) -> list[Node]:
@@ -226,8 +226,9 @@ class Body:
             results = self.copy.exchanger.exchange(
                 requests, self.copy.batch_slice, labels_of_requests, is_last, can_wait
             )
-        if results and not self.copy.is_ordered:
-            self.last = [tf.group(*results)]
+        awaited = [result for result, waits in zip(results, can_wait) if not waits]
+        if awaited:
+            self.last = [awaited[-1].op] if self.copy.is_ordered else [tf.group(*results)]
         remaining = iter(results)
         for value, each, piece in zip(values, prepared, pieces):
             tensor = each.finish(list(itertools.islice(remaining, len(each.requests))))
@@ -246,8 +247,9 @@ class Body:
             handle, piece = self._find_tensor(node.inputs[0]), self._find_tensor(value)
             before = self._wait_for(node.controls)
             publications.append(Publication(node.type, handle, piece, value.placement.cuts, before))
-        published = self.copy.exchanger.publish(publications)
-        self.operations.update((id(self.publications[id(value)]), published) for value in values)
+        with tf.control_dependencies(self.last):
+            self.last = self.copy.exchanger.publish(publications)
+        self.operations.update((id(self.publications[id(value)]), self.last) for value in values)
 
     def _find_shape(self, value: Value, placement: Placement) -> list[int | None] | None:
         """The known part of the shape that the tensor of a value has in this placement."""

@@ -11,7 +11,7 @@ import growing
 import keras
 import pytest
 import tensorflow as tf
-from simulated_ranks import Meeting, Simulation, find_difference
+from simulated_ranks import Exchanger, Meeting, Simulation, find_difference
 from tensorflow.python.eager import context
 
 from matex_tf.rewrite.emit import Copy
@@ -157,7 +157,7 @@ def test_a_program_is_built_twice_in_one_graph():
 
     def twice(x):
         batch_slice = Slice(*(tf.constant(one, tf.int64) for one in (0, 3, 3)), tf.constant(True), tf.constant(True))
-        return [Copy(batch_slice, None).build(program, [one], [BATCH])[0] for one in (x, x * 2.0)]
+        return [Copy(batch_slice, Exchanger(Meeting(1), 0)).build(program, [one], [BATCH])[0] for one in (x, x * 2.0)]
 
     x = tf.constant([0.5, 1.0, 2.0])
     found = trace_copy(twice, [tf.TensorSpec([3], tf.float32)])(x)
