@@ -76,7 +76,7 @@ def count_entries(value: Value) -> int | None:
     return None if shape is None else math.prod(shape)
 
 
-def list_cut(node: Node) -> list[Value]:
+def list_matching_inputs(node: Node) -> list[Value]:
     """The inputs of an elementwise op that have as many entries as its result.
 
     An op that needs a piece of the result then needs the same piece of these inputs (`whole_sums`).

@@ -27,7 +27,7 @@ from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
 from matex_tf.rewrite.rules.registry import decide_without_rule
 from matex_tf.rewrite.sources import SOURCES, count_rows, is_batch, place_batch, put_first
 from matex_tf.rewrite.spreading import spread_rows
-from matex_tf.rewrite.whole_sums import WHOLE_SUM, find_needed_sums
+from matex_tf.rewrite.whole_sums import CONVERTED_SUM, find_needed_sums
 
 ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"))
 """Identity ops, which the copy of a graph leaves out."""
@@ -237,7 +237,7 @@ class Reader:
         return value
 
     def _convert_sum(self, nodes: list[Node], value: Value) -> Value:
-        """The value that later ops take: of a sum that is converted where it arises, the sum after its conversion."""
+        """The value that later ops take. If `value` is a sum that is converted where it arises: the converted sum."""
         if value.placement.kind != PARTIAL:
             return value
         is_rounded = value.dtype.name in HALF and not self.loops  # see `HALF`
@@ -245,7 +245,7 @@ class Reader:
         if need is None:
             return value
         key = (*value.key, "whole")
-        node = Node(StandIn(WHOLE_SUM, [value.tensor]), key, [value], [])
+        node = Node(StandIn(CONVERTED_SUM, [value.tensor]), key, [value], [])
         node.outputs = [Value(value.tensor, key, WHOLE, node)]
         node.decide_on(node.decide([need], need, emit=lambda _, tensor: [tensor], shapes=[value.shape]))
         nodes.append(node)
