@@ -67,7 +67,9 @@ class Program:
         """Whether the copy has collectives: for placements, or of an op itself, also in called functions."""
         if any(needs_exchange(value.placement, need) for value, need, _ in self.iterate_needs()):
             return True
-        return any(node.decision.communicates or any(body.has_collectives for body in node.bodies) for node in self.nodes)
+        if any(node.decision.communicates for node in self.nodes):
+            return True
+        return any(body.has_collectives for node in self.nodes for body in node.bodies)
 
 
 def drop_unneeded(

@@ -265,9 +265,9 @@ class Reader:
         # The placement of an iterator, dataset or optional of divided batches. Its feed decides on ops that take it.
         fed = next((placement for placement in special if placement.feed is not None), None)
         if node.type in SOURCES:
-            is_batch = self.takes_batches and not self._have_batch[-1]
-            if fed or (is_batch and all(placement.is_replicated for placement in special)):
-                return self._decide_on_source(node, fed, is_batch)
+            is_divided = self.takes_batches and not self._have_batch[-1]
+            if fed or (is_divided and all(placement.is_replicated for placement in special)):
+                return self._decide_on_source(node, fed, is_divided)
         if fed and node.type == "OptionalHasValue":
             return fed.feed.place_end(node)
         if node.type in ALIASES:
@@ -293,13 +293,14 @@ class Reader:
         is_drawn = has_no_seed(node.op) and not any(value.dtype.name == "string" for value in node.outputs)
         return draw_once(node) if is_drawn else decide_without_rule(node)
 
-    def _decide_on_source(self, node: Node, fed: Placement | None, is_batch: bool) -> Decision:
+    def _decide_on_source(self, node: Node, fed: Placement | None, is_divided: bool) -> Decision:
         """Decide on an op that returns a batch.
 
-        fed: the placement of the op's input, if that has a feed. is_batch: the op gives the batch of the program.
+        fed: the placement of the op's input, if that has a feed.
+        is_divided: this is the batch that the ranks divide in the program; otherwise all ranks take all rows.
         """
-        decision = fed.feed.place_batch(node, is_batch) if fed else place_batch(node)
-        if is_batch:
+        decision = fed.feed.place_batch(node, is_divided) if fed else place_batch(node)
+        if is_divided:
             self._have_batch[-1] = any(placement.is_sharded for placement in decision.gives)
             for value, placement in zip(node.outputs, decision.gives):
                 value.placement = placement

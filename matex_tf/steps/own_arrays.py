@@ -103,7 +103,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
         return ranges.map(lambda start, end: rows[start:end])
 
     chosen = tf.data.Dataset.range(1).map(order).flat_map(split_in_steps)
-    dataset = py_functions.hold_py_functions(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
+    dataset = py_functions.move_functions_to_dataset(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
     if before_epoch is not None:
         shard_batches.note_before_epoch(dataset, before_epoch)

@@ -72,7 +72,7 @@ def cast(node: Node) -> Decision:
     wraps = source.is_integer and target.is_integer and target.size <= source.size
     widens = node.repeats and source.is_floating and target.is_floating and target.size >= source.size
     keeps_sum = placement.is_partial and (wraps or widens)
-    counts_rows = placement.kind == SIZES or placement.numbers is not None
+    counts_rows = placement.kind == SIZES or placement.index_rows is not None
     keeps_numbers = counts_rows and target.is_integer and target.size >= 4
     if keeps_sum or keeps_numbers or placement.is_zero:
         return node.decide([None], placement)
