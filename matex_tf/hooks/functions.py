@@ -62,7 +62,9 @@ def _wrap_concrete_call(original: Any) -> Any:
 
 
 def _give_whole(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments; for a dataset that ranks share, a dataset of whole batches that stands for it in functions."""
+    """The arguments of a call. A dataset whose batches ranks share is replaced by a dataset of whole batches, which stands
+    for it in the function.
+    """
 
     def give(argument: Any) -> Any:
         is_shared = isinstance(argument, tf.data.Dataset) and not shard_arrays.is_shard(argument)

@@ -1,8 +1,9 @@
 """Variables of a session: equal on all ranks before a run that ranks share.
 
 Runs that every rank computes by itself may make variables differ: an initializer without a seed draws other weights on
-each rank. `list_changed` names the variables that a run may leave different, and `SessionVariables` records for each session
-which variables are known to be equal. Before a shared run, `agree` gives all ranks rank 0's values of the others.
+each rank. `list_changed` names the variables that a run may leave different, and `SessionVariables` records for each
+session which variables are known to be equal. Before a shared run, `agree` gives all ranks rank 0's values of the other
+variables.
 
 An op uses a variable through an input: its handle, of dtype resource, or a reference to its value (TensorFlow 1).
 """
