@@ -62,8 +62,8 @@ def _wrap_concrete_call(original: Any) -> Any:
 
 
 def _give_whole(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments of a call. A dataset whose batches ranks share is replaced by a dataset of whole batches, which stands
-    for it in the function.
+    """The arguments of a call, with a dataset of whole batches in place of each dataset whose batches ranks share: the
+    function is traced for whole batches.
     """
 
     def give(argument: Any) -> Any:

@@ -75,7 +75,7 @@ def _can_exchange(value: Value) -> bool:
 class _Padding:
     """The `sharing.Exchanger` inside of a compiled function: it gathers rows by sums of padded tensors."""
 
-    sums_early = False  # see `sharing.Exchanger`
+    sums_early = False  # XLA itself chooses the order in which the ops of a compiled function run
 
     def __init__(self, copy: Any):
         self.exchanger, self.batch_slice, self.rank = copy.exchanger, copy.batch_slice, copy.exchanger.rank

@@ -35,28 +35,28 @@ class Program:
         self.gives = [value.placement for value in self.outputs]
 
     def iterate_needs(
-        self, gives: Sequence[Placement] | None = None
+        self, output_needs: Sequence[Placement] | None = None
     ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
         """(value, need, node) for each node that takes a value that is not replicated, and for each such output.
 
         need: the placement to which the value is brought; None if the node takes the value unchanged.
-        node: the node that takes the value; None for an output of the program, whose need is in `gives` (default: the
-            attribute).
+        node: the node that takes the value; None for an output of the program.
+        output_needs: the placements to which the outputs are brought; default: `gives`.
         """
         for node in self.nodes:
             for value, need in zip(node.inputs, node.decision.needs):
                 if value.placement.kind != REPLICATED:
                     yield value, need, node
-        for value, need in zip(self.outputs, self.gives if gives is None else gives):
+        for value, need in zip(self.outputs, self.gives if output_needs is None else output_needs):
             if value.placement.kind != REPLICATED:
                 yield value, need, None
 
-    def iterate_exchanged(self, gives: Sequence[Placement] | None = None) -> Iterator[tuple[Value, Node | None]]:
-        """(value, node) for each use for which a collective is needed, also in the programs of called functions.
+    def iterate_exchanged(self, output_needs: Sequence[Placement] | None = None) -> Iterator[tuple[Value, Node | None]]:
+        """(value, node) of `iterate_needs` for each need that takes a collective, also in programs of called functions.
 
         Collectives of the ops themselves (`Decision.communicates`) are not among these.
         """
-        for value, need, node in self.iterate_needs(gives):
+        for value, need, node in self.iterate_needs(output_needs):
             if needs_exchange(value.placement, need):
                 yield value, node
         for body in (body for node in self.nodes for body in node.bodies):
