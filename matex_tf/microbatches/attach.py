@@ -42,7 +42,7 @@ def start_parts() -> None:
 def _cut_copy(plan: Any, copy: Any) -> None:
     """Let a new copy cut its program, unless a session runs the copy, or auto cannot measure the step.
 
-    plan: the `StepPlan` of the copy. `plan.trained` lists the weights that the step changes; empty if it trains none.
+    plan: the plan of the step or of the run of a session. `plan.trained` has the weights that it changes, if any.
     """
     if not copy.is_ordered:  # only sessions of tf.compat.v1 run copies whose ops with effects have no order
         if plan.trained:
