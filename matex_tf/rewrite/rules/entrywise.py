@@ -1,6 +1,7 @@
 """Rules for elementwise ops, with broadcasting: if an input has rows, the result has these rows.
 
-Such ops also compute sizes of tensors. A size that counts rows, such as n * 3, must keep that meaning (`placement`).
+Such ops also compute sizes of tensors. The result must be known to count rows, too: n * 3 has 3 entries for each of the
+n rows (`placement.Size`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from matex_tf.rewrite.rules.registry import register_rule
 
 
 def _make_offset(copy: Any, part: Any, length: int) -> Any:
-    """The coordinates in the script's tensor of the first entry of `part`, this rank's slice: `length` numbers."""
+    """The position of the first entry of `part`, this rank's slice, in the script's tensor: `length` coordinates."""
     return tf.pad(tf.reshape(copy.find_first(tf.shape(part)[0]), [1]), [[0, length - 1]])
 
 
