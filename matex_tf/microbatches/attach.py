@@ -71,7 +71,7 @@ def cut_program(
 ) -> Program:
     """The program that is built in place of `program`: regions replace ops on rows.
 
-    make_sizes: returns the sizes of parts for one region, a `sizes.Fixed` or `sizes.Fitting`.
+    make_sizes: returns the `sizes` of `compute_parts` for one region.
     left, regions: receive the ops on rows outside of regions, and the regions.
     gives: the placements to which the outputs of the program are brought.
     """
