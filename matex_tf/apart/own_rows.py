@@ -13,7 +13,6 @@ from typing import Any
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.emit import Copy
-from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import REPLICATED, SHARDED
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Publication, Request, Slice
@@ -79,7 +78,7 @@ def find_obstacle(program: Program) -> str:
     """
     gathered: set[int] = set()  # ids of values that depend on gathered rows
     for node in program.nodes:
-        if has_collective(node) and not is_batch(node):
+        if node.decision.communicates and not is_batch(node):
             return MIXES
         for value, need in zip(node.inputs, node.decision.needs):  # need: the placement that the op needs
             if need is None:

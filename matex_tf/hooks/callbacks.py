@@ -1,4 +1,4 @@
-"""Adds two callbacks of the library to Keras' list: one before, one after the callbacks of the script.
+"""Adds two callbacks of the library to Keras' list: one before and one after the callbacks of the script.
 
 Every rank runs the script's callbacks, and one may change the model, or stop training, on one rank only. The first
 callback compares the ranks' weights at the beginning of `fit`, `evaluate` and `predict`, and at the end of an epoch.

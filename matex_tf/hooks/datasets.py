@@ -39,13 +39,14 @@ _IF_HOOK_MISSING = "a dataset of each rank's own rows gives each rank other batc
 
 @HOOKS.replace(_DATASETS, "DatasetV2.__iter__", "ranks may train different batches")
 def _wrap_iter(original: Any) -> Any:
-    """Choose how the ranks share the batches of a new iterator, and report the pass over the dataset."""
+    """Choose how the ranks share the batches of a new iterator, and raise the event of the pass over the dataset."""
 
     def __iter__(self):
         is_eager = tf.executing_eagerly()
         if is_eager:
             shard_batches.prepare_epoch(self)
-        # Turns, tickets in eager code, or else the dataset itself. Other threads, and own rows, share nothing.
+        # The iterator gives batches by turns, by tickets in eager code, or else from the dataset itself. Ranks share no
+        # batches of other threads, nor of a rank's own rows.
         may_share = agreement.is_watched() and not shard_arrays.is_shard(self)
         by_turns = turns.find_source(self) if may_share and is_eager else None
         by_tickets = shared_batches.find_source(self) if may_share and by_turns is None else None
@@ -56,7 +57,8 @@ def _wrap_iter(original: Any) -> Any:
         else:
             dataset = filled_caches.use_filled_caches(self) if may_share and by_tickets is None else self
             if is_eager:
-                # Ranks read equally far ahead: what a generator has given, another iterator does not give again.
+                # All ranks read equally far ahead: elements that a generator has given do not come again, so ranks
+                # would later find different elements.
                 iterator = original(iteration.read_alike(dataset))
             else:
                 with tf.control_dependencies(_list_effects()):

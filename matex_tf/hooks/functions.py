@@ -62,7 +62,9 @@ def _wrap_concrete_call(original: Any) -> Any:
 
 
 def _give_whole(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments; for a dataset that ranks share, a dataset of whole batches that stands for it in functions."""
+    """The arguments of a call, with a dataset of whole batches in place of each dataset whose batches ranks share: the
+    function is traced for whole batches.
+    """
 
     def give(argument: Any) -> Any:
         is_shared = isinstance(argument, tf.data.Dataset) and not shard_arrays.is_shard(argument)

@@ -42,7 +42,11 @@ def _is_source(x: Any) -> bool:
 
 
 def _prepare(arguments: dict[str, Any], trains: bool) -> None:
-    """Change the arguments, by name, of the object from which Keras takes batches. trains: `fit` trains on them."""
+    """Change the arguments of the object from which Keras takes batches, so that ranks can share the steps.
+
+    arguments: by name, as Keras passes them to that object.
+    trains: the data are the training data of `fit`.
+    """
     name = _TRAINING if trains else _TESTED
     is_weak = trains and weak_scaling.is_on()
     x, batch_size, steps = arguments.get("x"), arguments.get("batch_size"), arguments.get("steps_per_epoch")
@@ -52,7 +56,7 @@ def _prepare(arguments: dict[str, Any], trains: bool) -> None:
         elif is_weak:
             arguments["x"] = weak_scaling.group_source(x)
         return
-    # From here on: arrays.
+    # Any other data are arrays.
     inputs = _list_inputs(arguments)
     if not inputs:
         return
@@ -64,7 +68,7 @@ def _prepare(arguments: dict[str, Any], trains: bool) -> None:
         if is_weak:
             arguments["batch_size"] = (batch_size or _BATCH_SIZE) * factor
         return
-    # A dataset of this rank's own rows replaces them.
+    # A dataset of this rank's own rows replaces the arrays.
     counts = own_arrays.count_rows(inputs, name)
     if not batch_size:
         batch_size = -(-sum(counts) // steps) if steps else _BATCH_SIZE  # rounded up
@@ -172,7 +176,7 @@ def _wrap_predict(original: Any) -> Any:
         x = call.arguments.get("x")
         if not world.is_active() or own_data.is_alone():
             return original(*args, **kwargs)
-        # Data that all ranks have: ranks share the batches.
+        # If all ranks have the same data, they share the batches.
         if not (_is_own(x) if _is_source(x) else own_arrays.are_for_one(x, "the data of predict")):
             with _call_kind("predict"):
                 return original(*args, **kwargs)

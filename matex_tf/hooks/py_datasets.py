@@ -38,9 +38,9 @@ def _wrap_source(original: Any) -> Any:
 
 
 def _is_read_ahead(adapter: Any) -> bool:
-    """Whether it matters how many items are made ahead when an epoch ends that leaves items over.
+    """Whether the number of items that have been made ahead matters at the end of an epoch that does not use all items.
 
-    Keras' threads and processes keep these items for the next epoch, for which the object may make other items.
+    Keras' threads and processes keep the unused items for the next epoch, for which the object may make other items.
     """
     base, py_dataset = sys.modules[type(adapter).__module__].PyDataset, adapter.py_dataset
     methods = ((getattr(py_dataset, name), getattr(base, name)) for name in ("on_epoch_begin", "on_epoch_end"))

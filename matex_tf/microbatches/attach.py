@@ -1,7 +1,8 @@
-"""Applies MATEX_MICROBATCH to steps, and reports the steps, or ops of them, that do not run in parts.
+"""Applies MATEX_MICROBATCH: steps compute their rows in parts, which need less memory. Notes name what does not.
 
-`start_parts` listens to the building of copies of steps. `cutting` then replaces ops of the copy by regions, which
-compute a part of the rows at a time.
+The library computes a step by a copy of the script's graph (`rewrite.emit.Copy`). When a copy is about to be built,
+`_cut_copy` gives it a function that changes its program: ops are replaced by regions (`cutting`). A region is a loop
+over parts of the rank's rows. Once the step is planned, `_report_plan` reports what has been left out of regions.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from matex_tf.steps import events, report
 SESSION = "a session of tf.compat.v1 runs it"
 EAGER = "eager code is computed at once: decorate the training step with @tf.function"
 
-_cut: dict[int, tuple[list[Left], list[Region]]] = {}
-"""By the id of a new plan: the ops on rows that its copy computes for all rows at once, and regions."""
+_results: dict[int, tuple[list[Left], list[Region]]] = {}
+"""What `cut_program` has made of a copy, from `copy_begins` to `step_planned`, by the id of the copy's plan: the ops on
+rows that the copy computes for all rows at once, and the regions.
+"""
 
 
 def start_parts() -> None:
@@ -37,24 +40,28 @@ def start_parts() -> None:
 
 
 def _cut_copy(plan: Any, copy: Any) -> None:
-    """Let a new copy cut its program, if a step of `tf.function` has it and auto can measure it."""
-    if not copy.is_ordered:  # the copy of a session's run, which trains if `plan.trained` is not empty
+    """Let a new copy cut its program, unless a session runs the copy, or auto cannot measure the step.
+
+    plan: the plan of the step or of the run of a session. `plan.trained` has the weights that it changes, if any.
+    """
+    if not copy.is_ordered:  # only sessions of tf.compat.v1 run copies whose ops with effects have no order
         if plan.trained:
             _report_whole("a training step", SESSION)
         return
-    rows = settings.get_settings().microbatch  # of a part; or AUTO
+    rows_of_part = settings.get_settings().microbatch  # a number, or AUTO
     left: list[Left] = []
     regions: list[Region] = []
-    _cut[id(plan)] = left, regions
-    sizes_of_step: list[sizes.Fitting] = []
-    obstacle = sizes.find_obstacle(plan.traced.variables) if rows == settings.AUTO else ""
+    _results[id(plan)] = left, regions
+    obstacle = sizes.find_obstacle(plan.traced.variables) if rows_of_part == settings.AUTO else ""
     if obstacle:
         _report_whole(plan.place, obstacle)
         return
-    sizes.return_freed()
+    sizes.return_freed()  # without this, memory that earlier parts have freed does not help later parts
+    fittings: list[sizes.Fitting] = []  # of all regions of the step, so that one note reports that its rows do not fit
 
     def make_sizes() -> Any:
-        return sizes.Fitting(plan.place, sizes_of_step) if rows == settings.AUTO else rows
+        is_auto = rows_of_part == settings.AUTO
+        return sizes.Fitting(plan.place, fittings) if is_auto else rows_of_part
 
     copy.transform = functools.partial(cut_program, make_sizes, left, regions)
 
@@ -62,29 +69,34 @@ def _cut_copy(plan: Any, copy: Any) -> None:
 def cut_program(
     make_sizes: Any, left: list[Left], regions: list[Region], program: Program, gives: Sequence[Placement]
 ) -> Program:
-    """The program whose regions run in parts. Adds regions to `regions`, and ops on rows outside of them to `left`."""
+    """The program that is built in place of `program`: regions replace ops on rows.
 
-    def make(region: Region) -> Any:
+    make_sizes: returns the `sizes` of `compute_parts` for one region.
+    left, regions: receive the ops on rows outside of regions, and the regions.
+    gives: the placements to which the outputs of the program are brought.
+    """
+
+    def make_loop(region: Region) -> Any:
         regions.append(region)
         return functools.partial(compute_parts, region, make_sizes())
 
-    return cut(program, gives, make, left)
+    return cut(program, gives, make_loop, left)
 
 
 def _report_plan(plan: Any) -> None:
     """Report the first op of a training step that does not run in parts, and rows that stay in memory for all parts."""
-    left, regions = _cut.pop(id(plan), ([], []))
-    if plan.why_whole or not plan.trained:  # reported by `_report_whole`, or no training step
+    left, regions = _results.pop(id(plan), ([], []))
+    if plan.why_whole or not plan.trained:  # `computed_whole` has reported the first; only training needs much memory
         return
     if left:
         op = left[0].node.op
         _report_whole(plan.place, f"{op.type} ({report.find_line(op)}): {left[0].why}")
     kept = list_kept(regions)
-    sizes_of_rows = [report.count_bytes(value, value.placement.axis) for value in kept]
+    row_bytes = [report.count_bytes(value, value.placement.axis) for value in kept]  # None: not fixed
     if kept:
-        size = "rows" if None in sizes_of_rows else f"{sum(filter(None, sizes_of_rows))} bytes of each row"
+        amount = "rows" if None in row_bytes else f"{sum(filter(None, row_bytes))} bytes of each row"
         notes.print_note(
-            f"MATEX_MICROBATCH: {plan.place} keeps {size} in memory until figures of all rows are known, as "
+            f"MATEX_MICROBATCH: {plan.place} keeps {amount} in memory until figures of all rows are known, as "
             f"BatchNormalization needs them; first the result of {kept[0].tensor.op.type} "
             f"({report.find_line(kept[0].tensor.op)})"
         )

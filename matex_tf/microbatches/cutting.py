@@ -24,11 +24,10 @@ from matex_tf.rewrite.compiled import is_compiled
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.functions import is_stateful, read_only_types
 from matex_tf.rewrite.nodes import Decision, Node, StandIn, Value
-from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import LIST, PARTIAL, REPLICATED, SHARDED, SIZES, WHOLE, Placement
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sources import is_batch
-from matex_tf.rewrite.whole_sums import WHOLE_SUM
+from matex_tf.rewrite.whole_sums import CONVERTED_SUM
 
 EFFECT = "it has effects or a state, so that it runs once for all rows"
 COLLECTIVE = "collectives are within it"
@@ -117,11 +116,11 @@ def _find_obstacle(node: Node) -> str:
         return EFFECT
     if node.bodies and is_compiled(node.op):
         return COMPILED
-    if has_collective(node) or any(body.has_collectives or body.takes_batch for body in node.bodies):
+    if node.decision.communicates or any(body.has_collectives or body.takes_batch for body in node.bodies):
         return COLLECTIVE
     if node.bodies:
         return next((why for body in node.bodies for one in body.nodes if (why := _find_obstacle(one))), "")
-    is_pure = node.type == WHOLE_SUM or not is_stateful(node.op) or node.type in read_only_types()
+    is_pure = node.type == CONVERTED_SUM or not is_stateful(node.op) or node.type in read_only_types()
     return "" if is_pure else EFFECT
 
 

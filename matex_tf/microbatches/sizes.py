@@ -27,9 +27,9 @@ from matex_tf.world import world
 GROWTH = 4
 """The largest factor between the sizes of two parts, while sizes are measured."""
 SUMS = 2
-"""Copies of sums, such as gradients, in addition to the sums of the part itself: over all parts, over the ranks."""
+"""Tensors in memory for each sum, such as a gradient, next to the sum of a part: the sum of parts, and of ranks."""
 OUTPUTS = 3
-"""Copies of the rows that a region gives: in the lists of parts, concatenated, and as results of ops on them."""
+"""Tensors in memory for the rows that a region gives: in lists of parts, concatenated, and as results of later ops."""
 NO_PROC = "auto reads memory off /proc, as Linux has it: give a number of rows"
 ON_GPU = "auto measures the host's memory, and its weights are in that of a GPU: give a number of rows"
 
@@ -88,7 +88,8 @@ class Fitting:
         def count_bytes(tensors: Sequence[Any]) -> Any:
             return tf.add_n([tf.zeros([], tf.int64), *(tf.size(one, tf.int64) * one.dtype.size for one in tensors)])
 
-        # One number for each output: TensorFlow does not compute outputs that only a control edge asks for.
+        # One number of each tensor is passed to Python, so that the measurement comes after the part is computed. For a
+        # control edge alone, TensorFlow would not compute the tensor.
         used = [tf.reshape(one, [-1])[:1] for one in (*sums, *rows)]
         return _call_python(self.note_part, size, count, part, count_bytes(sums), count_bytes(rows), *used)
 

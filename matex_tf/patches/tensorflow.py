@@ -1,5 +1,7 @@
-"""Patches of TensorFlow: collectives in branches and loops, the text of errors, `tf.distribute`, and collectives in
-functions that XLA compiles.
+"""Hooks of TensorFlow itself, which are not about training steps.
+
+They let a script call collectives in branches and loops, and in functions that XLA compiles; they leave the library's
+frames out of the text of errors; and they refuse `tf.distribute`.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ HOOKS = Table()
 _PYTHON = "tensorflow.python"
 _OWN_FILES = [os.path.abspath(str(module.__file__)) for module in (settings, ops)]
 _OWN_FOLDERS = tuple(os.path.join(os.path.dirname(path), "") for path in _OWN_FILES)
-_DEFAULTS = "_DefaultDistributionStrategy _DefaultDistributionStrategyV1 _DefaultReplicaThreadStrategy".split()
-"""The strategies of a script that uses none."""
+"""The folders of the packages `matex_tf` and `matex_tf.ops`; a checkout has the second one outside of the first."""
+_DEFAULT_STRATEGIES = (
+    "_DefaultDistributionStrategy", "_DefaultDistributionStrategyV1", "_DefaultReplicaThreadStrategy",
+)  # fmt: skip
+"""The strategies that TensorFlow creates for a script that uses none."""
 _SKIPPED_PACKAGES = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "runpy", "importlib")
-"""Packages whose frames may be between the user's line and ours."""
+"""Packages whose frames may be on the stack between the script's line and this file."""
 
 
 @HOOKS.replace(
@@ -33,9 +38,11 @@ _SKIPPED_PACKAGES = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "ru
     "a collective within a branch or a loop cannot be traced",
 )
 def _wrap_capture(original: Any) -> Any:
-    """Loops and branches capture the handle that orders the library's ops through the surrounding function.
+    """Collectives take the order handle, an eager tensor, so that they run in one order (`ops.order`).
 
-    Alone they capture it directly, as an eager tensor, and TensorFlow finds no graph for it in their gradients.
+    A branch or loop in a function would capture an eager tensor directly. In its gradients TensorFlow looks for the
+    graph of each captured tensor, and an eager tensor has none. So the function captures the handle first, and the
+    branch or loop captures the function's tensor.
     """
 
     def capture(self, tensor, *args, **kwargs):
@@ -69,11 +76,11 @@ def _drop_own_frames(original: Any) -> Any:
     f"{_PYTHON}.distribute.distribute_lib", "StrategyBase.__init__", "tf.distribute would shard batches once more"
 )
 def _refuse_strategy(original: Any) -> Any:
-    """Refuses `tf.distribute` strategies: two libraries that both shard the batch would reduce gradients twice."""
+    """Refuse `tf.distribute` strategies under several ranks: both libraries would shard the batch and sum gradients."""
 
     def __init__(self, *args, **kwargs):
         name = type(self).__name__
-        if name not in _DEFAULTS and world.is_active():
+        if name not in _DEFAULT_STRATEGIES and world.is_active():
             raise errors.UnsupportedError(
                 f"tf.distribute.{name} cannot be used under several ranks of matex_tf, which shards the batches "
                 f"itself. Remove this line and the `with strategy.scope():` around the model: {find_caller_line()}"
@@ -84,7 +91,7 @@ def _refuse_strategy(original: Any) -> Any:
 
 
 def find_caller_line() -> str:
-    """The line of the user's code that led here: "train.py, line 12: strategy = ..."."""
+    """The innermost line of the script on the stack, such as "train.py, line 12: strategy = ..."."""
     for frame, number in traceback.walk_stack(sys._getframe()):
         if script_frames.find_package(frame) not in _SKIPPED_PACKAGES:
             path = frame.f_code.co_filename
@@ -98,9 +105,10 @@ def find_caller_line() -> str:
     "a jit-compiled function with a collective fails",
 )
 def _wrap_from_func_graph(original: Any) -> Any:
-    """A function with a collective remains compiled by XLA if there are XLA kernels for the collective.
+    """Turn XLA off for a function (`jit_compile=True`) with a collective for which there is no XLA kernel.
 
-    Otherwise XLA is turned off for the function, after it is traced and before it first runs, and a note reports this.
+    The function has been traced, so its ops are known, and it has not run yet. It then runs uncompiled with the same
+    results, where TensorFlow would raise an error. A note reports this.
     """
     from tensorflow.python.eager.polymorphic_function import attributes
 

@@ -20,7 +20,6 @@ from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.gathering import prepare
 from matex_tf.rewrite.kept import Kept
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.pieces import ASSIGNS
 from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, Size
 from matex_tf.rewrite.programs import Program
@@ -122,7 +121,7 @@ class Body:
         before = self._wait_for(self._list_controls(node))
         # All ranks must run collectives in the same order, so an op with collectives waits for the last one. If ops are
         # not ordered otherwise, any branch or loop waits.
-        has_collectives = has_collective(node) or any(body.has_collectives for body in node.bodies)
+        has_collectives = node.decision.communicates or any(body.has_collectives for body in node.bodies)
         is_ordered = has_collectives or (bool(node.bodies) and not self.copy.is_ordered)
         before += self.last if is_ordered else []
         with tf.control_dependencies(before) if before else contextlib.nullcontext():

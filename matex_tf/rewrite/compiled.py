@@ -1,7 +1,9 @@
-"""Calls of functions that XLA compiles (`jit_compile=True`): the copy compiles them with their collectives inside.
+"""Calls of functions that XLA compiles (`jit_compile=True`): the copy of a step compiles them, too.
 
-XLA needs the shapes of all tensors when it compiles, and a rank does not know how many rows the others have. So in
-compiled code ranks do not gather rows: each puts its rows into a tensor of zeros for all rows, and these are added up.
+The collectives of such a function are inside of the compiled code. XLA needs the shapes of all tensors when it
+compiles, but a rank does not know how many rows each other rank has, so compiled code cannot gather rows. Instead, each
+rank puts its rows into a tensor of zeros with space for the rows of all ranks, and a sum over the ranks joins these
+tensors.
 """
 
 from __future__ import annotations
@@ -32,16 +34,17 @@ def place_call(reader: Any, node: Node) -> Decision:
     """
     callee = find_callee(node.op, node.read_attribute("f").name)
     body = reader.read(callee, node.placements, (*node.key, "compiled"), [value.constant for value in node.inputs])
-    require(all(_can_travel(value) for value, _ in body.iterate_exchanged()))
+    require(all(_can_exchange(value) for value, _ in body.iterate_exchanged()))
     node.bodies = [body]
     gives = [value.placement for value in body.outputs]
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
         inner = copies.copy(copy)
-        inner.exchanger, inner.transform = _Padding(copy), None
+        inner.exchanger = _Padding(copy)
+        inner.transform = None  # `microbatches` does not cut compiled functions
 
         def run() -> list[Any]:
-            return inner.build(body, inputs, gives) or [tf.constant(0)]  # as in `control.place_branches`
+            return inner.build(body, inputs, gives) or [tf.constant(0)]  # a tensor for which ops can wait
 
         run.__name__ = callee.name
         return list(compile_function(run)())
@@ -51,25 +54,28 @@ def place_call(reader: Any, node: Node) -> Decision:
 
 
 def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
-    """Compile `function`. Its captured tensors become arguments, so that XLA knows the values that give sizes,
-    and compiles the function once for each set of sizes.
+    """A function that computes `function()` in code that XLA compiles.
+
+    `tf.function` makes an argument of each tensor that `function` captures. XLA reads the values of arguments that give
+    sizes, such as a number of rows, and compiles once for each set of these values.
     """
     return tf.function(function, jit_compile=True, autograph=False)
 
 
-def _can_travel(value: Value) -> bool:
-    """Whether XLA can exchange a value. It cannot exchange strings, nor rows that a mask selects: their number on the
-    other ranks is unknown.
+def _can_exchange(value: Value) -> bool:
+    """Whether compiled code can exchange a value, or the items of a list.
+
+    XLA has no strings. A rank does not know how many rows a mask selects on other ranks, so it cannot place its own.
     """
-    inner, dtype = value.placement.item or value.placement, value.dtype
-    is_counted = inner.kind == PARTIAL or (inner.is_sharded and inner.rows.chosen is None)
-    return is_counted and dtype.name != "string"
+    placement = value.placement.item or value.placement
+    is_counted = placement.kind == PARTIAL or (placement.is_sharded and placement.rows.chosen is None)
+    return is_counted and value.dtype.name != "string"
 
 
 class _Padding:
-    """The `Exchanger` inside of a compiled function: it gathers rows by sums of padded tensors."""
+    """The `sharing.Exchanger` inside of a compiled function: it gathers rows by sums of padded tensors."""
 
-    sums_early = False
+    sums_early = False  # XLA itself chooses the order in which the ops of a compiled function run
 
     def __init__(self, copy: Any):
         self.exchanger, self.batch_slice, self.rank = copy.exchanger, copy.batch_slice, copy.exchanger.rank
@@ -85,9 +91,10 @@ class _Padding:
             return list(self.exchanger.exchange(padded, batch_slice, labels, is_last, can_wait))
 
     def _pad(self, rows: Any) -> Any:
-        """The rows at their place among the rows of all ranks, and 0 elsewhere."""
+        """This rank's entries at their place among the entries of all ranks along axis 0, and 0 elsewhere."""
         batch_slice, length = self.batch_slice, tf.shape(rows, tf.int64)[0]
-        unit = length // batch_slice.count  # entries for each row of the batch
+        unit = length // batch_slice.count  # the entries for each row of the batch
         before = unit * batch_slice.first
-        ends = tf.reshape(tf.stack([before, unit * batch_slice.total - before - length]), [1, 2])
-        return tf.pad(rows, tf.concat([ends, tf.zeros([tf.rank(rows) - 1, 2], tf.int64)], 0))
+        after = unit * batch_slice.total - before - length
+        other_axes = tf.zeros([tf.rank(rows) - 1, 2], tf.int64)
+        return tf.pad(rows, tf.concat([[[before, after]], other_axes], 0))

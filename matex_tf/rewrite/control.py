@@ -41,7 +41,7 @@ def strip_placement(placement: Placement) -> Placement:
     """Remove the parts of a placement that hold within one turn or branch only."""
     if placement.kind == LIST and placement.item is not None:
         return list_of(strip_placement(placement.item), placement.dtype)
-    return placement._replace(numbers=None, is_zero=False)
+    return placement._replace(index_rows=None, is_zero=False)
 
 
 def strip_slice(placement: Placement) -> Placement:

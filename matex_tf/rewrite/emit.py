@@ -27,11 +27,12 @@ class Copy:
     """Builds the copies of all programs of one step.
 
     batch_slice: this rank's slice of the batch that the inputs hold. If the program takes its batch by itself, the op
-        that takes the batch sets it.
-    make_slice: `make_slice(components)`: this rank's slice of a batch that the program takes by itself.
-    make_own_slice: `make_own_slice(components, has_batch)`: the `OwnRows` of a batch of which each rank holds rows of
-        its own.
-    transform: `transform(program, gives)`: the program that is built in place of `program`; None: the program itself.
+        that takes the batch sets this attribute.
+    make_slice: `make_slice(components)` returns this rank's slice of a batch that the program takes by itself.
+    make_own_slice: `make_own_slice(components, has_batch)` returns the `OwnRows` of a batch of which each rank holds
+        rows of its own. has_batch: whether this rank's data have not ended.
+    transform: `transform(program, gives)` returns the program that is built in place of `program`; None: `program` is
+        built itself.
     """
 
     is_ordered = True
@@ -48,7 +49,7 @@ class Copy:
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
         """The outputs of a program for these inputs, brought to the placements `gives`, after its effects."""
-        # The slice of a batch that a branch or a turn takes by itself is valid inside of it only.
+        # If a branch or a turn of a loop takes a batch by itself, the slice of that batch is valid inside of it only.
         copy = copies.copy(self) if program.takes_batch else self
         outputs, after = copy.build_apart(program, inputs, gives)
         with tf.control_dependencies(after):
@@ -57,7 +58,9 @@ class Copy:
     def build_apart(
         self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]
     ) -> tuple[list[Any], list[Any]]:
-        """The outputs, and the operations after which all effects have happened."""
+        """The outputs as `build` returns them, but before the effects; and the operations after which all effects have
+        happened.
+        """
         with pause_collection():
             if self.transform is not None:
                 program = self.transform(program, gives)
@@ -85,7 +88,7 @@ class Copy:
         return tf.cast(count, tf.int64) // self.batch_slice.count * self.batch_slice.first
 
     def find_total(self, count: Any) -> Any:
-        """The length, int64, of such an axis in the single-process run."""
+        """The length, int64, that the axis of `find_first` has in the single-process run."""
         return tf.cast(count, tf.int64) // self.batch_slice.count * self.batch_slice.total
 
     def create_op(self, node: Node, inputs: Sequence[Any], **changes: Any) -> list[Any]:

@@ -25,11 +25,14 @@ _ORDERS = ("TakeDataset", "SkipDataset", "RepeatDataset")
 class Feed(Protocol):
     """Decides on the ops that take an iterator, a dataset or an optional."""
 
-    def place_batch(self, node: Node, is_batch: bool) -> Decision:
-        """Decide on the op that returns a batch. is_batch: the program divides the batch; else it needs all rows."""
+    def place_batch(self, node: Node, is_divided: bool) -> Decision:
+        """Decide on the op that returns a batch.
+
+        is_divided: the program computes on this rank's rows of the batch; otherwise it takes the rows of all ranks.
+        """
 
     def place_end(self, node: Node) -> Decision:
-        """Decide on `OptionalHasValue`."""
+        """Decide on `OptionalHasValue`, by which the script finds out whether the data have ended."""
 
     def pass_on(self, node: Node, placement: Placement) -> Decision:
         """Decide on any other op with an input of this feed. placement: the placement of the input."""
@@ -67,7 +70,7 @@ class SharedFeed:
     def __post_init__(self) -> None:
         self.origin = self.origin or self
 
-    def place_batch(self, node: Node, is_batch: bool) -> Decision:
+    def place_batch(self, node: Node, is_divided: bool) -> Decision:
         outputs = node.op.outputs
         if len(outputs) != len(self.are_rows):
             raise FeedRefusedError(self.origin, f"{node.type} takes other tensors than its dataset gives")
@@ -76,15 +79,15 @@ class SharedFeed:
             tensors, batch_slice = self.take(copy, sources.around_pull(lambda: self._create(node, handle)))
             for tensor, output, is_rows in zip(tensors, outputs, self.are_rows):
                 tensor.set_shape([None, *output.shape[1:]] if is_rows else output.shape)
-            if is_batch:
+            if is_divided:
                 copy.batch_slice = batch_slice
                 return tensors
             rows = [tensor for tensor, is_rows in zip(tensors, self.are_rows) if is_rows]
             whole = iter(gather_rows(copy.exchanger, rows, batch_slice))
             return [next(whole) if is_rows else tensor for tensor, is_rows in zip(tensors, self.are_rows)]
 
-        gives = [BATCH if is_batch and is_rows else WHOLE for is_rows in self.are_rows]
-        return Decision([WHOLE], gives, emit, communicates=self.communicates or not is_batch)
+        gives = [BATCH if is_divided and is_rows else WHOLE for is_rows in self.are_rows]
+        return Decision([WHOLE], gives, emit, communicates=self.communicates or not is_divided)
 
     def place_end(self, node: Node) -> Decision:
         return Decision([WHOLE], [WHOLE])  # all ranks have batches, or none

@@ -96,7 +96,7 @@ def find_callee(op: Any, name: str, inputs: Sequence[Any] | None = None) -> Any:
     definition = getattr(function, "cached_definition", None) or context.context().get_function_def(name)
     if definition is None:
         raise LookupError(f"the graph of the function {name}, which {op.type} '{op.name}' calls, is not known")
-    with op.graph.as_default():  # which has the functions that this one calls
+    with op.graph.as_default():  # this graph has the functions that the function itself calls
         return function_def_to_graph(definition, input_shapes=[tensor.shape for tensor in tensors])
 
 

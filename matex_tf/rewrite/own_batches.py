@@ -1,8 +1,8 @@
-"""Batches of which each rank has rows of its own, for instance from an iterator over a rank's part of the data.
+"""Own batches: each rank has rows of its own, for instance from an iterator over the rank's part of the data.
 
-The script's batch is the concatenation of the ranks' rows. With each batch the ranks exchange their numbers of rows. A
-rank whose data have ended goes on without rows until all ranks have ended: ops may not accept 0 rows, so it computes a
-row of zeros, which counts nothing.
+The script's batch is the concatenation of the ranks' rows. With each batch the ranks exchange their numbers of rows.
+When the data of one rank have ended, the rank goes on without rows until the data of all ranks have ended. Ops need not
+accept 0 rows, so a rank without rows computes one row of zeros, and adds 0 to every sum.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from matex_tf.rewrite.sharing import Request
 from matex_tf.rewrite.sources import SOURCES
 
 HANDLES = ("resource", "variant")
+"""Dtypes of tensors that stand for an object, such as an iterator or a dataset."""
 
 
 class OwnRowsError(Exception):
@@ -27,30 +28,27 @@ class OwnRowsError(Exception):
 class OwnRows(NamedTuple):
     """A batch, after the ranks have exchanged their numbers of rows.
 
-    batch_slice: this rank's slice.
-    has_batch: a scalar bool: some rank has a batch.
-    sizes: for each component, the largest sizes among the ranks, int64, without the number of rows.
+    batch_slice: this rank's slice, a `sharing.Slice`.
+    any_has_batch: a scalar bool: at least one rank has a batch.
+    sizes: for each component, a vector of int64: the largest sizes among the ranks, without the number of rows.
     """
 
     batch_slice: Any
-    has_batch: Any
+    any_has_batch: Any
     sizes: Sequence[Any]
 
 
-def has_collective(node: Node) -> bool:
-    """Whether the copy of an op has collectives of its own, not only for placements of its inputs."""
-    return node.decision.communicates
-
-
 def takes_rows(node: Node) -> bool:
-    """Whether an op returns data of an iterator, a dataset or an optional, or calls a function that takes such data."""
+    """Whether an op that takes an iterator, a dataset or an optional returns data from it, itself or in a function that
+    the op calls. Other ops return handles only.
+    """
     return has_op(node.op, SOURCES) or any(tensor.dtype.name not in HANDLES for tensor in node.op.outputs)
 
 
 class OwnFeed:
-    """The feed of such data: it decides on the ops that take their iterator (see `feeds.Feed`)."""
+    """The `feeds.Feed` of own batches: it decides on the ops that take an iterator over a rank's part of the data."""
 
-    def place_batch(self, node: Node, is_batch: bool) -> Decision:
+    def place_batch(self, node: Node, is_divided: bool) -> Decision:
         outputs = node.op.outputs
         check_components([(tensor.dtype, tensor.shape) for tensor in outputs])
         if any(tensor.shape.as_list()[0] is not None for tensor in outputs):
@@ -58,15 +56,15 @@ class OwnFeed:
 
         def emit(copy: Any, handle: Any) -> list[Any]:
             tensors, own = take_own_rows(copy.make_own_slice, node.type, handle, outputs)
-            if not is_batch:
+            if not is_divided:  # the program computes whole tensors from this batch
                 return gather_rows(copy.exchanger, tensors, own.batch_slice)
             copy.batch_slice = own.batch_slice
             return tensors
 
-        return Decision([WHOLE], [BATCH if is_batch else WHOLE] * len(outputs), emit, communicates=True)
+        return Decision([WHOLE], [BATCH if is_divided else WHOLE] * len(outputs), emit, communicates=True)
 
     def place_end(self, node: Node) -> Decision:
-        """The step goes on while any rank has a batch."""
+        """Decide on `OptionalHasValue`: the copy gives True on all ranks as long as any rank has a batch."""
 
         def emit(copy: Any, optional: Any) -> list[Any]:
             has_batch = tf.cast(tf.raw_ops.OptionalHasValue(optional=optional), tf.int32)
@@ -77,13 +75,14 @@ class OwnFeed:
 
     def pass_on(self, node: Node, placement: Placement) -> Decision:
         if node.type == "MakeIterator":
-            node.inputs[1].placement = placement  # the iterator's state after this op
+            node.inputs[1].placement = placement  # the iterator gives the batches of this dataset from now on
         if takes_rows(node):
             raise OwnRowsError(f"{node.type} '{node.op.name}' takes rows out of their dataset by itself")
         return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
 
 
 OWN = Placement(REPLICATED, feed=OwnFeed())
+"""The placement of an iterator over a rank's part of the data."""
 
 
 def check_components(components: Sequence[tuple[Any, Any]]) -> None:
@@ -95,11 +94,13 @@ def check_components(components: Sequence[tuple[Any, Any]]) -> None:
 
 
 def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence[Any]) -> tuple[list[Any], OwnRows]:
-    """This rank's rows of the next batch; one row that counts nothing if the rank has none.
+    """The components of the next batch with this rank's rows, or one row of zeros if it has none; and the `OwnRows`.
 
-    kind: the type of the op that returns the batch. The op raises the end-of-data error once no rank has a batch.
-    handle: the input of that op: an iterator, or an optional.
-    outputs: tensors or specs of the components.
+    kind: the type of the op that returns the batch: OptionalGetValue, or an op that takes the next batch of an iterator
+        and raises the end-of-data error. The copy raises this error once no rank has a batch.
+    handle: the input of that op, an optional or an iterator.
+    outputs: the components of the batch, tensors or specs.
+    make_own_slice: see `emit.Copy`.
     """
     specs = {"output_types": [each.dtype for each in outputs], "output_shapes": [each.shape for each in outputs]}
     is_optional = kind == "OptionalGetValue"
@@ -112,9 +113,10 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
     rows = _choose(has_batch, lambda: tf.raw_ops.OptionalGetValue(optional=optional, **specs), make_no_rows, outputs)
     own = make_own_slice(rows, has_batch)
     if not is_optional:
-        # When all ranks have ended, IteratorGetNext raises the script's error. No op of the step runs before it.
+        # When the data of all ranks have ended, IteratorGetNext raises the end-of-data error, as in the script. The
+        # ops of the step need the slice, and the slice waits for the rows. So no op has an effect before the error.
         rows = _choose(
-            own.has_batch, lambda: rows, lambda: tf.raw_ops.IteratorGetNext(iterator=handle, **specs), outputs
+            own.any_has_batch, lambda: rows, lambda: tf.raw_ops.IteratorGetNext(iterator=handle, **specs), outputs
         )
         with tf.control_dependencies(rows):
             own = own._replace(batch_slice=own.batch_slice.map(tf.identity))
@@ -132,7 +134,7 @@ def fill_rows(rows: Sequence[Any], own: OwnRows) -> list[Any]:
 
 
 def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> list[Any]:
-    """`tf.cond` as a list of tensors that have any number of rows, and otherwise the shapes of `outputs`."""
+    """The results of `tf.cond`, as a list. Their static shapes are the shapes of `outputs` with any number of rows."""
     chosen = tf.cond(condition, first, second)
     chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
     for tensor, output in zip(chosen, outputs):

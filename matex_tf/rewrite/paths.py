@@ -14,8 +14,13 @@ from matex_tf.rewrite.placement import PARTIAL, PIECE, REPLICATED, SHARDED, SIZE
 from matex_tf.rewrite.programs import Program, drop_unneeded
 
 SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted"
-"""The value's own tensor; numbers that the slice of the rank determines; the result of a collective; and a conversion
-by ops, such as slicing, possibly of the result of a collective."""
+"""The paths. The op gets:
+
+    SAME         the value's own tensor
+    COUNTED      numbers that follow from the rank's slice of the batch
+    EXCHANGED    the result of a collective on the value
+    CONVERTED    the result of ops, such as slicing, on the value or on the result of a collective
+"""
 
 
 def find_path(value: Value, need: Placement | None) -> str:

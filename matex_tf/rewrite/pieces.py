@@ -76,10 +76,10 @@ def count_entries(value: Value) -> int | None:
     return None if shape is None else math.prod(shape)
 
 
-def list_cut(node: Node) -> list[Value]:
-    """The inputs of an elementwise op that have as many entries as its result.
+def list_matching_inputs(node: Node) -> list[Value]:
+    """The inputs of an elementwise op that have as many entries as its result; empty for any other op.
 
-    An op that needs a piece of the result then needs the same piece of these inputs (`whole_sums`).
+    To compute a piece of the result, a rank needs the same piece of each of these inputs (`whole_sums`).
     """
     if node.type in _SAME_ORDER:
         return node.inputs[:1]

@@ -12,20 +12,23 @@ from typing import Any, NamedTuple
 
 REPLICATED, SHARDED, PARTIAL, PIECE = "replicated", "sharded", "partial", "piece"
 SIZES, LIST, ANY = "sizes", "list", "any"
+"""The kinds of placements, see `Placement`."""
 HALF = ("float16", "bfloat16")
-"""Dtypes of half precision. A partial sum of such a dtype becomes whole where it arises, in float32, rounded once.
+"""Dtypes of half precision. A partial sum of such a dtype is all-reduced in float32 where it arises, and rounded once.
 
-So the sum overflows, and is rounded, where the script's sum is, and gradients are finite exactly when the script's are.
-Sums over the turns of a loop become whole after the loop; otherwise each turn would have a collective.
+So the sum is rounded, and may overflow, at the op at which the script's sum is. Gradients are finite exactly when the
+script's gradients are. Only the sums inside of a loop are all-reduced after the loop: otherwise each turn would have a
+collective.
 """
 
 
 class Rows(NamedTuple):
     """The entries along an axis that a rank holds.
 
-    blocks: for each block of the axis, the number of its entries for each row of the batch; None: unknown. A rank holds
-        the entries of its rows in each block. A batch is one block, (1,); two concatenated batches are (1, 1).
-    chosen: None, or the key of the mask that selected some of these entries. Only the data determine how many.
+    blocks: the axis consists of blocks. For each block, the number of its entries for each row of the batch; None:
+        unknown. A rank holds the entries of its rows in each block. A batch is one block, (1,). Two concatenated
+        batches are two blocks, (1, 1).
+    chosen: None, or the key of the mask that selected some of these entries. How many it selects depends on the data.
     """
 
     blocks: tuple[int | None, ...] = (1,)
@@ -51,10 +54,11 @@ class Rows(NamedTuple):
 
 
 class Size(NamedTuple):
-    """One number of a `sizes` placement; `Size()` is an unknown number that is the same on all ranks.
+    """One number of a `sizes` placement.
 
-    rows: the number counts the entries of an axis with these rows; None: the number is replicated.
-    value: the number, if it is fixed.
+    rows: if the number is the length of an axis with these rows, so that each rank has another number. None: the number
+        is the same on all ranks.
+    value: the number, if `rows` is None and the number is fixed. `Size()` is an unknown number.
     """
 
     rows: Rows | None = None
@@ -75,19 +79,21 @@ class Placement(NamedTuple):
     Sharded:
         axis: the axis along which the ranks' tensors are concatenated.
         rows: the entries along the axis that a rank holds.
-        numbers: None, or rows: the values are indices of such entries of the script's tensor, as in `tf.range(batch)`.
+        index_rows: None, or rows: each value of the tensor is the index, in the script's tensor, of an entry along an
+            axis with these rows. An example is `tf.range(len(batch))`.
     Partial:
         reduction: "sum", "max" or "min".
         owned: the tensor is made of the ranks' pieces, so a rank without rows has a term, too.
     Replicated:
         is_zero: the tensor is 0 everywhere, so it is a partial sum, too.
-        axes: for a vector that names axes of a tensor: whether it names each axis; None: unknown.
-        feed: of an iterator, a dataset or an optional: how it gives each rank its rows (`feeds`); None: it gives whole
-            batches.
-        variable: of the handle of a variable in pieces: the number of the variable among the captured tensors.
+        axes: for a vector of axes of a tensor, such as the axes of a reduction: for each axis of that tensor, whether
+            the vector names it; None: unknown.
+        feed: for an iterator, a dataset or an optional: the `feeds.Feed`, which gives each rank its rows of a batch;
+            None: each rank gets whole batches.
+        variable: for the handle of a variable in pieces: the number of the variable among the captured tensors.
     Piece, and the handle of a variable in pieces:
         cuts: the first entry of each rank's piece, and the end of the last piece.
-    Sizes, and a vector that a rule found to be fixed numbers, or maxima over the ranks:
+    Sizes, and a replicated vector whose numbers a rule knows:
         sizes: the numbers.
     List:
         item: the placement of the items; None: the list is empty.
@@ -97,7 +103,7 @@ class Placement(NamedTuple):
     kind: str
     axis: int = 0
     rows: Rows = Rows()
-    numbers: Rows | None = None
+    index_rows: Rows | None = None
     is_zero: bool = False
     sizes: tuple[Size, ...] = ()
     item: Placement | None = None
@@ -119,7 +125,10 @@ class Placement(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Whether it is a partial sum, which linear ops keep."""
+        """Whether it is a sum over the ranks' rows, which linear ops keep: 2 * s of a sum s is such a sum, too.
+
+        Narrower than `kind == PARTIAL`: linear ops need maxima, minima and sums over pieces (`owned`) whole.
+        """
         return self.kind == PARTIAL and self.reduction == "sum" and not self.owned
 
     @property
@@ -168,14 +177,14 @@ def list_of(item: Placement | None, dtype: Any = None) -> Placement:
 
 
 def make_sizes(sizes: Sequence[Size]) -> Placement:
-    """The placement of these sizes. If each number is replicated, so is the vector; the reader then makes a constant of
-    the sizes (`constants.note_sizes`).
+    """The placement of a vector of these sizes. If all numbers are the same on all ranks, the vector is replicated; the
+    reader makes a constant of fixed numbers (`constants.note_sizes`).
     """
     return Placement(SIZES if any(size.rows for size in sizes) else REPLICATED, sizes=tuple(sizes))
 
 
 def multiply_sizes(sizes: Sequence[Size]) -> Size | None:
-    """The product of sizes; None if no `Size` describes it, such as the product of two numbers of rows."""
+    """The product of sizes. None if no `Size` describes it, for example if two of the sizes are numbers of rows."""
     row_sizes = [size.rows for size in sizes if size.rows is not None]
     numbers = [size.value for size in sizes if size.rows is None]
     product = None if None in numbers else math.prod(number for number in numbers if number is not None)
@@ -200,7 +209,7 @@ def join(first: Placement, second: Placement) -> Placement:
             return first if second.item is None else second
         return list_of(first.item if first.item == second.item else WHOLE, first.dtype)
     # Equal except for facts that hold for one of them only.
-    plain = [placement._replace(is_zero=False, numbers=None) for placement in (first, second)]
+    plain = [placement._replace(is_zero=False, index_rows=None) for placement in (first, second)]
     if plain[0] == plain[1]:
         return plain[0]
     # A replicated tensor becomes a partial sum: rank 0 keeps it, the others have 0.

@@ -1,4 +1,7 @@
-"""A program: the ops of a graph, with the placements of their tensors. `propagate` makes it, `bodies` copies it."""
+"""A program: the ops of a graph, with the placements of their tensors.
+
+`propagate` reads a program from the script's graph, and `bodies` creates its ops in the copy that the ranks run.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.own_batches import has_collective
 from matex_tf.rewrite.placement import REPLICATED, Placement
 
 
@@ -16,10 +18,10 @@ class Program:
     """The ops of a graph, in an order in which they can run, with the placements of their tensors.
 
     inputs, outputs: the values of the graph's inputs and outputs.
-    effects: the nodes that run although no output needs them.
-    takes_batch: one of the ops takes the batch, for example from an iterator, and each rank goes on with a slice of it.
-    gives: the placements that the outputs are brought to. Outputs of branches, and of the turns of a loop, may be
-        brought to other placements than their own.
+    effects: the nodes that run although no output needs them, such as assignments.
+    takes_batch: one of the ops takes the batch, for example from an iterator. Each rank computes its slice from there.
+    gives: the placements to which the copy brings the outputs. By default an output keeps its own placement. The
+        branches of a `tf.cond`, or the turns of a loop, must return an output in one placement, so `control` sets it.
     """
 
     nodes: list[Node]
@@ -33,24 +35,28 @@ class Program:
         self.gives = [value.placement for value in self.outputs]
 
     def iterate_needs(
-        self, gives: Sequence[Placement] | None = None
+        self, output_needs: Sequence[Placement] | None = None
     ) -> Iterator[tuple[Value, Placement | None, Node | None]]:
-        """Each use of a value that is not replicated: the value, the placement to which it is brought, and the node.
+        """(value, need, node) for each node that takes a value that is not replicated, and for each such output.
 
-        The placement is None if the node takes the value unchanged. The node is None for an output of the program,
-        which is brought to `gives` (default: the attribute).
+        need: the placement to which the value is brought; None if the node takes the value unchanged.
+        node: the node that takes the value; None for an output of the program.
+        output_needs: the placements to which the outputs are brought; default: `gives`.
         """
         for node in self.nodes:
             for value, need in zip(node.inputs, node.decision.needs):
                 if value.placement.kind != REPLICATED:
                     yield value, need, node
-        for value, need in zip(self.outputs, self.gives if gives is None else gives):
+        for value, need in zip(self.outputs, self.gives if output_needs is None else output_needs):
             if value.placement.kind != REPLICATED:
                 yield value, need, None
 
-    def iterate_exchanged(self, gives: Sequence[Placement] | None = None) -> Iterator[tuple[Value, Node | None]]:
-        """Each use of a value for which a collective is needed, here and in the programs of called functions."""
-        for value, need, node in self.iterate_needs(gives):
+    def iterate_exchanged(self, output_needs: Sequence[Placement] | None = None) -> Iterator[tuple[Value, Node | None]]:
+        """(value, node) of `iterate_needs` for each need that takes a collective, also in programs of called functions.
+
+        Collectives of the ops themselves (`Decision.communicates`) are not among these.
+        """
+        for value, need, node in self.iterate_needs(output_needs):
             if needs_exchange(value.placement, need):
                 yield value, node
         for body in (body for node in self.nodes for body in node.bodies):
@@ -58,19 +64,22 @@ class Program:
 
     @property
     def has_collectives(self) -> bool:
+        """Whether the copy has collectives: for placements, or of an op itself, also in called functions."""
         if any(needs_exchange(value.placement, need) for value, need, _ in self.iterate_needs()):
             return True
-        return any(has_collective(node) or any(body.has_collectives for body in node.bodies) for node in self.nodes)
+        if any(node.decision.communicates for node in self.nodes):
+            return True
+        return any(body.has_collectives for node in self.nodes for body in node.bodies)
 
 
 def drop_unneeded(
     nodes: list[Node], outputs: Iterable[Value], effects: Iterable[Node],
     is_used: Callable[[Value, Placement | None], bool] | None = None,
 ) -> list[Node]:  # fmt: skip
-    """The nodes that outputs or effects need, in their order.
+    """The nodes that outputs or effects need, in the order of `nodes`.
 
-    is_used: `is_used(value, need)` tells whether the tensor of a value is needed in order to bring the value to the
-        placement `need`; None: always.
+    is_used: `is_used(value, need)` tells whether the tensor of an input is used to bring that input to the placement
+        `need`. If not, the nodes that only compute this tensor are dropped. None: the tensor is always used.
     """
     needed = {value.node for value in outputs}.union(effects)
     for node in reversed(nodes):

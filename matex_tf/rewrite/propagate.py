@@ -27,7 +27,7 @@ from matex_tf.rewrite.rules.randoms import draw_once, has_no_seed
 from matex_tf.rewrite.rules.registry import decide_without_rule
 from matex_tf.rewrite.sources import SOURCES, count_rows, is_batch, place_batch, put_first
 from matex_tf.rewrite.spreading import spread_rows
-from matex_tf.rewrite.whole_sums import WHOLE_SUM, find_needed_sums
+from matex_tf.rewrite.whole_sums import CONVERTED_SUM, find_needed_sums
 
 ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"))
 """Identity ops, which the copy of a graph leaves out."""
@@ -237,7 +237,7 @@ class Reader:
         return value
 
     def _convert_sum(self, nodes: list[Node], value: Value) -> Value:
-        """The value that later ops take: of a sum that is converted where it arises, the sum after its conversion."""
+        """The value that later ops take. If `value` is a sum that is converted where it arises: the converted sum."""
         if value.placement.kind != PARTIAL:
             return value
         is_rounded = value.dtype.name in HALF and not self.loops  # see `HALF`
@@ -245,7 +245,7 @@ class Reader:
         if need is None:
             return value
         key = (*value.key, "whole")
-        node = Node(StandIn(WHOLE_SUM, [value.tensor]), key, [value], [])
+        node = Node(StandIn(CONVERTED_SUM, [value.tensor]), key, [value], [])
         node.outputs = [Value(value.tensor, key, WHOLE, node)]
         node.decide_on(node.decide([need], need, emit=lambda _, tensor: [tensor], shapes=[value.shape]))
         nodes.append(node)
@@ -265,9 +265,9 @@ class Reader:
         # The placement of an iterator, dataset or optional of divided batches. Its feed decides on ops that take it.
         fed = next((placement for placement in special if placement.feed is not None), None)
         if node.type in SOURCES:
-            is_batch = self.takes_batches and not self._have_batch[-1]
-            if fed or (is_batch and all(placement.is_replicated for placement in special)):
-                return self._decide_on_source(node, fed, is_batch)
+            is_divided = self.takes_batches and not self._have_batch[-1]
+            if fed or (is_divided and all(placement.is_replicated for placement in special)):
+                return self._decide_on_source(node, fed, is_divided)
         if fed and node.type == "OptionalHasValue":
             return fed.feed.place_end(node)
         if node.type in ALIASES:
@@ -293,13 +293,14 @@ class Reader:
         is_drawn = has_no_seed(node.op) and not any(value.dtype.name == "string" for value in node.outputs)
         return draw_once(node) if is_drawn else decide_without_rule(node)
 
-    def _decide_on_source(self, node: Node, fed: Placement | None, is_batch: bool) -> Decision:
+    def _decide_on_source(self, node: Node, fed: Placement | None, is_divided: bool) -> Decision:
         """Decide on an op that returns a batch.
 
-        fed: the placement of the op's input, if that has a feed. is_batch: the op gives the batch of the program.
+        fed: the placement of the op's input, if that has a feed.
+        is_divided: this is the batch that the ranks divide in the program; otherwise all ranks take all rows.
         """
-        decision = fed.feed.place_batch(node, is_batch) if fed else place_batch(node)
-        if is_batch:
+        decision = fed.feed.place_batch(node, is_divided) if fed else place_batch(node)
+        if is_divided:
             self._have_batch[-1] = any(placement.is_sharded for placement in decision.gives)
             for value, placement in zip(node.outputs, decision.gives):
                 value.placement = placement

@@ -1,12 +1,14 @@
-"""Finds the partial sums that are best converted where they arise: to whole tensors, or to pieces.
+"""Finds the partial sums that are best converted where they arise, to whole tensors or to pieces.
 
-Whole: one op needs the sum whole, and another takes it unchanged. If only the first one took the all-reduced sum, the
-result of the second one would be a partial sum, which needs another collective later.
+Otherwise, each op that needs a sum in another placement converts it for itself, and other ops take it as it is.
 
-Pieces: each rank updates its piece of an optimizer's variable (`pieces`), and needs the same piece of the gradient. If
-elementwise ops compute that from sums, such as the gradient's sum times a factor, each sum is reduced to pieces, and
-the ops compute pieces. A rank then receives its piece only. But an op that combines the sum with rows cannot take a
-piece, and would gather the rows: such a sum becomes whole.
+Whole: if one op needs a sum whole, and another op takes the same sum unchanged, the sum is all-reduced where it arises.
+Otherwise the result of the second op would be a partial sum, too, and would need a collective of its own later.
+
+Pieces: each rank updates its piece of an optimizer's variable (`pieces`), so it needs the same piece of the gradient.
+An example is the gradient's sum times a factor. This product is elementwise, so the sum is reduced to pieces where it
+arises, and the product is computed on pieces: each rank receives its piece of the sum only. But an op that combines a
+sum with rows cannot take a piece of it, and would gather the other pieces. Such a sum becomes whole.
 """
 
 from __future__ import annotations
@@ -14,85 +16,106 @@ from __future__ import annotations
 from typing import Any
 
 from matex_tf.rewrite import pieces
-from matex_tf.rewrite.nodes import Value
+from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
 from matex_tf.rewrite.programs import Program
 
 Key = tuple[Any, ...]
+"""The key of a value (`Value.key`), which is the same in each reading of a graph."""
 
-WHOLE_SUM = "Whole"
-"""The type of the stand-in op that converts a sum."""
+CONVERTED_SUM = "ConvertedSum"
+"""The type of the node that converts a sum where it arises. No op of the script's graph belongs to this node."""
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def find_needed_sums(program: Program) -> dict[Key, Placement]:
-    """The placements to which sums are converted where they arise, by the keys of the sums; see above."""
+    """For each sum that is best converted where it arises, the placement to which it is converted, by its key."""
     converted: set[Key] = set()
     unchanged: set[Key] = set()
     _note_needs(program, converted, unchanged)
     needed = dict.fromkeys(converted & unchanged, WHOLE)
     if any(value.placement.cuts for value in program.inputs):  # the step takes variables in pieces
-        found: dict[Key, Placement] = {}
-        met_rows: set[Key] = set()
-        _find_cuts(program, {}, converted, found, met_rows)
-        needed |= {key: WHOLE if key in met_rows else piece for key, piece in found.items()}
+        search = _PieceSearch(converted)
+        search.read(program)
+        needed |= {key: WHOLE if key in search.met_rows else piece for key, piece in search.sums.items()}
     return needed
 
 
 def _note_needs(program: Program, converted: set[Key], unchanged: set[Key]) -> None:
     """Add the keys of the sums that some op takes converted, and the keys of sums that some op takes unchanged."""
     for value, need, node in program.iterate_needs([WHOLE] * len(program.outputs)):
-        if value.placement.kind == PARTIAL and (node is None or node.type != WHOLE_SUM):
+        if value.placement.kind == PARTIAL and (node is None or node.type != CONVERTED_SUM):
             (unchanged if need is None else converted).add(value.key)
     for node in program.nodes:
         for body in node.bodies:
             _note_needs(body, converted, unchanged)
 
 
-def _find_cuts(
-    program: Program, cuts_by_id: dict[int, tuple[int, ...]], converted: set[Key], found: dict[Key, Placement],
-    met_rows: set[Key],
-) -> None:  # fmt: skip
-    """Go back from pieces to the sums that they are made of.
+class _PieceSearch:
+    """Goes back through a program, from the pieces that ops need to the sums from which the pieces are computed.
 
-    cuts_by_id: the cuts of the pieces that some op needs, directly or later, by the ids of values.
-    converted: the keys of sums that some op takes converted.
-    found: receives the pieces of the sums, by their keys.
-    met_rows: receives the keys of the values that an op combines with rows, directly or later.
+    sums: for each such sum, the piece to which it can be converted, by the sum's key.
+    met_rows: the keys of the values that an op combines with rows, directly or after other ops.
     """
 
-    def note_piece(value: Value, cuts: tuple[int, ...]) -> None:
-        """Record that an op needs a piece of a value, if the value has as many entries as the pieces."""
-        if pieces.count_entries(value) == cuts[-1]:
-            cuts_by_id.setdefault(id(value), cuts)
-            if value.placement.is_partial:
-                found.setdefault(value.key, cut(cuts))
+    def __init__(self, converted: set[Key]):
+        """converted: the keys of the sums that some op takes converted."""
+        self.sums: dict[Key, Placement] = {}
+        self.met_rows: set[Key] = set()
+        self._converted = converted
+        self._cuts: dict[Key, tuple[int, ...]] = {}  # of values: an op needs a piece, directly or after other ops
 
-    for node in reversed(program.nodes):
-        is_branching = node.type in _BRANCHES
-        # Ops that need pieces: in a branch, or this one.
-        for body in node.bodies:
-            if is_branching:
-                met_rows.update(inner.key for inner, value in zip(body.outputs, node.outputs) if value.key in met_rows)
-            _find_cuts(body, cuts_by_id, converted, found, met_rows)
-            for inner, value in zip(body.inputs, node.inputs[1:] if is_branching else ()):
-                if inner.key in met_rows:
-                    met_rows.add(value.key)
-                if id(inner) in cuts_by_id and not value.placement.is_piece_handle:
-                    note_piece(value, cuts_by_id[id(inner)])
-        for value, need in zip(node.inputs, node.decision.needs):
-            if need is not None and need.is_piece:
-                note_piece(value, need.cuts)
-        # An elementwise op: what is true of its result is true of the inputs that have as many entries.
-        sources = node.inputs if node.type == WHOLE_SUM else pieces.list_cut(node)
-        meets_rows = any(value.placement.is_sharded for value in node.inputs)
-        if is_branching:  # its bodies tell; if they were not read, each input may be a part of each output
-            meets_rows = not node.bodies and (meets_rows or any(value.key in met_rows for value in node.outputs))
-        if meets_rows:
-            met_rows.update(value.key for value in node.inputs)
-        if len(node.outputs) == 1 and node.outputs[0].key in met_rows:
-            met_rows.update(value.key for value in sources)
-        elif len(node.outputs) == 1 and id(node.outputs[0]) in cuts_by_id:
-            for value in sources:  # a sum that all ops take unchanged stays as it is
-                if node.type == WHOLE_SUM or not value.placement.is_partial or value.key in converted:
-                    note_piece(value, cuts_by_id[id(node.outputs[0])])
+    def read(self, program: Program) -> None:
+        for node in reversed(program.nodes):
+            for body in node.bodies:
+                if node.type in _BRANCHES:
+                    self._read_branch(node, body)
+                else:
+                    self.read(body)
+            for value, need in zip(node.inputs, node.decision.needs):
+                if need is not None and need.is_piece:
+                    self._note_piece(value, need.cuts)
+            if self._combines_rows(node):
+                self.met_rows.update(value.key for value in node.inputs)
+            if len(node.outputs) == 1:
+                self._pass_back(node, node.outputs[0])
+
+    def _read_branch(self, node: Node, body: Program) -> None:
+        """Read a branch of `node`. What is true of an output of the node is true of the branch's output, and what is
+        true of an input of the branch is true of the node's input.
+        """
+        outputs = zip(body.outputs, node.outputs)
+        self.met_rows.update(inner.key for inner, value in outputs if value.key in self.met_rows)
+        self.read(body)
+        for inner, value in zip(body.inputs, node.inputs[1:]):  # input 0 selects the branch
+            if inner.key in self.met_rows:
+                self.met_rows.add(value.key)
+            if inner.key in self._cuts and not value.placement.is_piece_handle:
+                self._note_piece(value, self._cuts[inner.key])
+
+    def _combines_rows(self, node: Node) -> bool:
+        """Whether an op may combine each of its inputs with rows."""
+        has_rows = any(value.placement.is_sharded for value in node.inputs)
+        if node.type not in _BRANCHES:
+            return has_rows
+        # The branches tell which inputs meet rows. If they were not read, each input may be a part of each output.
+        return not node.bodies and (has_rows or any(value.key in self.met_rows for value in node.outputs))
+
+    def _pass_back(self, node: Node, result: Value) -> None:
+        """What is true of the result of an elementwise op is true of the inputs that have as many entries."""
+        is_conversion = node.type == CONVERTED_SUM
+        inputs = node.inputs if is_conversion else pieces.list_matching_inputs(node)
+        if result.key in self.met_rows:
+            self.met_rows.update(value.key for value in inputs)
+        elif result.key in self._cuts:
+            for value in inputs:
+                # A sum that all ops take unchanged stays as it is.
+                if is_conversion or not value.placement.is_partial or value.key in self._converted:
+                    self._note_piece(value, self._cuts[result.key])
+
+    def _note_piece(self, value: Value, cuts: tuple[int, ...]) -> None:
+        """Record that an op needs a piece of a value, if the value has as many entries as all pieces together."""
+        if pieces.count_entries(value) == cuts[-1]:
+            self._cuts.setdefault(value.key, cuts)
+            if value.placement.is_partial:
+                self.sums.setdefault(value.key, cut(cuts))

@@ -1,7 +1,7 @@
 """Compares the data of ranks by their hashes: batches, and arrays that a script passes to `fit`.
 
-Ranks share a batch only if all of them read the same one. A script with random data breaks that, and the sum of the
-ranks' gradients would not be the gradient of any batch. In all functions `what` names the data, for messages.
+Ranks share a batch only if all of them read the same batch. If a script reads other data on each rank, the sum of the
+ranks' gradients is not the gradient of any batch. In all functions `what` names the data, for messages.
 """
 
 from __future__ import annotations

@@ -36,8 +36,9 @@ class Dealt(NamedTuple):
 class ShardArray(np.ndarray):
     """An array of rows that only this rank holds, so it is not sliced again.
 
-    The mark survives NumPy operations (slices, `astype`, arithmetic, `np.concatenate`, `np.where`, ...). `find_deal`
-    works as long as the rows keep their order.
+    The mark survives NumPy operations (slices, `astype`, arithmetic, `np.concatenate`, `np.where`, ...).
+
+    dealt: how the rows were dealt. It is kept as long as the number of rows stays the same.
     """
 
     dealt: Dealt | None = None
@@ -92,7 +93,7 @@ def _find_shard(x: Any) -> ShardArray | None:
     while x is not None:
         if isinstance(x, ShardArray):
             return x
-        # np.asarray(shard) is a plain view, whose base is the shard, if the shard owns its memory.
+        # `np.asarray(shard)` is a view that is no ShardArray. If the shard owns its memory, it is the view's base.
         x = getattr(x, "base", None)
     return None
 

@@ -1,7 +1,7 @@
 """Computes the bounds of slices and shards: contiguous rows of a batch, or of an array, for each rank.
 
 With 2 ranks and 5 rows, rank 0 gets rows 0-2 and rank 1 rows 3-4. Nothing here communicates. The functions take numbers
-and arrays, or tensors; only for tensors they need TensorFlow.
+and arrays, or tensors. With numbers and arrays they do not import TensorFlow, so readers of files start without it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ def deal_block(n: Any, rank: int, ratios: Any) -> tuple[Any, Any]:
     """(start, stop) of the rows of `rank` if `n` rows are dealt to the ranks in contiguous blocks.
 
     Args:
-        n: an int or a scalar integer tensor.
-        rank: an int.
-        ratios: the ratios of the ranks, as integers or a tensor of integers: a rank gets its ratio over their sum. Or
-            the number of ranks with equal ratios, as an int; further ranks get nothing.
+        n: the number of rows, an int or a scalar integer tensor.
+        rank: the number of the rank, an int.
+        ratios: the ratios of the ranks, integers or a tensor of integers: a rank gets its ratio divided by the sum of
+            the ratios. If `ratios` is an int, it is the number of ranks that get equal blocks; further ranks get no
+            rows.
 
-    Each rank gets its proportion, rounded down. The remaining rows go to the ranks that lost most by rounding, one row
-    each; of equal ones, to the earlier rank. So equal blocks differ by at most one row, and earlier ranks have the
-    longer ones; with fewer rows than ranks the last ranks have none (start == stop).
+    Each rank gets its proportion of the rows, rounded down. The remaining rows go to the ranks that lost most by
+    rounding, one row each. Of ranks that lost equally, the first come first. So blocks of equal ratios differ by at
+    most one row, and earlier ranks have the longer blocks. With fewer rows than ranks, the last ranks have no rows
+    (start == stop).
     """
     if isinstance(ratios, int):
         if rank >= ratios:
@@ -50,7 +52,7 @@ def count_dealt_rows(n: int, ratios: Sequence[int]) -> list[int]:
 
 
 def _deal_block_in_graph(n: Any, rank: Any, ratios: Any) -> tuple[Any, Any]:
-    """`deal_block` for tensors; the computation of `count_dealt_rows` as ops."""
+    """`deal_block` for tensors: ops compute the same as `count_dealt_rows`."""
     ratios = tf.cast(ratios, tf.int64)
     total, products = tf.reduce_sum(ratios), tf.cast(n, tf.int64) * ratios
     rows = products // total
@@ -63,11 +65,13 @@ def _deal_block_in_graph(n: Any, rank: Any, ratios: Any) -> tuple[Any, Any]:
 
 
 def find_slice_bounds(n: Any, rank: int, ratios: Any) -> tuple[Any, Any, Any]:
-    """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes; `ratios`: see `deal_block`.
+    """(start, stop, has_rows) of the slice of a batch of `n` rows that `rank` computes.
 
-    A rank without rows computes the first row, since models need not accept an empty batch; it adds 0 to every sum:
-    (0, 1, False). Only an empty batch has an empty slice, (0, 0, False). If `n` is an int, so are the bounds; if it is
-    a scalar integer tensor, the bounds are tensors of its dtype, and has_rows is a bool tensor.
+    A model need not accept an empty batch. So a rank without rows computes the first row of the batch, and adds 0 to
+    every sum; the result is then (0, 1, False). Only an empty batch has an empty slice, (0, 0, False).
+
+    n, ratios: see `deal_block`. If `n` is an int, the bounds are ints and has_rows is a bool. If `n` is a tensor, the
+        bounds are scalar tensors of its dtype, and has_rows is a scalar bool tensor.
     """
     start, stop = deal_block(n, rank, ratios)
     if not _is_tensor(start):
@@ -79,19 +83,22 @@ def find_slice_bounds(n: Any, rank: int, ratios: Any) -> tuple[Any, Any, Any]:
 def slice_rows(component: Any, start: Any, stop: Any) -> Any:
     """Rows `start` to `stop` of one component of a batch, along its first dimension.
 
-    `component` is a NumPy array, tf.Tensor, tf.RaggedTensor or tf.SparseTensor; the bounds are ints or scalar integer
+    `component` is a NumPy array, tf.Tensor, tf.RaggedTensor or tf.SparseTensor. The bounds are ints or scalar integer
     tensors, possibly symbolic. None, and components without dimensions, are returned unchanged.
+
+    Raises TypeError for a component of another type.
     """
     if component is None or isinstance(component, (bool, int, float, complex, str, bytes, np.generic)):
         return component
-    tf = sys.modules.get("tensorflow")
+    tf = sys.modules.get("tensorflow")  # if nothing has imported it, the component is no tensor
     if tf is not None:
-        symbolic = any(_is_tensor(bound) and not hasattr(bound, "numpy") for bound in (start, stop))
-        if symbolic and isinstance(component, np.ndarray) and component.ndim:
-            component = tf.convert_to_tensor(component)
+        are_symbolic = any(_is_tensor(bound) and not hasattr(bound, "numpy") for bound in (start, stop))
+        if are_symbolic and isinstance(component, np.ndarray) and component.ndim:
+            component = tf.convert_to_tensor(component)  # NumPy cannot slice by symbolic tensors
         if isinstance(component, tf.SparseTensor):
             return _slice_sparse(component, start, stop)
         if isinstance(component, (tf.Tensor, tf.Variable)) and component.shape.rank is None:
+            # Only when the graph runs is it known whether the component has rows.
             return tf.cond(tf.rank(component) > 0, lambda: component[start:stop], lambda: tf.identity(component))
     if not hasattr(component, "shape"):
         raise TypeError(
@@ -108,10 +115,9 @@ def _slice_sparse(component: Any, start: Any, stop: Any) -> Any:
 
 
 def count_batch_rows(batch: Any) -> Any:
-    """The number of rows of a batch, a structure of arrays and tensors: the first dimension of the first component that
-    has one. An int for arrays and eager tensors, otherwise a scalar int64 tensor.
+    """The number of rows of a batch, a structure of arrays and tensors: an int, or a scalar int64 tensor in a graph.
 
-    Raises ValueError if no component has a dimension.
+    It is the length of the first component that has a dimension. Raises ValueError if no component has one.
     """
     for component in tf.nest.flatten(batch):
         if isinstance(component, tf.SparseTensor):
@@ -127,7 +133,9 @@ def count_batch_rows(batch: Any) -> Any:
 
 
 def is_batched(dataset: Any) -> bool | None:
-    """Whether the elements of a tf.data.Dataset are batches; None if its steps do not show it, as for a generator."""
+    """Whether the elements of a tf.data.Dataset are batches. None if none of its steps shows this, for example if the
+    dataset takes its elements from a generator.
+    """
     for step in list_pipeline(dataset):
         name = type(step).__name__.lower()
         if "unbatch" in name or "tensorslice" in name or "range" in name:

@@ -3,8 +3,9 @@
 Two things are compared. Before ranks share a step, they compare its traces and variables (`agree_on_trace`). While they
 train, they compare weights: in `fit` and `evaluate`, after 1, 2, 4, ... steps, and every MATEX_DRIFT_STEPS steps.
 
-If values differ, code that every rank runs by itself has made them, for example by random numbers: all ranks then take
-rank 0's. But if a weight of a shared step differs, that is an error: its gradients were sums over different models.
+If values differ, code that every rank runs by itself has computed them, for example from random numbers. All ranks then
+take the values of rank 0. But it is an error if a weight of a shared step differs: the gradients of that step were sums
+over different models.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _SHARED = "is of a step that ranks share"
 _steps = 0
 _has_unchecked = False
 """Whether a step has changed weights since the last comparison."""
-_are_apart = False  # ranks train by themselves for some steps (`apart.local`), so their weights are not compared
+_are_apart = False
+"""Whether ranks train by themselves for some steps (`apart.local`). Their weights differ then, and are not compared."""
 
 
 def is_watched() -> bool:
@@ -74,7 +76,7 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
     """The reason why a step is not shared; empty if it is. Collective.
 
     digest: a digest of the ops of the step, without constants: file names may differ between ranks.
-    why_whole: the reason why this rank would compute it whole.
+    why_whole: the reason why this rank would compute the step whole; empty if it would share it.
     rows: see `count_rows`.
 
     Raises MismatchError on every rank if all ranks would share the step but have different ops.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import weakref
 from collections.abc import Callable
@@ -20,50 +19,55 @@ class Arguments:
     """The flattened arguments of a call.
 
     given: the positional and the keyword arguments.
-    leaves: the same, flattened.
+    leaves: the arguments in `given`, flattened: tensors and other objects.
     rows: the number of rows of the batch: the most common first size of the tensors, if it is 2 or more; else 0.
-    are_rows: for each leaf, whether it has so many rows. These tensors are sliced. Another choice would need other
-        collectives, and changes no result.
-    kept: references to the leaves that the last key identifies by address. The key is invalid once one of them is gone.
+    have_rows: for each leaf, whether it is a tensor with `rows` rows. These tensors are sliced. Rows are guessed, but a
+        wrong guess changes no result: the step only needs other collectives.
+    references: functions that return the leaves that the last key identifies by address, or None once a leaf is gone.
+        The key is then invalid, since another object may have the address.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.given = args, kwargs
-        self.kept: list[Any] = []
+        self.references: list[Callable[[], Any]] = []
         self.leaves = tf.nest.flatten(self.given)
-        if any(isinstance(leaf, np.ndarray) for leaf in self.leaves):  # as the call itself does
+        if any(isinstance(leaf, np.ndarray) for leaf in self.leaves):  # the call converts arrays, too
             self.leaves = [tf.convert_to_tensor(leaf) if _is_array(leaf) else leaf for leaf in self.leaves]
             self.given = tf.nest.pack_sequence_as(self.given, self.leaves)
         counts = [_count_rows(leaf) for leaf in self.leaves]
         known = [count for count in counts if count and count > 1]
         self.rows = max(known, key=known.count) if known else 0
-        self.are_rows = [bool(known) and count == self.rows for count in counts]
+        self.have_rows = [bool(known) and count == self.rows for count in counts]
 
     def make_key(self) -> Any:
-        """The key of a trace: calls with equal keys have the same trace."""
+        """The key of a trace: calls with equal keys have the same trace. Sets `references`."""
         parts: list[Any] = []
-        self.kept = []
+        self.references = []
         for leaf in self.leaves:
             if isinstance(leaf, (np.generic, tf.Tensor)):
                 parts.append((leaf.dtype, _list_sizes(leaf)))
             elif is_source(leaf):
-                parts.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf), find_signature(leaf)))
+                parts.append((type(leaf), _describe_batches(leaf), own_data.is_own(leaf), find_batch_key(leaf)))
             elif isinstance(leaf, tf.__internal__.CompositeTensor) and not isinstance(leaf, tf.Variable):
                 parts.append(tf.type_spec_from_value(leaf))
             elif isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)):
                 parts.append((type(leaf), leaf))
-            else:  # also for a variable: its type does not tell which arguments are the same variable
-                self.kept.append(_make_reference(leaf))
+            else:  # also a variable: a trace for two equal variables differs from one for two different variables
+                self.references.append(_make_reference(leaf))
                 parts.append(id(leaf))
         args, kwargs = self.given
         if not kwargs and len(args) == len(self.leaves) and all(map(operator.is_, args, self.leaves)):
-            return tuple(parts), len(args)  # the usual case, without the slow text
+            return tuple(parts), len(args)  # the usual case: no structure, whose text is slow to make
         return tuple(parts), repr(tf.nest.map_structure(lambda leaf: 0, self.given))
 
     @property
     def has_lasting_key(self) -> bool:
-        """Whether the last key identifies only variables by address: any other object may be freed and replaced."""
-        return all(isinstance(refer(), tf.Variable) for refer in self.kept)
+        """Whether the last key identifies only variables by address.
+
+        Ranks free any other object at different times. A rank where a new object has the old address would find a key
+        that other ranks do not find.
+        """
+        return all(isinstance(get_leaf(), tf.Variable) for get_leaf in self.references)
 
     def list_tensors(self) -> list[Any]:
         """The tensors among the leaves, and tensors that Python code has attached to them, such as masks."""
@@ -93,7 +97,7 @@ class Arguments:
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in self.list_tensors()]
         try:
             return func_graph.func_graph_from_py_func("call", call, specs, {})
-        except Exception:  # of the script's code: the call itself raises it again, or does not, for its own batch
+        except Exception:  # of the script's code, which is only tried: the call itself raises the script's errors
             return None
 
 
@@ -108,26 +112,34 @@ def attach_tensors(tensor: Any, attached: dict[str, Any]) -> None:
         setattr(tensor, name, value)
 
 
-def _make_reference(leaf: Any) -> Any:
-    """A function that returns None once the object is gone. It keeps an object without weak references."""
+def _make_reference(leaf: Any) -> Callable[[], Any]:
+    """A function that returns `leaf`, or None once `leaf` is gone. If no weak reference is possible, `leaf` stays."""
     try:
         return weakref.ref(leaf)
     except TypeError:
-        return functools.partial(tuple, (leaf,))
+        return lambda: leaf
 
 
 def is_source(leaf: Any) -> bool:
+    """Whether an argument gives batches to the function."""
     return isinstance(leaf, (tf.data.Iterator, tf.data.Dataset))
 
 
-def find_signature(source: Any) -> Any:
-    """A key for the batches, if ranks share them, of an iterator, a dataset, or a tensor that stands for one."""
+def find_batch_key(source: Any) -> Any:
+    """A key for how ranks share the batches of `source`; None if they do not. Equal keys allow the same plan.
+
+    source: an iterator, a dataset, or a tensor that stands for one.
+    """
     handle = getattr(source, "_iterator_resource", getattr(source, "_variant_tensor", source))
     dealt = find_dealt(handle)
-    return None if dealt is None else (dealt.dealer.signature, dealt.dealer if slices.may_change() else None)
+    if dealt is None:
+        return None
+    # If slice ratios may change, a step belongs to the one dealer whose ratios it reads.
+    return dealt.dealer.signature, dealt.dealer if slices.may_change() else None
 
 
 def _describe_batches(source: Any) -> str:
+    """The types and shapes of the batches. The text is made once for each source, since it is slow to make."""
     return tags.get_or_make_tag(source, "batches", lambda: repr(source.element_spec))
 
 
@@ -141,5 +153,5 @@ def _list_sizes(array: Any) -> tuple[Any, ...]:
 
 
 def _count_rows(leaf: Any) -> int | None:
-    """The first size of an eager tensor; None if the leaf is none, or has no dimension."""
+    """The first size of an eager tensor; None if the leaf is no tensor, or has no dimension."""
     return _list_sizes(leaf)[0] if isinstance(leaf, tf.Tensor) and leaf.shape.rank else None

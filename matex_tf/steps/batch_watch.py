@@ -22,7 +22,8 @@ from matex_tf.steps.batches import Batch, WholeBatch
 class BatchWatch:
     """The comparisons of one step. what: names the step's batch in messages.
 
-    _flag: a bool variable; if it is true, the graph keeps its next batch, and sets it to false. None: no graph has it.
+    _flag: a bool variable. If it is true, the graph keeps its next batch, and sets the flag to false. None: no graph
+        takes batches by itself.
     _calls: the number of calls so far.
     _sources: weak references to the iterators and datasets of the last comparison.
     _kept: the batch that the graph has kept.
@@ -44,7 +45,8 @@ class BatchWatch:
     def keep(self, tensors: Sequence[Any], make: Callable[..., Batch]) -> None:
         """Add ops that keep the batch which `make` makes of the graph's tensors, if the flag is set.
 
-        They must call no function: the thread of the graph that would wait for it may be the only one.
+        The ops must call no function of the graph. The thread that runs the ops would wait for the function, and may be
+        the only thread that could compute it.
         """
         from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 

@@ -40,26 +40,26 @@ def find_bounds(total: int, ratios: Any = None) -> Bounds:
 
 
 class Batch(Protocol):
-    """A batch that has been taken.
+    """A batch that has been taken from its source.
 
-    total: its number of rows.
-    is_even: all components with rows have equally many.
+    total: the number of rows of the batch.
+    is_even: all components with rows have equally many rows.
     """
 
     total: int
     is_even: bool
 
     def take_slice(self, ratios: Any = None) -> list[Any]:
-        """Its flat tensors with this rank's rows, and first, count, total, contributes (see `Slice`).
+        """The flat tensors with this rank's rows, then first, count, total, contributes (see `Slice`).
 
         Collective if rows are padded to the longest row of the batch. ratios: see `find_bounds`.
         """
 
     def take_whole(self) -> list[Any]:
-        """Its flat tensors."""
+        """The flat tensors with all rows."""
 
     def digest(self) -> tuple[int, int] | None:
-        """Its number of rows and a hash, by which ranks find out whether they have the same batch.
+        """The number of rows and a hash, by which ranks find out whether they have the same batch.
 
         None if the batch cannot be computed: the shared step raises the error when it takes the rows.
         """
@@ -68,7 +68,7 @@ class Batch(Protocol):
 class LostBatch:
     """A batch that this rank failed to take. `error` is raised where its rows are needed."""
 
-    total, is_even = 1, True  # so the call goes on to where its rows are needed
+    total, is_even = 1, True  # the call goes on to the place where rows are needed, so all ranks reach the error
 
     def __init__(self, error: Exception):
         self._error = error
@@ -166,7 +166,7 @@ class Dealer(Protocol):
 
 
 class Dealt(NamedTuple):
-    """For a tensor that stands for an iterator or dataset of batches: what stands for its elements.
+    """What replaces an iterator or dataset of batches in a graph: an iterator or dataset of elements.
 
     dealer: makes batches from the elements.
     handle: the tensor that stands for the iterator or dataset of the elements.

@@ -46,7 +46,9 @@ def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """
 
     def make_caller() -> Any:
-        """It takes tensors of the shapes that the function takes: their numbers of rows may be open."""
+        """The function that calls `function`, traced for the shapes of the inputs of `traced`, which may have an
+        unknown number of rows.
+        """
         given = traced.function_type.unpack_inputs(traced.function_type.bind(*args, **kwargs))
         inputs = {id(tensor): inner for tensor, inner in zip(given, traced.graph.inputs)}
 

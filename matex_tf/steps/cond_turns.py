@@ -51,7 +51,7 @@ def _iterate_contexts(op: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _enter_context(graph: Any, context: Any) -> Iterator[None]:
-    """Within it ops are created in this branch or loop; None: outside of all."""
+    """Create ops within this branch or loop, `context`; None: outside of all branches and loops."""
     before = graph._get_control_flow_context()
     graph._set_control_flow_context(context)
     try:

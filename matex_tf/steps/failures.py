@@ -1,4 +1,7 @@
-"""Errors of one rank's rows in a step are raised on every rank. All ranks may then run the next step."""
+"""An error that one rank's rows cause in a step is raised on every rank, so all ranks may then run the next step.
+
+For example, an assertion of the script fails for a row that only rank 1 has. In the script alone the step would fail.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,12 @@ from matex_tf.runtime import objects
 from matex_tf.steps import variables
 from matex_tf.world import world
 
-_FAILURE = 8  # a kind of `ops.rendezvous`
+_FAILURE = 8
+"""The `kind` of `ops.rendezvous` by which a rank announces that a step has raised an error."""
 _UNKNOWN_LINES = re.compile(
     r"(Detected at node (\S+) defined at \(most recent call last\):\n)<stack traces unavailable>\n"
 )
+"""TensorFlow's text for an op without known source lines: a head with the op's name, and a line in their place."""
 
 
 @contextlib.contextmanager
@@ -26,13 +31,15 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
     """A context around a call of a shared step: an error on one rank is raised on all.
 
     The failed rank announces its error, and the collective in which the other ranks wait fails. All ranks then exchange
-    their errors, and take rank 0's values of the variables `used`, because some ranks may not have assigned them.
+    their errors. Some ranks may have assigned variables before the error and others not, so all ranks take rank 0's
+    values of the variables `used`.
 
     place: names the step in messages.
-    graph: the script's graph of the step, whose source lines the error shows.
+    used: the variables that the step may assign.
+    graph: the script's graph of the step. The error shows source lines from it.
 
-    Raises tf.errors.OpError on every rank, of the kind of the first error, whose rank the text names. If all ranks
-    failed alike, each raises its own.
+    Raises tf.errors.OpError on every rank, of the kind of the error on the lowest failed rank; the text names the rank.
+    If all ranks failed with errors of one kind, each rank raises its own error, as the script alone does.
     """
     failures_before = ops.count_completed(_FAILURE)
     try:
@@ -41,13 +48,14 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
         if graph is not None:
             error._message = _UNKNOWN_LINES.sub(lambda match: _add_lines(match, graph), error.message)
         if not world.is_active() or ops.read_failure():
-            raise  # no collective continues
-        # Announce an error of this rank, which ends the collective in which the other ranks wait.
+            raise  # there is no other rank, or every further collective fails, so ranks cannot exchange errors
+        # If another rank has announced an error during the step, the error here is only that a collective has failed.
+        # Otherwise it is an error of this rank: announce it, which ends the collective in which the other ranks wait.
         is_of_other_rank = ops.count_completed(_FAILURE) != failures_before
         if not is_of_other_rank:
-            with contextlib.suppress(errors.MismatchError):  # the error that other ranks get, which names this rank
+            with contextlib.suppress(errors.MismatchError):  # for the other ranks; this rank has `error` to raise
                 ops.rendezvous(_FAILURE, 0, f"{place}: {error.message}")
-            if ops.read_failure():
+            if ops.read_failure():  # the other ranks are not within a step, so the sequence has ended
                 raise
         # Exchange the errors, and raise the first one on all ranks.
         mine = None if is_of_other_rank else (error.error_code, error.message)
@@ -56,16 +64,20 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
         if None not in everyone and len({code for code, _ in everyone}) == 1:
             raise
         failed = [(rank, *code_and_message) for rank, code_and_message in enumerate(everyone) if code_and_message]
-        # FAILED_PRECONDITION comes last: a collective that another rank has left fails with it.
+        # A collective that another rank has left fails with FAILED_PRECONDITION. Such an error is the consequence of
+        # another one, so any other error comes first.
         rank, code, message = min(failed, key=lambda failure: failure[1] == tf.errors.FAILED_PRECONDITION)
         kind = tf.compat.v1.errors.exception_type_from_error_code(code)
         host = world.get_world().hosts[rank]
-        # The text has all of `error`, whose frames are TensorFlow's.
+        # `from None`: the text repeats that of the error, and the frames of `error` are inside of TensorFlow.
         raise kind(None, None, f"rank {rank} ({host}) failed in {place}: {message}") from None
 
 
 def _add_lines(match: re.Match[str], graph: Any) -> str:
-    """Add the source lines of the failed op: many ops of a copy are in functions without line information."""
+    """The text of `_UNKNOWN_LINES` with the source lines of the op in the script's graph, if the graph has this op.
+
+    TensorFlow does not find the lines itself, since many ops of a copy are in functions without line information.
+    """
     for part in iterate_graphs(graph):
         if match[2] in part._nodes_by_name:
             lines = traceback.format_list(part.get_operation_by_name(match[2]).traceback)

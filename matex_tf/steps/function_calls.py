@@ -16,7 +16,7 @@ from typing import Any
 from matex_tf import errors, tags
 from matex_tf.lazy import tf
 from matex_tf.steps import agreement, capture, events, own_data, pieces, report
-from matex_tf.steps.arguments import Arguments, find_signature, is_source
+from matex_tf.steps.arguments import Arguments, find_batch_key, is_source
 from matex_tf.steps.batches import Batch, LostBatch
 from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
@@ -57,7 +57,7 @@ class _Plans:
             if len(self.by_key) >= _MAX_KEYS:
                 self.by_key.clear()
             plan = self._find_by_trace(function, arguments)
-            self.by_key[key] = plan, arguments.kept
+            self.by_key[key] = plan, arguments.references
         return plan
 
     def _find_by_trace(self, function: Any, arguments: Arguments) -> StepPlan:
@@ -72,11 +72,11 @@ class _Plans:
             if capture.tracing.has_opened:
                 raise errors.UnsupportedError(own_data.explain_obstacle(place, NOT_TRACED)) from error
             raise
-        ids_with_rows = {id(leaf) for leaf, has_rows in zip(arguments.leaves, arguments.are_rows) if has_rows}
+        ids_with_rows = {id(leaf) for leaf, has_rows in zip(arguments.leaves, arguments.have_rows) if has_rows}
         inputs = _unpack_inputs(traced, arguments)
         are_rows = [id(tensor) in ids_with_rows for tensor in inputs]
         # Equal traces need different plans if other inputs have the rows, or batches come from other iterators.
-        key = id(traced.graph), *are_rows, *map(own_data.is_own, inputs), *map(find_signature, inputs)
+        key = id(traced.graph), *are_rows, *map(own_data.is_own, inputs), *map(find_batch_key, inputs)
         if key not in self.by_trace:
             self.by_trace[key] = StepPlan(traced, are_rows, inputs, place, arguments.rows)
         return self.by_trace[key]

@@ -22,7 +22,7 @@ _count = itertools.count(1)
 
 
 class Label(NamedTuple):
-    """The label of a gradient. number: of the variable, from 1; no other variable gets the same one."""
+    """The label of a gradient: the name of its variable, and a number from 1 that only this variable has."""
 
     name: str
     number: int
@@ -38,7 +38,9 @@ def note_gradients(found: Any, sources: Any) -> None:
 
 
 def _find_owner(source: Any) -> Any:
-    """The variable that `source` is, or its op for a reference variable of TensorFlow 1; None: it is neither."""
+    """The object that gets the label: the variable `source`, or the op of a reference variable of TensorFlow 1; None if
+    `source` is no variable.
+    """
     variable = getattr(source, "_value", source)  # a variable of Keras
     if hasattr(variable, "handle"):
         return variable
@@ -55,7 +57,9 @@ def make_label(variable: Any) -> Label:
 
 
 def are_checked(program: Program) -> bool:
-    """Whether a gradient that is not finite is an error; it is not if the step itself checks for such gradients."""
+    """Whether a gradient that is not finite is an error. It is none if the script's step handles such gradients itself,
+    as loss scaling does.
+    """
     return settings.get_settings().check_numerics and not labels.checks_labelled(program, _FINITE)
 
 

@@ -33,8 +33,8 @@ def are_own(inputs: Any, name: str) -> bool:
 def are_for_one(inputs: Any, name: str) -> bool:
     """Whether each rank computes a structure of arrays by itself.
 
-    It does if they are its own rows, have fewer rows than there are ranks, or differ between ranks. Collective, except
-    in the first two cases.
+    That is so in three cases: the arrays hold the rank's own rows; they have fewer rows than there are ranks; or they
+    differ between ranks. Collective, except in the first two cases.
     """
     arrays = _list_arrays(inputs)
     are_few = not arrays or any(array.ndim == 0 or len(array) < world.get_world().size for array in arrays)
@@ -103,7 +103,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
         return ranges.map(lambda start, end: rows[start:end])
 
     chosen = tf.data.Dataset.range(1).map(order).flat_map(split_in_steps)
-    dataset = py_functions.hold_py_functions(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
+    dataset = py_functions.move_functions_to_dataset(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
     if before_epoch is not None:
         shard_batches.note_before_epoch(dataset, before_epoch)
@@ -121,13 +121,14 @@ def _make_tuples(inputs: Any) -> Any:
 def pad_batches(dataset: Any, name: str) -> Any:
     """The dataset with as many batches as on the rank that has most; added batches have no rows. Collective.
 
-    If one rank does not know its number, no rank's dataset has a known number; ranks stop when all have ended.
+    If one rank does not know how many batches it has, all ranks get datasets of unknown length, and take batches until
+    the data of all ranks have ended (`rewrite.own_batches`).
     """
     if tags.get_tag(dataset, _EVEN, False):
         return dataset
     numbers = objects.allgather(int(dataset.cardinality()), f"counting the batches of {name}")
     if tf.data.UNKNOWN_CARDINALITY in numbers:
-        even = dataset.filter(lambda *_: True)  # hides the number
+        even = dataset.filter(lambda *_: True)  # a dataset of unknown length, for Keras to iterate over alike
     else:
         no_rows = tf.nest.map_structure(lambda spec: _make_rows(spec, 0), dataset.element_spec)
         endless = dataset.concatenate(tf.data.Dataset.from_tensors(no_rows).repeat())

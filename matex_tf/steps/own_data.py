@@ -38,9 +38,9 @@ def is_alone() -> bool:
 
 
 def note_constant(array: np.ndarray) -> None:
-    """Record that a tensor was made from an array; the tensor does not tell that the rows are this rank's own.
+    """Print a note if a tensor is made from an array of this rank's own rows, as the tensor loses that mark.
 
-    Raises UnsupportedError in a graph, where such a tensor would count as equal on all ranks.
+    Raises UnsupportedError in a graph, which would treat such a tensor as equal on all ranks.
     """
     if shard_arrays.keeps_rows or not world.is_active() or is_alone() or not shard_arrays.is_shard(array):
         return

@@ -27,18 +27,18 @@ _numbers = itertools.count()
 class PieceVariable(BaseResourceVariable):
     """A variable of TensorFlow in one of two forms: every rank holds it whole, or each rank holds a piece of it.
 
-    Its own resource holds the whole value, or does not exist: code that uses the handle directly gets an error, and
-    never a piece. Shared steps use `piece`. Eager code that reads the value gets all of it, which is a collective while
-    the variable is in pieces.
+    The resource of the variable itself holds the whole value, and does not exist while the variable is in pieces. So
+    code that uses the handle directly gets an error, and never a piece. Shared steps use `piece`. Eager code that reads
+    the value gets the whole value, which is a collective while the variable is in pieces.
 
-    number: its index among all such variables, in the order of their creation, which is the same on every rank.
+    number: the index among all such variables, in the order of their creation, which is the same on every rank.
     cuts: the first entry of each rank's piece, and the end of the last piece; empty: not known yet.
     of: a weak reference to the weight whose entries match the entries of this variable.
     owner: names the optimizer in messages.
     piece: a variable that holds this rank's piece, flattened.
-    updates: the number of changes of its value, by steps with `--elastic`, and by eager code.
-    is_refused: it stays whole, since a step takes it whole.
-    is_settled: trials of steps no longer decide whether it is in pieces.
+    updates: the number of changes of the value, by steps with `--elastic`, and by eager code.
+    is_refused: the variable stays whole, since a step takes it whole.
+    is_settled: trials of steps no longer decide whether the variable is in pieces.
     """
 
     def __init__(self, *, value: Any, cuts: tuple[int, ...], of: Any, owner: str, name: str, **more: Any):

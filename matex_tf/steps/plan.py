@@ -5,8 +5,8 @@ builds the copy, and lets the ranks agree that all of them have one. Each call t
 of the batch: with 2 ranks and 5 rows, rank 0 computes rows 0-2, rank 1 rows 3-4. A step without a copy is computed
 whole: every rank runs the script's function on the complete batch.
 
-The batch may be an argument of the step. Or the step takes it from an iterator (`source`). Then the rank takes it
-before the call if it can, so that ranks can compare their batches before they compute.
+The batch may be an argument of the step, or the step takes it from an iterator (`source`). In the second case the rank
+takes the batch before the call if it can, so that ranks can compare their batches before they compute.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ DEFERRED = "it takes values that are known only when it is called"
 NO_WORK = "it has no work that grows with the rows of its batch"
 Compute = Callable[[Mapping[int, Any]], Any]
 Execute = Callable[["StepPlan", Compute, Sequence[Any]], Any]
+"""The types of `compute` and `execute` in `execute_by`."""
 _execute: Execute = lambda plan, compute, iterators: compute({})  # noqa: E731
 
 
@@ -112,7 +113,7 @@ class StepPlan:
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):
             if self.trained and agreement.is_watched():
-                agreement.agree_on_new(traced.graph.variables)  # otherwise it is the rank's own work
+                agreement.agree_on_new(traced.graph.variables)  # work that is not watched is this rank's alone
             why = report.find_meeting(self.program) or self.why_whole
             report.say_whole(place, why, is_usual=not self.trained)
             return
@@ -139,9 +140,8 @@ class StepPlan:
         self.feeds = list_feeds(handles, self.batches, self.ratios, self.place)
 
     def _find_source(self) -> Any:
-        """The op whose batch is taken before the function is called; None if there is none, or no need.
-
-        Ranks with rows of their own take them in the graph, where they exchange their numbers of rows.
+        """The op whose batch is taken before the function is called; None if there is none, or if the batch is an
+        argument. Ranks with rows of their own take these in the graph, where they exchange their numbers of rows.
         """
         if any(self.divided):
             return None

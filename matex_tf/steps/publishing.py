@@ -99,7 +99,7 @@ def _make_pieces(count: int, dtype: Any) -> list[Any]:
 
 
 def drop_unmoved() -> None:
-    """Leave the weights of a copy that does not run in the memory where they are."""
+    """Leave weights in the memory where they are, since the copy that would publish them does not run."""
     _unmoved.clear()
 
 

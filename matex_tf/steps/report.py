@@ -1,4 +1,4 @@
-"""Reports a step to the user: ranks share it, with these collectives, or the reason why every rank computes it.
+"""Tells the user how a step is computed: which collectives it has if ranks share it, or why every rank computes it.
 
 Plans ask here whether ranks gain by sharing. `adapt` reads the bytes of sums, `microbatches` the source lines of ops.
 """
@@ -54,7 +54,10 @@ def say_whole_batches(step: str, why: str) -> None:
 
 
 def say_whole(step: str, why: str, is_usual: bool) -> None:
-    """Tell, once for each reason, that every rank computes a step. is_usual: only with `--explain`."""
+    """Tell, once for each reason, that every rank computes a step by itself.
+
+    is_usual: the user loses nothing, so that only `--explain` prints it.
+    """
     if (is_usual and not settings.get_settings().explain) or (step, why) in _said:
         return
     _said.add((step, why))

@@ -1,8 +1,8 @@
-"""Ops that the library adds to a session's graph, under names of their own; they are never saved.
+"""Ops that the library adds to a session's graph. They have a name scope of their own, so that no file saves them.
 
-All of them are created in the context `add_to`. `SessionCopy` creates the copy of a run. A random op of the copy is the
-stateless form of the script's op, and draws from the same sequence. All copies of an op share a variable, which holds
-the position in the sequence, a counter of the Philox generator.
+All of these ops are created in the context `add_to`. `SessionCopy` creates the copy of a run. A random op of the copy
+is the stateless form of the script's op, and draws from the same sequence. All copies of an op share a variable, which
+holds the position in the sequence, a counter of the Philox generator.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SessionCopy(Copy):
         op = node.op
         if op.type not in _STATELESS or op.graph is not self.graph:
             return super().draw(node, inputs)
-        # Advance the counter by the numbers of this draw, and draw from where it was.
+        # Advance the counter by the numbers of this draw, and draw from the counter's value before that.
         shape, *bounds = inputs
         state, self.starts[op.name] = _find_state(op)
         step = tf.reduce_prod(tf.cast(shape, tf.int64)) * _RESERVED

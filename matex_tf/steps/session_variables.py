@@ -1,8 +1,9 @@
 """Variables of a session: equal on all ranks before a run that ranks share.
 
-Runs that every rank computes by itself may make them differ: an initializer without a seed draws other weights on each
-rank. `list_changed` names the variables that a run may leave different, and `SessionVariables` records for each session
-which variables are known to be equal. Before a shared run, `agree` gives all ranks rank 0's values of the others.
+Runs that every rank computes by itself may make variables differ: an initializer without a seed draws other weights on
+each rank. `list_changed` names the variables that a run may leave different, and `SessionVariables` records for each
+session which variables are known to be equal. Before a shared run, `agree` gives all ranks rank 0's values of the other
+variables.
 
 An op uses a variable through an input: its handle, of dtype resource, or a reference to its value (TensorFlow 1).
 """
@@ -46,8 +47,8 @@ def list_changed(needed: Sequence[Any], has_feeds: bool) -> set[str]:
 
 
 def list_trained(graph: Any, needed: Sequence[Any]) -> set[str]:
-    """The names of the weights that a run of the ops `needed` changes and also reads: one that only assigns them trains
-    nothing.
+    """The names of the weights that a run of the ops `needed` changes and also reads. A run that only assigns weights,
+    such as an initializer, trains none.
     """
     weights = {one.op.name for one in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     return weights & _list_used(needed, _may_write) & _list_used(needed, _reads)
@@ -76,7 +77,7 @@ def _reads(op: Any, tensor: Any) -> bool:
 def _may_differ(op: Any) -> bool:
     """Whether an op may return or do something different on each rank, although its inputs are equal."""
     is_stateless = op.op_def is not None and not op.op_def.is_stateful
-    # The only state of these is a variable. Any other op with a state may differ, unless it draws by a seed.
+    # The only state of such ops is a variable. Any other op with a state may differ, unless it draws by a seed.
     if is_stateless or op.type in _VARIABLES or any(map(_is_reference, op.inputs)):
         return False
     return has_no_seed(op) or "seed2" not in op.node_def.attr

@@ -57,7 +57,7 @@ class StepFeed:
         total = slices.require(is_even, [slices.UNEVEN, counts], total)
         batch_slice = slices.make_slice_of_rows(total, self._slice_ratios)
         slice_end = batch_slice.first + batch_slice.count
-        # Its rows: prepared ones, or made from the ticket.
+        # The rows of this slice have been prepared, or are made from the ticket.
         are_prepared = (first <= batch_slice.first) & (slice_end <= first + count)
 
         def cut_rows() -> list[Any]:

@@ -26,9 +26,9 @@ UNEVEN = (
 
 
 class SliceRatios:
-    """The slice ratios of the ranks for one step. They are equal until others are set between calls.
+    """The slice ratios of the ranks for one step. They are equal until `adapt` sets others between calls.
 
-    ratios: for each rank that trains, its part of their sum; an int64 variable.
+    ratios: an int64 variable with a number for each rank that trains. The rank's part is its number over their sum.
     rows: the largest number of rows of a batch since the variable was set to 0; a scalar int64 variable.
     """
 
@@ -129,7 +129,7 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     rows = tf.stack([everyone[:, start] for start in bounds[:-1]])  # by component and rank
     message = "the components of a rank's own batch have different numbers of rows; by component and rank:"
     counts = require(tf.reduce_all(tf.equal(rows, rows[0])), [message, rows], rows[0])
-    # A rank without rows computes one that does not contribute.
+    # A rank without rows computes one row, which does not contribute.
     count, rows_before = counts[me.rank], tf.reduce_sum(counts[: me.rank])
     has_rows = count > 0
     first = tf.where(has_rows, rows_before, tf.zeros_like(rows_before))

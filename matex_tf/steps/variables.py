@@ -18,7 +18,9 @@ from matex_tf.world import world
 _AGREED = "number among the variables on which the ranks have agreed"
 _numbers = itertools.count()
 _agreed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""The variables on which the ranks have agreed, numbered in the order of the agreements, which all ranks share."""
+"""The variables on which the ranks have agreed, by a number. All ranks agree in the same order, so a variable has the
+same number on all ranks.
+"""
 
 
 def find_tf_variable(variable: Any) -> Any:
@@ -84,7 +86,8 @@ def find_differing(names: Sequence[str], values: Sequence[np.ndarray], what: str
 
     Raises MismatchError on every rank if the ranks have different variables or shapes; it names the first difference.
     """
-    # One hash of all values first, which mostly settles it. Only if these differ, the facts about each variable.
+    # First compare one hash of all values, which mostly are equal. Only if these hashes differ, compare the facts about
+    # each variable.
     digests = [(value.dtype.str, value.shape, ops.hash_content(value)) for value in values]
     if len(set(objects.allgather(hashlib.blake2b(repr(digests).encode()).digest(), what))) == 1:
         return []

@@ -1,6 +1,6 @@
-"""Weak scaling: the script's batch is each rank's own, so a global batch consists of one batch for each rank.
+"""Weak scaling: a global batch is the concatenation of several of the script's batches, one for each rank.
 
-With 4 ranks, a step then takes 4 of the script's batches, and each rank's slice is one of them.
+With 4 ranks, a step takes 4 of the script's batches, and each rank's slice is one of them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from matex_tf.world import world
 
 _LOOP = "the loop of weak scaling"
 UNEVEN = "rows of batches that a step of weak scaling joins have different sizes"
-_training_calls = 0
+_trained_steps = 0
+"""The number of calls of training steps until now. `_Loop` compares it to find out whether a loop trains."""
 
 
 def note_training_call() -> None:
-    global _training_calls
-    _training_calls += 1
+    global _trained_steps
+    _trained_steps += 1
 
 
 def is_on() -> bool:
@@ -29,33 +30,33 @@ def is_on() -> bool:
 
 
 class _Loop:
-    """The state of an iterator in eager code.
+    """The state of a loop of the script over an iterator, in eager code.
 
-    calls: the number of training steps before its last batch; None before its first batch.
-    trains: whether the loop over the iterator trains.
+    steps_before: the value of `_trained_steps` when the loop took its last batch; None before the first batch.
+    trains: a step has trained between two batches of the loop.
     """
 
-    calls: int | None = None
+    steps_before: int | None = None
     trains = False
 
 
 def take_next(iterator: Any, pull: Callable[[], Any]) -> Any:
-    """The next element of an iterator in eager code; from `pull`, which takes one batch.
+    """The next element of an iterator in eager code. `pull` takes one batch of the script from the iterator.
 
-    Once a step has trained between two of its batches, the loop trains: each element is then the concatenation of one
-    batch for each rank.
+    Loops that do not train, for example to evaluate, get the script's batches. Once a step has trained between two
+    batches of a loop, each further element is the concatenation of one batch for each rank.
     """
     loop = tags.get_or_make_tag(iterator, _LOOP, _Loop)
-    if not loop.trains and loop.calls not in (None, _training_calls):
+    if not loop.trains and loop.steps_before not in (None, _trained_steps):
         loop.trains = True
         say_weak("the batches of loops that train are each rank's own")
     batches = [pull()]
     while loop.trains and len(batches) < world.get_world().trainers:
         try:
             batches.append(pull())
-        except tf.errors.OutOfRangeError:
+        except tf.errors.OutOfRangeError:  # the last element consists of the batches that are left
             break
-    loop.calls = _training_calls
+    loop.steps_before = _trained_steps
     if len(batches) == 1:
         return batches[0]
     return tf.nest.map_structure(lambda *parts: _join_batches(parts), *batches, expand_composites=False)
@@ -77,8 +78,14 @@ def group_source(source: Any) -> Any:
         return source
     say_weak("the batches of the dataset given to fit are each rank's own")
 
-    def join(batches: Any) -> Any:
-        """Join a component whose first axis counts the batches. One without rows: the first."""
+    # `ragged_batch` adds an axis that counts the batches: the last batch of an epoch may have fewer rows than others.
+    # If all shapes are fixed, the result is a dense tensor.
+    def join_component(batches: Any) -> Any:
+        """Concatenate a component of the batches, given with the added axis 0: from (ranks, rows, ...) to (rows, ...).
+
+        A component without rows, such as one number for each batch, cannot be concatenated: it is that of the first
+        batch.
+        """
         if batches.shape.rank == 1:
             return batches[0]
         if not isinstance(batches, tf.RaggedTensor):
@@ -86,17 +93,19 @@ def group_source(source: Any) -> Any:
         joined = batches.merge_dims(0, 1)
         if not isinstance(joined, tf.RaggedTensor):
             return joined
+        # The joined tensor remains ragged if sizes of a row may differ. `to_tensor` pads where they do differ; the
+        # script's step would compute the padding, so this is an error.
         whole = joined.to_tensor()
         return slices.require(tf.equal(tf.size(whole), tf.size(joined.flat_values)), [UNEVEN], whole)
 
-    def join_all(*batches: Any) -> Any:
-        return tf.nest.map_structure(join, batches if len(batches) > 1 else batches[0])
+    def join_element(*components: Any) -> Any:
+        return tf.nest.map_structure(join_component, components if len(components) > 1 else components[0])
 
-    return source.ragged_batch(world.get_world().trainers).map(join_all).prefetch(tf.data.AUTOTUNE)
+    return source.ragged_batch(world.get_world().trainers).map(join_element).prefetch(tf.data.AUTOTUNE)
 
 
 def _join_batches(batches: Any) -> Any:
-    """Concatenate a component of several batches."""
+    """Concatenate a component of several batches, as `join_component` does for `fit`."""
     if isinstance(batches[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(batches))
     return tf.concat(list(batches), 0) if batches[0].shape.rank else batches[0]

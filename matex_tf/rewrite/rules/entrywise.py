@@ -1,6 +1,7 @@
 """Rules for elementwise ops, with broadcasting: if an input has rows, the result has these rows.
 
-Such ops also compute sizes of tensors. A size that counts rows, such as n * 3, must keep that meaning (`placement`).
+Such ops also compute sizes of tensors. The result must be known to count rows, too: n * 3 has 3 entries for each of the
+n rows (`placement.Size`).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def cast(node: Node) -> Decision:
     wraps = source.is_integer and target.is_integer and target.size <= source.size
     widens = node.repeats and source.is_floating and target.is_floating and target.size >= source.size
     keeps_sum = placement.is_partial and (wraps or widens)
-    counts_rows = placement.kind == SIZES or placement.numbers is not None
+    counts_rows = placement.kind == SIZES or placement.index_rows is not None
     keeps_numbers = counts_rows and target.is_integer and target.size >= 4
     if keeps_sum or keeps_numbers or placement.is_zero:
         return node.decide([None], placement)

@@ -50,7 +50,7 @@ def put(node: Node) -> Decision:
     all_rows = [item.rows] if item.is_sharded else [size.rows for size in item.sizes if size.rows]
     if any(rows.chosen is not None for rows in all_rows):
         item = WHOLE  # the masks of different turns select different rows
-    item = item._replace(numbers=None, is_zero=False)
+    item = item._replace(index_rows=None, is_zero=False)
     # A whole item of a list of rows is sliced. Others must be brought to the list's placement.
     if old_item is not None and item.is_replicated and node.has_length(item_input, old_item):
         item = old_item

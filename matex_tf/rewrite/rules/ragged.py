@@ -36,7 +36,7 @@ def split_texts(node: Node) -> Decision:
         return [_move_first(indices, copy.find_first(count)), parts, tf.stack([copy.find_total(count), shape[1]])]
 
     largest = Placement(PARTIAL, reduction="max", sizes=(Size(rows), Size()))
-    return node.decide([None], words._replace(numbers=rows), words, largest, emit=emit)
+    return node.decide([None], words._replace(index_rows=rows), words, largest, emit=emit)
 
 
 @register_rule("RaggedTensorToTensor")
@@ -44,7 +44,7 @@ def make_dense(node: Node) -> Decision:
     """Rows of a fixed length, from values that are numbered by their rows."""
     require(list(node.read_attribute("row_partition_types")) == [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"])
     values, numbers = node.require_rows(1), node.require_rows(4)
-    rows = require_known(numbers.numbers)
+    rows = require_known(numbers.index_rows)
     row_count, *lengths = node.read_constant(0).reshape(-1).tolist()  # of a scalar shape, the lengths are unknown
     require(row_count == -1 and bool(lengths) and -1 not in lengths)
     require(values.has_layout(numbers))
@@ -67,7 +67,7 @@ def align_labels(node: Node) -> Decision:
     logits, indices, values, lengths = node.placements
     rows = logits.rows if logits.is_sharded else node.require_rows(3).rows
     require(rows.is_contiguous and (logits.axis == 1 if logits.is_sharded else lengths.axis == 0))
-    are_selected = indices.is_sharded and indices.numbers == rows and values.has_layout(indices)
+    are_selected = indices.is_sharded and indices.index_rows == rows and values.has_layout(indices)
 
     def emit(copy: Any, logits: Any, indices: Any, values: Any, lengths: Any) -> list[Any]:
         count = tf.shape(logits, tf.int64)[1]

@@ -1,7 +1,7 @@
 """Rules for random ops. If the script draws numbers for all rows of a batch, a rank needs the numbers for its rows.
 
-Ops that draw by a counter start at the rank's first row. Other ops with a seed draw for all rows on each rank. Without
-a seed, any numbers will do.
+Ops that draw by a counter start at the counter of the rank's first row. Other ops with a seed draw for all rows on each
+rank, and the rank takes its rows. Ops without a seed draw for the rank's rows: any numbers are as good as the script's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def draw_by_counter(node: Node) -> Decision:
     StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt StatelessTruncatedNormalV2
     StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2""")
 def draw_all(node: Node) -> Decision:
-    """Other draws: every rank draws for all rows and takes its own."""
+    """Draws without such a counter: every rank draws for all rows and takes its own rows."""
     shape = _read_shape(node)
     placement = require_known(_find_rows(shape))
     if has_no_seed(node.op):  # any numbers will do for the rows of a rank

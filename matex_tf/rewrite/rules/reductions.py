@@ -73,13 +73,13 @@ def _make_mean(axes: tuple[int, ...], keeps_axes: bool, rows: Any, _: Any) -> An
 
 
 def _widen(rows: Any) -> Any:
-    """In half precision a sum, or a number of rows, may overflow although the mean does not."""
+    """Rows of half precision in float32: a sum, or a number of rows, may overflow although the mean does not."""
     return tf.cast(rows, tf.float32) if rows.dtype.name in HALF else rows
 
 
 @register_rule("Prod")
 def multiply(node: Node) -> Decision:
-    """The product of the numbers of a shape is a number of entries. Other numbers: see `take_extreme`."""
+    """The product of the numbers of a shape is a number of entries. For any other product see `take_extreme`."""
     placement = node.get_placement(0)
     if placement.kind == SIZES and node.count_axes(0) == 1 and node.read_constant(1).size:
         product = multiply_sizes(placement.sizes)
@@ -89,8 +89,10 @@ def multiply(node: Node) -> Decision:
 
 @register_rule("Max Min All Any")
 def take_extreme(node: Node) -> Decision:
-    """Over the rows: the extreme of the ranks' extremes. A rank without rows computes the extreme of another rank's
-    row. No collective combines products, nor extremes of other dtypes.
+    """The maximum or minimum. Over the rows, each rank has that of its rows, and a collective combines them.
+
+    A rank without rows computes a row of another rank, which does not change the maximum or minimum. No collective
+    combines products, or maxima and minima of other dtypes.
     """
     given = _keep_rows(node)
     if given is None:

@@ -1,8 +1,8 @@
 """The table of rules, by op type. A rule maps the placements of an op's inputs to a `Decision`.
 
-A rule has to handle inputs with rows only. For other inputs it may raise NoRuleError: then, as without a rule, the op
-takes whole tensors. Except for partial sums: an op that is linear in an input, such as the multiplication by a whole
-tensor, keeps a partial sum there, and its result is a partial sum, too.
+A rule has to handle inputs with rows only. For other inputs it may raise NoRuleError. The op then takes whole tensors,
+as an op without a rule does (`decide_without_rule`). Partial sums are an exception: an op that is linear in an input,
+such as the multiplication by a whole tensor, takes a partial sum unchanged there, and its result is a partial sum, too.
 """
 
 from __future__ import annotations

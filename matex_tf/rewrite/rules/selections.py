@@ -15,7 +15,7 @@ from matex_tf.rewrite.rules.registry import register_rule
 
 
 def _make_offset(copy: Any, part: Any, length: int) -> Any:
-    """The coordinates in the script's tensor of the first entry of `part`, this rank's slice: `length` numbers."""
+    """The position of the first entry of `part`, this rank's slice, in the script's tensor: `length` coordinates."""
     return tf.pad(tf.reshape(copy.find_first(tf.shape(part)[0]), [1]), [[0, length - 1]])
 
 
@@ -27,7 +27,7 @@ def gather(node: Node) -> Decision:
     if node.type == "GatherV2":
         axis, batch_axes = node.read_axes(2, node.count_axes(0))[0], node.read_attribute("batch_dims")
         batch_axes += node.count_axes(1) if batch_axes < 0 else 0
-    if indices.numbers is not None and table.is_sharded and axis == batch_axes == 0 and node.count_axes(1) == 1:
+    if indices.index_rows is not None and table.is_sharded and axis == batch_axes == 0 and node.count_axes(1) == 1:
         return _take_own(node, tf.gather)
     if batch_axes:
         placement = shard(*(table if table.is_sharded else indices).layout)
@@ -46,7 +46,7 @@ def _take_own(node: Node, take: Any) -> Decision:
     take: `tf.gather`, or `tf.gather_nd` if an index is a vector of coordinates.
     """
     table, indices = node.get_placement(0), node.get_placement(1)
-    require(table.axis == 0 and table.rows == indices.numbers)
+    require(table.axis == 0 and table.rows == indices.index_rows)
     coordinates = require_known(1 if take is tf.gather else node.read_shape(1)[-1])
 
     def emit(copy: Any, part: Any, chosen: Any, *_: Any) -> list[Any]:
@@ -59,7 +59,7 @@ def _take_own(node: Node, take: Any) -> Decision:
 def gather_nd(node: Node) -> Decision:
     table, indices = node.get_placement(0), node.require_rows(1)
     require(not node.read_attribute("batch_dims", 0) and indices.axis < node.count_axes(1) - 1)
-    if table.is_sharded and table.axis == 0 and table.rows == indices.numbers:
+    if table.is_sharded and table.axis == 0 and table.rows == indices.index_rows:
         require(node.count_axes(1) == 2)
         return _take_own(node, tf.gather_nd)
     return node.decide([WHOLE, None], shard(indices.axis, indices.rows))
@@ -75,7 +75,7 @@ def where(node: Node) -> Decision:
         return [tf.where(mask) + _make_offset(copy, mask, count)]
 
     chosen = Rows(placement.rows.blocks, ("chosen", node.inputs[0].key))
-    return node.decide([None], shard(0, chosen)._replace(numbers=placement.rows), emit=emit)
+    return node.decide([None], shard(0, chosen)._replace(index_rows=placement.rows), emit=emit)
 
 
 @register_rule("OneHot")

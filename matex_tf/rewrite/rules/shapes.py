@@ -57,11 +57,11 @@ def reshape(node: Node) -> Decision:
             for size, known in zip(wanted, whole)
         )
     axis, rows = _follow_rows(placement, before, wanted)
-    numbers = placement.numbers if all(size == 1 for size in before[1:]) else None
+    index_rows = placement.index_rows if all(size == 1 for size in before[1:]) else None
     if wanted[axis].value not in (None, -1):
         wanted = replace_size(wanted, axis, rows)
     fixed = [None if size.rows is not None or size.value == -1 else size.value for size in wanted]
-    after = shard(axis, rows)._replace(numbers=numbers)
+    after = shard(axis, rows)._replace(index_rows=index_rows)
     return node.decide([None, find_need(node, 1, wanted)], after, shapes=[fixed])
 
 
@@ -199,4 +199,4 @@ def count_up(node: Node) -> Decision:
     def emit(copy: Any, start: Any, limit: Any, delta: Any) -> list[Any]:
         return [tf.range(limit, dtype=limit.dtype) + tf.cast(copy.find_first(limit), limit.dtype)]
 
-    return node.decide([WHOLE, None], shard(0, rows)._replace(numbers=rows), emit=emit)
+    return node.decide([WHOLE, None], shard(0, rows)._replace(index_rows=rows), emit=emit)

@@ -1,7 +1,8 @@
 """Rules for sizes of tensors, as `tf.shape` gives them, and for their use in gradients.
 
-The size n of a batch is 5 in the script and 3 on a rank with 3 rows. So a rule notes which numbers count rows, and how
-many entries for each row (`placement.Size`): an op can then have the rank's number, or the script's.
+With a batch of 5 rows, `tf.shape(batch)[0]` is 5 in the script, and 3 on a rank with 3 rows. So the reader notes for
+each number whether it counts rows, and how many entries there are for each row (`placement.Size`). A vector with such
+a number has the placement SIZES: each rank has its own number, and an op that needs the script's number gets that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from matex_tf.rewrite.rules.registry import register_rule
 
 
 def describe_shape(node: Node, index: int) -> list[Size]:
-    """The shape of an input, number by number."""
+    """The shape of an input: for the sharded axis a size that counts rows, for each other axis its fixed size."""
     placement, sizes = node.get_placement(index), [Size(None, size) for size in node.read_shape(index)]
     require(placement.kind != LIST)
     if placement.is_sharded:
@@ -28,67 +29,72 @@ def shape(node: Node) -> Decision:
 
 @register_rule("Size")
 def size(node: Node) -> Decision:
-    found = multiply_sizes(describe_shape(node, 0))
-    return node.decide_whole() if found is None else node.decide([None], make_sizes([found]))
+    count = multiply_sizes(describe_shape(node, 0))
+    return node.decide_whole() if count is None else node.decide([None], make_sizes([count]))
 
 
 @register_rule("Rank")
 def rank(node: Node) -> Decision:
-    node.count_axes(0)
+    node.count_axes(0)  # raises NoRuleError if the number of axes is unknown
     return node.decide([None], WHOLE)
 
 
 def find_rows(sizes: tuple[Size, ...]) -> Placement | None:
     """The placement of a tensor with this shape: sharded along the axis that counts rows; None if no axis does."""
-    found = [shard(axis, size.rows) for axis, size in enumerate(sizes) if size.rows is not None]
-    require(len(found) <= 1)
-    return found[0] if found else None
+    placements = [shard(axis, size.rows) for axis, size in enumerate(sizes) if size.rows is not None]
+    require(len(placements) <= 1)  # a tensor is sharded along one axis
+    return placements[0] if placements else None
 
 
 def replace_size(sizes: tuple[Size, ...], index: int, rows: Rows) -> tuple[Size, ...]:
-    """The sizes with a number at `index` that counts the entries of an axis with these rows."""
+    """`sizes` with another number at `index`: the number of entries of an axis with these rows."""
     return (*sizes[:index], Size(rows), *sizes[index + 1 :])
 
 
 def read_along(node: Node, index: int, entry: int, placement: Placement, length: int | None) -> tuple[Size, ...]:
-    """The numbers of the input `index`. One of them, `entry`, is a position or a size along the axis with rows.
+    """The sizes in input `index`, such as the ends of a slice. The one at `entry` is along the axis with rows.
 
-    This number may be a constant: with 64 rows, the end 128 of a slice of two concatenated batches. It counts rows if
-    it is a multiple of the number of rows.
+    The script may have a constant there that counts rows. For example, with 64 rows, the end 128 takes two concatenated
+    batches. Such a constant is returned as a number of rows, if it is a multiple of the number of rows.
 
-    placement: of the tensor whose axis has the rows.
-    length: of the axis, if it is constant.
+    placement: the placement of the tensor whose axis has the rows.
+    length: the length of the axis in the script; None if it is not fixed.
     """
     sizes, unit = node.read_sizes(index), placement.rows.unit
     number = sizes[entry].value
-    if sizes[entry].rows is not None or not (number and length and unit) or number * unit % length:
+    if sizes[entry].rows is not None or not (number and length and unit):
+        return sizes  # the number is known to count rows, or it cannot be compared to the number of rows
+    if number * unit % length:  # length / unit is the number of rows
         return sizes
     return replace_size(sizes, entry, Rows((number * unit // length,)))
 
 
 def find_need(node: Node, index: int, sizes: tuple[Size, ...]) -> Placement | None:
-    """The placement to which an input of numbers is brought so that they are `sizes`; None: unchanged."""
+    """The need of an op that takes `sizes` from input `index`, for `Decision.needs`."""
     if node.get_placement(index).kind == SIZES:
         require(sizes == node.read_sizes(index))
         return None
     if all(size.rows is None for size in sizes):
         return WHOLE
-    require(all(size.value is not None if size.rows is None else size.rows.unit is not None for size in sizes))
+    # The input is replicated. Each rank computes its numbers of rows in place of the script's, and repeats the others.
+    for size in sizes:
+        require((size.value if size.rows is None else size.rows.unit) is not None)
     return make_sizes(sizes)
 
 
 @register_rule("BroadcastGradientArgs")
 def find_broadcast_axes(node: Node) -> Decision:
-    """The axes over which gradients of a broadcast are summed, by the script's shapes and not by a slice's.
+    """The axes over which gradients of a broadcast are summed. `Placement.axes` of each output tells which it names.
 
-    TensorFlow names the axes of size 1, and missing axes; none if both shapes are equal. A batch has more than one row:
-    steps of a single row are not shared.
+    TensorFlow names the axes of size 1 and the missing axes of the shorter shape. If both shapes are equal, it names
+    none. The rule applies this to the script's shapes: a slice may have one row where the batch has several. A size
+    that counts rows is never 1 in the script, since ranks do not share steps of a single row.
     """
     first, second = node.read_sizes(0), node.read_sizes(1)
     count = max(len(first), len(second))
-    padded = [[Size(None, 1)] * (count - len(sizes)) + list(sizes) for sizes in (first, second)]
+    padded = [[Size(None, 1)] * (count - len(sizes)) + list(sizes) for sizes in (first, second)]  # missing axes first
     may_be_equal = len(first) == len(second) and all(map(_may_be_equal, first, second))
-    are_equal = may_be_equal and first == second and Size() not in first
+    are_equal = may_be_equal and first == second and Size() not in first  # two unknown sizes may differ
 
     def is_named(size: Size) -> bool | None:
         """Whether TensorFlow names an axis of this size; None if that is unknown."""
@@ -118,23 +124,26 @@ def stitch(node: Node) -> Decision:
 
 
 def _keep_sizes(node: Node) -> list[Placement | None]:
-    """The needs of an op that takes some sizes, which stay. Raises NoRuleError if it takes none."""
+    """Needs that leave inputs of the placement SIZES unchanged. Raises NoRuleError if no input has that placement."""
     require(any(placement.kind == SIZES for placement in node.placements))
     return [None if placement.kind == SIZES else WHOLE for placement in node.placements]
 
 
 @register_rule("ConcatOffset")
 def find_offsets(node: Node) -> Decision:
-    """The offset of each part of a concatenation."""
+    """For each part of a concatenation, its offset along each axis: the lengths before it along one axis, else 0.
+
+    TensorFlow uses this in gradients of `tf.concat`. Input 0 is the axis; each other input is the shape of a part.
+    """
     needs, shapes = _keep_sizes(node), [node.read_sizes(index) for index in range(1, len(node.inputs))]
     axis = int(node.read_constant(0).reshape(())) % len(shapes[0])
     other_sizes = [sizes for index, sizes in enumerate(zip(*shapes)) if index != axis]
     require(all(len({size.rows for size in sizes}) == 1 for sizes in other_sizes))
-    gives, length_before = [], Size(None, 0)
+    offsets, length_before = [], Size(None, 0)
     for shape in shapes:
-        gives.append(make_sizes([length_before if index == axis else Size(None, 0) for index in range(len(shape))]))
+        offsets.append(make_sizes([length_before if index == axis else Size(None, 0) for index in range(len(shape))]))
         length_before = _join_lengths(length_before, shape[axis])
-    return node.decide(needs, *gives)
+    return node.decide(needs, *offsets)
 
 
 def _join_lengths(first: Size, second: Size) -> Size:
@@ -144,6 +153,6 @@ def _join_lengths(first: Size, second: Size) -> Size:
     if first.rows is None and second.rows is None:
         known = None not in (first.value, second.value)
         return Size(None, first.value + second.value if known else None)  # type: ignore[operator]
-    rows = [require_known(first.rows), require_known(second.rows)]
+    rows = [require_known(first.rows), require_known(second.rows)]  # no `Size` is a number of rows plus a constant
     require(all(one.chosen is None for one in rows))
     return Size(Rows(rows[0].blocks + rows[1].blocks))

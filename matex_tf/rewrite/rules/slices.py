@@ -30,10 +30,10 @@ def slice_with_strides(node: Node) -> Decision:
         return _take_size(node)
     placement = node.require_rows()
     found, needs = _follow_axis(node, placement, node.count_axes(0), node.read_length(0))
-    # In a matrix from `tf.where(mask)`, column 0 has numbers of rows of the script's tensor, as `numbers` says. The
-    # slice `[:, 0]`, which takes all entries of axis 0 and entry 0 of axis 1, keeps them.
-    is_column = placement.numbers is not None and node.count_axes(0) == 2 and _list_entries(node) == (None, 0)
-    return node.decide([None, *needs], found._replace(numbers=placement.numbers) if is_column else found)
+    # In a matrix from `tf.where(mask)`, column 0 has indices of rows of the script's tensor: `index_rows` is set. It
+    # stays set for the slice `[:, 0]`, which takes all entries of axis 0 and entry 0 of axis 1.
+    is_column = placement.index_rows is not None and node.count_axes(0) == 2 and _list_entries(node) == (None, 0)
+    return node.decide([None, *needs], found._replace(index_rows=placement.index_rows) if is_column else found)
 
 
 def _read_masks(node: Node) -> dict[str, int]:

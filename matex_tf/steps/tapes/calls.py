@@ -1,9 +1,9 @@
 """Calls of a Keras model, or of a `tf.function`, in eager code while tapes record. Ranks share them if that pays.
 
-A *kind* is a group of calls of one model or function with arguments of the same types and shapes. How a call of a kind
-is computed depends on the step:
+A *kind* is a group of calls of one model or function with arguments of the same types and shapes (`first_calls.Kind`).
+How a call of a kind is computed depends on the step (`_Call.compute`):
 
-1. In the first step it is the script's own call, which is watched for behavior that a trace does not show
+1. In the first step each rank makes the script's own call, and watches it for behavior that a trace does not show
    (`first_calls`), such as Python code that reads values of tensors.
 2. Before the next call the ranks agree: if one of them has seen such behavior, no rank shares calls of the kind.
 3. In later steps a trace of the call is made. The Python code of a model runs once for each call, as it does alone,
@@ -42,62 +42,191 @@ OBJECT = "take an object of Python, of which nothing shows whether it is the one
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 """The simple types: equal arguments of these types are of one kind."""
 _MAX_KINDS, _MAX_PLANS = 64, 16
-Call = Callable[..., Any]
+"""The most kinds of one model or function, and the most plans of one kind. Calls of further ones are not shared."""
 
 
 def call_model(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of `original(model, *args, **kwargs)` while tapes record. Collective if ranks share the call."""
+    if not getattr(model, "built", False):  # the call creates the model's variables
+        return original(model, *args, **kwargs)
+    args, kwargs = own_data.make_arrays_whole((args, kwargs), f"the call of '{model.name}'")
+    return _ModelCall(original, model, args, kwargs).compute()
 
-    def trace(arguments: Arguments, kind: Kind) -> list[Any]:  # see `_call` for the three functions
-        if kind.trace is None or not kind.is_trace_valid():
-            kind.undo = still_models.remember_python(model)
-            graph = arguments.trace_call(lambda *given, **named: original(model, *given, **named))
-            if graph is None:
-                kind.refuse(NO_TRACE)
-                return []
-            kind.refuse(_find_hidden(model, graph))
-            kind.trace = Trace(graph, [outer for outer, _ in graph.captures])
-            are_simple = all(isinstance(leaf, (tf.Tensor, *_VALUES)) for leaf in arguments.leaves)
-            kind.is_trace_valid = still_models.watch_model(model) if are_simple else lambda: False
-        return arguments.list_tensors()
 
-    def watched(kind: Kind) -> Any:
-        tensors_before = set(map(id, still_models.list_kept_tensors(model)))
+def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments) -> Any:
+    """The result of `plain()`, a call of a `tf.function`, while tapes record. Collective if ranks share the call."""
+    return _FunctionCall(plain, function, arguments).compute()
+
+
+class _Call:
+    """A call while tapes record. Its kind keeps what ranks have found out about such calls (`first_calls.Kind`).
+
+    owner: the model or `tf.function`.
+    name: the name of the owner in messages.
+    plain: makes the script's own call, and returns its result.
+    """
+
+    def __init__(self, plain: Callable[[], Any], owner: Any, arguments: Arguments, name: str):
+        self.plain, self.owner, self.arguments, self.name = plain, owner, arguments, name
+
+    def watch(self, kind: Kind) -> Any:
+        """The result of the script's own call. Behavior that a shared call could not have refuses the kind."""
+        return first_calls.watch_call(self.plain, kind)
+
+    def trace(self, kind: Kind) -> list[Any]:
+        """Set `kind.trace`, unless the last trace is valid for this call. Returns the tensors among the arguments, in
+        the order of the inputs of the trace.
+        """
+        raise NotImplementedError
+
+    def unpack(self, outputs: Any) -> Any:
+        """The result of the call, from the structured outputs of its trace."""
+        return outputs
+
+    def compute(self) -> Any:
+        """The result of the call. Collective if ranks share the call."""
+        kind = self._find_kind()
+        if kind is None:
+            return self.plain()
+        if whole_code.gradient_count == kind.first_step:  # the first step has not ended
+            return self.watch(kind)
+        if kind.is_agreed and kind.why:
+            return self._compute_whole(kind)
+        # Trace the call. A rank that has a reason of its own makes no trace, but agrees as the others do.
+        tensors = [] if kind.why else self.trace(kind)
+        if not kind.is_agreed:
+            kind.agree(f"calls of '{self.name}' with {self.arguments.rows} rows")
+        if kind.why or kind.trace is None:
+            return self._compute_whole(kind)
+        # If no tape can request gradients of it, the call is the script's own.
+        graph = kind.trace.graph
+        tensors += kind.trace.outer
+        are_followed = _find_followed(graph, tensors)
+        if not any(are_followed):
+            return self._compute_plain(kind)
+        # Run the plan of these ops.
+        key = kind.trace.key, tuple(are_followed), world.get_world().size
+        if key not in kind.plans:
+            kind.plans[key] = self._make_plan(kind, kind.trace, tensors, are_followed)
+        plan = kind.plans[key]
+        if plan.why_whole:
+            return self._compute_whole(kind)
+        kind.why = kind.later_why
+        followed = [tensor for tensor, is_followed in zip(tensors, are_followed) if is_followed]
+        outputs = plan.call(tensors, self.arguments.rows, followed)
+        kind.restore = None  # the Python code has run once for this call, in the trace, so its changes stay
+        return self.unpack(pack_tensors(graph.structured_outputs, outputs))
+
+    def _find_kind(self) -> Kind | None:
+        """The kind of the call; None if ranks cannot share the call, whatever its code does."""
+        tapes, arguments = first_calls.observed.tapes, self.arguments
+        if arguments.rows < 2:
+            if arguments.rows:
+                whole_code.note_reason(tapes, f"the calls of '{self.name}' {ONE_ROW}")
+            return None
+        kinds = find_kinds(self.owner)
+        attached = tuple(tuple(list_attached(leaf)) for leaf in arguments.leaves)
+        key = len(tapes), attached, arguments.make_key()
+        if not arguments.has_lasting_key:
+            whole_code.note_reason(tapes, f"the calls of '{self.name}' {OBJECT}")
+            return None
+        if key not in kinds and len(kinds) >= _MAX_KINDS:
+            return None
+        return kinds.setdefault(key, Kind())
+
+    def _compute_whole(self, kind: Kind) -> Any:
+        """Make the script's own call because ranks cannot share the calls of `kind`."""
+        reason = f"ranks cannot share the calls of '{self.name}': {kind.why}"
+        whole_code.note_reason(first_calls.observed.tapes, reason)
+        return self._compute_plain(kind)
+
+    def _compute_plain(self, kind: Kind) -> Any:
+        """Make the script's own call. If its Python code has already run for a trace, undo what that has changed."""
+        restore, kind.restore = kind.restore, None
+        if restore is not None:
+            restore()
+        return self.plain()
+
+    def _make_plan(self, kind: Kind, trace: Trace, tensors: Sequence[Any], are_followed: list[bool]) -> CallPlan:
+        """Plan calls with the ops of `trace`, and print how they are computed. Collective.
+
+        tensors: the values of the trace's inputs.
+        are_followed: for each input, whether its gradients may be requested.
+        """
+        if len(kind.plans) + 1 == _MAX_PLANS:
+            kind.later_why = OTHER_OPS
+        arguments, call = self.arguments, f"the call of '{self.name}'"
+        given = [one for one in arguments.list_tensors() if one.shape.rank]
+        row_ids = {id(one) for one in given if one.shape.as_list()[0] == arguments.rows}
+        have_rows = [id(tensor) in row_ids for tensor in tensors]
+        # The number of rows is in the place, so that errors show numbers that differ.
+        plan = CallPlan(trace.graph, have_rows, are_followed, f"{call} with {arguments.rows} rows")
+        if plan.why_whole:
+            kind.refuse(plan.why_whole)
+            return plan
+        whole_code.note_shared(self.name)
+        events.unmeasured(call)
+        if settings.get_settings().explain:
+            notes.print_note(f"in eager code {call} is sharded: each rank computes its slice of every batch")
+        return plan
+
+
+class _ModelCall(_Call):
+    """A call of a Keras model. `original(model, ...)` makes the script's own call."""
+
+    def __init__(self, original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self.original = original
+        plain = functools.partial(original, model, *args, **kwargs)
+        super().__init__(plain, model, Arguments(args, kwargs), str(model.name))
+
+    def watch(self, kind: Kind) -> Any:
+        tensors_before = set(map(id, still_models.list_kept_tensors(self.owner)))
         draws_before = first_calls.observed.draws
-        result = first_calls.watch_call(plain, kind)
-        if not tensors_before.issuperset(map(id, still_models.list_kept_tensors(model))):
+        result = super().watch(kind)
+        if not tensors_before.issuperset(map(id, still_models.list_kept_tensors(self.owner))):
             kind.refuse(LEAVES)
         if first_calls.observed.draws != draws_before:
             kind.refuse(DRAWS)
         return result
 
-    def unpack(result: Any) -> Any:
-        outputs, attached = result  # see `Arguments.trace_call`
-        for tensor, tensors_by_name in zip(tf.nest.flatten(outputs, expand_composites=True), attached):
+    def trace(self, kind: Kind) -> list[Any]:
+        model, arguments = self.owner, self.arguments
+        if kind.trace is not None and kind.is_trace_valid():
+            return arguments.list_tensors()
+        # The trace runs the Python code. If the script's own call follows after all, the code runs a second time, and
+        # must not find what it has changed.
+        kind.restore = still_models.remember_python(model)
+        graph = arguments.trace_call(lambda *given, **named: self.original(model, *given, **named))
+        if graph is None:
+            kind.refuse(NO_TRACE)
+            return []
+        kind.refuse(_find_hidden(model, graph))
+        kind.trace = Trace(graph, [outer for outer, _ in graph.captures])
+        are_simple = all(isinstance(leaf, (tf.Tensor, *_VALUES)) for leaf in arguments.leaves)
+        kind.is_trace_valid = still_models.watch_model(model) if are_simple else lambda: False
+        return arguments.list_tensors()
+
+    def unpack(self, outputs: Any) -> Any:
+        result, attached = outputs  # see `Arguments.trace_call`
+        for tensor, tensors_by_name in zip(tf.nest.flatten(result, expand_composites=True), attached):
             attach_tensors(tensor, tensors_by_name)
-        return outputs
-
-    if not getattr(model, "built", False):  # the call creates the model's variables
-        return original(model, *args, **kwargs)
-    args, kwargs = own_data.make_arrays_whole((args, kwargs), f"the call of '{model.name}'")
-    plain = functools.partial(original, model, *args, **kwargs)
-    return _call(plain, watched, trace, unpack, owner=model, arguments=Arguments(args, kwargs), name=str(model.name))
+        return result
 
 
-def call_function(plain: Callable[[], Any], function: Any, arguments: Arguments) -> Any:
-    """The result of `plain()`, a call of a `tf.function`, while tapes record. Collective if ranks share the call."""
+class _FunctionCall(_Call):
+    """A call of a `tf.function`, which keeps its traces itself."""
 
-    def trace(arguments: Arguments, kind: Kind) -> list[Any]:
+    def __init__(self, plain: Callable[[], Any], function: Any, arguments: Arguments):
+        name = str(getattr(inspect.unwrap(function.python_function), "__name__", "a function"))
+        super().__init__(plain, function, arguments, name)
+
+    def trace(self, kind: Kind) -> list[Any]:
+        args, kwargs = self.arguments.given
         if kind.trace is None:
-            traced = capture.trace_step(function, *arguments.given)
+            traced = capture.trace_step(self.owner, args, kwargs)
             kind.trace = Trace(traced.graph, traced.captured_inputs)
             kind.function_type = traced.function_type
-        args, kwargs = arguments.given
         return list(kind.function_type.unpack_inputs(kind.function_type.bind(*args, **kwargs)))
-
-    watched = functools.partial(first_calls.watch_call, plain)
-    name = str(getattr(inspect.unwrap(function.python_function), "__name__", "a function"))
-    return _call(plain, watched, trace, lambda result: result, owner=function, arguments=arguments, name=name)
 
 
 def _find_hidden(model: Any, graph: Any) -> str:
@@ -134,105 +263,17 @@ def _is_of_libraries(function: Any, seen: frozenset[int] = frozenset()) -> bool:
     return all(_is_of_libraries(item, seen | {id(function)}) for item in items if callable(item))
 
 
-def _call(plain: Call, watched: Call, trace: Call, unpack: Call, owner: Any, arguments: Arguments, name: str) -> Any:
-    """The result of `plain()`, a call of `owner`, which `name` names in messages. Collective if ranks share the call.
+def _find_followed(graph: Any, tensors: Sequence[Any]) -> list[bool]:
+    """For each input of a call, whether a tape follows it: the tape records ops on it, and may request its gradients.
 
-    watched: (kind) calls `plain`, and records for the kind of call which behavior a shared call could not have.
-    trace: (arguments, kind) sets the trace of the kind, if it has one, and returns tensors for the trace's inputs.
-    unpack: maps the structured outputs of the trace to the result of the call.
+    graph: the trace of the call.
+    tensors: the values of its inputs.
     """
-    kind = _find_kind(owner, arguments, name)
-    if kind is None:
-        return plain()
-    if whole_code.gradient_count == kind.first_at:  # the first step has not ended
-        return watched(kind)
-    if kind.is_agreed and kind.why:
-        return _run_whole(plain, kind, name)
-    # Trace the call. A rank that has a reason of its own makes no trace, but agrees as the others do.
-    tensors = [] if kind.why else trace(arguments, kind)
-    if not kind.is_agreed:
-        kind.agree(f"calls of '{name}' with {arguments.rows} rows")
-    if kind.why or kind.trace is None:
-        return _run_whole(plain, kind, name)
-    # If no tape requests gradients of it, the call is the script's own.
-    graph = kind.trace.graph
-    tensors += kind.trace.outer
-    followed = _list_followed(graph, tensors)
-    if not any(followed):
-        return _run_plain(plain, kind)
-    # Run the plan of these ops.
-    key = kind.trace.key, tuple(followed), world.get_world().size
-    if key not in kind.plans:
-        kind.plans[key] = _make_plan(kind, kind.trace, arguments, tensors, followed, name)
-    plan = kind.plans[key]
-    if plan.why_whole:
-        return _run_whole(plain, kind, name)
-    kind.why = kind.next_why
-    followed_tensors = [tensor for tensor, is_followed in zip(tensors, followed) if is_followed]
-    outputs = plan.call(tensors, arguments.rows, followed_tensors)
-    kind.undo = None
-    return unpack(pack_tensors(graph.structured_outputs, outputs))
-
-
-def _find_kind(owner: Any, arguments: Arguments, name: str) -> Kind | None:
-    """The kind of a call; None if ranks cannot share it, whatever its code does."""
-    tapes = first_calls.observed.tapes
-    if arguments.rows < 2:
-        if arguments.rows:
-            whole_code.note_reason(tapes, f"the calls of '{name}' {ONE_ROW}")
-        return None
-    kinds = find_kinds(owner)
-    attached = tuple(tuple(list_attached(leaf)) for leaf in arguments.leaves)
-    key = len(tapes), attached, arguments.make_key()
-    if not arguments.has_lasting_key:
-        whole_code.note_reason(tapes, f"the calls of '{name}' {OBJECT}")
-        return None
-    if key not in kinds and len(kinds) >= _MAX_KINDS:
-        return None
-    return kinds.setdefault(key, Kind())
-
-
-def _run_whole(plain: Callable[[], Any], kind: Kind, name: str) -> Any:
-    whole_code.note_reason(first_calls.observed.tapes, f"ranks cannot share the calls of '{name}': {kind.why}")
-    return _run_plain(plain, kind)
-
-
-def _run_plain(plain: Callable[[], Any], kind: Kind) -> Any:
-    undo, kind.undo = kind.undo, None
-    if undo is not None:  # the Python code has run for a trace, and runs again now
-        undo()
-    return plain()
-
-
-def _list_followed(graph: Any, tensors: Sequence[Any]) -> list[bool]:
-    """For each input of a call, whether a recording tape requests its gradients."""
     from tensorflow.python.eager import backprop_util, forwardprop_util, record
     from tensorflow.python.ops import resource_variable_ops
 
     if forwardprop_util.pack_tangents(list(tensors)).tangents:
-        return [False] * len(tensors)  # forward-mode derivatives use the call itself
+        return [False] * len(tensors)  # forward-mode derivatives need the ops of the script's own call
     for variable in graph.variables:
-        resource_variable_ops.variable_accessed(variable)
+        resource_variable_ops.variable_accessed(variable)  # as a read does: tapes then follow the variable
     return [backprop_util.IsTrainable(tensor) and record.should_record_backprop([tensor]) for tensor in tensors]
-
-
-def _make_plan(
-    kind: Kind, trace: Trace, arguments: Arguments, tensors: Sequence[Any], followed: list[bool], name: str
-) -> CallPlan:
-    """Plan calls with these ops, and tell how they are computed. Collective."""
-    if len(kind.plans) + 1 == _MAX_PLANS:
-        kind.next_why = OTHER_OPS  # for later calls
-    given = [one for one in arguments.list_tensors() if one.shape.rank]
-    row_ids = {id(one) for one in given if one.shape.as_list()[0] == arguments.rows}
-    are_rows = [id(tensor) in row_ids for tensor in tensors]
-    call = f"the call of '{name}'"
-    # The number of rows is in the place, so that errors show numbers that differ.
-    plan = CallPlan(trace.graph, are_rows, followed, f"{call} with {arguments.rows} rows")
-    if plan.why_whole:
-        kind.refuse(plan.why_whole)
-        return plan
-    whole_code.note_shared(name)
-    events.unmeasured(call)
-    if settings.get_settings().explain:
-        notes.print_note(f"in eager code {call} is sharded: each rank computes its slice of every batch")
-    return plan

@@ -1,9 +1,10 @@
 """Watches the first calls of a model or function under a `tf.GradientTape`, before ranks share such calls.
 
-A *kind* is a group of calls of one model or function with alike arguments (`calls`). Its first calls are the script's
-own. They show behavior that shared calls could not have: Python code that reads values of tensors, or draws random
-numbers whose state is in no variable, and gradients of gradients. Hooks of TensorFlow count reads and draws.
-`watch_call` compares the reads, and follows the results of the call to the computation of their gradients.
+A *kind* is a group of calls of one model or function with arguments of the same types and shapes (`calls`). The first
+calls of a kind are the script's own. They show behavior that a shared call could not have: Python code that reads
+values of tensors, or that draws random numbers whose state is in no variable, and gradients of gradients. Hooks of
+TensorFlow count the reads and draws. `watch_call` compares the counts of reads before and after a call, and follows the
+results of the call to the computation of their gradients.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ observed = _Observed()
 
 
 class Trace:
-    """The graph of a call. outer: the tensors that it captures. key: equal for traces of one plan."""
+    """The graph of a call.
+
+    outer: the tensors that the graph captures.
+    key: a digest of the ops, and the ids of captured variables. Traces with equal keys have one plan.
+    """
 
     def __init__(self, graph: Any, outer: Sequence[Any]):
         self.graph, self.outer = graph, list(outer)
@@ -52,28 +57,30 @@ class Trace:
 
 
 class Kind:
-    """How calls with arguments of one kind are computed: whole, for the reason `why`, or by the plan of their ops.
+    """How calls of one kind are computed.
 
-    next_why: the reason for all later calls; empty if there is none.
-    undo: undoes the changes by Python code that ran for a trace; None if no code has run.
+    why: the reason why every rank computes the calls whole; empty if ranks share them by plans, or do not know yet.
+    later_why: the `why` after the present call, which is still shared; empty if there is none.
+    restore: undoes the changes by Python code that has run for a trace of the present call; None if no code has run.
     is_agreed: the ranks have agreed on `why`.
-    first_at: the number of gradient computations before the first call.
-    trace: the last trace; it is valid for the next call, too, if `is_trace_valid()`.
-    function_type: of the trace of a `tf.function`.
-    plans: the plans of calls, by their traces and the inputs whose gradients are requested.
+    first_step: the step of the first call, by the number of gradient computations before it.
+    trace: the last trace of a call. It is valid for the next call, too, if `is_trace_valid()`.
+    function_type: the types of the arguments in the trace of a `tf.function`.
+    plans: the plans of calls, by trace, by the inputs whose gradients may be requested, and by the number of ranks.
     """
 
     def __init__(self) -> None:
-        self.why = self.next_why = ""
-        self.undo: Callable[[], None] | None = None
+        self.why = self.later_why = ""
+        self.restore: Callable[[], None] | None = None
         self.is_agreed = False
-        self.first_at = whole_code.gradient_count
+        self.first_step = whole_code.gradient_count
         self.trace: Trace | None = None
         self.function_type: Any = None
         self.is_trace_valid: Callable[[], bool] = lambda: False
         self.plans: dict[Any, CallPlan] = {}
 
     def refuse(self, why: str) -> None:
+        """Let every rank compute the calls whole for this reason; the first reason stays. Empty: no effect."""
         self.why = self.why or why
 
     def agree(self, place: str) -> None:
