@@ -8,7 +8,6 @@ import os
 import signal
 
 import pytest
-from comparing import stored
 
 import launch
 
@@ -115,15 +114,6 @@ def pytest_terminal_summary(terminalreporter) -> None:
 def which(pytestconfig: pytest.Config) -> str:
     """Which cases of a file are run, as it is told after its folder. Of the usual ones each runs lines of its own."""
     return "all" if pytestconfig.getoption("--all") else "usual"
-
-
-@pytest.fixture(scope="module")
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, which: str) -> dict:
-    """The arrays that CASES of a test's module store without ranks."""
-    folder = tmp_path_factory.mktemp("alone")
-    # Less than the limit of any test with it.
-    launch.run_alone(request.module.CASES, folder, which, timeout=380).check()
-    return stored(folder)[0]
 
 
 @pytest.fixture

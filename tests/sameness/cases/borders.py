@@ -1,15 +1,13 @@
-"""Steps whose arguments become slices: `python border_cases.py FOLDER usual|all`, alone and under ranks.
+"""Steps whose arguments become slices, and what is asked around them.
 
-Each case stores losses, weights and what the eager code around the function saw, in float64. All are to be exact, for
-batches that do and do not divide, a last batch of a single row, and ranks without rows. `SHARED` has those that ranks
-are to have shared.
+Each case stores losses, weights and what the eager code around the function saw. Batches do and do not divide, the last
+one has a single row, and there are ranks without rows.
 """
 
 import itertools
-import os
-import sys
 from pathlib import Path
 
+import corpus_run
 import keras
 import numpy as np
 import tensorflow as tf
@@ -19,7 +17,6 @@ keras.backend.set_floatx("float64")
 GENERATOR = np.random.RandomState(3)
 X, Y = GENERATOR.randn(41, 5), (GENERATOR.rand(41, 3) > 0.4).astype(np.float64)
 WORDS = GENERATOR.randint(0, 9, (41, 6))
-SHARED: dict = {}
 results: dict = {}
 ONLY_OF_ALL = {
     "bce and dice",
@@ -61,7 +58,7 @@ ONLY_OF_ALL = {
 
 
 def is_due(name):
-    return sys.argv[2] == "all" or name not in ONLY_OF_ALL
+    return corpus_run.is_due(name, ONLY_OF_ALL)
 
 
 def model_of(activation="sigmoid"):
@@ -202,15 +199,7 @@ def loop(name, loss_of, batches):
             total += float(got["loss"]) * len(x)
             seen += [got["loss"].numpy(), got["half"].numpy(), got["norm"].numpy(), got["predicted"].numpy().sum()]
     results[name] = np.concatenate([*(one.ravel() for one in model.get_weights()), seen, [total], rows])
-    note_shared(name, step)
-
-
-def note_shared(name, step):
-    if "matex_tf" in sys.modules:
-        sys.path.append(str(Path(__file__).parents[1]))
-        import plans
-
-        SHARED[name] = plans.is_shared(step)
+    corpus_run.expect_shared(name, step)
 
 
 def dataset():
@@ -287,7 +276,7 @@ def views():
 
     seen = [float(one) for x, y in dataset() for one in (step(x, y), metric.result())]
     results["views"] = np.concatenate([*(one.ravel() for one in model.get_weights()), seen])
-    note_shared("views", step)
+    corpus_run.expect_shared("views", step)
 
 
 def trained(name, model, loss_of, variables=None):
@@ -552,7 +541,7 @@ def alternating():
     results["fit, alternating"] = np.concatenate([*(one.ravel() for one in model.get_weights()), history["loss"]])
 
 
-def main(folder):
+def main():
     loops = [(name, loss_of, dataset) for name, loss_of in LOSSES.items()]
     loops += [(f"mean, {batches.__name__}", bce, batches) for batches in (slices, generated, fixed)]
     for one in loops:
@@ -578,10 +567,10 @@ def main(folder):
     ):
         if is_due(case.__name__):
             case()
-    rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
-    shared = np.array([SHARED[name] for name in SHARED])
-    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results, names=np.array(list(SHARED)), shared=shared)
+    lines = Path(__file__).read_text().splitlines()
+    (line,) = [number for number, text in enumerate(lines, 1) if text.strip().startswith("mixed = ")]
+    named = [note for note in corpus_run.list_notes() if f"(borders.py line {line})" in note]
+    corpus_run.expect(named, "the line where rows meet before the work is not named")
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+main()
