@@ -312,7 +312,7 @@ one_row()
 results_of_a_call()
 SHARED = {
     *("draws3", "statistics3", "logits3", "words3", "statistics2", "logits2", "words2", "head", "lookup", "changed"),
-    *("drawn", "rates", "attacked", "maker", "critic", "penalized", "forward", "inner"),
+    *("drawn", "rates", "attacked", "maker", "critic", "penalized", "forward"),
 }
 shared = set(re.findall(r"the call of '(\w+)' is sharded", "\n".join(corpus_run.list_notes())))
 corpus_run.expect(shared == SHARED, f"shared are other calls: {shared ^ SHARED}")
