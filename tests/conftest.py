@@ -13,6 +13,8 @@ import launch
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")  # simulated_ranks: a rank that waits takes one
+# A third of what XLA takes for a function are optimizations of LLVM, which no test is about.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 # Programs are started as from a terminal: what runs in the background ignores its signals, and so does all it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -94,7 +94,6 @@ OVERLAPPED, NEW = {"ways": ("3 overlapped",)}, {"needs_keras_3": True}
 # Variables in single precision; half precision, whose loss scale falls at the same steps; single precision, whose
 # rounding the optimizer scales up where gradients are nearly 0.
 SINGLE, HALF, ROUNDED = {"within": 1e-5}, {"within": 0.02, "dtype": "float32"}, {"within": 1e-4, "dtype": "float32"}
-_WITHOUT_ROWS = ("subclass Summary", "subclass Hidden")
 TAGS: dict[str, dict] = {
     "cases/batches": {"within": 1e-9},
     "cases/borders": {"within": 1e-9},
@@ -105,11 +104,7 @@ TAGS: dict[str, dict] = {
     "cases/graph_mode": {"behavior": GRAPHS, "keras": ("2",)},
     "cases/loops": OVERLAPPED,
     "cases/metrics": {"more_keras": ("2",)},
-    "cases/predict": {
-        "keras": ("2",),
-        "more_keras": ("3",),
-        "whole": ("one row", "on batch", "eager", *_WITHOUT_ROWS, *(f"{name} again" for name in _WITHOUT_ROWS)),
-    },
+    "cases/predict": {"keras": ("2",), "more_keras": ("3",), "whole": ("one row", "eager")},
     "cases/rank_zero": {
         **OVERLAPPED,
         "more_keras": ("2",),

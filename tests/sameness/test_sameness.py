@@ -158,7 +158,7 @@ def list_faults(tags, alone, found):
     faults += [f"printed {b!r} instead of {a!r}" for a, b in pairs if not is_same_line(a, b, near)]
     if alone.files != found.files:
         faults.append(f"wrote {found.files} instead of {alone.files}")
-    return faults + list_faults_of_sharing(tags, want, ranks)
+    return [*faults, *list_faults_of_sharing(tags, want, ranks)]
 
 
 def list_faults_of_rows(name, alone, found, whole):

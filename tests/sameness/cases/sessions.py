@@ -388,8 +388,8 @@ OF_RANKS = {one.__name__: one for one in (unseeded, own_collectives, refused_sha
 """Cases of which only ranks say the same: alone they are another each time, or there are none."""
 FIRST_CONTROL_FLOW = ("branches", "loops")
 """Those that run with the control flow of TensorFlow 1, too."""
-PARTLY = ("loops of TensorFlow 1", "iterators")
-"""Cases of which some runs are whole, or have few rows."""
+PARTLY = ("loops of TensorFlow 1",)
+"""Cases of which some runs are whole."""
 
 
 class Run:
