@@ -155,12 +155,12 @@ data/pydataset_with_workers data/python_generator data/ragged_sentences data/rep
 data/shuffle_and_parallel_maps data/text_vectorization data/timeseries_windows data/weights_of_samples_and_classes
 legacy/tf_keras_import legacy/train_on_batch
 loops/actor_critic loops/add_loss loops/adjoint_method loops/attention_translation loops/balanced_losses
-loops/clip_by_hand loops/constant_labels loops/curved_losses loops/distillation loops/figures_printed loops/from_scratch
-loops/gan_train_step loops/gan_two_tapes loops/gradient_penalty loops/in_batch_losses loops/masked_loss
-loops/next_of_iterator loops/persistent_tape loops/raw_logs loops/rows_counted loops/second_order
-loops/siamese_contrastive loops/sums_and_averages loops/train_on_batch loops/vae
-models/autoencoder models/character_rnn models/convnet_augmented models/own_metrics models/own_parts models/recommender
-models/transfer_learning models/transformer_block models/unet models/wide_and_deep
+loops/clip_by_hand loops/constant_labels loops/curved_losses loops/custom_train_step loops/distillation
+loops/figures_printed loops/from_scratch loops/gan_train_step loops/gan_two_tapes loops/gradient_penalty
+loops/in_batch_losses loops/masked_loss loops/next_of_iterator loops/persistent_tape loops/raw_logs loops/rows_counted
+loops/second_order loops/siamese_contrastive loops/sums_and_averages loops/train_on_batch loops/vae
+models/autoencoder models/character_rnn models/convnet_augmented models/own_metrics models/own_parts
+models/recommender models/transfer_learning models/transformer_block models/unet models/wide_and_deep
 optimizers/accumulation_and_averages optimizers/clipping optimizers/every_optimizer optimizers/mixed_precision
 optimizers/schedules optimizers/sparse_gradients
 """.split()

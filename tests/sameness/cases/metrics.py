@@ -272,8 +272,11 @@ def weighed_classes():
     stored("weighed classes", [*(float(step(x, y)) for x, y in dataset()), float(metric.result())])
 
 
-for chosen in (made_late, meeting):
-    fit(chosen)
+def of_all_kinds():
+    return [*made_late(), *meeting()]
+
+
+fit(of_all_kinds)
 evaluate(made_late)
 weigh("tf.shape", True)
 weigh_inside()
@@ -281,6 +284,8 @@ loop(True)
 means()
 weighed_classes()
 if corpus_run.is_all():
+    for chosen in (made_late, meeting):
+        fit(chosen)
     fit(built_in)
     evaluate(built_in)
     evaluate(meeting)
