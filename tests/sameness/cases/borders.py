@@ -378,7 +378,7 @@ def of_weights():
             optimizer.apply_gradients([(tape.gradient(loss, v), v)])
             return loss
 
-        seen = [float(step(x, y)) for x, y in dataset()]
+        seen = [float(step(x, y)) for x, y in fixed()]
         results[name] = np.concatenate([v.numpy().ravel(), seen])
 
 
@@ -478,7 +478,7 @@ def forwards():
         optimizer.apply_gradients([(gradient - 0.01 * product, v)])
         return loss, tf.norm(product)
 
-    seen = [[float(one) for one in step(x, y)] for x, y in dataset()]
+    seen = [[float(one) for one in step(x, y)] for x, y in fixed()]
     results["forward accumulator"] = np.concatenate([v.numpy().ravel(), np.ravel(seen)])
 
 

@@ -85,6 +85,7 @@ ONLY_OF_ALL = {
     "frozen",
     "in NumPy",
     "masked",
+    "of_inputs",
     "root and product",
     "rows that are chosen",
     "rows with rows",

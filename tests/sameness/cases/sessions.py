@@ -379,6 +379,7 @@ CASES = {
 }  # fmt: skip
 MORE = {
     *(f"{name} {kind}" for name in ("momentum", "adagrad", "rmsprop") for kind in ("resource", "reference")),
+    "adam reference",
     "sgd resource",
     "sparse sgd resource",
     "sparse adam reference",
