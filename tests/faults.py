@@ -118,7 +118,7 @@ FAULTS = {
         "matex_tf/steps/slices.py",
         "return Slice(start, stop - start, total, has_rows, tf.constant(me.rank == 0))",
         "return Slice(start, stop - start, total, has_rows, tf.constant(True))",
-        f"{SAMENESS}[models/stateful_rnn-keras3-2]",
+        f"{SAMENESS}[cases/borders-keras3-2]",
     ),
     "a damaged state of a run is taken": Fault(
         "matex_tf/resilience/state_files.py",

@@ -482,6 +482,22 @@ def forwards():
     results["forward accumulator"] = np.concatenate([v.numpy().ravel(), np.ravel(seen)])
 
 
+def branching():
+    """A branch gives a sum over rows or a replicated tensor, which counts once in the sum over ranks."""
+    v, turns, optimizer = tf.Variable(np.ones((5, 3)) / 3), tf.Variable(0), keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x, y):
+        turns.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ v - y))
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+        return loss, tf.cond(turns > 1, lambda: tf.reduce_sum(x, 0), lambda: tf.ones([5], x.dtype))
+
+    seen = [np.append(total, loss) for x, y in fixed() for loss, total in [step(x, y)]]
+    results["branching"] = np.concatenate([v.numpy().ravel(), *seen])
+
+
 def fixed_by_hand():
     """A number of rows that Python gives a tensor."""
     v, optimizer = tf.Variable(np.ones((5, 3)) / 3), keras.optimizers.SGD(0.1)
@@ -562,6 +578,7 @@ def main():
         annealed,
         counting,
         forwards,
+        branching,
         fixed_by_hand,
         fits,
         alternating,
