@@ -133,14 +133,15 @@ def list_faults(tags, alone, found):
     want, ranks = alone.ranks[0], found.ranks
     errors = [f"alone: {want['error']}"] if want["error"] else []
     errors += [f"rank {rank}: {left['error']}" for rank, left in enumerate(ranks) if left["error"]]
-    for kind in ("weights", "figures"):
-        for rank, left in enumerate(ranks):
-            if left[kind].keys() != want[kind].keys():
-                errors.append(f"{kind} of rank {rank} are others: {sorted(left[kind].keys() ^ want[kind].keys())}")
+    kinds = () if errors else ("weights", "figures")
+    for kind, rank, left in ((kind, rank, left) for kind in kinds for rank, left in enumerate(ranks)):
+        if left[kind].keys() != want[kind].keys():
+            errors.append(f"{kind} of rank {rank} are others: {sorted(left[kind].keys() ^ want[kind].keys())}")
     if errors:
         return errors
     faults = [f"rank {rank}: {fault}" for rank, left in enumerate(ranks) for fault in left["faults"]]
-    for kind, name in [*(("weights", one) for one in want["weights"]), *(("figures", one) for one in want["figures"])]:
+    named = [(kind, name) for kind in kinds for name in want[kind]]
+    for kind, name in named:
         arrays = [left[kind][name] for left in ranks]
         if name.endswith(ROWS):
             faults += list_faults_of_rows(name, want[kind][name], arrays, tags.whole)
