@@ -13,10 +13,16 @@ from matex_tf.rewrite.kept import Kept
 
 SPLITS = ((4, 1), (2, 0, 3))
 FAIL_ALONE = {"rows that two masks choose", "rows that masks choose in calls", "pairs of rows", "a longer range"}
-TOGETHER = 16
-GROUPS = [SINGLE[first : first + TOGETHER] for first in range(0, len(SINGLE), TOGETHER)]
-GROUPS += [[case] for case in CASES if case not in SINGLE]
-"""Cases of one function. Those of a single op are traced and copied together: they share nothing but arguments."""
+
+
+def _group(cases, together):
+    """Cases of one function: they are traced and copied together, and share nothing but arguments."""
+    return [cases[first : first + together] for first in range(0, len(cases), together)]
+
+
+_EACH_BY_ITSELF = [case for case in CASES if case[1] in DRAWN]
+_OTHERS = [case for case in CASES if case not in SINGLE and case[1] not in DRAWN]
+GROUPS = [*_group(SINGLE, 16), *_group(_OTHERS, 5), *_group(_EACH_BY_ITSELF, 1)]
 _INEXACT = {"Cast": 1e-6}
 """Sums of float32, by the ops of the case."""
 
