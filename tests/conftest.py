@@ -8,12 +8,13 @@ import os
 import signal
 
 import pytest
-from comparing import stored
 
 import launch
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")  # simulated_ranks: a rank that waits takes one
+# A third of what XLA takes for a function are optimizations of LLVM, which no test is about.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 # Programs are started as from a terminal: what runs in the background ignores its signals, and so does all it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -115,15 +116,6 @@ def pytest_terminal_summary(terminalreporter) -> None:
 def which(pytestconfig: pytest.Config) -> str:
     """Which cases of a file are run, as it is told after its folder. Of the usual ones each runs lines of its own."""
     return "all" if pytestconfig.getoption("--all") else "usual"
-
-
-@pytest.fixture(scope="module")
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, which: str) -> dict:
-    """The arrays that CASES of a test's module store without ranks."""
-    folder = tmp_path_factory.mktemp("alone")
-    # Less than the limit of any test with it.
-    launch.run_alone(request.module.CASES, folder, which, timeout=380).check()
-    return stored(folder)[0]
 
 
 @pytest.fixture

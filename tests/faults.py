@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+SAMENESS = "tests/sameness/test_sameness.py::test_a_program_gives_on_ranks_what_it_gives_alone"
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,13 @@ FAULTS = {
         "matex_tf/steps/exchanger.py",
         "ops.make_weight(batch_slice.contributes, batch_slice.total",
         "ops.make_weight(True, batch_slice.total",
-        "tests/loops/test_borders.py",
+        f"{SAMENESS}[cases/borders-keras3-2]",
     ),
     "a rank without rows gives the row that it computes": Fault(
         "matex_tf/steps/exchanger.py",
         "rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])",
         "rows = tf.identity(tensor)",
-        "tests/gradients/test_row_mixing.py",
+        f"{SAMENESS}[cases/row_mixing-keras3-3 overlapped]",
     ),
     "a mean over rows is that of a rank's rows": Fault(
         "matex_tf/rewrite/rules/reductions.py",
@@ -117,7 +118,7 @@ FAULTS = {
         "matex_tf/steps/slices.py",
         "return Slice(start, stop - start, total, has_rows, tf.constant(me.rank == 0))",
         "return Slice(start, stop - start, total, has_rows, tf.constant(True))",
-        "tests/loops/test_borders.py",
+        f"{SAMENESS}[cases/borders-keras3-2]",
     ),
     "a damaged state of a run is taken": Fault(
         "matex_tf/resilience/state_files.py",

@@ -1,43 +1,6 @@
-"""`predict` and `evaluate` share the rows over the ranks and give each the sequential answer, whole and in order."""
-
-from pathlib import Path
-
-import numpy as np
-import pytest
-from comparing import close
+"""`predict` that ranks do not make alike. (What it gives where they do is in `sameness/cases/predict.py`.)"""
 
 import launch
-
-CASES = Path(__file__).with_name("predict_cases.py")
-WHOLE = ("one row", "on batch", "subclass Summary", "subclass Hidden", "eager")
-
-
-def same(got, want):
-    return got.shape == want.shape and got.dtype == want.dtype and close(got, want)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "ranks, legacy", [(2, "1"), *(pytest.param(ranks, "0", marks=pytest.mark.more) for ranks in (2, 3))]
-)
-def test_every_rank_gets_the_whole_answer_and_computes_a_part(tmp_path, ranks, legacy):
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    alone.mkdir()
-    together.mkdir()
-    keras = {"TF_USE_LEGACY_KERAS": legacy}
-    launch.run_alone(CASES, alone, env=keras).check()
-    launch.run(ranks, CASES, together, env={**launch.ALL_FILES, **keras}, timeout=300).check()
-    want = dict(np.load(alone / "rank-0.npz"))
-    found = [dict(np.load(together / f"rank-{rank}.npz")) for rank in range(ranks)]
-    problems = []
-    for name, value in want.items():
-        parts = [part[name] for part in found]
-        if not name.endswith("|rows"):
-            problems += [f"{name} on rank {rank}" for rank, part in enumerate(parts) if not same(part, value)]
-        elif value and not name.startswith(WHOLE) and not max(parts) < value <= sum(parts):
-            problems.append(f"{name}: {parts} of {value} rows computed")
-    assert not problems, problems
-
 
 ON_ONE_RANK = """
 import sys

@@ -1,58 +1,15 @@
-"""`jit_compile=True`: what XLA compiles gives the sequential result, with our kernels in it and without them."""
+"""`jit_compile=True` where ranks differ. (What XLA compiles is in `sameness/cases/compiled.py`.)"""
 
-import re
-from pathlib import Path
-
-import numpy as np
 import pytest
-from comparing import close
 
 import launch
 from matex_tf.ops import build
-
-CASES = Path(__file__).with_name("compiled_cases.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels():
     """Built before any launch that has a time limit."""
     build.build_xla()
-
-
-def check(folder, ranks, alone):
-    parts = [dict(np.load(folder / f"rank-{rank}.npz")) for rank in range(ranks)]
-    for name, value in parts[0].items():
-        assert close(value, alone[name]), name
-        assert all(part[name].tobytes() == value.tobytes() for part in parts), f"{name} differs between ranks"
-    return {name.split("|")[0] for name in parts[0]}
-
-
-def turned_off(output):
-    return re.findall(r"matex_tf: XLA .* is turned off for the function '(\w+)': (.*); the results", output)
-
-
-# Keras' step of `predict` (one_step_on_data; in Keras 2 run_step) gathers what the ranks predicted, and XLA cannot know
-# the shape of that.
-OF_PREDICT = "XLA has no kernel for MatexAllgather"
-
-
-@pytest.mark.timeout(1000)
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_compiled_training_gives_the_sequential_result(alone, which, ranks, tmp_path):
-    result = launch.run(ranks, CASES, tmp_path, which, env=launch.ALL_FILES, timeout=550).check()
-    assert len(check(tmp_path, ranks, alone)) == {"usual": 3, "all": 6}[which]
-    reasons = [reason for _, reason in turned_off(result.output)]
-    assert reasons == [], "every function stays compiled"
-
-
-@pytest.mark.more
-@pytest.mark.timeout(900)
-def test_where_xla_has_no_kernels_it_is_turned_off_and_said_once(alone, tmp_path):
-    result = launch.run(2, CASES, tmp_path, "usual", env={**launch.ALL_FILES, "MATEX_XLA": "off"}, timeout=400).check()
-    assert len(check(tmp_path, 2, alone)) == 3
-    # Keras' steps and the script's own; a compiled forward pass has no collective and stays as it is.
-    functions = [name for name, reason in turned_off(result.output) if reason != OF_PREDICT]
-    assert "step" in functions and len(functions) == len(set(functions)) == 2, result.output
 
 
 MISMATCH = """

@@ -1,28 +1,11 @@
-"""What every rank computes whole: all ranks have rank 0's values, and what differs between them is found."""
+"""What differs between ranks in code that every rank computes whole is found.
 
-from pathlib import Path
+(What such code gives is in `sameness/cases/whole_code.py`.)
+"""
 
 import pytest
-from comparing import differences, stored
 
 import launch
-
-CASES = Path(__file__).with_name("whole_code_cases.py")
-ADVICE = "@tf.function"
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_whole_code_gives_on_every_rank_what_it_gives_alone(ranks, tmp_path):
-    (tmp_path / "alone").mkdir()
-    launch.run_alone(CASES, tmp_path / "alone").check()
-    result = launch.run(ranks, CASES, tmp_path, env=launch.ALL_FILES, timeout=250).check()
-    (alone,) = stored(tmp_path / "alone")
-    wrong = differences(alone, stored(tmp_path, ranks))
-    assert not wrong, "\n".join(wrong)
-    assert result.output.count(ADVICE) == 1
-    assert "stopped training on rank 0" in result.output
-
 
 START = """
 import numpy as np, tensorflow as tf, sys

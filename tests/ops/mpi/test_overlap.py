@@ -142,7 +142,7 @@ def test_ranks_that_trace_at_different_times_choose_their_buckets_together():
     @tf.function
     def step(rows):
         mine = tf.reduce_sum(rows, axis=0)
-        return ops.reduce_gradients([mine, tf.concat([mine] * 10_000, 0)], ["x", "y"], 1.0, "a step of several traces")
+        return ops.reduce_gradients([mine, tf.tile(mine, [10_000])], ["x", "y"], 1.0, "a step of several traces")
 
     for turn in range(40):
         rows = [1 + turn % (rank + 1) for rank in range(SIZE)]

@@ -1,15 +1,11 @@
-"""Steps that take batches of iterators, each as a function that gives arrays; run alone and under ranks.
+"""Steps that take batches of iterators, each as a function that gives arrays.
 
-    batch_cases.py FILE
-
-Each rank stores what its cases give in FILE.RANK. A case knows nothing of ranks.
+An error of one rank's rows is raised on all, and tells the rank; it is the last one, which has the last rows.
 """
 
 from __future__ import annotations
 
-import pickle
-import sys
-
+import corpus_run
 import keras
 import numpy as np
 import tensorflow as tf
@@ -19,6 +15,7 @@ keras.backend.set_floatx("float64")
 random = np.random.default_rng(4)
 X, Y = random.normal(size=[27, 6]), random.normal(size=[27, 2])
 W = random.normal(size=[6, 2])
+LAST = corpus_run.get_size() - 1
 
 
 def batch(array, rows, size=6):
@@ -164,7 +161,8 @@ def fail(step, *given):
     try:
         step(*given)
     except tf.errors.InvalidArgumentError as error:
-        messages.append(str(error))
+        text = str(error)
+        corpus_run.expect(f"rank {LAST} (" in text and "outside" in text, f"the error tells no rank: {text}")
     else:
         raise AssertionError("the step raises no error")
 
@@ -218,7 +216,7 @@ def uneven_batches_that_are_lost():
     w = tf.Variable(W)
 
     def read(number, x):
-        if number == 1 and is_last:
+        if number == 1 and corpus_run.get_rank() == LAST:
             raise ValueError("a file is outside of this host")
         return x
 
@@ -320,12 +318,11 @@ CASES = [
     fit_of_rows_that_fail,
     session_that_fails,
 ]
-matex_tf = sys.modules.get("matex_tf")
-rank, ranks = (matex_tf.rank(), matex_tf.size()) if matex_tf else (0, 1)
-is_last = rank == ranks - 1
-found, messages = {"seeds_of_ops": seeds_of_ops()}, []
+results = {f"seeds_of_ops {place}": np.asarray(one) for place, one in enumerate(seeds_of_ops())}
 for case in CASES:
     tf.keras.utils.set_random_seed(7)
-    found[case.__name__] = case()
-with open(f"{sys.argv[1]}.{rank}", "wb") as file:
-    pickle.dump((found, messages), file)
+    results |= {f"{case.__name__} {place}": np.asarray(one) for place, one in enumerate(case())}
+notes = corpus_run.list_notes()
+corpus_run.expect(any("is sharded" in note for note in notes), "nothing is sharded")
+whole = [note for note in notes if ") cannot be sharded" in note]
+corpus_run.expect(not whole, f"not shared: {whole}")

@@ -1,11 +1,12 @@
-"""Training with `jit_compile=True` in every place where scripts have it, in float64.
+"""Training with `jit_compile=True` in every place where scripts have it, with the kernels of the library and without.
 
-`python compiled_cases.py FOLDER [NAME...]` stores what each case gives, as cases.py does.
+`MATEX_XLA=off` is without.
 """
 
 import os
-import sys
+import re
 
+import corpus_run
 import keras
 import numpy as np
 import tensorflow as tf
@@ -128,12 +129,14 @@ def cases():
 USUAL = ("fit, arrays", "loop, step", "loop, forward")
 
 
-def main(folder, which):
-    chosen = {name: case for name, case in cases().items() if which == "all" or name in USUAL}
-    results = {f"{name}|{index}": value for name, case in chosen.items() for index, value in enumerate(case())}
-    rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
-    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+chosen = {name: case for name, case in cases().items() if corpus_run.is_all() or name in USUAL}
+results = {f"{name}|{index}": value for name, case in chosen.items() for index, value in enumerate(case())}
+notes = "\n".join(corpus_run.list_notes())
+turned_off = dict(re.findall(r"XLA .* is turned off for the function '(\w+)': (.*); the results", notes))
+if os.environ.get("MATEX_XLA") == "off":
+    # Keras' step of `predict` gathers what the ranks predicted, and XLA cannot know the shape of that. A compiled
+    # forward pass has no collective and stays as it is.
+    named = {name for name, reason in turned_off.items() if reason != "XLA has no kernel for MatexAllgather"}
+    corpus_run.expect("step" in named and len(named) == 2, f"XLA is turned off for other functions: {notes}")
+else:
+    corpus_run.expect(not turned_off, f"XLA is turned off: {notes}")

@@ -1,6 +1,6 @@
-"""Runs of sessions, each case in a graph of its own: `session_cases.py FOLDER usual|all` stores what every rank finds.
+"""Runs of sessions of `tf.compat.v1`, each case in a graph of its own: what is fetched, and all variables.
 
-Each case gives numbers that are the script's, whatever runs it. Besides it is stored how many rows went through `note`.
+Also counted are the rows that went through `note`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import sys
 
+import corpus_run
 import numpy as np
 import tensorflow as tf
 
 v1 = tf.compat.v1
-RANKS = "matex_tf" in sys.modules
+RANKS = corpus_run.has_ranks()
 _random = np.random.RandomState(3)
 X, Y = _random.randn(64, 6), _random.randn(64, 2)
 IDS = _random.randint(0, 9, [64, 3])
@@ -378,6 +379,7 @@ CASES = {
 }  # fmt: skip
 MORE = {
     *(f"{name} {kind}" for name in ("momentum", "adagrad", "rmsprop") for kind in ("resource", "reference")),
+    "adam reference",
     "sgd resource",
     "sparse sgd resource",
     "sparse adam reference",
@@ -387,6 +389,8 @@ OF_RANKS = {one.__name__: one for one in (unseeded, own_collectives, refused_sha
 """Cases of which only ranks say the same: alone they are another each time, or there are none."""
 FIRST_CONTROL_FLOW = ("branches", "loops")
 """Those that run with the control flow of TensorFlow 1, too."""
+PARTLY = ("loops of TensorFlow 1",)
+"""Cases of which some runs are whole."""
 
 
 class Run:
@@ -404,29 +408,33 @@ def run_case(case):
     return [np.asarray(one) for one in tf.nest.flatten(found)], sum(seen)
 
 
-def main(folder, which):
-    if RANKS:
-        from matex_tf.rewrite.nodes import Decision
-        from matex_tf.rewrite.placement import WHOLE
-        from matex_tf.rewrite.rules import RULES
+def gather(values):
+    """What each rank has found, as texts."""
+    from matex_tf.runtime import objects
 
-        RULES["PyFunc"] = lambda node: Decision([None] * len(node.inputs), [WHOLE] * len(node.op.outputs))
-    stored = {}
-    for name, case in CASES.items():
-        if name in MORE and which == "usual":
-            continue
-        for flow in (True, False) if name in FIRST_CONTROL_FLOW else (True,):
-            (v1.enable_control_flow_v2 if flow else v1.disable_control_flow_v2)()
-            values, rows = run_case(case)
-            full = name if flow else f"{name} of TensorFlow 1"
-            stored[f"{full}|rows"] = np.array(rows)
-            stored.update((f"{full}|{index}", value) for index, value in enumerate(values))
-    for name, case in OF_RANKS.items() if RANKS else ():
-        values, _ = run_case(case)
-        stored.update((f"{name}|{index}", value) for index, value in enumerate(values))
-    rank = sys.modules["matex_tf"].rank() if RANKS else 0
-    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **stored)
+    return objects.allgather([repr(value.tolist()) for value in values], "what all ranks have found")
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+results = {}
+if RANKS:
+    import plans
+
+    plans.leave_python_as_it_is()
+for name, case in CASES.items():
+    if not corpus_run.is_due(name, MORE):
+        continue
+    for flow in (True, False) if name in FIRST_CONTROL_FLOW else (True,):
+        (v1.enable_control_flow_v2 if flow else v1.disable_control_flow_v2)()
+        values, rows = run_case(case)
+        full = name if flow else f"{name} of TensorFlow 1"
+        if full not in PARTLY:
+            results[f"{full}: rows"] = np.array(rows)
+        results |= {f"{full}|{index}": value for index, value in enumerate(values)}
+v1.enable_control_flow_v2()
+for name, case in OF_RANKS.items() if RANKS else ():
+    values, _ = run_case(case)
+    everywhere = gather(values)
+    corpus_run.expect(all(one == everywhere[0] for one in everywhere), f"{name}: ranks have found different values")
+    corpus_run.expect(values and all(np.isfinite(one).all() and one.size for one in values), f"{name}: {values}")
+    if name != "unseeded":
+        corpus_run.expect(all(one for one in values if one.dtype == bool), f"{name}: {values}")

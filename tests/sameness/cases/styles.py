@@ -1,14 +1,6 @@
-"""Trains small models in every style that the tests compare, in float64, and stores what came out.
+"""Small models in every style: losses and figures that a person would see, weights, and rows that training computes."""
 
-It knows nothing of ranks but where it stores: `python cases.py FOLDER [NAME...]` writes FOLDER/rank-R.npz with, for
-each case, the losses and figures that a person would see, the weights, and the rows that the model really computed in
-training.
-"""
-
-import os
-import sys
-from pathlib import Path
-
+import corpus_run
 import keras
 import numpy as np
 import tensorflow as tf
@@ -206,25 +198,15 @@ def cases():
     return found
 
 
-def main(folder, names):
-    if "matex_tf" in sys.modules:
-        sys.path.append(str(Path(__file__).parents[1]))
-        import plans
+if corpus_run.has_ranks():
+    import plans
 
-        plans.leave_python_as_it_is()
-    results = {}
-    for name, case in cases().items():
-        if names not in ([], ["all"]) and not any(name.startswith(wanted) for wanted in names):
-            continue
-        CountRows.seen.clear()
-        seen, weights = case()
-        results[f"{name}|seen"] = np.concatenate([np.ravel(value) for value in seen])
-        results[f"{name}|rows"] = np.array(CountRows.seen)
-        for index, weight in enumerate(weights):
-            results[f"{name}|weight {index}"] = weight
-    rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
-    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    plans.leave_python_as_it_is()
+results = {}
+for name, case in cases().items():
+    CountRows.seen.clear()
+    seen, weights = case()
+    results[f"{name}|seen"] = np.concatenate([np.ravel(value) for value in seen])
+    results[f"{name}|steps"] = np.array(len(CountRows.seen))
+    results[f"{name}: rows"] = np.array(sum(CountRows.seen))
+    results |= {f"{name}|weight {index}": weight for index, weight in enumerate(weights)}

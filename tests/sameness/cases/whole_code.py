@@ -1,18 +1,16 @@
-"""Training in eager code, which every rank computes whole: `python whole_code_cases.py FOLDER`, alone and under ranks.
+"""Training in eager code, which every rank computes whole.
 
 Other ranks than 0 begin with other values, where `RANK` is in them; rank 0 has what the script alone has, and so have
 all in the end.
 """
 
-import os
-import sys
-
+import corpus_run
 import keras
 import numpy as np
 import tensorflow as tf
 import tf_keras
 
-RANK = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
+RANK = corpus_run.get_rank()
 GENERATOR = np.random.RandomState(3)
 X, Y = GENERATOR.randn(24, 4), GENERATOR.randn(24, 2)
 keras.backend.set_floatx("float64")
@@ -154,4 +152,6 @@ train_with_optimizers()
 fit_eagerly()
 change_one_rank()
 stop_on_one_rank()
-np.savez(os.path.join(sys.argv[1], f"rank-{RANK}.npz"), **results)
+notes = "\n".join(corpus_run.list_notes())
+corpus_run.expect(notes.count("@tf.function") == 1, f"other advice than once to use a tf.function: {notes}")
+corpus_run.expect("stopped training on rank 0" in notes, f"no line says who has stopped: {notes}")

@@ -1,27 +1,19 @@
-"""Random steps in which rows meet: `python row_mixing_cases.py FOLDER SEEDS`, alone and under ranks, in float64.
-
-Under ranks each seed comes with the batches that fit its sizes, as the run alone has found them: `7:0,2`.
+"""Random steps in which rows meet, or figures of all rows meet them, are sharded up to there.
 
 Each is a random expression of weights and rows (`tests/growing.py`), its loss and its gradients. Batches divide, do not
 divide, and have fewer rows than ranks.
 """
 
-import os
-import sys
-from pathlib import Path
-
+import corpus_run
+import growing
 import numpy as np
 import tensorflow as tf
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import growing
-
-from matex_tf.world import world
-
 SPECS, BATCHES = growing.SPECS, (5, 4, 2, 5)
 results: dict = {}
-kinds: dict = {}
+shared: list = []
+# Rows meet in each of the usual ones: a gather that goes wrong on the way back is seen in each, and so is a weight.
+SEEDS = range(80) if corpus_run.is_all() else (13, 20, 22)
 
 
 class Grower(growing.Grower):
@@ -42,6 +34,7 @@ class Grower(growing.Grower):
 
 
 def run(seed, chosen=None):
+    """Steps of a seed; under ranks with the batches `chosen` that fit its sizes, which the run alone has found."""
     values = np.random.default_rng(seed)
     first, second = tf.Variable(values.normal(size=[2, 2])), tf.Variable(values.normal(size=[4, 4]))
     optimizer = tf.keras.optimizers.SGD(0.1)
@@ -83,22 +76,27 @@ def run(seed, chosen=None):
     if not fit:
         return
     results[f"{seed}:{','.join(fit)}"] = np.concatenate([first.numpy().ravel(), second.numpy().ravel(), seen])
-    if world.is_active():
+    if corpus_run.has_ranks():
         import plans
 
-        kinds[f"{seed}:{','.join(fit)}"] = plans.is_shared(step)
+        shared.append(plans.is_shared(step))
 
 
-def main(folder, *seeds):
-    if not world.is_active():  # what is no step without optimisations (sizes that do not fit, of zeros) is none
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    for seed in seeds:
-        number, _, chosen = seed.partition(":")
-        run(int(number), [int(index) for index in chosen.split(",") if index] if world.is_active() else None)
-    rank = world.get_world().rank if world.is_active() else 0
-    shared = {f"shared {name}": np.array(kind) for name, kind in kinds.items()}
-    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results, **shared)
+def run_alone():
+    # What is no step without optimisations (sizes that do not fit, of zeros) is none.
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    for seed in SEEDS:
+        run(seed)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+if corpus_run.has_ranks():
+    for name in corpus_run.ALONE:
+        number, _, chosen = name.partition(":")
+        run(int(number), [int(index) for index in chosen.split(",")])
+    # So that it does not pass because nothing is sharded.
+    whole = shared.count(False)
+    corpus_run.expect(whole < 0.2 * len(shared), f"{whole} of {len(shared)} are not sharded")
+else:
+    run_alone()

@@ -1,12 +1,9 @@
-"""Steps with gradient functions of their own: `python custom_gradient_cases.py FOLDER`, alone and under ranks.
+"""Steps with gradient functions of their own (`tf.custom_gradient`, `RegisterGradient`): shared where they are proved.
 
-All are exact. Batches of 20, 20 and 1 rows in float64. Of each case it is stored, too, whether ranks shared its steps.
+Batches of 20 rows, and of a single row where it may matter.
 """
 
-import os
-import sys
-from pathlib import Path
-
+import corpus_run
 import keras
 import numpy as np
 import tensorflow as tf
@@ -15,7 +12,6 @@ keras.backend.set_floatx("float64")
 GENERATOR = np.random.default_rng(0)
 X, Y = GENERATOR.normal(size=(41, 5)), GENERATOR.normal(size=(41, 3))
 OPEN = [tf.TensorSpec([None, 3], tf.float64)]
-shared: dict = {}
 results: dict = {}
 
 
@@ -144,7 +140,7 @@ ONLY_OF_ALL = {
 
 
 def is_due(name):
-    return sys.argv[2] == "all" or name not in ONLY_OF_ALL
+    return corpus_run.is_due(name, ONLY_OF_ALL)
 
 
 LOSSES = {
@@ -183,8 +179,20 @@ LOSSES = {
 }  # fmt: skip
 
 
-def batches():
-    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(20)
+ONE_ROW_AT_THE_END = {
+    "reversed",
+    "clipped by the batch",
+    "divided by a shape",
+    "a shape compared",
+    "the text of a shape",
+    "sorted",
+}
+"""Cases with a last batch of a single row; each number of rows is a trace more."""
+
+
+def batches(name):
+    ends = name in ONE_ROW_AT_THE_END or corpus_run.is_all()
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(20, drop_remainder=not ends)
 
 
 def steps(name, loss_of, before=lambda x, y: None):
@@ -202,13 +210,9 @@ def steps(name, loss_of, before=lambda x, y: None):
         return loss
 
     for _ in range(2):
-        seen += [float(step(x, y)) for x, y in batches()]
+        seen += [float(step(x, y)) for x, y in batches(name)]
     results[name] = np.concatenate([*(variable.numpy().ravel() for variable in trained), seen])
-    if "matex_tf" in sys.modules:
-        sys.path.append(str(Path(__file__).parents[1]))
-        import plans
-
-        shared[name] = plans.is_shared(step)
+    corpus_run.expect_shared(name, step)
 
 
 def called_before():
@@ -261,23 +265,22 @@ def session(name, back):
         results[name] = np.concatenate([run.run(kernel).ravel(), seen])
 
 
-def main(folder):
+def main():
     for name, loss_of in LOSSES.items():
         if is_due(name):
             steps(name, loss_of)
     called_before()
     steps("in a function called before", LOSSES["in a function"])
     steps("beside a function that trains", LOSSES["reversed"], lambda x, y: training_by_itself(dense(x), y))
-    fits("fit, reversed", Own(reversed_gradient))
+    if corpus_run.is_all():
+        fits("fit, reversed", Own(reversed_gradient))
+        fits("fit, eager, by TensorFlow", Own(tf.nn.silu), run_eagerly=True)
     fits("fit, mixing", Own(mixing))
     fits("fit, eager", Own(averaged), run_eagerly=True)
-    fits("fit, eager, by TensorFlow", Own(tf.nn.silu), run_eagerly=True)
     session("session_reversed", lambda op, upstream: -0.7 * upstream)
     session("session_mixing", lambda op, upstream: 0.5 * upstream + tf.reduce_mean(upstream))
-    rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
-    are_shared = np.array([shared[name] for name in shared])
-    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results, names=np.array(list(shared)), shared=are_shared)
+    said = "is sharded: each rank computes its slice of every batch"
+    corpus_run.expect(any(said in note for note in corpus_run.list_notes()), "no line says that a step is shared")
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+main()

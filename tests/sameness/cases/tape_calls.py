@@ -1,17 +1,17 @@
-"""Calls in eager code while tapes record: `python tape_calls_cases.py FOLDER`, alone and under ranks; in float64.
+"""Calls of Keras models and of `tf.function`s in eager code while tapes record.
 
-Ranks share calls of models and functions; all that the script sees is whole. Batches of 11, 7 and 2 rows do not divide.
+Ranks share calls of models and functions; all that the script sees is whole. Batches of 11 and 7 rows do not divide;
+of 2 rows, by `--all`, a third rank has none.
 """
 
-import os
-import sys
+import re
 
+import corpus_run
 import keras
 import numpy as np
 import tensorflow as tf
 import tf_keras
 
-RANK = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 GENERATOR = np.random.RandomState(3)
 X, Y = GENERATOR.randn(20, 5), GENERATOR.randn(20, 3)
 WORDS = GENERATOR.randint(0, 6, (20, 4))
@@ -22,7 +22,8 @@ results = {}
 
 
 def batches(x=X):
-    return [(tf.constant(x[a:b]), tf.constant(Y[a:b])) for a, b in ((0, 11), (11, 18), (18, 20))]
+    ends = ((0, 11), (11, 18), (18, 20))[: 3 if corpus_run.is_all() else 2]
+    return [(tf.constant(x[a:b]), tf.constant(Y[a:b])) for a, b in ends]
 
 
 def store(name, *values):
@@ -270,6 +271,37 @@ def one_row():
     store("one row", seen, *model.weights)
 
 
+def results_of_a_call():
+    """A result of a call has gradients of results made of it, also in tapes that do not know the call."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5,))
+    features = keras.layers.Dense(4, activation="tanh")(inputs)
+    model = keras.Model(inputs, [features, keras.layers.Dense(2)(features)], name="inner")
+    frozen = keras.models.clone_model(model)
+    frozen.trainable = False
+    x, unrelated, seen = tf.constant(X[:8]), tf.zeros([2], tf.float64), []
+    for _ in range(3):
+        with tf.GradientTape(persistent=True) as tape:
+            made, result = model(x)
+            loss = tf.reduce_sum(tf.square(result)) + tf.reduce_sum(made)
+        with tf.GradientTape() as of_results:
+            of_results.watch(made)
+            cubes = tf.reduce_sum(made**3)
+        with tf.GradientTape() as of_frozen:
+            unknown, _ = frozen(x)
+            of_frozen.watch(unknown)
+            squares = tf.reduce_sum(unknown**2)
+        seen += [
+            tape.gradient(loss, made),
+            tape.gradient(loss, {"made": [made, unrelated]}, unconnected_gradients="zero")["made"][0],
+            of_results.gradient(cubes, made),
+            of_frozen.gradient(squares, unknown),
+        ]
+        for weight, gradient in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables)):
+            weight.assign_sub(0.01 * gradient)
+    store("results of a call", *seen)
+
+
 layers_of_each_kind()
 words()
 attributes()
@@ -279,4 +311,10 @@ two_models()
 gradients_of_gradients()
 functions()
 one_row()
-np.savez(os.path.join(sys.argv[1], f"rank-{RANK}.npz"), **results)
+results_of_a_call()
+SHARED = {
+    *("draws3", "statistics3", "logits3", "words3", "statistics2", "logits2", "words2", "head", "lookup", "changed"),
+    *("drawn", "rates", "attacked", "maker", "critic", "penalized", "forward"),
+}
+shared = set(re.findall(r"the call of '(\w+)' is sharded", "\n".join(corpus_run.list_notes())))
+corpus_run.expect(shared == SHARED, f"shared are other calls: {shared ^ SHARED}")

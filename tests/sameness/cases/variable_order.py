@@ -1,13 +1,10 @@
-"""Steps whose variables come in another order on each rank, as from a set. `python order_cases.py FOLDER`."""
+"""Steps whose variables come in another order on each rank, as from a set: the order of their making counts."""
 
-import os
-import sys
-
+import corpus_run
 import numpy as np
 import tensorflow as tf
 
 keras = tf.keras
-rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 x = np.random.default_rng(0).normal(size=(9, 3))
 y = np.random.default_rng(1).normal(size=(9, 3))
 results = {}
@@ -20,7 +17,7 @@ def make_variables():
 
 
 def shuffled(variables):
-    return [variables[place] for place in np.random.default_rng(rank).permutation(len(variables))]
+    return [variables[place] for place in np.random.default_rng(corpus_run.get_rank()).permutation(len(variables))]
 
 
 def compute(weights, a):
@@ -47,4 +44,3 @@ def train(name, decorate, steps=4):
 train("function", tf.function)
 train("eager", lambda step: step)
 train("jit", tf.function(jit_compile=True))
-np.savez(os.path.join(sys.argv[1], f"rank-{rank}.npz"), **results)

@@ -1,11 +1,6 @@
-"""Loops with less plain losses, metrics and batches: `python loop_cases.py FOLDER usual|all`, alone and under ranks.
+"""Loops with less plain losses, metrics and batches."""
 
-Stores what each case gives, as cases.py does, in float64. All of them are to be exact.
-"""
-
-import os
-import sys
-
+import corpus_run
 import keras
 import numpy as np
 import tensorflow as tf
@@ -135,7 +130,7 @@ USUAL = {
 """Those that run lines of their own, and of each kind one."""
 
 
-def cases(which):
+def cases():
     found = {}
     for name, loss_of in LOSSES.items():
         for compiled in (False, True):
@@ -151,14 +146,7 @@ def cases(which):
     found["fit, activity penalty"] = lambda: fit("mse", "l2")
     found["fit, two outputs"] = two_outputs
     found["fit, masked"] = masked
-    return {name: case for name, case in found.items() if which == "all" or name in USUAL}
+    return {name: case for name, case in found.items() if corpus_run.is_all() or name in USUAL}
 
 
-def main(folder, which):
-    results = {f"{name}|{index}": value for name, case in cases(which).items() for index, value in enumerate(case())}
-    rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
-    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+results = {f"{name}|{index}": value for name, case in cases().items() for index, value in enumerate(case())}

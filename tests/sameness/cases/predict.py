@@ -1,12 +1,9 @@
-"""`predict` and `evaluate` on every kind of data and model; `python predict_cases.py FOLDER` stores what they return.
+"""`predict` and `evaluate` on every kind of data and model: each rank computes a part and gets the whole answer.
 
 Rows really computed are counted in the graph, so that a `predict` that each rank computes whole is seen.
 """
 
-import os
-import sys
-from pathlib import Path
-
+import corpus_run
 import numpy as np
 import tensorflow as tf
 
@@ -14,8 +11,7 @@ keras = tf.keras
 keras.utils.set_random_seed(1)
 keras.backend.set_floatx("float64")
 computed = [0]
-if "matex_tf" in sys.modules:
-    sys.path.append(str(Path(__file__).parents[1]))
+if corpus_run.has_ranks():
     import plans
 
     plans.leave_python_as_it_is()
@@ -44,7 +40,7 @@ class Counted(keras.layers.Layer):
 def stored(name, outputs):
     for index, part in enumerate(tf.nest.flatten(outputs)):
         results[f"{name}|{index}"] = np.asarray(part)
-    results[f"{name}|rows"] = np.array(computed[0])
+    results[f"{name}: rows"] = np.array(computed[0])
     computed[0] = 0
 
 
@@ -152,6 +148,3 @@ for a, b in dataset:
     seen.append(trained.predict(x, **quiet))
 computed[0] = 0
 stored("in loop", seen[2:])
-
-rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
-np.savez(os.path.join(sys.argv[1], f"rank-{rank}.npz"), **results)

@@ -1,11 +1,6 @@
-"""Metrics where a batch has fewer rows than there are ranks, and where a script weighs a loss by its batch's rows.
+"""Metrics count every row once, also of batches with fewer rows than ranks, and where a loss is weighed by its rows."""
 
-`python metric_cases.py FOLDER few|all`, alone and under ranks, stores what each case gives, in float64.
-"""
-
-import os
-import sys
-
+import corpus_run
 import numpy as np
 import tensorflow as tf
 
@@ -277,16 +272,20 @@ def weighed_classes():
     stored("weighed classes", [*(float(step(x, y)) for x, y in dataset()), float(metric.result())])
 
 
-every = sys.argv[2] == "all"
-for chosen in (made_late, meeting):
-    fit(chosen)
+def of_all_kinds():
+    return [*made_late(), *meeting()]
+
+
+fit(of_all_kinds)
 evaluate(made_late)
 weigh("tf.shape", True)
 weigh_inside()
 loop(True)
 means()
 weighed_classes()
-if every:
+if corpus_run.is_all():
+    for chosen in (made_late, meeting):
+        fit(chosen)
     fit(built_in)
     evaluate(built_in)
     evaluate(meeting)
@@ -296,5 +295,3 @@ if every:
     for ask in ("shape", "tf.shape", "len"):
         weigh(ask, True)
         weigh(ask, False)
-rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
-np.savez(os.path.join(sys.argv[1], f"rank-{rank}.npz"), **results)

@@ -1,13 +1,12 @@
-"""Steps in eager code: `python eager_cases.py FOLDER`, alone and under ranks; all are exact, in float64.
+"""Steps in eager code see whole batches, whatever they ask.
 
 Ranks share the calls of Keras models; what surrounds them sees whole batches. Batches of 20, 20 and 7 rows do and do
 not divide, and one of 2 has fewer rows than 3 ranks.
 """
 
-import os
-import sys
 import threading
 
+import corpus_run
 import keras
 import numpy as np
 import tensorflow as tf
@@ -75,7 +74,7 @@ def steps(name, model, loss_of, data=None, optimizer=None, epochs=2, trained=Non
     results[name] = np.array([*losses, total, seen])
     results[f"{name}: asked"] = np.array(asked)
     results[f"{name}: weights"] = np.concatenate([np.ravel(weight) for weight in model.get_weights()])
-    results[f"{name}: rows"] = np.array([COMPUTED["rows"], seen])
+    results[f"{name}: rows"] = np.array(COMPUTED["rows"])
 
 
 ONLY_OF_ALL = {
@@ -86,6 +85,7 @@ ONLY_OF_ALL = {
     "frozen",
     "in NumPy",
     "masked",
+    "of_inputs",
     "root and product",
     "rows that are chosen",
     "rows with rows",
@@ -98,7 +98,7 @@ ONLY_OF_ALL = {
 
 
 def is_due(name):
-    return sys.argv[2] == "all" or name not in ONLY_OF_ALL
+    return corpus_run.is_due(name, ONLY_OF_ALL)
 
 
 LOSSES = {
@@ -266,7 +266,7 @@ def numbers():
 def numbers_of_all():
     """Of the generator that everyone has: on one rank only something draws from it."""
     while True:
-        yield np.random.rand() if "matex_tf" not in sys.modules or sys.modules["matex_tf"].rank() else 0.0
+        yield np.random.rand() if not corpus_run.has_ranks() or corpus_run.get_rank() else 0.0
 
 
 class Waiting(layers.Layer):
@@ -297,7 +297,7 @@ def on_batches():
     results["train_on_batch"] = np.concatenate([seen, *(np.ravel(weight) for weight in model.get_weights())])
 
 
-def main(folder):
+def main():
     for name, loss_of in LOSSES.items():
         if is_due(name):
             steps(name, dense(), loss_of)
@@ -307,8 +307,6 @@ def main(folder):
     for case in (annealed, words, of_inputs, of_gradients, added, frozen, saturated, threads, on_batches):
         if is_due(case.__name__):
             case()
-    rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
-    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results)
 
 
-main(sys.argv[1])
+main()

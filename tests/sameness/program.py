@@ -1,50 +1,80 @@
-"""Runs scripts one after the other in one process and stores what each of them left behind.
+"""Runs programs one after the other in one process and stores what each of them leaves behind.
 
-`python driver.py FOLDER SCRIPT...` runs each script, seeded alike, in a folder that whoever starts it has made (NAME,
-in the folder "work" of FOLDER), and writes FOLDER/NAME.rank-R.pickle: the weights and figures found among the script's
-globals, and how many rows passed backwards through its products and convolutions. Before each script it prints a line
-that begins with `MARK`. An import of TensorFlow costs seconds, so that scripts share a process; nothing of one may be
-left for the next: what is (`held`) is an error of the next.
+`python program.py FOLDER` reads FOLDER/programs.json: the programs, and for each the options of `Job`. Each program is
+run as `python PATH usual|all`, in the folder FOLDER/work/NAME, and its results go to FOLDER/NAME.rank-R.pickle:
+
+- `weights` and `figures`: the values of models, variables, histories and losses among its global variables; the arrays
+  of a global variable `results` are figures, too.
+- `rows`: how many rows have passed backwards through products and convolutions.
+- `error`: the traceback of an exception, or what the programs before have left behind (`list_state`).
+- `notes`: what the library has told; `faults`: what was expected (`corpus_run.expect`) and is not so.
+
+Before each program the process prints a line that begins with `MARK`.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 import runpy
 import sys
-import time
 import traceback
 from _io import FileIO
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
+sys.path.append(str(Path(__file__).parents[1]))
+import corpus_run
+
 MARK = "@@ "
-# What these compute in float32 by their own words does not mix with layers in float64.
-SINGLE = ("inside_function", "convnet_augmented", "mixed_precision", "mixed_and_clipped")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program of the corpus.
+
+    Args:
+        name: of its results.
+        path: of the file.
+        dtype: Keras' default.
+        counts_rows: whether rows are counted, by an op next to each product of a gradient.
+        is_v1: whether it runs in the behaviour of TensorFlow 1, as does every program after it.
+        alone: the file of the results that the program has left alone; empty in the run alone.
+    """
+
+    name: str
+    path: str
+    dtype: str
+    counts_rows: bool
+    is_v1: bool
+    alone: str
 
 
 class Rows:
-    """How many rows passed backwards: what a rank really computed of a training step, whatever it says."""
+    """How many rows pass backwards: what a rank computes of a training step, whatever it says."""
 
     seen = 0
+    types = ("MatMul", "BatchMatMulV2", "Conv2D", "GatherV2", "ResourceGather")
+    plain: dict = {}
 
     @classmethod
-    def install(cls):
+    def count(cls, on: bool) -> None:
         from tensorflow.python.framework import ops
 
+        cls.seen = 0
         registry = ops.gradient_registry._registry
-        for name in ("MatMul", "BatchMatMulV2", "Conv2D", "GatherV2", "ResourceGather"):
-            entry = registry[name]
-            entry["type"] = cls._counting(entry["type"])
-        if "matex_tf" in sys.modules:
-            sys.path.append(str(Path(__file__).parents[1]))
+        cls.plain = cls.plain or {name: registry[name]["type"] for name in cls.types}
+        for name, plain in cls.plain.items():
+            registry[name]["type"] = cls._counting(plain) if on else plain
+        if corpus_run.has_ranks():
             import plans
 
-            plans.leave_python_as_it_is()
+            plans.leave_python_as_it_is(on)
 
     @classmethod
     def _note(cls, rows):
@@ -68,8 +98,8 @@ class Rows:
 ENVIRONMENT, PRINTING = dict(os.environ), np.get_printoptions()
 
 
-def held():
-    """What a script may change and the next one would see: its surroundings, and what we remember of a step."""
+def list_state() -> dict:
+    """What a program may change and the next one would see: its surroundings, and what the library has kept of it."""
     return {
         "environment": dict(os.environ),
         "sys.path": sys.path[1:],
@@ -78,25 +108,28 @@ def held():
         "functions that run eagerly": tf.config.functions_run_eagerly(),
         "epsilon": tf.keras.backend.epsilon(),
         "format of images": tf.keras.backend.image_data_format(),
+        "optimizer of graphs": tf.config.optimizer.get_experimental_options(),
     }
 
 
-def start(path):
+def start(job: Job) -> None:
     """A fresh state: seeds, dtype, Keras' names, the default graph, the environment."""
     keras = tf.keras
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
     np.set_printoptions(**PRINTING)
-    if "/v1/" in path:
-        tf.compat.v1.disable_v2_behavior()  # as scripts before it have, so that the seed is the default graph's
+    if job.is_v1:
+        tf.compat.v1.disable_v2_behavior()  # as programs before it have, so that the seed is the default graph's
         tf.compat.v1.reset_default_graph()
     gc.collect()
     keras.backend.clear_session()
-    keras.backend.set_floatx("float32" if os.path.basename(path)[:-3] in SINGLE or "/v1/" in path else "float64")
-    if "/v1/" not in path:  # where Keras 2 has policies only before v2 behaviour is turned off
+    keras.backend.set_floatx(job.dtype)
+    if not job.is_v1:  # where Keras 2 has policies only before v2 behaviour is turned off
         keras.mixed_precision.set_global_policy(keras.backend.floatx())
     keras.utils.set_random_seed(7)
-    Rows.seen = 0
+    Rows.count(job.counts_rows)
+    corpus_run.EXPECTATIONS.clear()
+    corpus_run.ALONE = pickle.loads(Path(job.alone).read_bytes())["figures"] if job.alone else {}
     if "matex_tf.runtime.notes" in sys.modules:
         sys.modules["matex_tf.runtime.notes"]._printed.clear()
         for name in ("matex_tf.steps.report", "matex_tf.steps.whole_code"):
@@ -118,7 +151,9 @@ def variables_in(value):
 
 
 def collect(found):
-    """(weights, figures) among a script's globals, by name."""
+    """(weights, figures) among the global variables of a program, by name."""
+    if "results" in found:
+        return {}, {name: np.asarray(array) for name, array in found["results"].items()}
     weights, figures = {}, {}
     for name, value in found.items():
         if name.startswith("_"):
@@ -139,43 +174,38 @@ def collect(found):
     return weights, figures
 
 
-def main(folder, paths):
-    rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
-    Rows.install()
-    home = sys.path[0]
-    fresh = None
-    for path in paths:
-        name = os.path.splitext(os.path.basename(path))[0]
-        work = os.path.join(folder, "work", name)
-        os.chdir(work)
-        start(path)
-        now = held()
+def main(folder: str, which: str, jobs: list[Job]) -> None:
+    home, fresh = sys.path[0], None
+    for job in jobs:
+        os.chdir(os.path.join(folder, "work", job.name))
+        start(job)
+        now = list_state()
         fresh = fresh or now
         left = [what for what in now if now[what] != fresh[what]]
-        print(f"{MARK}{name}", flush=True)
-        began, error, weights, figures = time.process_time(), "", {}, {}
-        sys.argv, sys.path[0] = [path], os.path.dirname(path)
+        print(f"{MARK}{job.name}", flush=True)
+        error, weights, figures = "", {}, {}
+        sys.argv, sys.path[0] = [job.path, which], os.path.dirname(job.path)
         try:
             if left:
-                raise AssertionError(f"the scripts before have left behind: {', '.join(left)}")
-            weights, figures = collect(runpy.run_path(path, run_name="__main__"))
+                raise AssertionError(f"the programs before have left behind: {', '.join(left)}")
+            weights, figures = collect(runpy.run_path(job.path, run_name="__main__"))
         except BaseException:
             error = traceback.format_exc()
         sys.path[0] = home
-        said = sorted(getattr(sys.modules.get("matex_tf.runtime.notes"), "_printed", []))
         stored = {
             "weights": weights,
             "figures": figures,
             "rows": Rows.seen,
-            "seconds": time.process_time() - began,
             "error": error,
-            "said": said,
+            "notes": corpus_run.list_notes(),
+            "faults": list(corpus_run.EXPECTATIONS),
         }
         # What a rank opens to write is its own affair, and gone at the end; this is not.
-        with FileIO(os.path.join(folder, f"{name}.rank-{rank}.pickle"), "w") as file:
+        with FileIO(os.path.join(folder, f"{job.name}.rank-{corpus_run.get_rank()}.pickle"), "w") as file:
             file.write(pickle.dumps(stored))
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(os.path.abspath(sys.argv[1]), [os.path.abspath(path) for path in sys.argv[2:]])
+    chosen = json.loads(Path(sys.argv[1], "programs.json").read_text())
+    main(os.path.abspath(sys.argv[1]), chosen["which"], [Job(**job) for job in chosen["jobs"]])

@@ -1,15 +1,13 @@
-"""Steps whose arguments become slices: `python border_cases.py FOLDER usual|all`, alone and under ranks.
+"""Steps whose arguments become slices, and what is asked around them.
 
-Each case stores losses, weights and what the eager code around the function saw, in float64. All are to be exact, for
-batches that do and do not divide, a last batch of a single row, and ranks without rows. `SHARED` has those that ranks
-are to have shared.
+Each case stores losses, weights and what the eager code around the function saw. Batches do and do not divide, the last
+one has a single row, and there are ranks without rows.
 """
 
 import itertools
-import os
-import sys
 from pathlib import Path
 
+import corpus_run
 import keras
 import numpy as np
 import tensorflow as tf
@@ -19,13 +17,13 @@ keras.backend.set_floatx("float64")
 GENERATOR = np.random.RandomState(3)
 X, Y = GENERATOR.randn(41, 5), (GENERATOR.rand(41, 3) > 0.4).astype(np.float64)
 WORDS = GENERATOR.randint(0, 9, (41, 6))
-SHARED: dict = {}
 results: dict = {}
 ONLY_OF_ALL = {
     "bce and dice",
     "by_hand",
     "embeddings",
     "fit, drawn by Python",
+    "fit, rows and dice",
     "fit, masked",
     "fit, root",
     "fit, scalar",
@@ -61,7 +59,7 @@ ONLY_OF_ALL = {
 
 
 def is_due(name):
-    return sys.argv[2] == "all" or name not in ONLY_OF_ALL
+    return corpus_run.is_due(name, ONLY_OF_ALL)
 
 
 def model_of(activation="sigmoid"):
@@ -202,15 +200,7 @@ def loop(name, loss_of, batches):
             total += float(got["loss"]) * len(x)
             seen += [got["loss"].numpy(), got["half"].numpy(), got["norm"].numpy(), got["predicted"].numpy().sum()]
     results[name] = np.concatenate([*(one.ravel() for one in model.get_weights()), seen, [total], rows])
-    note_shared(name, step)
-
-
-def note_shared(name, step):
-    if "matex_tf" in sys.modules:
-        sys.path.append(str(Path(__file__).parents[1]))
-        import plans
-
-        SHARED[name] = plans.is_shared(step)
+    corpus_run.expect_shared(name, step)
 
 
 def dataset():
@@ -287,7 +277,7 @@ def views():
 
     seen = [float(one) for x, y in dataset() for one in (step(x, y), metric.result())]
     results["views"] = np.concatenate([*(one.ravel() for one in model.get_weights()), seen])
-    note_shared("views", step)
+    corpus_run.expect_shared("views", step)
 
 
 def trained(name, model, loss_of, variables=None):
@@ -388,7 +378,7 @@ def of_weights():
             optimizer.apply_gradients([(tape.gradient(loss, v), v)])
             return loss
 
-        seen = [float(step(x, y)) for x, y in dataset()]
+        seen = [float(step(x, y)) for x, y in fixed()]
         results[name] = np.concatenate([v.numpy().ravel(), seen])
 
 
@@ -488,8 +478,24 @@ def forwards():
         optimizer.apply_gradients([(gradient - 0.01 * product, v)])
         return loss, tf.norm(product)
 
-    seen = [[float(one) for one in step(x, y)] for x, y in dataset()]
+    seen = [[float(one) for one in step(x, y)] for x, y in fixed()]
     results["forward accumulator"] = np.concatenate([v.numpy().ravel(), np.ravel(seen)])
+
+
+def branching():
+    """A branch gives a sum over rows or a replicated tensor, which counts once in the sum over ranks."""
+    v, turns, optimizer = tf.Variable(np.ones((5, 3)) / 3), tf.Variable(0), keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x, y):
+        turns.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ v - y))
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+        return loss, tf.cond(turns > 1, lambda: tf.reduce_sum(x, 0), lambda: tf.ones([5], x.dtype))
+
+    seen = [np.append(total, loss) for x, y in fixed() for loss, total in [step(x, y)]]
+    results["branching"] = np.concatenate([v.numpy().ravel(), *seen])
 
 
 def fixed_by_hand():
@@ -552,7 +558,7 @@ def alternating():
     results["fit, alternating"] = np.concatenate([*(one.ravel() for one in model.get_weights()), history["loss"]])
 
 
-def main(folder):
+def main():
     loops = [(name, loss_of, dataset) for name, loss_of in LOSSES.items()]
     loops += [(f"mean, {batches.__name__}", bce, batches) for batches in (slices, generated, fixed)]
     for one in loops:
@@ -572,16 +578,17 @@ def main(folder):
         annealed,
         counting,
         forwards,
+        branching,
         fixed_by_hand,
         fits,
         alternating,
     ):
         if is_due(case.__name__):
             case()
-    rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
-    shared = np.array([SHARED[name] for name in SHARED])
-    np.savez(os.path.join(folder, f"rank-{rank}.npz"), **results, names=np.array(list(SHARED)), shared=shared)
+    lines = Path(__file__).read_text().splitlines()
+    (line,) = [number for number, text in enumerate(lines, 1) if text.strip().startswith("mixed = ")]
+    named = [note for note in corpus_run.list_notes() if f"(borders.py line {line})" in note]
+    corpus_run.expect(named, "the line where rows meet before the work is not named")
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+main()

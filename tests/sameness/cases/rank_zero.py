@@ -1,16 +1,13 @@
-"""Weights that rank 0 alone sets, loads or restores, and what `fit`, `evaluate` and `predict` make of them.
+"""Weights that rank 0 alone sets, loads or restores are those of every rank in the next `fit`, `evaluate` or `predict`.
 
-`python rank_zero_cases.py FOLDER usual|all` stores what they give; alone, this rank is rank 0.
+Alone, this rank is rank 0.
 """
 
-import os
-import sys
-
+import corpus_run
 import numpy as np
 import tensorflow as tf
 
 keras = tf.keras
-rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 keras.backend.set_floatx("float64")
 x = np.random.default_rng(1).random((23, 3))
 y = np.random.default_rng(2).random((23, 2))
@@ -31,7 +28,7 @@ class Head(keras.Model):
 
 def change(layer, seed):
     """On rank 0 other weights, as of a file that it loads."""
-    if rank == 0:
+    if corpus_run.get_rank() == 0:
         generator = np.random.default_rng(seed)
         layer.set_weights([generator.random(weight.shape) + 0.5 for weight in layer.get_weights()])
 
@@ -84,7 +81,7 @@ def train(jit, everything):
 
 
 train(jit=False, everything=True)
-train(jit=True, everything="all" in sys.argv)
+train(jit=True, everything=corpus_run.is_all())
 
 for kind in ("evaluate", "predict", "fit"):
     model = head()
@@ -97,5 +94,3 @@ for kind in ("evaluate", "predict", "fit"):
         history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
         stored("head fit", history["loss"])
         stored("head weights", np.concatenate([weight.ravel() for weight in model.get_weights()]))
-
-np.savez(os.path.join(sys.argv[1], f"rank-{rank}.npz"), **results)
