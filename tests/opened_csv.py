@@ -21,26 +21,22 @@ def write_column(folder, values, encoding="utf-8"):
 
 
 def opened(path, size, keep=False, missing="error", kind=Csv, **options):
-    """The file as each of `size` ranks opens it together with the others; `held` has what its survey returned."""
+    """The file as each of `size` ranks opens it together with the others."""
     hosts = [f"host{rank % 2}" for rank in range(size)]
-    all_of_them = [kind(path, **options) for _ in hosts]
-    surveys = []
-    for rank, one in enumerate(all_of_them):
-        one.missing = missing
-        surveys.append(one.survey(Ranks(rank, size, hosts), keep))
-    found = None
-    while True:
-        results, errors = [], []
-        for one, survey in zip(all_of_them, surveys, strict=True):
+    ranks = [Ranks(rank, size, hosts) for rank in range(size)]
+    all_of_them = [kind(path, **options) for _ in ranks]
+    for one in all_of_them:
+        one.keep, one.missing = keep, missing
+    for turn in range(all_of_them[0].surveys):
+        found = [one.survey(turn, rank) for one, rank in zip(all_of_them, ranks, strict=True)]
+        errors = []
+        for one, rank in zip(all_of_them, ranks, strict=True):
             try:
-                results.append(survey.send(found))
-            except StopIteration as end:
-                one.held = end.value
+                one.settle(turn, rank, found)
             except (ReaderError, FailedElsewhere) as error:
                 errors.append(error)
         if errors:
             raise next(error for error in errors if isinstance(error, ReaderError))
-        if not results:
-            return all_of_them
-        assert len(results) == size
-        found = results
+    for one in all_of_them:
+        one.settled()
+    return all_of_them

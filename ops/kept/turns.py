@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from matex_tf.errors import BuildError
 from matex_tf.thread_flag import starts_own
 
 _PATIENCE = 2.0  # seconds of waiting before a message
+
+
+class LockError(RuntimeError):
+    """A lock file cannot be opened."""
 
 
 @contextlib.contextmanager
@@ -38,7 +41,7 @@ def take_turn(
             without that lock.
 
     Raises:
-        BuildError: a lock file cannot be opened, or is a link.
+        LockError: a lock file cannot be opened, or is a link.
     """
     with contextlib.ExitStack() as open_locks:
         for path in locks:
@@ -55,9 +58,7 @@ def _open_lock(path: Path) -> Any:
     try:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
     except OSError as error:
-        raise BuildError(
-            f"{path}: expected a lock file of your own, found: {error.strerror}. Remove it and try again."
-        ) from error
+        raise LockError(f"{path}: expected a lock file of your own, found: {error.strerror}") from error
 
 
 def _try_lock(file: Any, say_lockless: Callable[[OSError], None]) -> bool:

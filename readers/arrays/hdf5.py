@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from matex_tf.lazy import h5py
 from matex_tf.readers.arrays import contents, library
 from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.stack import Stack
-from matex_tf.readers.arrays.variable import Variable, check_numeric, clean_texts
+from matex_tf.readers.arrays.texts import TextVariable
+from matex_tf.readers.arrays.variable import Variable, check_numeric
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
 
@@ -57,7 +59,13 @@ class Hdf5(Stack):
 
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         dataset = _find_dataset(file, name)
-        return None if dataset is None else _Variable(self, path, name, dataset)
+        if dataset is None:
+            return None
+        if h5py.check_string_dtype(dataset.dtype) is None:
+            return _Variable(self, path, name, dataset)
+        texts, names = dataset.asstr("utf-8", "replace"), _list_dimension_names(dataset)
+        read_dimension = functools.partial(_read_dimension, dataset)
+        return TextVariable(self, path, name, dataset.shape or (), names, texts.__getitem__, read_dimension)
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
         check_whole(path, name)
@@ -110,29 +118,34 @@ def _find_name(dimension: Any) -> str:
     return str(dimension[0].name).rpartition("/")[2].removeprefix(_HIDDEN)
 
 
+def _list_dimension_names(dataset: Any) -> list[str]:
+    return [_find_name(dimension) for dimension in dataset.dims]
+
+
+def _read_dimension(dataset: Any, axis: int) -> Dimension:
+    dimension = dataset.dims[axis]
+    scale = dimension[0] if len(dimension) else None
+    if scale is None or _is_bare_dimension(scale):
+        return Dimension(_find_name(dimension))
+    units = scale.attrs.get("units", "")
+    text = units.decode("utf-8", "replace") if isinstance(units, bytes) else units
+    return make_dimension(_find_name(dimension), scale[()], text)
+
+
 class _Variable(Variable):
     def __init__(self, owner: Hdf5, path: Path, name: str, dataset: Any):
         if dataset.shape is None:
             raise ReaderError(f"{path}: expected numbers in {name!r}, found an empty dataset")
-        self.is_text = h5py.check_string_dtype(dataset.dtype) is not None
         is_ragged = h5py.check_vlen_dtype(dataset.dtype) is not None
         kind = "numbers of rows of different lengths (VLEN)" if is_ragged else ""
-        self.dtype = np.dtype("i8") if self.is_text else check_numeric(path, name, dataset.dtype, kind)
-        super().__init__(owner, path, name, dataset.shape, [_find_name(dimension) for dimension in dataset.dims])
+        self.dtype = check_numeric(path, name, dataset.dtype, kind)
+        super().__init__(owner, path, name, dataset.shape, _list_dimension_names(dataset))
         self._dataset = dataset
-        if not self.is_text:
-            self.slab_bytes = 32 << 20  # HDF5 writes into the result, without masked arrays
         if dataset.chunks:
             self.chunk = int(dataset.chunks[self.axis])
 
     def read_dimension(self, axis: int) -> Dimension:
-        dimension = self._dataset.dims[axis]
-        scale = dimension[0] if len(dimension) else None
-        if scale is None or _is_bare_dimension(scale):
-            return Dimension(_find_name(dimension))
-        units = scale.attrs.get("units", "")
-        text = units.decode("utf-8", "replace") if isinstance(units, bytes) else units
-        return make_dimension(_find_name(dimension), scale[()], text)
+        return _read_dimension(self._dataset, axis)
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         # HDF5 can write into `target` if stored samples have its order, memory layout and dtype.
@@ -140,14 +153,11 @@ class _Variable(Variable):
         if not in_order or target.dtype != self._dataset.dtype or not target.size:
             super().fill_array(target, start, stop)
             return
-        for begin, end in self.split_slabs(start, stop):
+        for begin, end in self.split_slabs(start, stop, self.choose_slab(target.nbytes)):
             piece = target[begin - start : end - start]
             self._owner.fetch(self._path, self, lambda variable: variable.read_into(piece, begin, end))  # noqa: B023
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
-        if self.is_text:
-            texts = self._dataset.asstr("utf-8", "replace")[self.make_index(start, stop)]
-            return np.moveaxis(clean_texts(texts), self.axis, 0)
         # Indexing is not used: h5py has a fast path for it that is never collective.
         found = np.empty((*self.shape[: self.axis], stop - start, *self.shape[self.axis + 1 :]), self._dataset.dtype)
         if found.size:

@@ -24,6 +24,9 @@ Result = TypeVar("Result")
 _MAX_SECONDS = 5.0
 _CHECK_SECONDS = 0.5
 
+# The slowest decompression, for calls that read more.
+_BYTES_A_SECOND = 20 << 20
+
 _one_at_a_time = threading.Lock()
 _worker: _Worker | None = None
 
@@ -100,6 +103,11 @@ class _Worker(threading.Thread):
     def _find_number(self) -> int:
         assert self.ident is not None  # the constructor has started the thread
         return self.ident
+
+
+def estimate_seconds(size: int) -> float:
+    """The limit of CPU seconds for a call that reads `size` bytes."""
+    return _MAX_SECONDS + max(0, size - (64 << 20)) / _BYTES_A_SECOND
 
 
 def call_library(action: Callable[[], Result], max_seconds: float | None = None) -> Result:

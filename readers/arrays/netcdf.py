@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,19 @@ from matex_tf.readers.arrays import hdf5, library, netcdf_header
 from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.hdf5 import NETCDF_ENDINGS, SIGNATURE
 from matex_tf.readers.arrays.stack import Stack
-from matex_tf.readers.arrays.variable import Variable, check_numeric, clean_texts
+from matex_tf.readers.arrays.texts import TextVariable
+from matex_tf.readers.arrays.variable import Variable, check_numeric
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
+from matex_tf.sharding.shard_arrays import ShardArray
 
+# The least and the most bytes of a slab, which one call reads; between them, a read has `_SLABS` slabs. The library
+# returns masked arrays, which take several times a slab's size, but larger slabs need fewer calls.
+_SLAB_BYTES = (1 << 20, 16 << 20)
+_SLABS = 16
+# Up to this size one call reads everything, without a copy. Failures of other ranks are noticed only between calls.
+_MOST_AT_ONCE = 512 << 20
+_PIECE_BYTES = 1 << 20  # `take_samples` replaces fill values in pieces of this size
 _CACHE_BYTES = 1 << 20  # of the library's cache of chunks, for each variable
 
 
@@ -69,7 +79,10 @@ class NetCdf(Stack):
 
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         found = _find_stored(file, name)
-        return None if found is None else _Variable(self, path, name, found)
+        if found is None:
+            return None
+        is_text = found.dtype is str or getattr(found.dtype, "kind", "") == "S"
+        return _make_text(self, path, name, found) if is_text else _Variable(self, path, name, found)
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
         """As `Stack.check_whole`. Only a variable without chunks can refer to other files, so only that is checked."""
@@ -100,59 +113,116 @@ def _find_stored(group: Any, name: str) -> Any:
     return group.variables.get(last)
 
 
+def _make_text(owner: NetCdf, path: Path, name: str, variable: Any) -> TextVariable:
+    # In an array of characters the last dimension holds the characters of one text.
+    has_letters = variable.dtype is not str and variable.ndim > 1
+    names = variable.dimensions[:-1] if has_letters else variable.dimensions
+    if has_letters:
+        variable.set_auto_chartostring(False)
+
+    def read(index: tuple[slice, ...]) -> Any:
+        found = variable[index]
+        if not has_letters:
+            return found
+        rows = np.ascontiguousarray(np.ma.filled(found, b""))
+        return rows.view(f"S{rows.shape[-1]}")[..., 0]
+
+    read_dimension = functools.partial(_read_dimension, variable)
+    return TextVariable(owner, path, name, variable.shape[: len(names)], names, read, read_dimension)
+
+
+def _read_dimension(variable: Any, axis: int) -> Dimension:
+    """The dimension at an axis of a stored variable, with its coordinates from the innermost group that has it."""
+    name, group = variable.dimensions[axis], variable.group()
+    while group is not None and name not in group.dimensions:
+        group = group.parent
+    along = group.variables.get(name) if group is not None else None
+    if along is None or along.dimensions != (name,):
+        return Dimension(name)
+    return make_dimension(name, along[:], getattr(along, "units", ""))
+
+
 class _Variable(Variable):
     def __init__(self, owner: NetCdf, path: Path, name: str, variable: Any):
+        kind = "numbers of rows of different lengths (VLEN)" if isinstance(variable.datatype, netCDF4.VLType) else ""
+        check_numeric(path, name, variable.dtype, kind)
+        super().__init__(owner, path, name, variable.shape, variable.dimensions)
         self._variable = variable
-        self.is_text = variable.dtype is str or getattr(variable.dtype, "kind", "") == "S"
-        # In an array of characters the last dimension holds the characters of one text.
-        self._has_letters = self.is_text and variable.dtype is not str and variable.ndim > 1
-        axes = variable.ndim - self._has_letters
-        super().__init__(owner, path, name, variable.shape[:axes], variable.dimensions[:axes])
-        if self._has_letters:
-            variable.set_auto_chartostring(False)
         chunks = variable.chunking()
         if isinstance(chunks, (list, tuple)):
             self.chunk = int(chunks[self.axis])
-        self.dtype = np.dtype("i8") if self.is_text else self._find_dtype(path, name)
-
-    def _find_dtype(self, path: Path, name: str) -> np.dtype:
-        """The dtype of unpacked numbers. Raises ReaderError for other values."""
-        variable = self._variable
-        kind = "numbers of rows of different lengths (VLEN)" if isinstance(variable.datatype, netCDF4.VLType) else ""
-        stored = check_numeric(path, name, variable.dtype, kind)
+        stored = np.dtype(variable.dtype).newbyteorder("=")
         if stored.kind == "i" and str(getattr(variable, "_Unsigned", "")).lower() == "true":
             stored = np.dtype(f"u{stored.itemsize}")
+        scales = [variable.getncattr(key) for key in ("scale_factor", "add_offset") if key in variable.ncattrs()]
+        try:
+            self.dtype = np.result_type(stored, *[np.asarray(scale).dtype for scale in scales])
+        except TypeError:
+            self.dtype = np.dtype(object)
+        if self.dtype.kind not in "biufc":
+            raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
+
         # Single bytes have no default fill value, although the library assumes one.
         marks = {"_FillValue", "missing_value", "valid_min", "valid_max", "valid_range"}
         if stored.itemsize == 1 and not marks & set(variable.ncattrs()):
             variable.set_auto_mask(False)
-        scales = [variable.getncattr(key) for key in ("scale_factor", "add_offset") if key in variable.ncattrs()]
-        try:
-            dtype = np.result_type(stored, *[np.asarray(scale).dtype for scale in scales])
-        except TypeError:
-            dtype = np.dtype(object)
-        if dtype.kind not in "biufc":
-            raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
-        return dtype
+        self._plain_fill = self._find_plain_fill()
 
     def read_dimension(self, axis: int) -> Dimension:
-        """The dimension at `axis`, with its coordinates from the innermost group that has it."""
-        name, group = self._variable.dimensions[axis], self._variable.group()
-        while group is not None and name not in group.dimensions:
-            group = group.parent
-        along = group.variables.get(name) if group is not None else None
-        if along is None or along.dimensions != (name,):
-            return Dimension(name)
-        return make_dimension(name, along[:], getattr(along, "units", ""))
+        return _read_dimension(self._variable, axis)
+
+    def _find_plain_fill(self) -> Any:
+        """The only number that marks missing values, for floats without other rules; None otherwise.
+
+        If there is one, the library no longer masks values: `_restore_missing` replaces the number by NaN.
+        """
+        variable = self._variable
+        rules = {"scale_factor", "add_offset", "missing_value", "valid_min", "valid_max", "valid_range", "_Unsigned"}
+        if self.dtype.kind != "f" or rules & set(variable.ncattrs()):
+            return None
+        # Searching here takes one pass over the values; the library's masked arrays take several.
+        variable.set_auto_maskandscale(False)
+        usual = netCDF4.default_fillvals[self.dtype.str[1:]]
+        return self.dtype.type(getattr(variable, "_FillValue", usual))
+
+    def choose_slab(self, size: int) -> int:
+        least, most = _SLAB_BYTES
+        return min(most, max(least, size // _SLABS))
+
+    def put_slab(self, piece: np.ndarray, slab: np.ndarray, begin: int) -> None:
+        if self._plain_fill is not None:
+            slab = np.ma.getdata(slab)
+            self._restore_missing(slab)
+        super().put_slab(piece, slab, begin)
+
+    def take_samples(self, start: int, stop: int) -> np.ndarray | None:
+        size = (stop - start) * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+        # None: the caller reads slabs.
+        if self._plain_fill is None or self.arrangement or self.axis or not 0 < size <= _MOST_AT_ONCE:
+            return None
+        found = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(start, stop), size)
+        values = np.ma.getdata(found)
+        if values.shape != (stop - start, *self.row_shape) or values.dtype != self.dtype or not values.flags.carray:
+            return None
+        step = max(1, _PIECE_BYTES * len(values) // size)
+        for begin in range(0, len(values), step):
+            self._restore_missing(values[begin : begin + step])
+        # np.asarray(shard) is recognised as a shard only if its base is the shard. If the shard were a view of an
+        # array, `values`, NumPy would set that base to `values`. So the shard is made from a buffer.
+        return ShardArray(values.shape, values.dtype, memoryview(values))
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
-        found = self._variable[self.make_index(start, stop)]
-        if self._has_letters:
-            letters = np.ascontiguousarray(np.ma.filled(found, b""))
-            found = letters.view(f"S{letters.shape[-1]}")[..., 0]
-        return np.moveaxis(clean_texts(found) if self.is_text else found, self.axis, 0)
+        return np.moveaxis(self._variable[self.make_index(start, stop)], self.axis, 0)
 
     @contextlib.contextmanager
     def enter_collective(self) -> Iterator[None]:
         self._variable.set_collective(True)  # never unset: the file closes after this collective read
         yield
+
+    def _restore_missing(self, piece: np.ndarray) -> None:
+        """Replace the fill value by NaN, in place."""
+        # Usually one pass: the fill value exceeds all other values. Comparisons with NaN are false.
+        with np.errstate(invalid="ignore"):
+            if piece.max(initial=-np.inf) < self._plain_fill or piece.min(initial=np.inf) > self._plain_fill:
+                return
+        piece[piece == self._plain_fill] = np.nan

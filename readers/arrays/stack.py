@@ -18,11 +18,11 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.readers.arrays import collective, contents, dimensions, library, options
+from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.arrays.variable import Variable
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import Format, Ranks, ReaderError, Survey, check_categories, split_range
+from matex_tf.readers.base.formats import Format, Ranks, ReaderError, check_categories, split_range
 from matex_tf.readers.base.unchanged import Unchanged
-from matex_tf.readers.csv.number_like import agree_on_texts
 from matex_tf.sharding import slice_bounds
 from matex_tf.sharding.shard_arrays import ShardArray
 from matex_tf.world import world
@@ -91,6 +91,7 @@ class Stack(Format):
                 self.close_file()  # the exception refers to this object, which would keep the file open
             finally:
                 raise error
+        self.surveys = int(bool(self._texts))
 
     def require_parallel(self) -> None:
         """Raises ReaderError if the library was built without MPI-IO, which `parallel=True` needs."""
@@ -146,11 +147,11 @@ class Stack(Format):
         finally:
             self._transfers = None
 
-    def fetch(self, path: Path, variable: Variable, action: Callable[[Any], Any]) -> Any:
-        """Return `action(variable)`, a library call that reads; collective during a collective read."""
+    def fetch(self, path: Path, variable: Variable, action: Callable[[Any], Any], size: int = 0) -> Any:
+        """Return `action(variable)`, a library call that reads `size` bytes; collective during a collective read."""
         if self._transfers is not None:
             return self._transfers.fetch(path, variable.name, action)
-        return library.call_library(lambda: action(variable))
+        return library.call_library(lambda: action(variable), library.estimate_seconds(size))
 
     def convert_errors(self, path: Path, doing: str = "opening") -> contextlib.AbstractContextManager[None]:
         return contents.convert_errors(path, self.kind, doing)
@@ -257,26 +258,24 @@ class Stack(Format):
         may_be_missing = has_texts or (self.marks_missing and stored.kind in "iu")
         return np.dtype("f8") if may_be_missing and self.missing == "nan" else stored
 
-    def survey(self, ranks: Ranks, keep: bool) -> Survey:
-        """Agree on the integers of texts: every rank counts the texts of its slice of the samples."""
-        if self._texts:
-            found = yield self._count_texts(*slice_bounds.deal_block(self.count("training"), ranks.rank, ranks.size))
-            for name in self._texts:
-                texts = [rank_texts[name] for rank_texts in found]
-                self.categories[name] = agree_on_texts(self.files[0], name, texts, name in self._text_names)
-                for field in [field for field, names in self.wanted.items() if name in names]:
-                    check_categories(self.files[0], repr(name), len(self.categories[name]), self.find_dtype(field))
-        return None
+    # Texts: every rank counts the texts of its slice of the samples.
 
-    def _count_texts(self, start: int, stop: int) -> dict[str, Counter[str]]:
-        """For each text variable, the number of occurrences of each text in samples `start` to `stop`."""
+    def survey(self, turn: int, ranks: Ranks) -> dict[str, Counter[str]]:
         found: dict[str, Counter[str]] = {name: Counter() for name in self._texts}
+        start, stop = slice_bounds.deal_block(self.count("training"), ranks.rank, ranks.size)
         for number, begin, end in split_range(self._lengths, start, stop):
             path = self.files[number]
             for name, texts in found.items():
                 with self.convert_errors(path, f"reading {name!r} from"):
-                    texts += self._require_variable(self._keep_open(path), path, name).count_texts(begin, end)
+                    texts += self._require_variable(self._keep_open(path), path, name).count_texts(begin, end)  # type: ignore[attr-defined]
         return found
+
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, Counter[str]]]) -> None:
+        for name in self._texts:
+            texts = [rank_texts[name] for rank_texts in found]
+            self.categories[name] = agree_on_texts(self.files[0], name, texts, name in self._text_names)
+            for field in [field for field, names in self.wanted.items() if name in names]:
+                check_categories(self.files[0], repr(name), len(self.categories[name]), self.find_dtype(field))
 
     def chunk_rows(self, part: str, field: str) -> int:
         return self._chunks[field]
@@ -290,10 +289,18 @@ class Stack(Format):
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         names = self.wanted[field]
+        spans = list(split_range(self._lengths, start, stop))
+        if len(spans) == 1 and self._single[field]:
+            ((number, begin, end),) = spans
+            path = self.files[number]
+            with self.convert_errors(path, f"reading {names[0]!r} from"):
+                found = self._open_variable(field, path, names[0]).take_samples(begin, end)
+            if found is not None and found.dtype == self.find_dtype(field):
+                return found
         shape = self._shapes[field] if self._single[field] else (*self._shapes[field], len(names))
         rows = ShardArray((stop - start, *shape), self.find_dtype(field))
         filled = 0
-        for number, begin, end in split_range(self._lengths, start, stop):
+        for number, begin, end in spans:
             path, target = self.files[number], rows[filled : filled + end - begin]
             filled += end - begin
             for channel, name in enumerate(names):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,19 +12,15 @@ import numpy as np
 
 from matex_tf.readers.arrays.dimensions import Arrangement, Dimension
 from matex_tf.readers.base import agreement
-from matex_tf.readers.base.formats import MOST_TEXTS, ReaderError
+from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
-
-_TEXT_BYTES = 32
-"""An estimate of the bytes of a text."""
 
 
 class Variable(ABC):
     """An array in an open file, with samples along `axis`.
 
     Subclasses set `dtype`, of the returned values, and may set `chunk`, the number of samples in a chunk of the file.
-    `arrangement` brings samples into the order of the first file and channel. Texts (`is_text`) become integers, their
-    indices in the sorted list of all texts. An empty text is a missing value.
+    `arrangement` brings samples into the order of the first file and channel.
 
     Args:
         owner: the `Stack` that reads the file.
@@ -36,7 +31,6 @@ class Variable(ABC):
 
     dtype: np.dtype
     chunk: int = 1
-    slab_bytes: int = 2 << 20  # that one library call reads; masked arrays take several times the bytes of their values
     arrangement: Arrangement | None = None
     is_text: bool = False
 
@@ -72,40 +66,21 @@ class Variable(ABC):
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         """Write samples `start` to `stop`, arranged, into `target`."""
-        for begin, end in self.split_slabs(start, stop):
-            slab = self._fetch_samples(begin, end)
+        for begin, end in self.split_slabs(start, stop, self.choose_slab(target.nbytes)):
+            slab = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))  # noqa: B023
             if len(slab) != end - begin:
                 raise ReaderError(
                     f"{self._path}: truncated: expected samples {begin} to {end} of {self.name!r}, found {len(slab)}"
                 )
             self.put_slab(target[begin - start : end - start], slab, begin)
 
-    def count_texts(self, start: int, stop: int) -> collections.Counter[str]:
-        """The number of occurrences of each text in samples `start` to `stop`."""
-        found: collections.Counter[str] = collections.Counter()
-        for begin, end in self.split_slabs(start, stop):
-            texts, counts = np.unique(self._fetch_samples(begin, end), return_counts=True)
-            found.update(dict(zip(texts.tolist(), counts.tolist(), strict=True)))
-            if len(found) > MOST_TEXTS:
-                raise ReaderError(
-                    f"{self._path}: expected up to {MOST_TEXTS} different texts in {self.name!r}, found more"
-                )
-        del found[""]  # empty texts are missing values
-        return found
-
-    def _fetch_samples(self, begin: int, end: int) -> np.ndarray:
-        found: np.ndarray = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))
-        return found
+    def choose_slab(self, size: int) -> int:
+        """The number of bytes that one library call reads, for a total of `size` bytes."""
+        return 32 << 20
 
     def put_slab(self, piece: np.ndarray, slab: np.ndarray, begin: int) -> None:
         """Write samples of the library, from sample `begin` on, into `piece`. Masked values are missing."""
         slab = self.order_samples(slab)
-        if self.is_text:
-            known = np.asarray(self._owner.categories[self.name], str)
-            piece[...] = np.searchsorted(known, slab) if len(known) else 0
-            if (absent := slab == "").any():
-                self.put_missing(piece, absent, begin, "a text")
-            return
         self.put_values(piece, np.ma.filled(slab, 0), f"{self._path}, {self.name!r}", begin)
         if not np.ma.is_masked(slab):
             return
@@ -140,12 +115,13 @@ class Variable(ABC):
                 f"dtype={piece.dtype.name!r}; give a wider one"
             )
 
+    def take_samples(self, start: int, stop: int) -> np.ndarray | None:
+        """Samples `start` to `stop` as a new array if one library call can return them without a copy, else None."""
+        return None
+
     @abstractmethod
     def read_samples(self, start: int, stop: int) -> np.ndarray:
-        """Read samples `start` to `stop` in stored order, (stop - start, *row_shape). One library call.
-
-        Missing numbers are masked or NaN. For texts see `clean_texts`.
-        """
+        """Read samples `start` to `stop` in stored order, (stop - start, *row_shape). One library call."""
 
     def enter_collective(self) -> contextlib.AbstractContextManager[object]:
         """Return a context in which reads are collective over all ranks that have the file open, if possible."""
@@ -154,24 +130,15 @@ class Variable(ABC):
     def make_index(self, start: int, stop: int) -> tuple[slice, ...]:
         return (*[slice(None)] * self.axis, slice(start, stop))
 
-    def split_slabs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Split `start` to `stop` into ranges of about `slab_bytes` that begin at chunks of the file."""
-        item = _TEXT_BYTES if self.is_text else self.dtype.itemsize
-        row = max(1, int(np.prod(self.row_shape, dtype=np.int64)) * item)
-        length = max(self.chunk, self.slab_bytes // row // self.chunk * self.chunk, 1)
+    def split_slabs(self, start: int, stop: int, bytes_each: int) -> Iterator[tuple[int, int]]:
+        """Split `start` to `stop` into ranges of about `bytes_each` bytes that begin at chunks of the file."""
+        row = max(1, int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize)
+        length = max(self.chunk, bytes_each // row // self.chunk * self.chunk, 1)
         while start < stop:
             agreement.stop_if_others_failed()
             end = min(stop, (start // self.chunk) * self.chunk + length)
             yield start, end
             start = end
-
-
-def clean_texts(texts: Any) -> np.ndarray:
-    """Texts of a library, possibly masked or bytes in UTF-8, as an array of str without padding."""
-    found = np.asarray(np.ma.filled(texts, ""))
-    if found.dtype.kind == "S":
-        found = np.char.decode(found, "utf-8", "replace")
-    return np.char.rstrip(found.astype(str), "\0 ")
 
 
 def check_numeric(path: Path, name: str, dtype: Any, kind: str = "") -> np.dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import struct
 import zipfile
 from pathlib import Path
@@ -15,7 +16,8 @@ import numpy as np
 from matex_tf.lazy import zarr
 from matex_tf.readers.arrays.dimensions import Dimension, make_dimension
 from matex_tf.readers.arrays.stack import Stack
-from matex_tf.readers.arrays.variable import Variable, check_numeric, clean_texts
+from matex_tf.readers.arrays.texts import TextVariable
+from matex_tf.readers.arrays.variable import Variable, check_numeric
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError, register
 
@@ -62,7 +64,14 @@ class Zarr(Stack):
 
     def find_variable(self, file: Any, path: Path, name: str) -> Variable | None:
         array = file.find_array(name)
-        return None if array is None else _Variable(self, path, name, array, file)
+        if array is None:
+            return None
+        # NumPy's kinds of texts: "U", "S", "T" (StringDType), and objects, whose types are checked at reading.
+        if array.dtype.kind not in "USTO":
+            return _Variable(self, path, name, array, file)
+        read = functools.partial(_read_texts, path, name, array)
+        read_dimension = functools.partial(_read_dimension, array, name, file)
+        return TextVariable(self, path, name, array.shape, _list_names(array), read, read_dimension)
 
     def list_names(self, file: Any) -> list[str]:
         return sorted(file.list_arrays())
@@ -110,22 +119,33 @@ def _list_names(array: Any) -> list[str]:
     return [str(name or "") for name in named] if named and len(named) == array.ndim else [""] * array.ndim
 
 
+def _read_dimension(array: Any, name: str, store: _Store, axis: int) -> Dimension:
+    """The dimension at an axis of the array `name`. Its coordinates are the array of its name in the same group."""
+    dimension_name = _list_names(array)[axis]
+    group = name.strip("/").rpartition("/")[0]
+    along = store.find_array(f"{group}/{dimension_name}") if dimension_name else None
+    if along is None or along.ndim != 1:
+        return Dimension(dimension_name)
+    return make_dimension(dimension_name, np.asarray(along[:]), along.attrs.get("units", ""))
+
+
+def _read_texts(path: Path, name: str, array: Any, index: tuple[slice, ...]) -> np.ndarray:
+    """Texts of the array `name`. Raises ReaderError if objects are no texts."""
+    found = np.asarray(array[index])
+    if found.dtype.kind in "TO":
+        found = found.astype(object)
+        other = next((value for value in found.flat if not isinstance(value, str)), None)
+        if other is not None:
+            check_numeric(path, name, found.dtype, f"values of type {type(other).__name__}")
+    return found
+
+
 class _Variable(Variable):
     def __init__(self, owner: Zarr, path: Path, name: str, array: Any, store: _Store):
+        self._stored = check_numeric(path, name, array.dtype)
         super().__init__(owner, path, name, array.shape, _list_names(array))
         self._array, self._store = array, store
         self.chunk = int(array.chunks[self.axis])
-        # NumPy's kinds of texts: "U", "S", "T" (StringDType), and objects, whose types are checked at reading.
-        self.is_text = array.dtype.kind in "USTO"
-        if self.is_text:
-            self.dtype = np.dtype("i8")
-        else:
-            self._set_packing()
-
-    def _set_packing(self) -> None:
-        """Set how stored numbers become values: marks of missing ones, scale and offset. Raises ReaderError."""
-        array, path, name = self._array, self._path, self.name
-        self._stored = check_numeric(path, name, array.dtype)
         attributes = dict(array.attrs)
         if self._stored.kind == "i" and str(attributes.get("_Unsigned", "")).lower() == "true":
             self._stored = np.dtype(f"u{self._stored.itemsize}")
@@ -154,18 +174,10 @@ class _Variable(Variable):
         return found
 
     def read_dimension(self, axis: int) -> Dimension:
-        """The dimension at `axis`. Its coordinates are the array of its name in the same group."""
-        dimension_name = _list_names(self._array)[axis]
-        group = self.name.strip("/").rpartition("/")[0]
-        along = self._store.find_array(f"{group}/{dimension_name}") if dimension_name else None
-        if along is None or along.ndim != 1:
-            return Dimension(dimension_name)
-        return make_dimension(dimension_name, np.asarray(along[:]), along.attrs.get("units", ""))
+        return _read_dimension(self._array, self.name, self._store, axis)
 
     def read_samples(self, start: int, stop: int) -> np.ndarray:
         found = np.asarray(self._array[self.make_index(start, stop)])
-        if self.is_text:
-            return np.moveaxis(self._read_texts(found), self.axis, 0)
         found = np.moveaxis(found.astype(found.dtype.newbyteorder("="), copy=False), self.axis, 0)
         if found.dtype != self._stored:
             found = found.view(self._stored)
@@ -177,12 +189,3 @@ class _Variable(Variable):
         if any(mask.any() for mask in absent):
             return np.ma.masked_array(found, np.logical_or.reduce(absent))
         return found
-
-    def _read_texts(self, found: np.ndarray) -> np.ndarray:
-        """Texts as an array of str. Raises ReaderError if objects are no texts."""
-        if found.dtype.kind in "TO":
-            found = found.astype(object)
-            other = next((value for value in found.flat if not isinstance(value, str)), None)
-            if other is not None:
-                check_numeric(self._path, self.name, found.dtype, f"values of type {type(other).__name__}")
-        return clean_texts(found)

@@ -29,7 +29,7 @@ class Together:
     """
 
     def __init__(self, alone: bool):
-        self.alone = alone
+        self._alone = alone
 
     def __call__(
         self,
@@ -43,7 +43,7 @@ class Together:
         With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them. The
         message shows two of the texts; `difference` is what it says of the ranks.
         """
-        if self.alone:
+        if self._alone:
             return action()
         result, texts = _run_on_all_ranks(action, what, describe or (lambda result: ""))
         for rank, text in enumerate(texts):
@@ -57,7 +57,7 @@ class Together:
 
     def gather(self, action: Callable[[], Result], what: str) -> list[Result]:
         """Return the results of `action()` of all ranks, in rank order. Collective."""
-        return [action()] if self.alone else _run_on_all_ranks(action, what, lambda result: result)[1]
+        return [action()] if self._alone else _run_on_all_ranks(action, what, lambda result: result)[1]
 
 
 def _run_on_all_ranks(action: Callable[[], Result], what: str, share: Callable[[Result], Any]) -> tuple[Result, Any]:

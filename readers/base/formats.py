@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -22,8 +22,6 @@ from matex_tf.readers.base import files
 
 PARTS = ("training", "validation", "testing")
 FIELDS = ("data", "labels")
-MOST_TEXTS = 1 << 16
-"""The most different texts of a column or variable."""
 
 
 def make_dtype(kind: Any) -> np.dtype:
@@ -60,6 +58,11 @@ class Ranks:
     size: int = 1
     hosts: Sequence[str] = field(default=("",))
 
+    @property
+    def leader(self) -> int:
+        """The first rank on this rank's host."""
+        return self.hosts.index(self.hosts[self.rank])
+
 
 def split_range(lengths: Iterable[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Split `start` to `stop`, counted over a sequence of files, into ranges of one file each.
@@ -85,17 +88,15 @@ class Held:
     rows: dict[str, list[np.ndarray]]
 
 
-Survey = Generator[Any, Sequence[Any], "Held | None"]
-"""See `Format.survey`."""
-
-
 class Format(ABC):
     """One format of files. It does not use MPI: any process may read any rows.
 
     The constructor of a subclass takes the path and its own keyword options. It finds the files, reads their headers,
     and raises FileNotFoundError or ReaderError if something is wrong. `register` gives the class a name.
 
-    Some formats must read more than headers before rows can be counted: they define `survey`.
+    Some formats must read more than headers before rows can be counted. They do so in surveys, which run one after
+    another when a data set is opened: in a survey each rank searches its part of the files (`survey`), then all ranks
+    receive the results of all (`settle`).
 
     Attributes:
         files: the files that it reads.
@@ -104,6 +105,9 @@ class Format(ABC):
         labelled: whether there are labels.
         categories: for each column of text, its values in the order of their integers.
         missing: the treatment of missing values, as in `DataSet(missing=...)`; set before anything is read.
+        surveys: the number of surveys.
+        keep: whether surveys may keep the rows that they read; set before the first one.
+        held: all rows, if the surveys of all ranks have kept them.
     """
 
     files: Sequence[Path] = ()
@@ -112,6 +116,9 @@ class Format(ABC):
     labelled: bool = True
     categories: dict[str, list[str]] = {}
     missing: Any = "error"
+    surveys: int = 0
+    keep: bool = False
+    held: Held | None = None
 
     @abstractmethod
     def count(self, part: str) -> int:
@@ -131,18 +138,14 @@ class Format(ABC):
 
     # Most formats need none of the following methods.
 
-    def survey(self, ranks: Ranks, keep: bool) -> Survey:
-        """Search the files together with the other ranks, each rank its part. Then rows can be counted and read.
+    def survey(self, turn: int, ranks: Ranks) -> Any:  # noqa: B027
+        """Survey number `turn`: search this rank's part of the files. Returns a small result, for all ranks."""
 
-        A generator: each `yield` gives a small result of this rank and receives the results of all, in rank order. All
-        ranks yield equally often. If one raises an error, all end.
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:  # noqa: B027
+        """Use the results of all ranks, in rank order. After the last survey, rows can be counted and read."""
 
-        Returns:
-            With `keep`, the rows that the ranks have read on the way, if each rank has kept all of its rows. Otherwise
-            None.
-        """
-        yield from ()
-        return None
+    def settled(self) -> None:  # noqa: B027
+        """Called after all ranks have finished their last `settle`."""
 
     def together(self, action: Callable[[], Any]) -> Any:
         """Call `action()`, which reads this rank's rows, while all other ranks read theirs; returns its result."""

@@ -10,8 +10,9 @@ import gzip
 import os
 import shutil
 import tempfile
+import weakref
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,41 +29,45 @@ PIECE_BYTES = 1 << 20
 """Between pieces of this size, a rank looks whether another rank has failed."""
 
 
-Unpack = Callable[[], dict[Any, Path]]
-"""Writes temporary files, and returns them by a key that is the same on all ranks."""
+class Unpacking:
+    """Decompresses `paths`; the files are distributed over the ranks of a host. A format calls `survey` and `settle` in
+    its methods of these names.
 
-
-def share_unpacked(
-    tasks: Sequence[Unpack], ranks: Ranks
-) -> Generator[Any, Sequence[dict[Any, Path]], dict[Any, BinaryIO]]:
-    """A part of a survey (see `Format.survey`): the ranks of a host share `tasks`, and all open the resulting files.
-
-    Returns the open files by their keys. Their names are removed when every rank of this host has opened them.
+    Args:
+        open_packed: returns a context manager with the decompressed bytes of a file, as a file object.
+        suffix: suffix of the names of temporary files.
     """
-    if not tasks:
-        return {}
-    host = ranks.hosts[ranks.rank]
-    local_ranks = [rank for rank in range(ranks.size) if ranks.hosts[rank] == host]
-    mine: dict[Any, Path] = {}
-    try:
-        for task in tasks[local_ranks.index(ranks.rank) :: len(local_ranks)]:
-            mine |= task()
-        found = yield mine
-        opened: dict[Any, BinaryIO] = {}
-        with real_files.use_real_files():
-            for rank in local_ranks:
-                opened |= {key: open(path, "rb") for key, path in found[rank].items()}  # noqa: SIM115
-        yield None
-    finally:
-        remove_files(mine.values())
-    return opened
 
+    def __init__(
+        self, paths: Sequence[Path], open_packed: Callable[[Path], AbstractContextManager[Any]], suffix: str
+    ) -> None:
+        self._paths, self._open_packed, self._suffix = paths, open_packed, suffix
+        self._mine: list[Path] = []
 
-def unpack_file(path: Path, open_packed: Callable[[Path], AbstractContextManager[Any]], suffix: str) -> dict[Any, Path]:
-    """Write the bytes of `open_packed(path)`, a file object, to a temporary file. Returns the file by `path`."""
-    with create_temporary(suffix) as (name, file), open_packed(path) as source:
-        shutil.copyfileobj(Watched(source), file, PIECE_BYTES)
-    return {path: name}
+    def survey(self, ranks: Ranks) -> dict[Path, Path]:
+        """Decompress this rank's files. Returns their temporary files."""
+        local_ranks = [rank for rank, host in enumerate(ranks.hosts) if host == ranks.hosts[ranks.rank]]
+        found = {}
+        for index, path in enumerate(self._paths):
+            if local_ranks[index % len(local_ranks)] == ranks.rank:
+                found[path] = self._unpack_file(path)
+                self._mine.append(found[path])
+                weakref.finalize(self, remove_files, [found[path]])
+        return found
+
+    def settle(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> dict[Path, Path]:
+        """The temporary file of each file on this host, from the results of all ranks."""
+        local = [files for files, host in zip(found, ranks.hosts) if host == ranks.hosts[ranks.rank]]
+        return {path: temporary for files in local for path, temporary in files.items()}
+
+    def remove_files(self) -> None:
+        """Remove this rank's temporary files. Called when every rank of this host has opened them."""
+        remove_files(self._mine)
+
+    def _unpack_file(self, path: Path) -> Path:
+        with create_temporary(self._suffix) as (name, file), self._open_packed(path) as source:
+            shutil.copyfileobj(Watched(source), file, PIECE_BYTES)
+        return name
 
 
 @contextlib.contextmanager

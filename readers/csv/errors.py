@@ -10,7 +10,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from matex_tf.lazy import pa
 from matex_tf.readers.base.formats import ReaderError
@@ -18,67 +18,61 @@ from matex_tf.readers.csv import convert, number_like
 from matex_tf.readers.csv.dialect import Dialect
 
 
-class Line(NamedTuple):
-    """A line of a file; lines count from 1."""
-
-    path: Path
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.path}, line {self.number}"
-
-
-def clean_block(data: bytes, dialect: Dialect, find_line: Callable[[], Line]) -> bytes:
+def clean_block(data: bytes, dialect: Dialect, place: Callable[[], str]) -> bytes:
     """As `dialect.clean_block`. Raises ReaderError for bytes that are invalid in the encoding.
 
-    `find_line` returns the line of the first byte.
+    `place`: returns file and line of the first byte.
     """
     try:
         return dialect.clean_block(data)
     except UnicodeDecodeError as error:
-        raise _make_encoding_error(find_line(), error, dialect.encoding) from None
+        path, line = split_place(place())
+        raise _make_encoding_error(path, error, dialect.encoding, line) from None
 
 
-def _make_encoding_error(first: Line, error: UnicodeDecodeError, encoding: str) -> ReaderError:
-    """The error for a block from line `first` on that is invalid in its encoding."""
-    line = Line(first.path, first.number + error.object[: error.start].count(b"\n"))
+def split_place(place: str) -> tuple[Path, int]:
+    """Split "FILE, line NUMBER" into file and line."""
+    named, _, line = place.rpartition(", line ")
+    return Path(named), int(line)
+
+
+def _make_encoding_error(path: Path, error: UnicodeDecodeError, encoding: str, line: int) -> ReaderError:
+    at = line + error.object[: error.start].count(b"\n")
     other = "latin-1" if encoding == "utf-8" else "utf-8"
     return ReaderError(
-        f"{line}: expected text in {encoding.upper()}, found the byte {error.object[error.start]:02x}. "
+        f"{path}, line {at}: expected text in {encoding.upper()}, found the byte {error.object[error.start]:02x}. "
         f'encoding="{other}", or another one, names the encoding of the file'
     )
 
 
-def make_count_error(first: Line, expected: int, found: int) -> ReaderError:
-    """The error for a block from line `first` on in which pyarrow finds another number of records than `expected`."""
+def make_count_error(place: str, expected: int, found: int) -> ReaderError:
+    """The error for a block from `place` on in which pyarrow finds another number of records than `expected`."""
+    path, line = split_place(place)
     return ReaderError(
-        f"{first.path}: expected {expected} records from line {first.number} on, found {found}: a quote within a "
-        "value, or a carriage return alone. If quotes are ordinary characters, pass quote=None"
+        f"{path}: expected {expected} records from line {line} on, found {found}: a quote within a value, or a "
+        "carriage return alone. If quotes are ordinary characters, pass quote=None"
     )
 
 
-def read_rows(data: bytes, dialect: Dialect, first: Line) -> Iterator[tuple[Line, list[str]]]:
-    """Yield (line, values) of each record of a clean block from line `first` on, by Python's slow csv module.
-
-    Raises ReaderError.
-    """
+def read_rows(path: Path, data: bytes, dialect: Dialect, line: int = 1) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line, values) of each record of a clean block, by Python's slow csv module. Raises ReaderError."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _make_encoding_error(first, error, "utf-8") from None
+        raise _make_encoding_error(path, error, "utf-8", line) from None
     quote = dialect.marks.quote
     style: dict[str, Any] = (
         {"quoting": csv.QUOTE_NONE} if quote is None else {"quotechar": chr(quote), "doublequote": True}
     )
     csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=dialect.delimiter, **style)
-    line = first
+    before = 0
     try:
         for values in reader:
-            yield line, values
-            line = Line(first.path, first.number + reader.line_num)
+            yield line + before, values
+            before = reader.line_num
     except csv.Error as error:
-        raise ReaderError(f"{line}: expected a record, found: {error}") from None
+        raise ReaderError(f"{path}, line {line + before}: expected a record, found: {error}") from None
 
 
 def explain_error(
@@ -86,26 +80,25 @@ def explain_error(
     dialect: Dialect,
     names: Sequence[str],
     types: dict[int, Any],
-    first: Line,
+    place: str,
     error: Exception,
 ) -> ReaderError:
-    """The error for a clean block from line `first` on that cannot be parsed as `types`."""
-    lines: list[Line] = []
+    """The error for a clean block that cannot be parsed as `types`. `place` is the position of its first record."""
+    path, line = split_place(place)
+    lines: list[int] = []
     columns: dict[int, list[str]] = {number: [] for number in types}
-    wrong = ReaderError(
-        f"{first.path}, from line {first.number} on: expected a table of {len(names)} columns, found: {error}"
-    )
+    wrong = ReaderError(f"{path}, from line {line} on: expected a table of {len(names)} columns, found: {error}")
     try:
-        for line, values in read_rows(data, dialect, first):
+        for at, values in read_rows(path, data, dialect, line):
             if not values:
                 continue
             if len(values) != len(names):
                 # If not even the first record has the right length, lines before the header are the likely reason.
                 is_first = not lines or len(names) == 1
                 hint = "; skiprows= skips lines before the header, comment= skips comments" if is_first else ""
-                wrong = ReaderError(f"{line}: expected {len(names)} values, found {len(values)}{hint}")
+                wrong = ReaderError(f"{path}, line {at}: expected {len(names)} values, found {len(values)}{hint}")
                 break
-            lines.append(line)
+            lines.append(at)
             for number, texts in columns.items():
                 texts.append(values[number])
     except ReaderError as found:
@@ -125,7 +118,7 @@ def explain_error(
         else:
             hint = number_like.suggest_option(text, names[number], dialect)
         wrong = ReaderError(
-            f"{lines[index]}, column {names[number]!r}: expected a number ({kind}), found {text!r}; {hint}"
+            f"{path}, line {lines[index]}, column {names[number]!r}: expected a number ({kind}), found {text!r}; {hint}"
         )
         del lines[index:]  # an error in another column is reported only if it is in an earlier record
     return wrong

@@ -1,15 +1,15 @@
 """The CSV format: tables of text. Each rank reads and parses a contiguous range of the bytes.
 
-When a table is opened, ranks decompress files, then each rank finds the ends of records in its range and keeps the rows
-that it parses on the way, then ranks collect the values of columns of text.
+Opening has up to three surveys, in which each rank searches its part of the files (see `Format`): "unpack" decompresses
+files, "records" finds the ends of records and keeps the rows that it parses, "texts" collects the values of columns of
+text.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,16 +19,16 @@ import numpy as np
 from matex_tf import arguments
 from matex_tf.lazy import pc
 from matex_tf.readers.base import agreement
-from matex_tf.readers.base.formats import Ranks, ReaderError, register
-from matex_tf.readers.base.unpacking import share_unpacked, unpack_file
+from matex_tf.readers.base.formats import Held, Ranks, ReaderError, register
+from matex_tf.readers.base.unpacking import Unpacking
 from matex_tf.readers.csv import errors, headers, joined_text, number_like, records
 from matex_tf.readers.csv.dialect import make_dialect
 from matex_tf.readers.csv.joined_text import Text, TextFile
 from matex_tf.readers.csv.parse import RangeParser
 from matex_tf.readers.csv.table import Table
 from matex_tf.readers.tables.columns import Column
-from matex_tf.readers.tables.format import RowSurvey, TableFormat, TextCounts
-from matex_tf.readers.tables.rows import CannotKeep, Rows
+from matex_tf.readers.tables.format import TableFormat
+from matex_tf.readers.tables.rows import Rows
 from matex_tf.sharding import slice_bounds
 
 _SLICE_BYTES = 1 << 20
@@ -107,54 +107,43 @@ class Csv(TableFormat):
             if not self._inputs:
                 self.columns = Table(file, names, dialect)
             headers.check_same(file, names, header, self.files[0], self.columns.names)
-            self._inputs.append(TextFile(file, start))
+            self._inputs.append(TextFile(file, file, start))
         self.columns.choose_columns(labels, columns)
         self.labelled = "labels" in self.columns.columns
         self.columns.learn_types(*headers.sample_records(self._inputs, head, dialect), dtype)
-        self._dialect = dialect
+        packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
+        self._unpacking: Unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, dialect), ".csv")
+        self._set_surveys(["unpack"] * bool(packed) + ["records"] + ["texts"] * bool(self.columns.texts))
+        self._parser: RangeParser | None = None
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return path.is_file() and path.name.lower().endswith(_ENDINGS)
 
-    def survey_rows(self, ranks: Ranks, keep: bool) -> RowSurvey:
-        packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, self._dialect)]
-        open_packed = functools.partial(joined_text.open_text, dialect=self._dialect)
-        tasks = [functools.partial(unpack_file, file, open_packed, ".csv") for file in packed]
-        text = self._text = Text(self._inputs, (yield from share_unpacked(tasks, ranks)))
-        start, stop = slice_bounds.deal_block(text.size, ranks.rank, ranks.size)
-        if self._marks.comment is not None:
-            start, stop = text.find_line_start(start), text.find_line_start(stop)
-        parser = None
-        if keep:
-            rows = Rows(self.columns, self.missing, self._find_room(ranks))
-            parser = RangeParser(text, self.columns, rows, start, stop)
-        found = yield self._search_range(start, stop, parser)
-        self._join_records([part for of_rank in found for part in of_rank.parts])
-        counts = [of_rank.row_count for of_rank in found if of_rank.row_count is not None]
-        if parser is None or len(counts) < len(found):
-            return None, self.count_parts(ranks)  # a rank has not kept its rows, so no rank does
-        is_count_wrong = sum(counts) != self._records.count and not any(of_rank.has_failed for of_rank in found)
-        if self._records.cut or is_count_wrong:
-            # The rows of a range that begins within quotes are wrong. Parse this rank's rows again, now at the right
-            # places.
-            rows = self._take_rows(*self.list_parts(ranks)[ranks.rank], sys.maxsize)
-            return rows, self.count_parts(ranks)
-        if parser.error is not None:
-            raise parser.error
-        return parser.rows, counts
+    def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
+        places = self._unpacking.settle(ranks, found)
+        self._inputs = [dataclasses.replace(file, path=places.get(file.named, file.path)) for file in self._inputs]
 
-    def _search_range(self, start: int, stop: int, parser: RangeParser | None) -> _Survey:
-        """Find the ends of records in a range of bytes; `parser` parses them on the way."""
+    # Records: each rank finds the ends of records in its range of bytes, and keeps the rows that it parses on the way.
+
+    def _survey_records(self, ranks: Ranks) -> _Survey:
+        self._text = Text(self._inputs)
+        start, stop = slice_bounds.deal_block(self._text.size, ranks.rank, ranks.size)
+        if self._marks.comment is not None:
+            start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
+        parser = None
+        if self.keep:
+            rows = Rows(self.columns, self.missing, self._find_room(ranks))
+            parser = RangeParser(self._text, self.columns, rows, start, stop)
         on_block = parser.add_block if parser else None
         parts = [
             records.search_records(self._read_text, begin, end, self._marks, on_block=on_block)
             for begin, end in self._text.split_by_file(start, stop)
         ]
-        if parser is None:
-            return _Survey(parts, row_count=None, has_failed=False)
-        parser.finish_range()
-        if isinstance(parser.error, CannotKeep):
+        if parser is not None:
+            parser.finish_range()
+        self._parser = parser
+        if parser is None or parser.is_too_large:
             return _Survey(parts, row_count=None, has_failed=False)
         return _Survey(parts, parser.rows.count, has_failed=parser.error is not None)
 
@@ -162,9 +151,8 @@ class Csv(TableFormat):
         agreement.stop_if_others_failed()
         return self._text.read_bytes(start, stop)
 
-    def _join_records(self, parts: Sequence[records.Part]) -> None:
-        """Set the places of all records from the parts of all ranks. Raises ReaderError for an open quote."""
-        text = self._text
+    def _settle_records(self, ranks: Ranks, found: Sequence[_Survey]) -> None:
+        text, parts = self._text, [part for of_rank in found for part in of_rank.parts]
         self._records = records.join_parts(
             parts, 0, text.size, lambda begin, end: self._marks.remove_comments(text.read_bytes(begin, end)), text.ends
         )
@@ -173,8 +161,24 @@ class Csv(TableFormat):
                 f"{text.find_file(self._records.open - 1)}: expected every quote to be closed, found one open at the "
                 "end of the file. If quotes are ordinary characters, pass quote=None"
             )
+        parser, self._parser = self._parser, None
+        counts = [of_rank.row_count for of_rank in found if of_rank.row_count is not None]
+        if parser is None or len(counts) < len(found):
+            return  # a rank has not kept its rows, so no rank does
+        is_count_wrong = sum(counts) != self._records.count and not any(of_rank.has_failed for of_rank in found)
+        if self._records.cut or is_count_wrong:
+            # The rows of a range that begins within quotes are wrong. Parse this rank's rows again, now at the right
+            # places.
+            shares = self.list_parts(ranks)
+            counts = [stop - start for start, stop in shares]
+            self._rows = self._take_rows(*shares[ranks.rank])
+        elif parser.error is not None:
+            raise parser.error
+        else:
+            self._rows = parser.rows
+        self.held = Held(counts, self._rows.buffers)
 
-    def check_texts(self, found: Sequence[TextCounts], rank: int, part: tuple[int, int]) -> None:
+    def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         """Raises ReaderError if the values of a column of text turn out to be numbers.
 
         The first rank that has found such a value reports its line; the other ranks raise FailedElsewhere.
@@ -186,9 +190,9 @@ class Csv(TableFormat):
         if wrong is None:
             return
         number, value = wrong
-        if rank != next(other for other, texts in enumerate(found) if value in texts[number]):
+        if ranks.rank != next(rank for rank, texts in enumerate(found) if value in texts[number]):
             raise agreement.FailedElsewhere
-        blocks = self.iterate_tables(*part, [])
+        blocks = self.iterate_tables(*self._find_part(ranks), [])
         indices = ((first, pc.index(block[str(number)], value).as_py()) for first, block in blocks)
         row = next(first + index for first, index in indices if index >= 0)
         name = table.names[number]
@@ -240,4 +244,4 @@ class Csv(TableFormat):
         return records.skip_records(self._text.read_bytes, place, self._records.stop, row - number, self._marks)
 
     def find_place(self, row: int) -> str:
-        return str(self._text.find_line(self._find_byte(row)))
+        return self._text.find_line(self._find_byte(row))

@@ -10,7 +10,6 @@ from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import errors, joined_text, records
 from matex_tf.readers.csv.dialect import Dialect
-from matex_tf.readers.csv.errors import Line
 from matex_tf.readers.csv.joined_text import BOM, TextFile
 from matex_tf.readers.csv.marks import Marks
 
@@ -58,13 +57,13 @@ def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple
         head = joined_text.read_head(file, length, dialect)
     if begin is None:
         raise ReaderError(f"{file}: expected more lines than the {dialect.skiprows} of skiprows, found none")
-    first_line = Line(file, 1 + head[:begin].count(b"\n"))
-    record = errors.clean_block(head[begin:first], dialect, lambda: first_line)
-    if b"\r" in record.strip() and b"\n" not in record and not (dialect.marks.quote and dialect.marks.quote in record):
+    number = 1 + head[:begin].count(b"\n")
+    line = errors.clean_block(head[begin:first], dialect, lambda: f"{file}, line {number}")
+    if b"\r" in line.strip() and b"\n" not in line and not (dialect.marks.quote and dialect.marks.quote in line):
         raise ReaderError(f"{file}: expected lines that end with a newline, found carriage returns alone")
-    if not record.strip():
+    if not line.strip():
         raise ReaderError(f"{file}: expected a table, found only empty lines")
-    rows = errors.read_rows(record, dialect, first_line)
+    rows = errors.read_rows(file, line, dialect, number)
     values = next((row for _, row in rows if row), [])
     if header:
         return [name.strip() for name in values], first
@@ -80,22 +79,22 @@ def check_same(file: Path, names: list[str], header: bool, first: Path, expected
         )
 
 
-def sample_records(text_files: Sequence[TextFile], head: bytes, dialect: Dialect) -> tuple[bytes, Line]:
+def sample_records(text_files: Sequence[TextFile], head: bytes, dialect: Dialect) -> tuple[bytes, Path, int]:
     """Sample records that determine the types, from the first file that has records. Returns the bytes of the records,
-    and the line of the first one.
+    the file, and the line of the first record.
 
     `head`: the beginning of the first file.
     """
     for number, text_file in enumerate(text_files):
         length = HEAD_BYTES
-        text = joined_text.read_head(text_file.path, length, dialect) if number else head
+        text = joined_text.read_head(text_file.named, length, dialect) if number else head
         while not (end := _find_records_end(text, text_file.start, length, dialect.marks)):
             length *= 4
-            text = joined_text.read_head(text_file.path, length, dialect)
-        sample, line = text[text_file.start : end], Line(text_file.path, 1 + text[: text_file.start].count(b"\n"))
+            text = joined_text.read_head(text_file.named, length, dialect)
+        sample, line = text[text_file.start : end], 1 + text[: text_file.start].count(b"\n")
         if sample.strip():
             break
-    return sample, line
+    return sample, text_file.named, line
 
 
 def _find_records_end(head: bytes, start: int, length: int, marks: Marks) -> int:

@@ -13,18 +13,19 @@ import contextlib
 import gzip
 import itertools
 import lzma
+import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import ReaderError, split_range
-from matex_tf.readers.base.stored import StoredFiles
+from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP
 from matex_tf.readers.csv.dialect import Dialect
-from matex_tf.readers.csv.errors import Line
+from matex_tf.runtime import real_files
 
 BOM = b"\xef\xbb\xbf"
 _PACKED = {GZIP: "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
@@ -97,46 +98,83 @@ def read_head(path: Path, length: int, dialect: Dialect) -> bytes:
 
 @dataclass(frozen=True)
 class TextFile:
-    """One file of a text: its path, and the offset of its first record in its decompressed text."""
+    """One file of a text: its name in messages, the file with its text, and the offset of its first record."""
 
+    named: Path
     path: Path
     start: int
 
+    @property
+    def is_unpacked(self) -> bool:
+        return self.path != self.named
+
 
 class Text:
-    """The concatenated bytes of several files, with offsets from 0.
+    """The concatenated bytes of several files, with offsets from 0. Decompressed files stay open and may be removed.
 
-    A newline is added after each file, so that its last record ends with one. `unpacked`: the decompressed text of
-    packed files, by path.
+    A newline is added after each file, so that its last record ends with one.
 
     Attributes: `size`; `starts` and `ends`, the first offset of each file and the offset after its last byte.
     """
 
-    def __init__(self, text_files: Sequence[TextFile], unpacked: Mapping[Path, BinaryIO]):
+    def __init__(self, text_files: Sequence[TextFile]):
         self._files = text_files
-        self._stored = StoredFiles([file.path for file in text_files], unpacked)
-        self._lengths = [size - file.start + 1 for size, file in zip(self._stored.sizes, text_files)]
-        self.ends = list(itertools.accumulate(self._lengths))
+        self._open = {number: _open_plain(file) for number, file in enumerate(text_files) if file.is_unpacked}
+        self._sizes = [
+            (os.fstat(self._open[number].fileno()) if file.is_unpacked else os.stat(file.path)).st_size
+            for number, file in enumerate(text_files)
+        ]
+        self._unchanged = Unchanged({file.path for file in text_files if not file.is_unpacked})
+        self._last_opened: tuple[int, BinaryIO] | None = None
+        self.ends = list(itertools.accumulate(size - file.start + 1 for size, file in zip(self._sizes, text_files)))
         self.starts = [0, *self.ends[:-1]]
         self.size = self.ends[-1]
 
     def read_bytes(self, start: int, stop: int) -> bytes:
         """The bytes `start` to `stop` of the text."""
         found = []
-        for number, first, last in split_range(self._lengths, max(0, start), stop):
-            begin, size = self._files[number].start, self._stored.sizes[number]
-            data = self._stored.read_bytes(number, begin + first, min(begin + last, size))
-            found.append(data if begin + last <= size else data + b"\n")
+        start = max(0, start)
+        while start < stop:
+            number = bisect.bisect_right(self.ends, start)
+            end = min(stop, self.ends[number])
+            inside = self._files[number].start - self.starts[number]  # from an offset of the text to one of the file
+            data = self._read_file(number, start + inside, min(end + inside, self._sizes[number]))
+            found.append(data if end < self.ends[number] else data + b"\n")
+            start = end
         return found[0] if len(found) == 1 else b"".join(found)
+
+    def _read_file(self, number: int, start: int, stop: int) -> bytes:
+        """Read bytes `start` to `stop` of one file."""
+        if not self._files[number].is_unpacked:
+            self._unchanged.check(self._files[number].path)
+        data = files.read_at(self._open_file(number).fileno(), start, stop - start)
+        if start + len(data) < stop:
+            raise ReaderError(
+                f"{self._files[number].named}: truncated: expected {self._sizes[number]} bytes, found "
+                f"{start + len(data)}"
+            )
+        return data
+
+    def _open_file(self, number: int) -> BinaryIO:
+        if number in self._open:
+            return self._open[number]
+        # Only one file is open at a time, because their number may exceed the limit of open files.
+        if self._last_opened is None or self._last_opened[0] != number:
+            if self._last_opened is not None:
+                self._last_opened[1].close()
+            self._last_opened = (number, _open_plain(self._files[number]))
+        return self._last_opened[1]
 
     def split_by_file(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Split `start` to `stop` into ranges of one file each."""
-        for number, first, last in split_range(self._lengths, start, stop):
-            yield self.starts[number] + first, self.starts[number] + last
+        for end in self.ends[bisect.bisect_right(self.ends, start) :]:
+            if start < stop:
+                yield start, min(stop, end)
+            start = end
 
     def find_file(self, byte: int) -> Path:
         """The file that contains the byte at offset `byte`."""
-        return self._files[min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)].path
+        return self._files[min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)].named
 
     def find_line_start(self, byte: int) -> int:
         """The first offset at or after `byte` at which a line begins."""
@@ -150,10 +188,17 @@ class Text:
             at += 1 << 16
         return self.size
 
-    def find_line(self, byte: int) -> Line:
-        """The line that begins at offset `byte`."""
+    def find_line(self, byte: int) -> str:
+        """ "FILE, line NUMBER" of the line that begins at offset `byte`; lines count from 1."""
         number = min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)
-        last = min(byte - self.starts[number] + self._files[number].start, self._stored.sizes[number])
-        pieces = ((at, min(at + (1 << 20), last)) for at in range(0, last, 1 << 20))
-        count = sum(self._stored.read_bytes(number, at, end).count(b"\n") for at, end in pieces)
-        return Line(self._files[number].path, 1 + count)
+        last = byte - self.starts[number] + self._files[number].start
+        steps = range(0, min(last, self._sizes[number]), 1 << 20)
+        count = sum(
+            self._read_file(number, at, min(at + (1 << 20), last, self._sizes[number])).count(b"\n") for at in steps
+        )
+        return f"{self._files[number].named}, line {1 + count}"
+
+
+def _open_plain(file: TextFile) -> BinaryIO:
+    with real_files.use_real_files() if file.is_unpacked else contextlib.nullcontext():
+        return open(file.path, "rb", buffering=0)

@@ -10,12 +10,10 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from matex_tf.lazy import pa
-from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import convert
 from matex_tf.readers.csv.dialect import Dialect
 
@@ -133,22 +131,6 @@ def add_counts(found: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def are_numbers(counts: Mapping[str, int]) -> bool:
     """Returns whether more than half of the rows hold numbers; `counts`: the number of rows with each text."""
     return 2 * sum(counts[text] for text in find_numbers(counts)) > sum(counts.values())
-
-
-def agree_on_texts(path: Path, name: str, found: Sequence[Mapping[str, int]], is_requested: bool) -> list[str]:
-    """The sorted texts of a variable or column, from the counts of all ranks. Raises ReaderError if most texts are
-    numbers and the user has not requested texts.
-
-    `path`: a file with the variable, for the message.
-    """
-    counts = add_counts(found)
-    if not is_requested and are_numbers(counts):
-        number = min(find_numbers(counts))
-        raise ReaderError(
-            f"{path}: expected numbers in {name!r}, or texts that are not numbers, found numbers as text, such as "
-            f"{number!r}; dtype={{{name!r}: str}} reads these texts as categories"
-        )
-    return sorted(counts)
 
 
 def _normalize(text: str) -> str:

@@ -1,6 +1,6 @@
 """Parses a rank's range of a CSV text while the ends of its records are searched, so that the text is read once.
 
-`format.py` calls it when a table is opened. The range is assumed to begin outside of quotes. If the preceding ranges
+`format.py` calls it in the survey of records. The range is assumed to begin outside of quotes. If the preceding ranges
 show otherwise, `format.py` discards these rows and parses the range again.
 """
 
@@ -14,7 +14,7 @@ from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.csv import errors, records
 from matex_tf.readers.csv.joined_text import Text
 from matex_tf.readers.csv.table import Table
-from matex_tf.readers.tables.rows import CannotKeep, Rows
+from matex_tf.readers.tables.rows import Rows, TooLarge
 
 
 class RangeParser:
@@ -24,7 +24,7 @@ class RangeParser:
     a record. So complete lines are parsed at once, and the bytes after them wait for the next block. Then
     `finish_range` parses the last record.
 
-    Attributes: `rows`; `error`, an error of parsing, or CannotKeep; None if all records so far have been parsed.
+    Attributes: `rows`; `error`, an error of parsing; `is_too_large`, whether the rows exceed the memory limit.
     """
 
     def __init__(self, text: Text, table: Table, rows: Rows, start: int, stop: int):
@@ -32,14 +32,20 @@ class RangeParser:
         self._marks = table.dialect.marks
         self.rows = rows
         self.error: Exception | None = None
+        self.is_too_large = not rows.can_hold_texts()
         begins_line = start in text.starts or text.read_bytes(start - 1, start) == b"\n"
         # The offset of the first record that is not parsed yet; None until the end of the preceding record is found.
         self._offset: int | None = start if begins_line else None
         self._unparsed: list[bytes] = []  # the bytes from `_offset` on
 
+    @property
+    def is_active(self) -> bool:
+        """Whether all records so far have been parsed."""
+        return self.error is None and not self.is_too_large
+
     def add_block(self, begin: int, data: bytes, line_ends: np.ndarray, record_ends: np.ndarray) -> None:
         """Parse the complete lines of the data that was read from offset `begin` on. See `records.search_records`."""
-        if self.error is not None or (self._offset is None and not len(line_ends)):
+        if not self.is_active or (self._offset is None and not len(line_ends)):
             return
         if self._offset is None:
             # The record before the range ends with the first line; another rank parses it.
@@ -56,7 +62,7 @@ class RangeParser:
         self._offset, self._unparsed = last_end, [rest]
 
     def _parse_lines(self, offset: int, lines: bytes, line_count: int, record_count: int) -> None:
-        """Append the rows of `lines`, which begin at `offset`. Sets `error` if that fails.
+        """Append the rows of `lines`, which begin at `offset`. Sets `error` or `is_too_large` if that fails.
 
         Args:
             line_count: the number of lines that end outside of quotes.
@@ -71,17 +77,19 @@ class RangeParser:
             # The rows that are still to come, as a multiple of these.
             remaining = max(0, self._stop - offset - len(lines)) / max(1, len(lines))
             self.rows.append_table(table, remaining, functools.partial(self._find_record, offset))
-        except (CannotKeep, ReaderError, ValueError) as error:
+        except TooLarge:
+            self.is_too_large = True
+        except (ReaderError, ValueError) as error:
             self.error = error
 
     def _find_record(self, offset: int, number: int) -> str:
-        """File and line of the record that is `number` records after `offset`."""
+        """ "FILE, line NUMBER" of the record that is `number` records after `offset`."""
         text = self._text
-        return str(text.find_line(records.skip_records(text.read_bytes, offset, text.size, number, self._marks)))
+        return text.find_line(records.skip_records(text.read_bytes, offset, text.size, number, self._marks))
 
     def finish_range(self) -> None:
         """Parse the last record, which may extend past the end of the range."""
-        if self.error is None and self._offset is not None and self._offset < self._stop:
+        if self.is_active and self._offset is not None and self._offset < self._stop:
             text = self._text
             last_end = records.find_line_end(text.read_bytes, self._offset, text.size, self._marks)
             line = text.read_bytes(self._offset, last_end)

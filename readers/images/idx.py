@@ -6,21 +6,19 @@ dimensions, each dimension as a big-endian uint32, then the values, big-endian, 
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import math
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 
 from matex_tf.readers.base import agreement, files
 from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.base.unchanged import Unchanged
-from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP, PIECE_BYTES, Watched
+from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP, PIECE_BYTES
 from matex_tf.sharding.shard_arrays import ShardArray
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -48,13 +46,10 @@ class IdxFile:
             ) from None
         self._check_size()
 
-    @contextlib.contextmanager
-    def _open_file(self) -> Iterator[Any]:
-        """Open the decompressed file. To seek in gzip data is to decompress everything before."""
-        with open(self.path, "rb") as file:
-            yield gzip.GzipFile(fileobj=Watched(file), mode="rb") if self._is_packed else file  # type: ignore[call-overload]
+    def _open_file(self) -> BinaryIO:
+        return gzip.open(self.path, "rb") if self._is_packed else open(self.path, "rb")  # type: ignore[return-value]
 
-    def _read_header(self, file: Any) -> None:
+    def _read_header(self, file: BinaryIO) -> None:
         magic = file.read(4)
         if len(magic) < 4:
             raise ReaderError(f"{self.path}: expected an IDX header, found {len(magic)} bytes in all")
@@ -121,19 +116,33 @@ class IdxFile:
                 ) from None
         return array if self._stored.isnative else array.byteswap(inplace=True).view(self.dtype, ShardArray)
 
-    def _fill_array(self, file: Any, array: np.ndarray, start: int, stop: int) -> None:
+    def _fill_array(self, file: BinaryIO, array: np.ndarray, start: int, stop: int) -> None:
         target = memoryview(array.reshape(-1).view(np.uint8))
-        file.seek(self._start + start * self._row)
+        if self._is_packed:
+            self._skip_bytes(file, self._start + start * self._row)
+        else:
+            file.seek(self._start + start * self._row)
         filled = 0
         while filled < len(target):
             agreement.stop_if_others_failed()
-            count = file.readinto(target[filled : filled + PIECE_BYTES])
+            count = file.readinto(target[filled : filled + PIECE_BYTES])  # type: ignore[attr-defined]
             if not count:
-                found = max(0, file.tell() - self._start) // self._row
-                raise ReaderError(
-                    f"{self.path}: truncated: expected {self.shape[0]} items, found {found} complete ones before its "
-                    f"end (reading up to item {stop})"
-                )
+                self._raise_truncated(start + filled // self._row, stop)
             filled += count
         if self._is_packed and stop == self.shape[0] and file.read(1):
             raise ReaderError(f"{self.path}: too long: expected {self.shape[0]} items, found more bytes after them")
+
+    def _skip_bytes(self, file: BinaryIO, count: int) -> None:
+        skipped = 0
+        while skipped < count:
+            agreement.stop_if_others_failed()
+            piece = file.read(min(count - skipped, PIECE_BYTES))
+            if not piece:
+                self._raise_truncated((skipped - self._start) // self._row, self.shape[0])
+            skipped += len(piece)
+
+    def _raise_truncated(self, found: int, expected: int) -> None:
+        raise ReaderError(
+            f"{self.path}: truncated: expected {self.shape[0]} items, found {max(0, found)} complete ones before its "
+            f"end (reading up to item {expected})"
+        )

@@ -7,17 +7,27 @@ and batches; streams read by themselves (`streaming.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from matex_tf.readers.base.agreement import Together
-from matex_tf.readers.base.formats import FIELDS, Held
+from matex_tf.readers.base.formats import FIELDS
 from matex_tf.readers.rows import redistribute, scaling
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
 from matex_tf.sharding import shard_arrays, slice_bounds
 from matex_tf.world import world
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This process has the rows of rank `rank` of `size` ranks. `alone`: as in `Together`."""
+
+    rank: int
+    size: int
+    alone: bool
 
 
 class LoadedRows:
@@ -27,29 +37,32 @@ class LoadedRows:
         self,
         name: str,
         source: Source,
-        held: Held | None,
         deals: dict[str, Deal],
-        rank: int,
+        shard: Shard,
         normalize: bool | str,
         together: Together,
     ):
-        """`held`: the rows of all parts, if opening has read them; this object frees them."""
-        self._name, self._source, self._deals, self._rank = name, source, deals, rank
+        self._name, self._source, self._deals, self._shard = name, source, deals, shard
         self._normalize, self._together = normalize, together
         self._finished: dict[tuple[str, str], np.ndarray] = {}
         # Rows that were read during opening. They are neither scaled nor searched for missing values yet.
-        self._unfinished: dict[tuple[str, str], np.ndarray] = {}
-        self.were_read_in_opening = held is not None
-        if held is not None:
-            self._distribute_rows(held)
+        self._unfinished: dict[tuple[str, str], np.ndarray] = self._take_kept_rows()
+        self.were_read_in_opening = bool(self._unfinished)
 
-    def _distribute_rows(self, held: Held) -> None:
-        """Send the rows that were read during opening to their ranks. Collective."""
-        source, deals, rank = self._source, self._deals, self._rank
+    def _take_kept_rows(self) -> dict[tuple[str, str], np.ndarray]:
+        """This rank's rows of every part and field, if rows were read during opening; {} otherwise. Collective."""
+        source = self._source
+        held, source.format.held = source.format.held, None
+        if held is None:
+            return {}
+        arrays = redistribute.take_whole(source, held)
+        if arrays is not None:
+            return arrays
         doing = f"distributing the rows of {self._name}"
-        self._unfinished = self._together(lambda: redistribute.allot_arrays(source, deals, rank, held), doing)
-        communicator = world.get_communicator("readers") if len(held.counts) > 1 else None
-        redistribute.send_rows(source, deals, rank, held, self._unfinished, communicator)
+        arrays = self._together(lambda: redistribute.allot_arrays(source, self._deals, self._shard.rank, held), doing)
+        communicator = world.get_communicator("readers") if self._shard.size > 1 else None
+        redistribute.send_rows(source, self._deals, self._shard.rank, held, arrays, communicator)
+        return arrays
 
     def get_rows(self, part: str, field: str) -> np.ndarray:
         """This rank's rows, read at the first use; a rank without rows gets the first row, to use with weight 0."""
@@ -80,7 +93,7 @@ class LoadedRows:
 
     def _list_positions(self, part: str) -> Any:
         """The positions of this rank's rows in the part; the first position if it has no rows."""
-        deal, rank = self._deals[part], self._rank
+        deal, rank = self._deals[part], self._shard.rank
         count = deal.count_held(rank)
         return deal.list_positions(rank, 0, count) if count else range(1)
 
@@ -98,9 +111,9 @@ class LoadedRows:
     def _compute_moments(self) -> Any:
         """The moments of this rank's slice of the training rows."""
         if self.were_read_in_opening:
-            mine = self._finish_rows("training", "data")[: self._deals["training"].count_held(self._rank)]
+            mine = self._finish_rows("training", "data")[: self._deals["training"].count_held(self._shard.rank)]
             return scaling.compute_moments_in_pieces(mine)
-        rank, size = (0, 1) if self._together.alone else (self._rank, world.get_world().size)
+        size, rank = (1, 0) if self._shard.alone else (self._shard.size, self._shard.rank)
         return self._source.compute_training_moments(
             *slice_bounds.deal_block(self._source.count_training_rows(), rank, size)
         )

@@ -1,19 +1,30 @@
 """Opens a data set: checks arguments, reads headers, counts rows and splits them into parts. `DataSet` calls it.
 
-Every step runs on all ranks and fails on all ranks together.
+Every step runs on all ranks and fails on all ranks together. Some formats must read more than headers to count rows:
+in surveys, each rank searches its part of the files, and all ranks use all results (see `Format`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import arguments
-from matex_tf.readers.base import files, formats
+from matex_tf.readers.base import files
 from matex_tf.readers.base.agreement import Together
-from matex_tf.readers.base.formats import PARTS, Format, Held, Ranks, ReaderError, Survey
+from matex_tf.readers.base.formats import PARTS, Format, Ranks, ReaderError, is_known, open_format, recognise_format
 from matex_tf.readers.rows import scaling
 from matex_tf.readers.rows.samples import Source
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows become parts and samples."""
+
+    split: tuple[float, float, str]  # validation fraction, test fraction, "last" or "spread"
+    window: int | None  # rows of a sample; None: a sample is a row
+    horizon: int  # rows of a label, if there are windows
 
 
 def open_source(
@@ -22,56 +33,41 @@ def open_source(
     path: Any,
     options: dict[str, Any],
     missing: Any,
-    make_source: Callable[[Format], Source],
+    cut: Cut,
     ranks: Ranks,
-    keep: bool,
+    size: int,
     together: Together,
-) -> tuple[Source, Held | None]:
+) -> Source:
     """Open the rows of `format` and `path`; without `path`, `format` is the path, and the files tell the format.
 
-    Returns the samples that `make_source` makes of the opened format, and the rows that opening has read; see
-    `Format.survey` for these and for `keep`. Collective, unless the script gives rank= and size=.
+    Collective, unless the script gives rank= and size=.
+
+    Args:
+        ranks: the ranks that read the files.
+        size: the number of ranks among which rows are divided. It differs from `ranks.size` if the script gives size=.
     """
 
     def open_headers() -> Format:
-        if path is None and isinstance(format, str) and formats.is_known(format):
+        if path is None and isinstance(format, str) and is_known(format):
             raise TypeError(f"{name}: the format {format} needs a path")
-        kind, place = (formats.recognise_format(format), format) if path is None else (format, path)
-        return formats.open_format(kind, place, options, missing)
+        kind, place = (recognise_format(format), format) if path is None else (format, path)
+        return open_format(kind, place, options, missing)
 
-    def make_nonempty() -> Source:
-        source = make_source(opened)
+    def make_source() -> Source:
+        source = Source(opened, cut.split, cut.window, cut.horizon)
         if source.count_samples("training") < 1:
             raise ReaderError(f"{name}: expected at least one training row, found none")
         return source
 
     doing = f"opening {name}"
     opened = together(open_headers, doing, describe=_describe_opened)
-    held = _run_survey(opened.survey(ranks, keep), together, doing)
-    source = together(
-        make_nonempty, doing, describe=lambda made: f"{[made.count_samples(part) for part in PARTS]} rows"
-    )
-    return source, held
-
-
-def _run_survey(survey: Survey, together: Together, doing: str) -> Held | None:
-    """Run a survey: all ranks take each step together. Returns what it returns."""
-    found: Sequence[Any] | None = None
-    returned: list[Held | None] = []
-
-    def take_step() -> Any:
-        try:
-            return survey.send(found)  # type: ignore[arg-type]
-        except StopIteration as end:
-            returned.append(end.value)
-            return None
-
-    try:
-        while not returned:
-            found = together.gather(take_step, doing)
-    finally:
-        survey.close()  # removes temporary files after an error
-    return returned[0]
+    # A survey keeps the rows of this rank's samples only if samples are rows, and the script has not given size=.
+    opened.keep = cut.window is None and size == ranks.size
+    for turn in range(opened.surveys):
+        found = together.gather(functools.partial(opened.survey, turn, ranks), doing)
+        together(functools.partial(opened.settle, turn, ranks, found), doing)
+    opened.settled()
+    return together(make_source, doing, describe=lambda made: f"{[made.count_samples(part) for part in PARTS]} rows")
 
 
 def _describe_opened(opened: Format) -> str:

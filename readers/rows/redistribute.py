@@ -65,6 +65,21 @@ def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, held: Hel
     }
 
 
+def take_whole(source: Source, held: Held) -> Arrays | None:
+    """The rows of every part as views, if one rank has all of them contiguously; None otherwise."""
+    parts = [part for part in PARTS if source.count_samples(part)]
+    if len(held.counts) > 1 or any(len(arrays) != 1 for arrays in held.rows.values()):
+        return None
+    if not all(source.split.is_contiguous(part) for part in parts):
+        return None
+    found = {}
+    for part in parts:
+        rows = source.find_rows(part, range(source.count_samples(part)))[1]
+        for field, (array,) in held.rows.items():
+            found[part, field] = array[rows.start : rows.stop]
+    return found
+
+
 def send_rows(
     source: Source, deals: Mapping[str, Deal], rank: int, held: Held, into: Arrays, communicator: Any
 ) -> None:

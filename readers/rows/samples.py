@@ -60,7 +60,7 @@ class Source:
         """The format's name of the part, and the numbers of rows in it, for the samples at `positions` of a part."""
         if part == "testing" and self.format.own_testing:
             return "testing", positions
-        if isinstance(positions, range) and self.split.is_contiguous:
+        if isinstance(positions, range) and self.split.is_contiguous(part):
             first = int(self.split.list_rows(part, np.zeros(1, np.int64))[0]) if len(positions) else 0
             return "training", range(positions.start + first, positions.stop + first)
         return "training", self.split.list_rows(part, np.asarray(positions, np.int64))
@@ -68,8 +68,10 @@ class Source:
     def read_samples(self, part: str, field: str, positions: Positions) -> np.ndarray:
         """Read the "data" or "labels" of the samples at `positions` of a part."""
         origin, rows = self.find_rows(part, positions)
-        if rows[-1] - rows[0] + 1 == len(rows):
+        if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
             return self._read_run(origin, field, int(rows[0]), int(rows[-1]) + 1)
+        if not len(rows):
+            raise ValueError("DataSet: there are no rows to read")
         return self._read_scattered(origin, field, np.asarray(rows))
 
     def read_both(self, part: str, positions: Positions) -> tuple[np.ndarray, np.ndarray | None]:
@@ -93,13 +95,13 @@ class Source:
     def count_training_rows(self) -> int:
         """The number of rows for the mean and deviation of the data: the rows of training samples."""
         count = self.count_samples("training")
-        return count if self.window is None or not self.split.is_contiguous else count + self.window - 1
+        return count if self.window is None or not self.split.is_contiguous("training") else count + self.window - 1
 
     def compute_training_moments(self, start: int, stop: int) -> scaling.Moments | None:
         """The moments of the data in rows `start` to `stop` of `count_training_rows`; None if there are no rows."""
         total = None
         # Windows overlap. If they are contiguous, each row counts once.
-        counts_rows = self.window is not None and self.split.is_contiguous
+        counts_rows = self.window is not None and self.split.is_contiguous("training")
         step = max(1, PIECE_BYTES // self.count_row_bytes("training", "data")) if start < stop else 1
         for first in range(start, stop, step):
             agreement.stop_if_others_failed()

@@ -76,8 +76,13 @@ def merge_moments(one: Moments | None, other: Moments | None) -> Moments | None:
 
 
 def make_standard(moments: Sequence[Moments | None]) -> Standard:
-    """The scaling from the moments of each rank's rows. At least one rank has rows."""
+    """The scaling from the moments of each rank's rows.
+
+    Raises:
+        ValueError: no rank has rows.
+    """
     found = functools.reduce(merge_moments, moments)
-    assert found is not None
+    if found is None:
+        raise ValueError('DataSet: normalize="standard" takes mean and deviation of the training rows; there are none')
     count, mean, squares = found
     return Standard(mean, np.sqrt(squares / np.maximum(count, 1)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,28 +13,27 @@ import numpy as np
 from matex_tf import arguments, memory
 from matex_tf.lazy import pa, pc
 from matex_tf.readers.base import files
-from matex_tf.readers.base.formats import MOST_TEXTS, Format, Held, Ranks, Survey
+from matex_tf.readers.base.formats import Format, Ranks
+from matex_tf.readers.base.unpacking import Unpacking
 from matex_tf.readers.tables.columns import Columns, Place
-from matex_tf.readers.tables.rows import Rows, make_category_error
+from matex_tf.readers.tables.rows import MOST_CATEGORIES, Rows, make_category_error
 from matex_tf.sharding import slice_bounds
 from matex_tf.sharding.shard_arrays import ShardArray
-
-RowSurvey = Generator[Any, Sequence[Any], "tuple[Rows | None, Sequence[int]]"]
-"""See `TableFormat.survey_rows`."""
-TextCounts = Mapping[int, Mapping[str, int]]
-"""For each column of text, the number of rows with each value."""
 
 
 class TableFormat(Format):
     """A table of one file or of several files that are concatenated.
 
-    Subclasses set `columns`, find and count rows in `survey_rows`, and yield tables of some rows.
+    Subclasses set `columns`, count rows, and yield tables of some rows. They list their surveys (see `Format`) by
+    `_set_surveys`. A survey NAME consists of the methods `_survey_NAME` and `_settle_NAME`; this class has "texts",
+    which counts the texts of the ranks' rows, and the first half of "unpack", which decompresses files.
 
     Args:
         memory: most bytes of rows that a rank keeps while the table is opened; None: see `_find_room`.
     """
 
     columns: Columns
+    _unpacking: Unpacking | None = None
 
     def __init__(self, path: Any, memory: int | None) -> None:
         self.files = files.find_files(path)
@@ -41,15 +41,8 @@ class TableFormat(Format):
             arguments.check_whole_number("DataSet", "memory, in bytes,", memory, 0)
         self._memory = memory
         self.categories = {}
-        self._values: dict[int, list[str]] = {}  # the texts of each column of text, in the order of their integers
-
-    @abstractmethod
-    def survey_rows(self, ranks: Ranks, keep: bool) -> RowSurvey:
-        """The first part of `survey`: find the rows, so that they can be counted and read.
-
-        Returns, with `keep`, the rows that this rank has read, if every rank has kept its rows, and otherwise None; and
-        the number of rows of each rank, the first rows of the table on rank 0.
-        """
+        self._values: dict[int, list[str]] = {}
+        self._rows: Rows | None = None
 
     @abstractmethod
     def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
@@ -71,31 +64,28 @@ class TableFormat(Format):
         """The rows (start, stop) that each rank reads when the table is opened."""
         return [slice_bounds.deal_block(self.count("training"), rank, ranks.size) for rank in range(ranks.size)]
 
-    def count_parts(self, ranks: Ranks) -> list[int]:
-        """The numbers of rows of `list_parts`."""
-        return [stop - start for start, stop in self.list_parts(ranks)]
+    def _set_surveys(self, names: Sequence[str]) -> None:
+        self._survey_names, self.surveys = names, len(names)
 
     def describe(self) -> str:
         return self.columns.describe_columns()
 
-    def survey(self, ranks: Ranks, keep: bool) -> Survey:
-        rows, counts = yield from self.survey_rows(ranks, keep)
-        if self.columns.texts:
-            first = sum(counts[: ranks.rank])
-            part = first, first + counts[ranks.rank]
-            found = yield self._count_texts(*part) if rows is None else rows.values
-            self._set_categories(found)
-            self.check_texts(found, ranks.rank, part)
-            self.columns.check_categories(self._values)
-            if rows is not None:
-                rows.settle_categories(self._values)
-        return None if rows is None else Held(counts, rows.buffers)
+    def survey(self, turn: int, ranks: Ranks) -> Any:
+        return getattr(self, f"_survey_{self._survey_names[turn]}")(ranks)
 
-    def check_texts(self, found: Sequence[TextCounts], rank: int, part: tuple[int, int]) -> None:
-        """Raises ReaderError if the texts `found` by the ranks, with their counts, are not valid as texts.
+    def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:
+        getattr(self, f"_settle_{self._survey_names[turn]}")(ranks, found)
 
-        `part`: the rows in which this rank, `rank`, has found its texts.
-        """
+    def settled(self) -> None:
+        if self._unpacking is not None:
+            self._unpacking.remove_files()
+
+    def _survey_unpack(self, ranks: Ranks) -> dict[Path, Path]:
+        assert self._unpacking is not None
+        return self._unpacking.survey(ranks)
+
+    def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
+        """Raises ReaderError if the texts `found` by the ranks, with their counts, are not valid as texts."""
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         rows = ShardArray(self.columns.compute_shape(field, stop - start), self.columns.find_dtype(field, self.missing))
@@ -116,31 +106,43 @@ class TableFormat(Format):
             codes = codes.cast(pa.float64()).fill_null(float(self.missing))
         return codes.to_numpy()
 
-    def _take_rows(self, start: int, stop: int, max_bytes: int) -> Rows:
-        """The rows `start` to `stop` of every field. Raises CannotKeep."""
-        rows = Rows(self.columns, self.missing, max_bytes)
+    def _take_rows(self, start: int, stop: int) -> Rows:
+        """The rows `start` to `stop` of every field."""
+        rows = Rows(self.columns, self.missing)
         for first, table in self.iterate_tables(start, stop, list(self.columns.columns)):
             remaining = (stop - first - len(table)) / max(1, len(table))
             rows.append_table(table, remaining, self.make_place_finder(first))
         rows.finish_rows()
         return rows
 
-    def _count_texts(self, start: int, stop: int) -> dict[int, Counter[str]]:
-        """For each column of text, how many of the rows `start` to `stop` have each value."""
+    def _survey_texts(self, ranks: Ranks) -> dict[int, dict[str, int]]:
+        """For each column of text, the number of this rank's rows with each value."""
+        if self._rows is not None:
+            return self._rows.values
         values: dict[int, Counter[str]] = {number: Counter() for number in self.columns.texts}
-        for _, table in self.iterate_tables(start, stop, []):
+        for _, table in self.iterate_tables(*self._find_part(ranks), []):
             for number, total in values.items():
                 new = table[str(number)].combine_chunks().drop_null().value_counts()
                 total.update(dict(zip(new.field("values").to_pylist(), new.field("counts").to_pylist(), strict=True)))
-                if len(total) > MOST_TEXTS:
+                if len(total) > MOST_CATEGORIES:
                     raise make_category_error(self.columns, number)
-        return values
+        return dict(values)
 
-    def _set_categories(self, found: Sequence[TextCounts]) -> None:
-        """Set the categories from the texts of all ranks."""
+    def _find_part(self, ranks: Ranks) -> tuple[int, int]:
+        """The rows whose texts this rank has counted."""
+        if self.held is None:
+            return self.list_parts(ranks)[ranks.rank]
+        start = sum(self.held.counts[: ranks.rank])
+        return start, start + self.held.counts[ranks.rank]
+
+    def _settle_texts(self, ranks: Ranks, found: Sequence[Mapping[int, Mapping[str, int]]]) -> None:
         texts = self.columns.texts
-        self._values = {number: sorted({text for of_rank in found for text in of_rank[number]}) for number in texts}
+        self._values = {number: sorted({text for part in found for text in part[number]}) for number in texts}
+        self.check_texts(found, ranks)
+        self.columns.check_categories(self._values)
         self.categories = {self.columns.names[number]: values for number, values in self._values.items()}
+        if self._rows is not None:
+            self._rows.settle_categories(self._values)
 
     def _find_room(self, ranks: Ranks) -> int:
         """The maximum bytes of rows that this rank keeps: by default its share of half of its host's free memory."""

@@ -5,21 +5,23 @@ The number of rows is not known before, so the arrays have room for an estimate,
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
 from matex_tf.lazy import pa
-from matex_tf.readers.base.formats import MOST_TEXTS, ReaderError
+from matex_tf.readers.base.formats import ReaderError
 from matex_tf.readers.tables.columns import Columns, Place
 from matex_tf.sharding.shard_arrays import ShardArray
 
+MOST_CATEGORIES = 1 << 16
 # Extra space, in case the first rows underestimate the number of rows.
 _SPARE = 1.03
 
 
-class CannotKeep(Exception):
-    """The rows would exceed their memory limit, or their dtypes cannot hold the temporary integers of texts."""
+class TooLarge(Exception):
+    """The rows would exceed their memory limit."""
 
 
 class Rows:
@@ -32,7 +34,7 @@ class Rows:
     text, the number of rows with each text, in order of appearance.
     """
 
-    def __init__(self, table: Columns, missing: Any, max_bytes: int):
+    def __init__(self, table: Columns, missing: Any, max_bytes: int = sys.maxsize):
         self._table, self._missing, self._max_bytes = table, missing, max_bytes
         self.count = 0
         self.buffers: dict[str, list[np.ndarray]] = {field: [] for field in table.columns}
@@ -41,10 +43,18 @@ class Rows:
         self._indices: dict[int, dict[str, int]] = {number: {} for number in table.texts}
         self._room = 0  # unused rows of the last buffers
 
+    def can_hold_texts(self) -> bool:
+        """Whether the dtypes can hold the temporary integers of texts, before the ranks agree on the final ones."""
+        return all(
+            self._table.find_dtype(field, self._missing).itemsize >= 4
+            for field, numbers in self._table.columns.items()
+            if set(numbers) & set(self._table.texts)
+        )
+
     def append_table(self, found: Any, remaining: float, place: Place) -> None:
         """Append the rows of a pyarrow table; about `remaining` times as many rows are still to come.
 
-        Raises CannotKeep, and ReaderError for an invalid value.
+        Raises TooLarge, and ReaderError for an invalid value.
         """
         rows = len(found)
         if not rows:
@@ -60,16 +70,14 @@ class Rows:
         self.count += rows
 
     def _grow_buffers(self, rows: int, remaining: float) -> None:
-        """Add buffers for `rows` rows and about `remaining` times as many. Raises CannotKeep."""
+        """Add buffers for `rows` rows and about `remaining` times as many. Raises TooLarge."""
         self._trim_buffers()
         room = rows + int(rows * remaining * _SPARE) + 16
         shapes = {field: self._table.compute_shape(field, room) for field in self.buffers}
         dtypes = {field: self._table.find_dtype(field, self._missing) for field in self.buffers}
         more = sum(int(np.prod(shapes[field])) * dtypes[field].itemsize for field in self.buffers)
-        columns = self._table.columns
-        with_texts = [field for field in columns if not set(columns[field]).isdisjoint(self._table.texts)]
-        if self.nbytes + more > self._max_bytes or any(dtypes[field].itemsize < 4 for field in with_texts):
-            raise CannotKeep
+        if self.nbytes + more > self._max_bytes:
+            raise TooLarge
         for field, buffers in self.buffers.items():
             # Pages that are not written take no memory yet.
             buffers.append(ShardArray(shapes[field], dtypes[field]))
@@ -94,7 +102,7 @@ class Rows:
         known, values = self._indices[number], self.values[number]
         texts = encoded.dictionary.to_pylist()
         text_indices = [known.setdefault(text, len(known)) for text in texts]
-        if len(known) > MOST_TEXTS:
+        if len(known) > MOST_CATEGORIES:
             raise make_category_error(self._table, number)
         # The temporary integer of each entry of the dictionary. The last one is for missing values, whose index is -1.
         codes = np.array([1 + index for index in text_indices] + [0], np.int64)
@@ -134,6 +142,6 @@ class Rows:
 
 def make_category_error(table: Columns, number: int) -> ReaderError:
     return ReaderError(
-        f"{table.path}: expected numbers or up to {MOST_TEXTS} different texts in column "
+        f"{table.path}: expected numbers or up to {MOST_CATEGORIES} different texts in column "
         f"{table.names[number]!r}, found more; leave it out with columns="
     )

@@ -1,10 +1,15 @@
-"""Base class of Parquet and TFRecord: typed columns of single values or of lists."""
+"""Base class of Parquet and TFRecord: typed columns of single values or of lists.
+
+Opening has up to four surveys (see `Format`). In a survey NAME each rank searches its part of the files by
+`_survey_NAME`; then every rank calls `_settle_NAME` with the results of all ranks. "widths" finds the number of values
+of lists, "room" whether memory allows to keep rows, "rows" reads each rank's rows once, and "texts" collects the values
+of columns of text.
+"""
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +17,12 @@ import numpy as np
 
 from matex_tf import arguments
 from matex_tf.lazy import pa
+from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.base import agreement
-from matex_tf.readers.base.formats import Ranks, ReaderError
-from matex_tf.readers.csv.number_like import agree_on_texts
+from matex_tf.readers.base.formats import Held, Ranks, ReaderError
 from matex_tf.readers.tables.columns import Column, Columns, Place
-from matex_tf.readers.tables.format import RowSurvey, TableFormat, TextCounts
-from matex_tf.readers.tables.rows import CannotKeep
+from matex_tf.readers.tables.format import TableFormat
+from matex_tf.readers.tables.rows import Rows
 from matex_tf.readers.typed import values
 
 
@@ -35,10 +40,13 @@ class TypedTable(TableFormat):
         columns: Column | Sequence[Column] | None,
         dtype: Any,
         shape: Any,
+        first_surveys: Sequence[str] = (),
     ) -> None:
         """Choose the columns to read and their dtypes; `types` are the names and pyarrow types of all columns.
 
         Raises ReaderError for a column that is missing, or that holds neither numbers nor texts.
+
+        `first_surveys`: the names of surveys that run before the common ones.
         """
         self.columns = Columns(path, [name for name, _ in types])
         self.columns.choose_columns(labels, columns)
@@ -61,6 +69,8 @@ class TypedTable(TableFormat):
             if is_list:
                 self._lists.append(number)
         self.columns.choose_types({number: values.find_plain_type(kind) for number, kind in found.items()}, dtype)
+        widths, texts = ["widths"] * bool(self._lists), ["texts"] * bool(self.columns.texts)
+        self._set_surveys([*first_surveys, *widths, "room", "rows", *texts])
 
     @abstractmethod
     def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
@@ -69,21 +79,13 @@ class TypedTable(TableFormat):
         The record batches have the columns `numbers`, named by number, in stored types.
         """
 
-    def survey_rows(self, ranks: Ranks, keep: bool) -> RowSurvey:
-        """Agree on the widths of lists; then each rank reads its rows, if it has the memory to keep them."""
-        if self._lists:
-            self._set_widths((yield self._find_widths(ranks)))
-        self._check_row_shape()
-        rows = None
-        if keep:
-            with contextlib.suppress(CannotKeep):
-                rows = self._take_rows(*self.list_parts(ranks)[ranks.rank], self._find_room(ranks))
-        have_kept = yield rows is not None
-        return rows if all(have_kept) else None, self.count_parts(ranks)
+    def read_first(self, numbers: Sequence[int]) -> Any:
+        """A record batch that begins with the first row."""
+        return next(self.read_batches(0, 1, numbers))[1]
 
     # Lists: the number of values of each row.
 
-    def _find_widths(self, ranks: Ranks) -> dict[int, int]:
+    def _survey_widths(self, ranks: Ranks) -> dict[int, int]:
         """The largest number of values of a row, by column of lists; with missing="error", of the first row."""
         if not self.count("training"):
             return {}
@@ -91,7 +93,7 @@ class TypedTable(TableFormat):
         if self.missing != "error":
             batches = (batch for _, batch in self.read_batches(*self.list_parts(ranks)[ranks.rank], self._lists))
         elif ranks.rank == 0:
-            batches = [next(self.read_batches(0, 1, self._lists))[1].slice(0, 1)]
+            batches = [self.read_first(self._lists).slice(0, 1)]
         widths = dict.fromkeys(self._lists, 0)
         for batch in batches:
             for number in self._lists:
@@ -99,8 +101,7 @@ class TypedTable(TableFormat):
                 widths[number] = max(widths[number], int(values.count_values(lists).max(initial=0)))
         return widths
 
-    def _set_widths(self, found: Sequence[dict[int, int]]) -> None:
-        """Set the widths of columns from the results of `_find_widths` of all ranks."""
+    def _settle_widths(self, ranks: Ranks, found: Sequence[dict[int, int]]) -> None:
         columns = self.columns
         for number in self._lists:
             width = columns.widths[number] = max(widths.get(number, 0) for widths in found) or 1
@@ -117,6 +118,30 @@ class TypedTable(TableFormat):
         except ValueError as error:
             raise ReaderError(f"{self.columns.path}: column {self.columns.names[number]!r}: {error}") from None
 
+    # Rows: each rank reads its rows once, and keeps them.
+
+    def _survey_room(self, ranks: Ranks) -> bool:
+        """Whether this rank has enough memory to keep its rows."""
+        self._check_row_shape()
+        start, stop = self.list_parts(ranks)[ranks.rank]
+        row_bytes = sum(
+            int(np.prod(self.columns.compute_shape(field, 1))) * self.columns.find_dtype(field, self.missing).itemsize
+            for field in self.columns.columns
+        )
+        can_hold_texts = Rows(self.columns, self.missing).can_hold_texts()
+        return can_hold_texts and row_bytes * (stop - start) <= self._find_room(ranks)
+
+    def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
+        self.keep = self.keep and all(found)
+
+    def _survey_rows(self, ranks: Ranks) -> None:
+        if self.keep:
+            self._rows = self._take_rows(*self.list_parts(ranks)[ranks.rank])
+
+    def _settle_rows(self, ranks: Ranks, found: Sequence[None]) -> None:
+        if self._rows is not None:
+            self.held = Held([stop - start for start, stop in self.list_parts(ranks)], self._rows.buffers)
+
     def _check_row_shape(self) -> None:
         shape = self.columns.data_shape
         if shape is None:
@@ -128,7 +153,8 @@ class TypedTable(TableFormat):
                 f"found {found}"
             )
 
-    def check_texts(self, found: Sequence[TextCounts], rank: int, part: tuple[int, int]) -> None:
+    def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
+        """Called by `TableFormat._settle_texts`; see `TableFormat.check_texts`."""
         for number in self.columns.texts:
             counts = [of_rank[number] for of_rank in found]
             is_requested = number in self.columns.requested_texts

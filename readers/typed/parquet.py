@@ -20,7 +20,6 @@ from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Ranks, ReaderError, register
 from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.readers.tables.columns import Column
-from matex_tf.readers.tables.format import RowSurvey
 from matex_tf.readers.typed.format import TypedTable
 from matex_tf.runtime import notes
 
@@ -30,6 +29,7 @@ _BATCH_ROWS, _BATCH_BYTES = 1 << 16, 4 << 20
 _MOST_CURSORS = 8
 # A note is printed if a rank reads more than this multiple of its proportion of the rows.
 _MOST_SHARES = 1.5
+_HEAD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,10 @@ class Parquet(TypedTable):
         cuts = [int(begins[np.abs(begins - place).argmin()]) for place in even]
         return [*zip(cuts, cuts[1:])]
 
-    def survey_rows(self, ranks: Ranks, keep: bool) -> RowSurvey:
-        self._note_large_groups(ranks)
-        return (yield from super().survey_rows(ranks, keep))
-
-    def _note_large_groups(self, ranks: Ranks) -> None:
-        """Print a note if large row groups divide the rows unevenly."""
-        share, most = self._rows_count / ranks.size, max(self.count_parts(ranks))
+    def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
+        super()._settle_room(ranks, found)
+        share = self._rows_count / ranks.size
+        most = max(stop - start for start, stop in self.list_parts(ranks))
         if share >= 1 and most > _MOST_SHARES * share:
             rows = max(1, int(share) // 4)
             notes.print_note(
@@ -135,6 +132,14 @@ class Parquet(TypedTable):
         group = self._groups[index]
         first = next(other.start for other in self._groups if other.file == group.file)
         return f"{self.files[group.file]}, row {row - first}"
+
+    def read_first(self, numbers: Sequence[int]) -> Any:
+        group = self._groups[0]
+        names = [self.columns.names[number] for number in numbers]
+        with convert_errors(self.files[group.file], "Parquet", "reading the first row of"):
+            opened = self._open_file(group.file, buffer_size=_HEAD_BYTES)
+            batches = opened.iter_batches(1, [group.number], names)
+        return self._take_batch(group, batches, numbers, group.start)
 
     def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
         first = int(np.searchsorted([group.stop for group in self._groups], start, side="right"))
@@ -191,7 +196,7 @@ class Parquet(TypedTable):
             found[str(number)] = batch.column(same[names[:number].count(names[number])])
         return pa.RecordBatch.from_pydict(found)
 
-    def _open_file(self, number: int) -> Any:
+    def _open_file(self, number: int, buffer_size: int = 0) -> Any:
         from pyarrow import parquet
 
         path = self.files[number]
@@ -200,7 +205,7 @@ class Parquet(TypedTable):
             head = files.read_head(path, len(SIGNATURE))
             if head != SIGNATURE:
                 raise files.make_magic_error(path, f"a Parquet file, which begins with {SIGNATURE.hex(' ')}", head)
-        return parquet.ParquetFile(path, metadata=known, page_checksum_verification=True)
+        return parquet.ParquetFile(path, metadata=known, buffer_size=buffer_size, page_checksum_verification=True)
 
     def _check_same(self, file: Path, first: Any, found: Any) -> None:
         """Raises ReaderError if a file has other columns than the first file."""

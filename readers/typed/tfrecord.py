@@ -1,23 +1,21 @@
 """The TFRecord format: records of tf.train.Example. Each rank reads and parses its own records.
 
 Records have different lengths, and a file has no table of them. So when a data set is opened, each rank searches its
-range of the bytes; the results are an `Index` of the places of some records, from which any record is found
-(`record_index.py`). Compressed files are decompressed before.
+range of the bytes in a survey (see `Format`), "index"; the results are an `Index` of the places of some records, from
+which any record is found (`record_index.py`). Compressed files are decompressed before, in the survey "unpack".
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import hashlib
-import io
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +23,8 @@ from matex_tf.lazy import pa, tf
 from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Ranks, ReaderError, make_dtype, register, split_range
 from matex_tf.readers.base.unchanged import Unchanged
-from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP, share_unpacked, unpack_file
+from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP, Unpacking
 from matex_tf.readers.tables.columns import Column, Place
-from matex_tf.readers.tables.format import RowSurvey
 from matex_tf.readers.typed.format import TypedTable
 from matex_tf.readers.typed.record_index import FRAME, HEAD, Index, Part, find_part, is_head
 from matex_tf.runtime import real_files
@@ -69,6 +66,7 @@ class TfRecord(TypedTable):
         super().__init__(path, memory)
         self._unchanged = Unchanged(self.files)
         self._packed = [file for file in dict.fromkeys(self.files) if _find_packing(file)]
+        self._unpacking: Unpacking = Unpacking(self._packed, _open_packed, ".tfrecord")
         self._opened: dict[int, _File] = {}
         self._kinds = _learn_kinds(self.files, dtype)
         stored = {
@@ -78,7 +76,8 @@ class TfRecord(TypedTable):
         }
         types = [(name, stored[kind]) for name, kind in self._kinds.items()]
         self.compared = ()  # `describe` compares records
-        self._choose(self.files[0], types, labels, columns, dtype, shape)
+        first_surveys = [*["unpack"] * bool(self._packed), "index"]
+        self._choose(self.files[0], types, labels, columns, dtype, shape, first_surveys)
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
@@ -93,15 +92,14 @@ class TfRecord(TypedTable):
         heads = ", ".join(_describe_records(file, file in self._packed) for file in dict.fromkeys(self.files))
         return f"{super().describe()}; {heads}"
 
-    def survey_rows(self, ranks: Ranks, keep: bool) -> RowSurvey:
-        tasks = [functools.partial(unpack_file, file, _open_packed, ".tfrecord") for file in self._packed]
-        unpacked = yield from share_unpacked(tasks, ranks)
-        self._opened = {n: _File(unpacked[file]) for n, file in enumerate(self.files) if file in unpacked}
-        parts = yield self._find_parts(ranks)
-        self._index = Index(self.files, [part for of_rank in parts for part in of_rank], self._search_file)
-        return (yield from super().survey_rows(ranks, keep))
+    def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
+        places = self._unpacking.settle(ranks, found)
+        for number, file in enumerate(self.files):
+            if file in places:
+                with real_files.use_real_files():
+                    self._opened[number] = _File(places[file])
 
-    def _find_parts(self, ranks: Ranks) -> list[Part]:
+    def _survey_index(self, ranks: Ranks) -> list[Part]:
         """The records that begin in this rank's range of all bytes."""
         sizes = [self._open_file(number).size for number in range(len(self.files))]
         start, stop = slice_bounds.deal_block(sum(sizes), ranks.rank, ranks.size)
@@ -110,10 +108,12 @@ class TfRecord(TypedTable):
             for number, first, last in split_range(sizes, start, stop)
         ]
 
-    def _search_file(self, number: int) -> Part:
-        """The records of a complete file."""
-        file = self._open_file(number)
-        return find_part(number, file.read_bytes, 0, file.size, file.size)
+    def _settle_index(self, ranks: Ranks, found: Sequence[list[Part]]) -> None:
+        def look(number: int) -> Part:
+            file = self._open_file(number)
+            return find_part(number, file.read_bytes, 0, file.size, file.size)
+
+        self._index = Index(self.files, [part for of_rank in found for part in of_rank], look)
 
     def count(self, part: str) -> int:
         return self._index.count if part == "training" else 0
@@ -160,7 +160,7 @@ class TfRecord(TypedTable):
             for other in [other for other in self._opened if self.files[other] not in self._packed]:
                 # only one is open at a time, because their number may exceed the limit of open files
                 del self._opened[other]
-            self._opened[number] = _File(open(self.files[number], "rb", buffering=0))  # noqa: SIM115  (closed when dropped)
+            self._opened[number] = _File(self.files[number])
         return self._opened[number]
 
     def _parse_records(self, records: Any, numbers: Sequence[int], place: Place) -> Any:
@@ -195,10 +195,10 @@ class TfRecord(TypedTable):
 
 
 class _File:
-    """An open file of uncompressed records; readable even after its removal."""
+    """A file of uncompressed records; readable even after its removal."""
 
-    def __init__(self, file: BinaryIO | io.FileIO):
-        self._file = file
+    def __init__(self, path: Path):
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (open as long as this object is)
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read_bytes(self, start: int, stop: int) -> bytes:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from matex_tf.errors import BuildError
 from matex_tf.ops import compiler
 
 LIBRARY = """
@@ -73,7 +72,7 @@ def test_one_that_cannot_be_asked_comes_last(tmp_path, monkeypatch):
 def test_chosen_compiler_of_another_mpi(other, monkeypatch):
     usual = compiler.find_compiler()
     monkeypatch.setenv("MPICXX", str(other))
-    with pytest.raises(BuildError) as caught:
+    with pytest.raises(compiler.CompilerError) as caught:
         compiler.find_compiler()
     assert "Other MPI v1.2.3" in str(caught.value) and compiler.shorten_version(usual.mpi) in str(caught.value)
 

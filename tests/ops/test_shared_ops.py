@@ -164,9 +164,7 @@ def test_ops_for_others_are_told_in_one_line(
     if builds and changed == "TensorFlow":
         assert str(shared) in built_ops.describe_build()["for all users"]
     if builds:
-        monkeypatch.setattr(
-            build.compilers, "find_compiler", lambda: build.compilers.Compiler(os.environ["MPICXX"], "")
-        )
+        monkeypatch.setattr(build, "find_compiler", lambda: build.compilers.Compiler(os.environ["MPICXX"], ""))
         assert build.build_ops().parent == cache
         said = capfd.readouterr().err
     else:

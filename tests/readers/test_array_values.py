@@ -159,13 +159,12 @@ def test_texts_are_labels(tmp_path, kind, ending, labels):
 
 def test_ranks_agree_on_texts_that_some_have_not_read(tmp_path):
     write_texts(tmp_path, "1", KINDS)
-    readers = [NetCdf(tmp_path / "1.nc", data="x", labels="word") for _ in range(4)]
-    surveys = [reader.survey(Ranks(rank, 4, ["host"] * 4), False) for rank, reader in enumerate(readers)]
-    found = [next(survey) for survey in surveys]
+    ranks = [Ranks(rank, 4, ["host"] * 4) for rank in range(4)]
+    readers = [NetCdf(tmp_path / "1.nc", data="x", labels="word") for _ in ranks]
+    found = [reader.survey(0, rank) for reader, rank in zip(readers, ranks, strict=True)]
     assert len({frozenset(part["word"]) for part in found}) > 1
-    for reader, survey in zip(readers, surveys, strict=True):
-        with pytest.raises(StopIteration):
-            survey.send(found)
+    for reader, rank in zip(readers, ranks, strict=True):
+        reader.settle(0, rank, found)
         assert reader.categories == {"word": sorted(set(KINDS))}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import launch
 from matex_tf.readers import DataSet, Format, ReaderError, register
+from matex_tf.readers.rows import scaling
 from matex_tf.sharding.apportion import apportion_step_rows
 from matex_tf.sharding.shard_arrays import is_shard
 
@@ -69,6 +70,11 @@ def test_normalize_scales_data_and_not_labels():
     assert share.training_data.dtype == np.float32 and is_shard(share.training_data)
     np.testing.assert_allclose(share.training_data, whole["x_train"][10:20] / 255.0, rtol=1e-6)
     assert share.training_labels.dtype == np.uint8
+
+
+def test_no_training_rows_have_no_deviation():
+    with pytest.raises(ValueError, match="there are none"):
+        scaling.make_standard([None, None])
 
 
 @pytest.mark.parametrize("separator", ["-", "."])

@@ -98,3 +98,15 @@ def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_
             rows = source.find_rows(part, positions)[1]
             for field, whole in fields.items():
                 np.testing.assert_array_equal(arrays[part, field], whole[rows])
+
+
+def test_one_rank_keeps_its_rows_where_they_lie():
+    source = Source(Numbers(10), (0.2, 0.1, "last"), None, 1)
+    data = np.arange(10.0)
+    found = redistribute.take_whole(source, Held([10], {"data": buffers(data, [])}))
+    assert [found[part, "data"].tolist() for part in PARTS] == [[*range(7)], [7, 8], [9]]
+    assert found["training", "data"].base is found["testing", "data"].base
+    assert redistribute.take_whole(source, Held([10], {"data": buffers(data, [4])})) is None
+    assert redistribute.take_whole(source, Held([5, 5], {"data": buffers(data[:5], [])})) is None
+    spread = Source(Numbers(10), (0.2, 0.1, "spread"), None, 1)
+    assert redistribute.take_whole(spread, Held([10], {"data": buffers(data, [])})) is None

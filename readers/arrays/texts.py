@@ -1,0 +1,96 @@
+"""Text variables. Values become integers: indices into the sorted list of all texts, as for CSV."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_tf.readers.arrays.dimensions import Dimension
+from matex_tf.readers.arrays.variable import Variable
+from matex_tf.readers.base.formats import ReaderError
+from matex_tf.readers.csv import number_like
+
+_MOST_TEXTS = 1 << 16
+_SLAB_BYTES = 1 << 20
+_PADDING = "\0 "
+
+
+class TextVariable(Variable):
+    """A variable of texts. An empty text is a missing value.
+
+    Args:
+        read: `read(index)` returns the texts at the index of `make_index`.
+        read_dimension: the dimension at an axis.
+    """
+
+    is_text = True
+    dtype = np.dtype("i8")
+
+    def __init__(
+        self,
+        owner: Any,
+        path: Path,
+        name: str,
+        shape: Sequence[int],
+        dimension_names: Sequence[str],
+        read: Callable[[tuple[slice, ...]], Any],
+        read_dimension: Callable[[int], Dimension],
+    ):
+        super().__init__(owner, path, name, shape, dimension_names)
+        self._read, self._read_dimension = read, read_dimension
+
+    def read_dimension(self, axis: int) -> Dimension:
+        return self._read_dimension(axis)
+
+    def read_samples(self, start: int, stop: int) -> np.ndarray:
+        texts = np.asarray(np.ma.filled(self._read(self.make_index(start, stop)), ""))
+        if texts.dtype.kind == "S":
+            texts = np.char.decode(texts, "utf-8", "replace")
+        return np.moveaxis(np.char.rstrip(texts.astype(str), _PADDING), self.axis, 0)
+
+    def count_texts(self, start: int, stop: int) -> collections.Counter[str]:
+        """The number of occurrences of each text in samples `start` to `stop`."""
+        found: collections.Counter[str] = collections.Counter()
+        for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
+            texts, counts = np.unique(self._fetch(begin, end), return_counts=True)
+            found.update(dict(zip(texts.tolist(), counts.tolist(), strict=True)))
+            if len(found) > _MOST_TEXTS:
+                raise ReaderError(
+                    f"{self._path}: expected up to {_MOST_TEXTS} different texts in {self.name!r}, found more"
+                )
+        del found[""]  # empty texts are missing values
+        return found
+
+    def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
+        known = np.asarray(self._owner.categories[self.name], str)
+        for begin, end in self.split_slabs(start, stop, _SLAB_BYTES):
+            texts = self.order_samples(self._fetch(begin, end))
+            piece = target[begin - start : end - start]
+            piece[...] = np.searchsorted(known, texts) if len(known) else 0
+            absent = texts == ""
+            if absent.any():
+                self.put_missing(piece, absent, begin, "a text")
+
+    def _fetch(self, begin: int, end: int) -> np.ndarray:
+        found: np.ndarray = self._owner.fetch(self._path, self, lambda variable: variable.read_samples(begin, end))
+        return found
+
+
+def agree_on_texts(path: Path, name: str, found: Sequence[Mapping[str, int]], is_requested: bool) -> list[str]:
+    """The sorted texts of a variable, from the counts of all ranks. Raises ReaderError if most texts are numbers and
+    the user has not requested texts.
+
+    `path`: a file with the variable, for the message.
+    """
+    counts = number_like.add_counts(found)
+    if not is_requested and number_like.are_numbers(counts):
+        number = min(number_like.find_numbers(counts))
+        raise ReaderError(
+            f"{path}: expected numbers in {name!r}, or texts that are not numbers, found numbers as text, such as "
+            f"{number!r}; dtype={{{name!r}: str}} reads these texts as categories"
+        )
+    return sorted(counts)
