@@ -561,6 +561,8 @@ OPEN = {
     "rows in any order": lambda x: tf.random.shuffle(x, seed=1),
     "pairs of halves": lambda z: tf.multiply(*tf.split(tf.reshape(z, [-1, 3]), 2)),
     "mean of chosen rows": lambda x, flags: tf.reduce_mean(tf.boolean_mask(x, flags)),
+    "rows in order for chosen rows": lambda x, flags: tf.broadcast_to(
+        tf.sort(tf.boolean_mask(x, flags)[:, :1], 0), tf.shape(tf.boolean_mask(x, flags))),
     "rows that two masks choose": lambda x, y, flags, c: tf.boolean_mask(x, flags) * tf.boolean_mask(y, c > 9),
     "rows that masks choose in calls": lambda x, y, flags, c: _masked(x, flags) - _masked(y, c > 9),
     "a batch below another, taken as pairs": lambda x, y: tf.reshape(tf.concat([x, y], 0), [-1, 6]),
