@@ -85,7 +85,9 @@ def _listed(x):
     held = raw("TensorListPushBack", held, x + 1)
     left, last = raw("TensorListPopBack", held, [-1, 3], element_dtype=tf.float64)
     shape = raw("TensorListElementShape", left, shape_type=tf.int32)
-    return made.stack(), last, raw("TensorListLength", left), shape
+    alike = raw("TensorListPushBack", raw("EmptyTensorList", shape, 1, element_dtype=tf.float64), x)
+    return made.stack(), last, raw("TensorListLength", left), raw(
+        "TensorListPopBack", alike, shape, element_dtype=tf.float64)[1]  # fmt: skip
 
 
 def _branches(*bodies):
@@ -603,6 +605,9 @@ OPEN = {
     "masks in a loop": lambda x: tf.while_loop(
         lambda i, _: i < 2, lambda i, a: (i + 1, tf.boolean_mask(a, a[:, i] > 0)), [0, x],
         shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, 3])])[1],
+    "a list for batches of a fixed length": lambda x: raw(
+        "TensorListStack", raw("TensorListPushBack", raw("EmptyTensorList", [N, 3], 2, element_dtype=tf.float64), x),
+        [N, 3], element_dtype=tf.float64),
     "zeros that grow in a loop": lambda x: tf.while_loop(
         lambda i, _: i < 2, lambda i, a: (i + 1, a + x), [0, tf.zeros([tf.shape(x)[0], 3], x.dtype)])[1] / count(x) + x,
     "a wrapped number": lambda x: tf.cast(tf.shape(x)[0] * 100, tf.int8),
