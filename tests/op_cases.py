@@ -61,6 +61,12 @@ def _masked(x, flags):
     return tf.boolean_mask(x, flags)
 
 
+def _compare_pairs(c):
+    """How far the distances of all pairs are from their means."""
+    distances = tf.abs(c[:, tf.newaxis] - c)
+    return tf.reduce_sum(tf.square(distances - tf.reduce_mean(distances, 0) + tf.cast(tf.shape(c)[0], c.dtype)))
+
+
 def _twice(x, body):
     return tf.while_loop(lambda i, _: i < 2, lambda i, a: (i + 1, body(a)), [0, x])[1]
 
@@ -565,6 +571,8 @@ OPEN = {
     "mean of chosen rows": lambda x, flags: tf.reduce_mean(tf.boolean_mask(x, flags)),
     "rows in order for chosen rows": lambda x, flags: tf.broadcast_to(
         tf.sort(tf.boolean_mask(x, flags)[:, :1], 0), tf.shape(tf.boolean_mask(x, flags))),
+    "gradients of the single row that a mask chooses": lambda c: tf.gradients(_compare_pairs(
+        tf.boolean_mask(c, c >= tf.reduce_max(c))), c)[0],
     "rows that two masks choose": lambda x, y, flags, c: tf.boolean_mask(x, flags) * tf.boolean_mask(y, c > 9),
     "rows that masks choose in calls": lambda x, y, flags, c: _masked(x, flags) - _masked(y, c > 9),
     "a batch below another, taken as pairs": lambda x, y: tf.reshape(tf.concat([x, y], 0), [-1, 6]),

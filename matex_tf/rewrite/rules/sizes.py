@@ -6,6 +6,9 @@ many entries for each row (`placement.Size`): an op can then have the rank's num
 
 from __future__ import annotations
 
+from typing import Any
+
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Placement, Rows, Size, make_sizes, multiply_sizes, shard
 from matex_tf.rewrite.rules.registry import register_rule
@@ -81,8 +84,8 @@ def find_need(node: Node, index: int, sizes: tuple[Size, ...]) -> Placement | No
 def find_broadcast_axes(node: Node) -> Decision:
     """The axes over which gradients of a broadcast are summed, by the script's shapes and not by a slice's.
 
-    TensorFlow names the axes of size 1, and missing axes; none if both shapes are equal. A batch has more than one row:
-    steps of a single row are not shared.
+    TensorFlow names the axes of size 1, and missing axes; none if both shapes are equal. It must not name an axis with
+    rows. A batch has more than one row: steps of a single row are not shared.
     """
     first, second = node.read_sizes(0), node.read_sizes(1)
     count = max(len(first), len(second))
@@ -98,7 +101,15 @@ def find_broadcast_axes(node: Node) -> Decision:
             return None
         return size.value == 1
 
-    return node.decide([], *(WHOLE._replace(axes=tuple(map(is_named, sizes))) for sizes in padded))
+    are_chosen = [[bool(size.rows and size.rows.chosen) for size in sizes] for sizes in (first, second)]
+
+    def emit(_: Any, *shapes: Any) -> list[Any]:
+        # A mask may select a single row, of which one rank has a row and the others have none.
+        shapes_of_more = [tf.where(mask & (shape == 1), 2, shape) for mask, shape in zip(are_chosen, shapes)]
+        return list(tf.raw_ops.BroadcastGradientArgs(s0=shapes_of_more[0], s1=shapes_of_more[1]))
+
+    gives = [WHOLE._replace(axes=tuple(map(is_named, sizes))) for sizes in padded]
+    return node.decide([], *gives, emit=emit if any(map(any, are_chosen)) else None)
 
 
 def _may_be_equal(first: Size, second: Size) -> bool:
