@@ -61,6 +61,12 @@ def _masked(x, flags):
     return tf.boolean_mask(x, flags)
 
 
+def _compare_pairs(c):
+    """How far the distances of all pairs are from their means."""
+    distances = tf.abs(c[:, tf.newaxis] - c)
+    return tf.reduce_sum(tf.square(distances - tf.reduce_mean(distances, 0) + tf.cast(tf.shape(c)[0], c.dtype)))
+
+
 def _twice(x, body):
     return tf.while_loop(lambda i, _: i < 2, lambda i, a: (i + 1, body(a)), [0, x])[1]
 
@@ -85,7 +91,9 @@ def _listed(x):
     held = raw("TensorListPushBack", held, x + 1)
     left, last = raw("TensorListPopBack", held, [-1, 3], element_dtype=tf.float64)
     shape = raw("TensorListElementShape", left, shape_type=tf.int32)
-    return made.stack(), last, raw("TensorListLength", left), shape
+    alike = raw("TensorListPushBack", raw("EmptyTensorList", shape, 1, element_dtype=tf.float64), x)
+    return made.stack(), last, raw("TensorListLength", left), raw(
+        "TensorListPopBack", alike, shape, element_dtype=tf.float64)[1]  # fmt: skip
 
 
 def _branches(*bodies):
@@ -561,6 +569,10 @@ OPEN = {
     "rows in any order": lambda x: tf.random.shuffle(x, seed=1),
     "pairs of halves": lambda z: tf.multiply(*tf.split(tf.reshape(z, [-1, 3]), 2)),
     "mean of chosen rows": lambda x, flags: tf.reduce_mean(tf.boolean_mask(x, flags)),
+    "rows in order for chosen rows": lambda x, flags: tf.broadcast_to(
+        tf.sort(tf.boolean_mask(x, flags)[:, :1], 0), tf.shape(tf.boolean_mask(x, flags))),
+    "gradients of the single row that a mask chooses": lambda c: tf.gradients(_compare_pairs(
+        tf.boolean_mask(c, c >= tf.reduce_max(c))), c)[0],
     "rows that two masks choose": lambda x, y, flags, c: tf.boolean_mask(x, flags) * tf.boolean_mask(y, c > 9),
     "rows that masks choose in calls": lambda x, y, flags, c: _masked(x, flags) - _masked(y, c > 9),
     "a batch below another, taken as pairs": lambda x, y: tf.reshape(tf.concat([x, y], 0), [-1, 6]),
@@ -601,6 +613,9 @@ OPEN = {
     "masks in a loop": lambda x: tf.while_loop(
         lambda i, _: i < 2, lambda i, a: (i + 1, tf.boolean_mask(a, a[:, i] > 0)), [0, x],
         shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, 3])])[1],
+    "a list for batches of a fixed length": lambda x: raw(
+        "TensorListStack", raw("TensorListPushBack", raw("EmptyTensorList", [N, 3], 2, element_dtype=tf.float64), x),
+        [N, 3], element_dtype=tf.float64),
     "zeros that grow in a loop": lambda x: tf.while_loop(
         lambda i, _: i < 2, lambda i, a: (i + 1, a + x), [0, tf.zeros([tf.shape(x)[0], 3], x.dtype)])[1] / count(x) + x,
     "a wrapped number": lambda x: tf.cast(tf.shape(x)[0] * 100, tf.int8),

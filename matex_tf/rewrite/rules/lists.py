@@ -30,11 +30,11 @@ def _read_item(node: Node) -> Placement | None:
 @register_rule("EmptyTensorList TensorListReserve")
 def make(node: Node) -> Decision:
     """A list without items: `item` is None until an op puts one in."""
-    sizes, rows = node.inputs[0].constant, node.batch_rows
+    sizes, rows = node.inputs[0].constant, node.batch_rows or 1
     count_name = "max_num_elements" if node.type == "EmptyTensorList" else "num_elements"
 
     def emit(_: Any, shape: Any, count: Any) -> list[Any]:
-        if sizes is not None and rows:  # a multiple of the number of rows may be another size on a rank: leave it open
+        if sizes is not None:  # a multiple of the number of rows may be another size on a rank: leave it open
             shape = tf.constant(np.where(sizes % rows, sizes, -1), shape.dtype)
         attributes = {"element_dtype": node.read_attribute("element_dtype"), count_name: count}
         return [getattr(tf.raw_ops, node.type)(element_shape=shape, **attributes)]

@@ -164,12 +164,8 @@ def transpose(node: Node) -> Decision:
 @register_rule("BroadcastTo", moves=0)
 def broadcast(node: Node) -> Decision:
     found = _find_new_rows(node)
-    placement, axis = node.get_placement(0), found.axis - len(node.read_sizes(1)) + node.count_axes(0)
-    if placement.is_sharded:
-        require(placement.layout == (axis, found.rows))
-        return node.decide([None, None], found)
-    has_rows = axis >= 0 and node.read_shape(0)[axis] != 1
-    return node.decide([shard(axis, found.rows) if has_rows else WHOLE, None], found)
+    axis = found.axis - len(node.read_sizes(1)) + node.count_axes(0)
+    return node.decide([WHOLE if axis < 0 else node.bring_rows(0, shard(axis, found.rows)), None], found)
 
 
 def _find_new_rows(node: Node) -> Placement:

@@ -7,6 +7,9 @@ a number has the placement SIZES: each rank has its own number, and an op that n
 
 from __future__ import annotations
 
+from typing import Any
+
+from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, require, require_known
 from matex_tf.rewrite.placement import LIST, SIZES, WHOLE, Placement, Rows, Size, make_sizes, multiply_sizes, shard
 from matex_tf.rewrite.rules.registry import register_rule
@@ -88,7 +91,8 @@ def find_broadcast_axes(node: Node) -> Decision:
 
     TensorFlow names the axes of size 1 and the missing axes of the shorter shape. If both shapes are equal, it names
     none. The rule applies this to the script's shapes: a slice may have one row where the batch has several. A size
-    that counts rows is never 1 in the script, since ranks do not share steps of a single row.
+    that counts rows of the batch is never 1 in the script, since ranks do not share steps of a single row. A number of
+    rows that a mask selects may be 1, and such an axis must not be named on one rank alone.
     """
     first, second = node.read_sizes(0), node.read_sizes(1)
     count = max(len(first), len(second))
@@ -104,7 +108,15 @@ def find_broadcast_axes(node: Node) -> Decision:
             return None
         return size.value == 1
 
-    return node.decide([], *(WHOLE._replace(axes=tuple(map(is_named, sizes))) for sizes in padded))
+    are_chosen = [[bool(size.rows and size.rows.chosen) for size in sizes] for sizes in (first, second)]
+
+    def emit(_: Any, *shapes: Any) -> list[Any]:
+        # A mask may select a single row, of which one rank has a row and the others have none.
+        shapes_of_more = [tf.where(mask & (shape == 1), 2, shape) for mask, shape in zip(are_chosen, shapes)]
+        return list(tf.raw_ops.BroadcastGradientArgs(s0=shapes_of_more[0], s1=shapes_of_more[1]))
+
+    gives = [WHOLE._replace(axes=tuple(map(is_named, sizes))) for sizes in padded]
+    return node.decide([], *gives, emit=emit if any(map(any, are_chosen)) else None)
 
 
 def _may_be_equal(first: Size, second: Size) -> bool:
