@@ -14,17 +14,7 @@ import traceback
 from typing import Any, NoReturn
 
 from matex_tf import errors, settings
-from matex_tf.runtime import (
-    excepthook,
-    notes,
-    objects,
-    rank_records,
-    real_files,
-    script_frames,
-    seeding,
-    shared_memory,
-    shutdown,
-)
+from matex_tf.runtime import excepthook, notes, objects, rank_records, script_frames, seeding, shared_memory, shutdown
 from matex_tf.world import launcher_variables, membership, placement, start_variables, task_environment, world
 
 _is_attached = False
@@ -77,7 +67,7 @@ def attach_runtime() -> None:
         watchdog.start_watching()
     ops.get_library()
     hooks.call_when_imported("tensorflow", lambda _: hooks.note_newer())
-    hooks.call_when_imported("tensorflow", lambda _: _load_tensorflow_ops())
+    hooks.call_when_imported("tensorflow", lambda _: ops.load_tensorflow_ops())
     _compare_settings()
     _report_compression()
     _choose_owners()
@@ -106,13 +96,6 @@ def attach_runtime() -> None:
         from matex_tf.servers.pieces import update_costs
 
         listeners.listen_for(measured_steps.start_measuring(phantom, update_costs.describe_updates))
-
-
-def _load_tensorflow_ops() -> None:
-    from matex_tf import ops
-
-    with real_files.use_real_files():  # only one rank of a host may have to compile them
-        ops.load_tensorflow_ops()
 
 
 def _attach_single(task: task_environment.Task | None) -> None:

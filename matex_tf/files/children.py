@@ -1,7 +1,7 @@
 """Processes that a rank starts by `multiprocessing` see the files of the rank, and rank 0's write notes to the journal.
 
 A forked process has a copy of the view or the journal. A process of another start method, such as spawn, receives it
-with the data by which Python prepares such a process; so do the processes that it starts itself.
+with the data by which Python prepares such a process.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ class _Files:
     """The view of this rank, or its journal. It takes effect in the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        view, writer = overlay.get_view(), journal.get_writer()
-        described = view.describe() if view is not None else None if writer is None else writer.describe()
-        return _adopt_files, (described, view is not None, world.script_knows_ranks)
+        if (view := overlay.get_view()) is not None:
+            return _adopt_view, (view.describe(), world.script_knows_ranks)
+        writer = journal.get_writer()
+        return (dict, ({},)) if writer is None else (_adopt_journal, (writer.describe(),))
 
 
 @HOOKS.replace("multiprocessing.spawn", "get_preparation_data", "a process that a rank starts sees other files")
@@ -35,14 +36,15 @@ def _wrap_preparation(original: Any) -> Any:
     return get_preparation_data
 
 
-def _adopt_files(described: dict[str, Any] | None, has_view: bool, script_knows_ranks: bool) -> None:
-    if described is None:
-        return
+def _adopt_view(description: dict[str, Any], script_knows_ranks: bool) -> None:
     world.script_knows_ranks = script_knows_ranks
-    if has_view:
-        overlay.adopt_view(View.adopt(**described))
-        python.install_view()
-    else:
-        journal.Journal.adopt(**described).start_writing()
-    for table in (libraries.HOOKS, tensorflow.HOOKS, commands.HOOKS, HOOKS):
-        table.install()
+    overlay.adopt_view(View.adopt(**description))
+    python.install_view()
+    for module in (libraries, tensorflow, commands):
+        module.HOOKS.install()
+
+
+def _adopt_journal(description: dict[str, Any]) -> None:
+    journal.Journal.adopt(**description).start_writing()
+    for module in (libraries, tensorflow):
+        module.HOOKS.install()

@@ -1,25 +1,28 @@
 """System commands that a script runs and waits for: rank 0 runs them, and all ranks receive the result.
 
 A command sees the real files: if every rank ran `rm -rf logs`, it would remove files that rank 0 has written since.
-This holds for commands of libraries, too. Processes that are started without waiting (`Popen`) run on each rank with
-that rank's own files.
+Commands of libraries, and processes that a script starts without waiting (`Popen`), run on each rank with that rank's
+own files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
 import io
 import os
+import pickle
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.files import journal, overlay
-from matex_tf.runtime import first_rank, objects, real_files
+from matex_tf.runtime import objects, real_files, script_frames, watchdog
 from matex_tf.runtime.hooks import Table
 from matex_tf.thread_flag import ThreadFlag
 from matex_tf.world import world
@@ -34,41 +37,83 @@ _COMMAND_BEGINS = re.compile(r"(?:^|[|;&(])\s*$")
 
 _is_inside = ThreadFlag()  # set while this thread runs a command for all ranks, or decides to run it by itself
 _SHOWN_CHARACTERS = 60  # of a command in messages
-_OF_THE_RANK = ("env", "stdin", "stdout", "stderr", "preexec_fn")
-"""Options that may differ between ranks for the same command."""
+_STREAMS = ("stdout", "stderr")
+_OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")  # options that may differ between ranks for the same command
 
 
 def _are_shared() -> bool:
     """Whether all ranks reach the command that this thread reaches now, so that rank 0 runs it for all."""
-    return not _is_inside and settings.get_settings().output != "all" and overlay.is_reached_by_all()
+    if _is_inside or settings.get_settings().output == "all" or not overlay.is_reached_by_all():
+        return False
+    caller = sys._getframe(2)  # the caller of the function that replaces `os.system` and the like
+    while caller.f_back is not None and caller.f_globals.get("__name__") == "subprocess":
+        caller = caller.f_back
+    is_ours = caller.f_globals.get("__name__", "").partition(".")[0] == "matex_tf"
+    return not is_ours and not script_frames.is_library(caller.f_code.co_filename)
 
 
-def _run_for_all(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """Call `run` on rank 0; return its result, or raise its exception, on every rank. Collective.
 
-    If the ranks' commands differ, for example in a temporary folder, each rank runs its own. The changes of the disk
-    become visible to the ranks of rank 0's host. Ranks of other hosts see none: they may have other disks.
+    If the ranks' commands differ, for example in a temporary folder, each rank runs its own.
 
     Args:
         name: the name of the function that runs the command.
         arguments, options: the positional and keyword arguments of that function.
     """
-    me, mine = world.get_world(), _hash_command(name, arguments, options)
+    mine = _hash_command(name, arguments, options)
     ops.records.mark_between_steps()
     everyone = objects.allgather(mine, "a command that the script runs")
-    view = overlay.get_view() if me.host == me.hosts[0] else None
     with _is_inside.set():
         if any(digest != mine for digest in everyone):  # all ranks see the same digests, so all of them run here
             return run()
-        with real_files.use_real_files(), view.adopt_changes() if view is not None else contextlib.nullcontext():
+        with _adopt_changes(options):
             objects.barrier("a command begins")
-            try:
+            outcome = None
+            if world.get_world().rank == 0:
                 shown = str(arguments[0] if arguments else name)[:_SHOWN_CHARACTERS]
-                return first_rank.run_on_first(run, "the result of a command", f"running {shown!r}")
-            finally:
-                objects.barrier("a command has ended")
-                if (writer := journal.get_writer()) is not None:
-                    writer.mark_caught_up()
+                with watchdog.excuse_wait(f"running {shown!r}"):
+                    outcome = _catch_outcome(run)
+            result, error = objects.broadcast(outcome, "the result of a command")
+        objects.barrier("a command has ended")
+    if error is not None:
+        raise error
+    return result
+
+
+@contextlib.contextmanager
+def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
+    """A context around a command on rank 0, whose changes of the disk become visible to the ranks of its host.
+
+    All ranks enter before the command and leave after it, so that no other change by the script overlaps with it. Ranks
+    of other hosts adopt nothing: they may have other disks.
+    """
+    me = world.get_world()
+    view = overlay.get_view() if me.host == me.hosts[0] else None
+    with real_files.use_real_files():
+        own_keys = view.list_own_on_disk() if view is not None else set()
+    yield
+    with real_files.use_real_files():
+        if (writer := journal.get_writer()) is not None:
+            writer.mark_caught_up()
+        elif view is not None:
+            names = [getattr(options.get(stream), "name", None) for stream in _STREAMS]
+            output_keys = (view.find_key(name) for name in names if isinstance(name, (str, bytes, os.PathLike)))
+            view.adopt_disk(own_keys, {key for key in output_keys if key is not None})
+
+
+def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """The result of `run`, or its exception, in a form that can be sent to the other ranks."""
+    try:
+        outcome: tuple[Any, BaseException | None] = run(), None
+        pickle.dumps(outcome)  # raises if the result cannot be sent
+    except Exception as error:
+        try:
+            copy.deepcopy(error)  # as pickle would
+            outcome = None, error
+        except Exception:  # it cannot be sent
+            outcome = None, RuntimeError(f"{type(error).__name__}: {error}")
+    return outcome
 
 
 def _hash_command(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
@@ -103,7 +148,7 @@ def _wrap_system(original: Any) -> Any:
     def system(command):
         if not _are_shared():
             return original(_point_to_own(command))
-        return _run_for_all(lambda: original(_point_to_own(command)), "system", [command], {})
+        return _run_on_rank_0(lambda: original(_point_to_own(command)), "system", [command], {})
 
     return system
 
@@ -115,7 +160,7 @@ def _wrap_command(original: Any) -> Any:
     def run(*args, **kwargs):
         if not _are_shared():
             return original(*args, **kwargs)
-        return _run_for_all(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
+        return _run_on_rank_0(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
 
     return run
 
@@ -143,7 +188,7 @@ def _wrap_popen(original: Any) -> Any:
             text = stream.read()
             return text, stream.close()
 
-        return _Output(*_run_for_all(read, "popen", [cmd], {}))
+        return _Output(*_run_on_rank_0(read, "popen", [cmd], {}))
 
     return popen
 

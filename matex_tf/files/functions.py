@@ -1,15 +1,19 @@
-"""Replacements of Python's file functions on ranks other than 0: they act on this rank's view of the files (`view`).
+"""Replacements of Python's file functions on ranks other than 0: they act on this rank's view of the files.
 
-The view names a file by its key, a canonical absolute path, and finds the real path of its bytes. Rank 0 may change the
-disk while a function reads there. So a function that reads asks again if rank 0 has written notes meanwhile. `python`
-installs these hooks, if this rank has a view of its own.
+Such a rank writes to a private folder. Its view has two layers (`layers`): the files of this folder hide the files of
+the disk. The view names a file by its key, a canonical absolute path, and finds the real path in one of the layers.
+Rank 0 changes the disk itself and may be ahead in the script, so before each change it writes a note (`journal`): other
+ranks find the old content by it until they reach the change, too.
+
+To ask both layers at each call would be slow. So functions that read first look into a cache of locations
+(`known_places`), and answer from it if no note of rank 0 holds for this rank. Otherwise they ask the view, and ask
+again if rank 0 writes notes in the meantime. `python` installs the replacements.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import inspect
 import os
 import shutil
@@ -21,12 +25,8 @@ from typing import Any
 from matex_tf.files import journal, overlay
 from matex_tf.files.view import make_error
 from matex_tf.runtime import real_files
-from matex_tf.runtime.hooks import Table
 
-HOOKS = Table()
-
-_IF_HOOK_MISSING = "a rank does not see the files that it wrote itself"
-_lstat = os.lstat  # the original function
+_open_plainly, _lstat = os.open, os.lstat  # the original functions
 
 
 class Proxy:
@@ -65,7 +65,7 @@ def find_real_path(path: Any, mode: str | None, creates_others: bool = False) ->
     Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. creates_others: the library
     also creates other files in the same folder.
     """
-    key = find_key(path) if overlay.has_view() else None
+    key = find_key(path) if overlay.get_view() is not None else None
     if key is None:  # the view does not handle it
         return path
     with real_files.use_real_files():
@@ -98,43 +98,41 @@ def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
 
 
 def _ask_steadily(ask: Any, drop: Any = None) -> Any:
-    """`View.ask_until_steady`, or one call if this thread uses the real files."""
+    """`Layers.ask_until_steady`, or one call if this thread uses the real files."""
     return ask() if real_files.uses_real_files() else overlay.get_own_view().ask_until_steady(ask, drop)
 
 
-def _find_known(path: Any) -> str | None:
-    """The place of `path` by the cache of this rank's view; None if it must be searched."""
+def _find_text(path: Any) -> str | None:
+    """`path` as text, if the cache of this rank's view may know it."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if type(text) is not str or real_files.uses_real_files():
-        return None
-    return overlay.get_own_view().known.find(text)
+    return text if type(text) is str and not real_files.uses_real_files() else None
 
 
-def _is_quiet() -> bool:
-    """Whether no note of rank 0 holds for this rank, so that a known place is still right."""
+def _is_cache_valid() -> bool:
+    """Whether no note of rank 0 holds for this rank, so that a cached location is still valid."""
     return overlay.get_own_view().news.is_quiet()
 
 
 # Opening
 
 
-@HOOKS.replace("builtins", "open", _IF_HOOK_MISSING)
-def _wrap_open(original: Any) -> Any:
+def wrap_open(original: Any) -> Any:
+    """For `open`, which calls `os.open`."""
+
     def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
         if opener is None and not isinstance(file, int) and not real_files.uses_real_files():
-            opener = _open_for_all
+            opener = open_for_all
         return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
     return open
 
 
-def _open_for_all(path: Any, flags: int) -> int:
+def open_for_all(path: Any, flags: int) -> int:
     """The `opener` of Python's `open`: as without one, but through the replaced `os.open`."""
     return os.open(path, flags, 0o666)
 
 
-@HOOKS.replace("os", "open", _IF_HOOK_MISSING)
-def _wrap_os_open(original: Any) -> Any:
+def wrap_os_open(original: Any) -> Any:
     def open(path, flags, mode=0o777, *, dir_fd=None):
         writes = bool(flags & journal.WRITING)
 
@@ -144,40 +142,25 @@ def _wrap_os_open(original: Any) -> Any:
                 return original(path, flags, mode, dir_fd=dir_fd)
             return _open_descriptor(key, path, flags, mode)
 
-        # The fast way: open the known place, unless this is a write to a file that the rank has not written yet.
-        place = None if dir_fd is not None or flags & os.O_EXCL else _find_known(path)
-        is_on_disk = place is not None and place == os.fspath(path)
-        if place is not None and not (writes and is_on_disk):
+        # The fast way: open the cached location, unless this is a write to a file that the rank has not written yet.
+        text = _find_text(path) if dir_fd is None else None
+        place = None if text is None else overlay.get_own_view().known.find_place(text)
+        is_on_disk = place == text  # the cached location is the path itself
+        must_search = writes and (flags & os.O_EXCL or is_on_disk)
+        if place is not None and not must_search:
             try:
-                descriptor = original(place, flags | os.O_NOFOLLOW, mode)
+                descriptor = _open_plainly(place, flags | os.O_NOFOLLOW, mode)
             except OSError as error:
-                # A link is searched: its target may have another place.
-                if is_on_disk and error.errno != errno.ELOOP and _is_quiet():
+                is_link = error.errno == errno.ELOOP  # its target may have another location
+                if is_on_disk and not is_link and _is_cache_valid():
                     raise  # the error of the disk is the right one
             else:
                 # Rank 0 may have changed the file while it was opened. Then it is opened again below.
-                if _is_quiet() or not _close_file(descriptor):
+                if _is_cache_valid() or not _close_file(descriptor):
                     return descriptor
         return open_by_view() if writes else _ask_steadily(open_by_view, _close_file)
 
     return open
-
-
-@HOOKS.replace("io", "FileIO", _IF_HOOK_MISSING)
-def _make_file_class(original: Any) -> Any:
-    """`io.FileIO` opens files itself."""
-
-    class Meta(type(original)):  # type: ignore[misc]
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original) if cls is FileIO else super().__instancecheck__(instance)
-
-    class FileIO(original, metaclass=Meta):
-        def __init__(self, file, mode="r", closefd=True, opener=None):
-            if opener is None and not isinstance(file, int):
-                opener = _open_for_all
-            super().__init__(file, mode, closefd, opener)
-
-    return FileIO
 
 
 def _close_file(descriptor: int) -> bool:
@@ -201,14 +184,14 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
             descriptor = os.open(place, flags, mode)
         except OSError as error:
             raise type(error)(error.errno, error.strerror, path) from None
-        view.known.forget()
+        view.confirm_written(key)
         return descriptor
 
 
 # Queries
 
 
-def _wrap_question(original: Any, of_link: bool = False) -> Any:
+def wrap_question(original: Any, of_link: bool = False) -> Any:
     """For functions that return information about one path."""
     is_state = original in (os.stat, _lstat)
 
@@ -234,23 +217,21 @@ def _wrap_question(original: Any, of_link: bool = False) -> Any:
     return ask
 
 
-HOOKS.replace("os", "stat access statvfs getxattr listxattr", _IF_HOOK_MISSING)(_wrap_question)
-HOOKS.replace("os", "lstat readlink", _IF_HOOK_MISSING)(functools.partial(_wrap_question, of_link=True))
-
-
 def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
-    """The state of `path` by the cache; None if it must be searched. Raises OSError if it does not exist."""
-    place = _find_known(path)
+    """The state of `path` from the cache; None if both layers must be searched. Raises OSError if it is missing."""
+    text = _find_text(path)
+    place = None if text is None else overlay.get_own_view().known.find_place(text)
     if place is None:
         return None
     try:
         state = _lstat(place)
     except OSError:
-        if place == os.fspath(path) and _is_quiet():
+        is_on_disk = place is text
+        if is_on_disk and _is_cache_valid():
             raise
         return None
     must_follow = stat.S_ISLNK(state.st_mode) and not of_link
-    return None if must_follow or not _is_quiet() else state
+    return None if must_follow or not _is_cache_valid() else state
 
 
 # Folders
@@ -265,25 +246,28 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, lis
     def wrap(original: Any) -> Any:
         def listing(path="."):
             path = "." if path is None else path
-            if real_files.uses_real_files() or isinstance(path, int):
-                return original(path)
-
-            view = overlay.get_own_view()
+            text = _find_text(path)
             # The fast way: this rank's view of the folder is known to equal the disk.
-            if type(path) is str and view.known.is_untouched(path):
-                with contextlib.suppress(OSError):
+            if text is not None and overlay.get_own_view().known.is_untouched(text):
+                try:
                     entries = list_disk(original, path)
-                    if _is_quiet():
+                except OSError:
+                    if _is_cache_valid():
+                        raise
+                else:
+                    if _is_cache_valid():
                         return entries
 
-            def list_view():
+            def list_both():
                 key = find_key(path, question=True)
                 if key is None:
-                    return list_disk(original, path)
+                    is_plain = real_files.uses_real_files() or isinstance(path, int)
+                    return original(path) if is_plain else list_disk(original, path)
                 with real_files.use_real_files():
-                    return make(path, view.list_names(key))
+                    names = overlay.get_own_view().list_names(key)
+                return make(path, names)
 
-            return _ask_steadily(list_view)
+            return _ask_steadily(list_both)
 
         return listing
 
@@ -343,35 +327,47 @@ def _scan_disk(original: Any, path: Any) -> _Entries:
         return _Entries(list(entries))
 
 
-def _make_entries(path: Any, names: list[str]) -> _Entries:
-    return _Entries([_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in names])
-
-
-HOOKS.replace("os", "scandir", _IF_HOOK_MISSING)(_wrap_listing(_scan_disk, _make_entries))
-HOOKS.replace("os", "listdir", _IF_HOOK_MISSING)(
-    _wrap_listing(
-        lambda original, path: original(path),
-        lambda path, names: list(map(os.fsencode, names)) if isinstance(path, bytes) else names,
-    )
+wrap_listdir = _wrap_listing(
+    lambda original, path: original(path),
+    lambda path, names: list(map(os.fsencode, names)) if isinstance(path, bytes) else names,
+)
+wrap_scandir = _wrap_listing(
+    _scan_disk,
+    lambda path, names: _Entries(
+        [_Entry(path if isinstance(path, bytes) else os.fspath(path), name) for name in names]
+    ),
 )
 
 
-@HOOKS.replace("os", "chdir", _IF_HOOK_MISSING)
-def _wrap_chdir(original: Any) -> Any:
+def wrap_chdir(original: Any) -> Any:
     def chdir(path):
-        key = find_key(path)
-        if key is None:
-            return original(path)
-        with real_files.use_real_files():
-            view = overlay.get_own_view()
-            # The folder on disk, if any, for code outside Python.
-            return original(view.locate_upper(key) if view.is_own(key) and not os.path.isdir(key) else key)
+        view = overlay.get_own_view()
+        try:
+            key = find_key(path)
+            if key is None:
+                return original(path)
+            with real_files.use_real_files():
+                if not view.is_own(key) or os.path.isdir(key):
+                    return original(key)  # the folder on disk, if any, for code outside Python
+                view.stop_caching(key)  # for processes that are started there
+                return original(view.locate_upper(key))
+        finally:
+            view.known.forget_places()  # relative paths change
 
     return chdir
 
 
-@HOOKS.replace("os", "getcwd", _IF_HOOK_MISSING)
-def _wrap_getcwd(original: Any) -> Any:
+def wrap_fchdir(original: Any) -> Any:
+    def fchdir(fd):
+        try:
+            return original(fd)
+        finally:
+            overlay.get_own_view().known.forget_places()
+
+    return fchdir
+
+
+def wrap_getcwd(original: Any) -> Any:
     def getcwd():
         folder, root = original(), overlay.get_own_view().root
         inside = not real_files.uses_real_files() and (folder == root or folder.startswith(root + os.sep))
@@ -383,11 +379,8 @@ def _wrap_getcwd(original: Any) -> Any:
 # Changes
 
 
-def _replace_change(names: str, act: Callable[..., Any], module: str = "os", follow: bool = True) -> None:
-    """Replace functions of one path by `act(view, original, key, path, ...)`.
-
-    follow: whether they change the target of a link, and not the link.
-    """
+def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
+    """For a function of one path, replaced by `act(view, original, key, path, ...)`."""
 
     def make(original: Any) -> Any:
         def change(path, *args, **kwargs):
@@ -399,12 +392,12 @@ def _replace_change(names: str, act: Callable[..., Any], module: str = "os", fol
 
         return change
 
-    HOOKS.replace(module, names, _IF_HOOK_MISSING)(make)
+    return make
 
 
 def _change(view, original, key, path, *args, **kwargs):
     """Change a copy of the file in the upper layer. If there is no file, `original` raises the error."""
-    return original(view.prepare_write(key, keep=True) if view.exists(key) else view.locate_real(key), *args, **kwargs)
+    return original(view.copy_file(key) if view.exists(key) else view.locate_real(key), *args, **kwargs)
 
 
 def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *, onexc=None, dir_fd=None):
@@ -420,15 +413,14 @@ def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *
             raise
 
 
-_replace_change("truncate utime chmod chown setxattr removexattr", _change)
-_replace_change("mkdir", lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode))
-_replace_change("remove unlink", lambda view, _, key, path, dir_fd=None: view.remove_file(key), follow=False)
-_replace_change("rmdir", lambda view, _, key, path, dir_fd=None: view.remove_file(key, folder=True), follow=False)
-_replace_change("rmtree", _remove_tree, module="shutil", follow=False)
+wrap_change = _wrap_change(_change)
+wrap_mkdir = _wrap_change(lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode))
+wrap_remove = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key), follow=False)
+wrap_rmdir = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key, folder=True), follow=False)
+wrap_rmtree = _wrap_change(_remove_tree, follow=False)
 
 
-@HOOKS.replace("os", "rename replace", _IF_HOOK_MISSING)
-def _wrap_rename(original: Any) -> Any:
+def wrap_rename(original: Any) -> Any:
     def rename(src, dst, **kwargs):
         if find_key(src, kwargs, follow=False) is None and find_key(dst, kwargs, follow=False) is None:
             return original(src, dst, **kwargs)
@@ -438,8 +430,7 @@ def _wrap_rename(original: Any) -> Any:
     return rename
 
 
-@HOOKS.replace("os", "link", _IF_HOOK_MISSING)
-def _wrap_link(original: Any) -> Any:
+def wrap_link(original: Any) -> Any:
     def link(src, dst, **kwargs):
         source, target = find_key(src, kwargs), find_key(dst, kwargs, follow=False)
         if target is None and source is None:
@@ -448,18 +439,24 @@ def _wrap_link(original: Any) -> Any:
             view = overlay.get_own_view()
             place = src if source is None else view.copy_up(source)
             shutil.copy2(place, dst if target is None else view.prepare_write(target, keep=False, exclusive=True))
-            view.known.forget()
+            if target is not None:
+                view.confirm_written(target)
 
     return link
 
 
-@HOOKS.replace("os", "symlink", _IF_HOOK_MISSING)
-def _wrap_symlink(original: Any) -> Any:
+def wrap_symlink(original: Any) -> Any:
     def symlink(src, dst, target_is_directory=False, *, dir_fd=None):
         key = find_key(dst, {"dir_fd": dir_fd}, follow=False)
         if key is None:
             return original(src, dst, target_is_directory, dir_fd=dir_fd)
         with real_files.use_real_files():
-            return overlay.get_own_view().make_link(os.fsdecode(src), key)
+            view = overlay.get_own_view()
+            if view.exists(key):
+                raise make_error(errno.EEXIST, dst)
+            target = view.find_key(os.path.join(os.path.dirname(key), os.fsdecode(src)))
+            view.ensure_folder(os.path.dirname(key))
+            original(src if target is None else view.locate_real(target), view.locate_upper(key), target_is_directory)
+            view.known.put_place(key)
 
     return symlink

@@ -35,9 +35,7 @@ _EVENTS = set(
 )
 """The audit events that the Python interpreter raises before it changes a file."""
 _MAX_COPY_BYTES = 64 << 20
-"""The limit of all copies that may still be needed. More is rarely read and changed between two collectives. A moved
-file is copied whatever its size: each other rank needs all of it when it moves the file, too.
-"""
+"""The limit of all copies that may still be needed. More is rarely read and changed between two collectives."""
 
 
 class _Copy(NamedTuple):
@@ -48,8 +46,15 @@ class _Copy(NamedTuple):
     size: int  # in bytes
 
 
+class _Move(NamedTuple):
+    """A file that rank 0 has moved."""
+
+    number: int  # of collectives that rank 0 had completed
+    old_path: str
+
+
 class Journal(journal_reader.Notes):
-    """The journal of this run; rank 0 writes it by `note_change`. Keys are canonical absolute paths, as in `view`.
+    """The journal of this run; rank 0 writes it by `note_change`. Keys are canonical absolute paths, as in `layers`.
 
     `os.path.exists(folder)` must return on every rank what it returns in the script alone, although rank 0 often
     creates the folder first.
@@ -57,6 +62,8 @@ class Journal(journal_reader.Notes):
     _noted: for each path that rank 0 has created, the number of collectives in its note.
     _touched: for each path that rank 0 is about to change, its state before (None: missing). The change may fail, so a
         path counts as changed only if its present state differs.
+    _moved: the moves of files, by their present paths. Other ranks read such a file at its present path as long as they
+        see it at its old one.
     _copies: the copies of old contents that other ranks may still need.
     """
 
@@ -64,24 +71,25 @@ class Journal(journal_reader.Notes):
         super().__init__(folder, is_on_one_host)
         self._noted: dict[str, int] = {}
         self._touched: dict[str, tuple[int, ...] | None] = {}
+        self._moved: dict[str, _Move] = {}
         self._copies: list[_Copy] = []
         self._is_over = False
 
     def describe(self) -> dict[str, Any]:
         """The arguments of `adopt`."""
-        known = self._noted, self._touched, self._is_over
-        is_on_one_host = self._count is not None
-        return {"folder": self.folder, "is_on_one_host": is_on_one_host, "met": self.count_met(), "known": known}
+        known = self._noted, self._touched, self._moved, self._is_over
+        is_on_one_host, number = self._count is not None, self.count_met()
+        return {"folder": self.folder, "is_on_one_host": is_on_one_host, "number": number, "known": known}
 
     @classmethod
-    def adopt(cls, folder: str, is_on_one_host: bool, met: int, known: tuple[Any, ...]) -> Journal:
+    def adopt(cls, folder: str, is_on_one_host: bool, number: int, known: tuple[Any, ...]) -> Journal:
         """The journal of the rank that has started this process, from its `describe`.
 
         It knows the rank's notes: another note of a file that the rank has created would be read as its old content.
         """
         journal = cls(folder, is_on_one_host)
-        journal.met_by_parent = met
-        journal._noted, journal._touched, journal._is_over = known
+        journal.met_by_parent = number
+        journal._noted, journal._touched, journal._moved, journal._is_over = known
         return journal
 
     def remove_at_end(self) -> None:
@@ -105,13 +113,13 @@ class Journal(journal_reader.Notes):
         _writer = self
 
     @journal_reader.lock_method
-    def write_note(self, key: str, removed: bool = False, moved: bool = False) -> None:
+    def write_note(self, key: str, removed: bool = False, to: str = "") -> None:
         """Record that rank 0 is about to create or change `key`. One note for each path suffices: ranks that are past
         it have changed `key` themselves.
 
         Args:
             removed: `key` is about to be removed, with its contents.
-            moved: `key` is about to be moved to another path; `removed` is True, too.
+            to: the path to which `key` is about to be moved; `removed` is True, too. "": it is not moved.
         """
         if self._is_over:
             return
@@ -127,12 +135,20 @@ class Journal(journal_reader.Notes):
                 self._write_line(number, key, copy="")  # "": it does not exist yet
             self._touched[key] = None
             return
+        inode = state[0]
+        # A file that rank 0 has moved here: other ranks see it at its old path. Tell them where its content is now.
+        if key in self._moved:
+            move = self._moved.pop(key)
+            copy = to or self._keep_copy(number, key)
+            self._write_line(move.number, move.old_path, copy, inode if to else journal_reader.NOT_MOVED)
         if self._is_touched(key):
             return  # rank 0's own file
         if not removed and not os.path.isfile(key):
             return  # a folder, whose entries have notes of their own; or a pipe
         # An old content, which other ranks may still read.
-        self._write_line(number, key, self._keep_copy(number, key, sys.maxsize if moved else _MAX_COPY_BYTES))
+        self._write_line(number, key, to or self._keep_copy(number, key), inode if to else 0)
+        if to:  # later changes of the moved file replace its note
+            self._moved[to] = _Move(number, key)
         self._touched[key] = state
 
     def _is_touched(self, key: str) -> bool:
@@ -147,21 +163,18 @@ class Journal(journal_reader.Notes):
         """Record that all ranks have the current content of all files."""
         self._touched.clear()
 
-    def _write_line(self, number: int, key: str, copy: str | None) -> None:
-        """Write one note; see `journal_reader._Note`."""
+    def _write_line(self, number: int, key: str, copy: str | None, inode: int = 0) -> None:
+        """Write one note; see `journal_reader._Note`. `inode` may also be NOT_MOVED."""
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         try:
-            os.write(handle, (json.dumps([number, key, copy]) + "\n").encode())
+            os.write(handle, (json.dumps([number, key, copy, inode]) + "\n").encode())
             if self._count is not None:
                 self._count[0] = os.fstat(handle).st_size
         finally:
             os.close(handle)
 
-    def _keep_copy(self, number: int, key: str, max_bytes: int) -> str | None:
-        """Copy the content of `key` without rank 0's changes. Returns the copy.
-
-        None if it is unreadable, or if all copies would take more than `max_bytes`.
-        """
+    def _keep_copy(self, number: int, key: str) -> str | None:
+        """Copy the content of `key` without rank 0's changes. Returns the copy; None if too large or unreadable."""
         # All ranks have entered a completed collective, so they have completed the preceding one.
         for old in [copy for copy in self._copies if copy.number < number - 1]:
             self._copies.remove(old)
@@ -169,7 +182,7 @@ class Journal(journal_reader.Notes):
         path = os.path.join(self.folder, f"{os.getpid()}-{time.monotonic_ns()}")
         try:
             size = sum(os.lstat(file).st_size for file in self._list_untouched(key))
-            if size + sum(copy.size for copy in self._copies) > max_bytes:
+            if size + sum(copy.size for copy in self._copies) > _MAX_COPY_BYTES:
                 return None
             self._copies.append(_Copy(number, path, size))
             if os.path.isdir(key) and not os.path.islink(key):
@@ -203,8 +216,8 @@ def get_writer() -> Journal | None:
     return _writer
 
 
-def note_change(path: Any, removed: bool = False, moved: bool = False) -> None:
-    """Record that `path` is about to be created, changed, removed or, with both arguments, moved.
+def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
+    """Record that `path` is about to be created, changed, removed, or moved `to` a path.
 
     Called by code that changes files other than through Python.
     """
@@ -219,7 +232,7 @@ def note_change(path: Any, removed: bool = False, moved: bool = False) -> None:
         folder, name = os.path.split(text)
         key = os.path.join(os.path.realpath(folder), name) if removed else os.path.realpath(text)
         if not journal_reader.is_system(key):
-            _writer.write_note(key, removed, moved)
+            _writer.write_note(key, removed, os.path.realpath(os.fsdecode(to)) if to else "")
 
 
 @functools.cache
@@ -250,7 +263,7 @@ def _hear_event(event: str, arguments: tuple[Any, ...]) -> None:
         return  # the path is relative to an open folder
     if event == "os.rename":
         note_change(arguments[1], removed=os.path.lexists(arguments[1]))  # the replaced file
-        note_change(path, removed=True, moved=True)
+        note_change(path, removed=True, to=arguments[1])
     elif event in ("os.link", "os.symlink"):
         note_change(arguments[1])
     else:
@@ -266,11 +279,10 @@ def _note_database(name: Any) -> None:
             note_change(text + suffix)
 
 
-def make_files(folder: str) -> None:
-    """Create the files of a journal in `folder`."""
-    for name, size in ((journal_reader.NAME, 0), (journal_reader.COUNT, 8)):
-        with open(os.path.join(folder, name), "xb") as file:
-            file.truncate(size)
+def make_file(folder: str) -> None:
+    """Create the file of a journal in `folder`."""
+    with open(os.path.join(folder, journal_reader.NAME), "wb") as file:
+        file.write(journal_reader.HEAD.to_bytes(journal_reader.HEAD, "little"))
 
 
 def share_journal() -> Journal:
@@ -281,7 +293,7 @@ def share_journal() -> Journal:
         # One host can use any disk. Several hosts share only the folders that users share.
         folder = os.fspath(cache.find_cache_folder()) if me.has_several_hosts else private_folder.choose_parent()
         path = private_folder.make_folder(_PREFIX, folder)
-        make_files(path)
+        make_file(path)
     journal = Journal(world.get_communicator("control").bcast(path), not me.has_several_hosts)
     if me.rank == 0:
         journal.remove_at_end()

@@ -19,17 +19,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import ops
+from matex_tf.runtime import real_files
 from matex_tf.world import world
 
-NAME, COUNT = "notes", "count"
-"""The files of the journal: of the notes, and of the number of their bytes, which the ranks of one host map."""
+NAME = "notes"
+HEAD = 8
+"""Size in bytes of the header: the number of bytes written, which the ranks of one host share by memory mapping."""
 SYSTEM = ("/dev", "/proc", "/sys", "/run")
+NOT_MOVED = -1
+"""Replaces the inode of a moved file whose old content is in a copy now."""
 _KINDS = range(1, 8)  # of collectives, without 8, the rendezvous after a failed step (see `ops.count_completed`)
 _MAX_NOTE_SECONDS = 60.0
 """A script that knows its rank may wait for a file of rank 0 without a collective, and a note would hide the file for
 ever. So for such a script a note holds this long at most.
 """
-_open = os.open  # the original function
 
 
 def count_collectives() -> int:
@@ -42,12 +45,14 @@ class _Note:
     """A change of one path by rank 0.
 
     number: the number of collectives that rank 0 had completed.
-    copy: the path of the old content; "": the path did not exist; None: not copied, too large.
+    copy: the path of the old content, or of the moved file; "": the path did not exist; None: not copied, too large.
+    inode: the inode of the moved file; 0 if the file was not moved.
     until: the time, of `time.monotonic`, until which the note holds for a script that knows its rank.
     """
 
     number: int
     copy: str | None
+    inode: int
     until: float
 
 
@@ -67,10 +72,10 @@ class Notes:
 
     heard: called when there are new notes.
     met_by_parent: in a child process of a rank, the number of collectives that the rank had completed at its start.
-    _count: the mapped number of bytes; None if the ranks have several hosts.
-    _offset: the number of bytes that were read.
+    _count: the mapped number of bytes in the file; None if the ranks have several hosts.
+    _seen: the number of bytes in the file at the last look. _offset: the number of bytes that were read.
     _number: the number of collectives for which notes were dropped last; -1: new notes have come since.
-    _quiet_at: the number of bytes when no note held for this rank; -1 if a note holds.
+    _quiet_at: the number of bytes in the file when no note held for this rank; -1 if a note holds.
     """
 
     def __init__(self, folder: str, is_on_one_host: bool):
@@ -78,7 +83,7 @@ class Notes:
         self._path = os.path.join(folder, NAME)
         self._count = self._map_count() if is_on_one_host else None
         self._notes: dict[str, list[_Note]] = {}
-        self._offset = 0
+        self._seen = self._offset = HEAD
         self._number = self._quiet_at = -1
         self.heard: Callable[[], None] = lambda: None
         self._renew_lock()
@@ -98,42 +103,35 @@ class Notes:
         return count_collectives() or self.met_by_parent
 
     def _map_count(self) -> Any:
-        """Map the number of bytes, so that reading it needs no system call."""
+        """Map the number of bytes written, so that reading it needs no system call."""
         try:
-            with open(os.path.join(self.folder, COUNT), "r+b") as file:
-                return memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+            with open(self._path, "r+b") as file:
+                return memoryview(mmap.mmap(file.fileno(), HEAD)).cast("Q")
         except FileNotFoundError:
-            return [0]  # rank 0 uses another disk, or has ended
+            return [HEAD]  # rank 0 uses another disk
 
     def get_version(self) -> int:
-        """The size of the journal in bytes, which grows with every note of rank 0."""
+        """A number that grows with every note of rank 0."""
         if self._count is not None:
-            return int(self._count[0])
-        try:
-            handle = _open(self._path, os.O_RDONLY)  # opening refreshes the attributes on a network file system
-        except FileNotFoundError:
-            return self._offset  # rank 0 has ended, or uses another disk
-        try:
-            return os.fstat(handle).st_size
-        finally:
-            os.close(handle)
+            return self._count[0]
+        with real_files.use_real_files():  # the view calls this method before it answers
+            try:
+                handle = os.open(self._path, os.O_RDONLY)  # opening refreshes the attributes on a network file system
+            except FileNotFoundError:
+                return self._offset  # rank 0 has ended
+            try:
+                return os.fstat(handle).st_size
+            finally:
+                os.close(handle)
 
     def is_quiet(self) -> bool:
-        """Whether no note holds for this rank, so that it sees the disk as it is."""
+        """Whether there are no notes that concern this rank, so that it sees the disk as it is."""
         return self.get_version() == self._quiet_at
 
     @lock_method
     def has_news(self) -> bool:
         """Whether there are notes that this rank has not reached."""
-        version = self.get_version()
-        if version != self._offset:
-            self._read_notes()
-        number = self.count_met() if self._notes else self._number
-        if number != self._number:
-            recent = {key: [note for note in notes if note.number >= number] for key, notes in self._notes.items()}
-            self._notes = {key: notes for key, notes in recent.items() if notes}
-            self._number = number
-        self._quiet_at = -1 if self._notes else version
+        self._read_news()
         return bool(self._notes)
 
     @lock_method
@@ -161,38 +159,58 @@ class Notes:
     @lock_method
     def list_before(self, folder: str) -> list[str]:
         """Names that may have been in `folder` at the last collective, in addition to its present contents."""
+        self._read_news()
         copy = self.find_before(folder)
         names = os.listdir(copy) if copy and copy != folder and os.path.isdir(copy) else []
         return names + [os.path.basename(key) for key in self._notes if os.path.dirname(key) == folder]
 
     def _find_note(self, key: str) -> tuple[_Note | None, str]:
         """The first recent note of `key`, or of the innermost folder that has one, and the path of the note."""
-        if self.has_news():
+        self._read_news()
+        if self._notes:
             # A child process, which may live long, does not know whether the script has asked for its rank since.
             may_expire = world.script_knows_ranks or not world.is_active()
             now = time.monotonic() if may_expire else 0.0  # 0.0: notes do not expire
             for path in list_parents(key):
                 for note in self._notes.get(path, ()):
-                    if note.until > now:
+                    # A note of a move comes before the move. It holds once the file is at its new path.
+                    if note.until > now and (not note.inode or _read_inode(note.copy) == note.inode):
                         return note, path
         return None, key
+
+    def _read_news(self) -> None:
+        """Read new notes, and drop the notes that this rank has reached."""
+        version = self.get_version()
+        if version != self._seen:
+            self._read_notes()
+            self._seen, self._number = version, -1
+            self.heard()
+        number = self.count_met() if self._notes else 0
+        if self._notes and number != self._number:
+            recent = {key: [note for note in notes if note.number >= number] for key, notes in self._notes.items()}
+            self._notes = {key: notes for key, notes in recent.items() if notes}
+            self._number = number
+        self._quiet_at = -1 if self._notes else version
 
     def _read_notes(self) -> None:
         """Read the complete lines that rank 0 has written since the last call."""
         try:
-            with os.fdopen(_open(self._path, os.O_RDONLY), "rb") as file:
+            with open(self._path, "rb") as file:
                 file.seek(self._offset)
                 text = file.read()
         except FileNotFoundError:
             return
         complete = text[: text.rfind(b"\n") + 1]
-        until = time.monotonic() + _MAX_NOTE_SECONDS
-        for line in complete.splitlines():
-            number, key, copy = json.loads(line)
-            self._notes.setdefault(key, []).append(_Note(number, copy, until))
         self._offset += len(complete)
-        self._number = -1
-        self.heard()
+        until = time.monotonic() + _MAX_NOTE_SECONDS
+        for line in complete.decode().splitlines():
+            number, key, copy, inode = json.loads(line)
+            notes = self._notes.setdefault(key, [])
+            # A file that was moved may be moved again or changed. Then the new note (an inode, or NOT_MOVED) replaces
+            # the note of the first move; otherwise `index` is the end of the list.
+            moved = (index for index, note in enumerate(notes) if note.inode and inode and note.number == number)
+            index = next(moved, len(notes))
+            notes[index : index + 1] = [_Note(number, copy, max(inode, 0), until)]
 
 
 def read_file_state(key: str) -> tuple[int, ...] | None:
@@ -202,6 +220,11 @@ def read_file_state(key: str) -> tuple[int, ...] | None:
     except OSError:
         return None
     return (state.st_ino,) if stat.S_ISDIR(state.st_mode) else (state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+def _read_inode(key: str | None) -> int:
+    """The inode of `key`; 0 if it does not exist."""
+    return (read_file_state(key) or (0,))[0] if key else 0
 
 
 def list_parents(key: str) -> Iterator[str]:

@@ -1,71 +1,134 @@
-"""A cache of the places of files, by folder, so that a function on a file costs at most twice as much as a plain one.
+"""A cache of the real locations of files, by folder, so that a query costs little more than a plain one.
 
-For each folder that the script has asked about, the cache has the entries that are not on the disk at their own paths:
-of most folders none. It is cleared when a process of the rank changes the private folder, and when rank 0 writes notes.
+A file that a script reads may be in one of two layers: the disk, or the rank's private folder (`layers`). `functions`
+asks the cache first. For each folder that the script has asked about, it holds the entries that are not on the disk: of
+most folders none. The cache is cleared when this rank changes files, and when rank 0 writes notes (`journal`).
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
+
+from matex_tf.runtime import real_files
 
 _MAX_FOLDERS = 4096
 _SHARED = "changed"  # the file of the shared memory
+# Part of the places of every folder: a path that ends so is searched in both layers.
+_NO_NAMES: dict[str, str | None] = dict.fromkeys(("", os.curdir, os.pardir))
+
 IS_OWN = os.sep
-"""A marker among the names of a folder that also exists in the private folder."""
+"""A marker among the names of a folder that also exists in the upper layer."""
 Places = dict[str, str | None]
-"""By name: the place of a file in the private folder. An entry with None must be searched."""
-_NO_NAMES: Places = dict.fromkeys(("", os.curdir, os.pardir))  # the ends of paths that must be searched
-_getcwd = os.getcwd  # the original function
+"""The real locations of a folder's entries that are not on the disk, by name; None if both layers must be searched."""
+
+
+class OwnPlaces(dict[str, str | None]):
+    """The locations in a folder that this rank has removed from its view: a name without a location does not exist.
+
+    `KnownPlaces.find_place` calls `get(name, path)`, where `path` is the location on the disk. A plain dict returns it
+    for an unknown name; this class returns None.
+    """
+
+    def get(self, name: str, _path: Any = None, /) -> Any:
+        return super().get(name)
 
 
 class KnownPlaces:
-    """The cache.
+    """The cache. `key_of` returns the key of a path, `places_in` the locations in the folder of a key.
 
-    _read: returns the places in a folder; None if the folder must be searched each time.
-    _folders: the known places, by the absolute paths of folders that the script uses.
-    _changed: the time of the last change, ns of `time.monotonic_ns`, in memory that the processes of the rank share.
-    _since: the last such time seen.
+    A child process of the rank does not use the cache. It stores the time at which it has changed a file in shared
+    memory, and its parent then clears the cache.
+
+    _folders, _by_key: the known locations, by the folder's path as the script writes it, and by its key.
+    _changes: the number of changes of the cache.
+    _changed: the time of child processes' last change, ns of `time.monotonic_ns`. _since: the last such time seen.
     """
 
-    def __init__(self, folder: str, own: str, read: Callable[[str], Places | None]):
-        """folder: the private folder, with a file for the shared memory. own: the folder of the rank's own files."""
-        self._own, self._read = own, read
+    def __init__(self, folder: str, key_of: Callable[[str], str | None], places_in: Callable[[str], Places | None]):
+        """folder: the private folder, with a file for the shared memory."""
+        self._key_of = key_of
+        self._places_in = places_in
         self._folders: dict[str, Places] = {}
-        with open(os.path.join(folder, _SHARED), "a+b") as file:
+        self._by_key: dict[str, Places] = {}
+        self._changes = 0
+        self._is_in_child = False
+        with real_files.use_real_files(), open(os.path.join(folder, _SHARED), "a+b") as file:
             file.truncate(8)
             self._changed = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
         self._since = 0
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self.note_child)
 
-    def forget(self) -> None:
-        """Clear the cache in all processes of the rank. Called after a change."""
-        self._changed[0] = time.monotonic_ns()
+    def note_child(self) -> None:
+        """Record that this process is a child process of the rank."""
+        self._lock = threading.Lock()
+        self._is_in_child = True
 
-    def find(self, path: str) -> str | None:
-        """The place of `path`: `path` itself if it is not in the private folder; None if it must be searched."""
-        folder, separator, name = path.rpartition(os.sep)
-        places = self._get_places(folder or separator)
+    def forget_places(self) -> None:
+        """Clear the cache: files were created or removed, or are about to be."""
+        with self._lock:
+            self._changes += 1
+            self._folders, self._by_key = {}, {}
+        if self._is_in_child:
+            self._changed[0] = time.monotonic_ns()
+
+    def put_place(self, key: str, place: str | None = None) -> None:
+        """Record that only `key` was created or removed: it is a file at `place`, or must be searched."""
+        with self._lock:
+            self._changes += 1
+            places = self._by_key.get(os.path.dirname(key))
+            if places is not None:
+                places[os.path.basename(key)] = place
+            inside = self._by_key.get(key)
+            if inside is not None:
+                inside[IS_OWN] = None
+        if self._is_in_child:
+            self._changed[0] = time.monotonic_ns()
+
+    def find_place(self, path: str) -> str | None:
+        """The real location of `path`, possibly `path` itself; None if both layers must be searched."""
+        head, sep, name = path.rpartition(os.sep)
+        places = self._get_places(head or sep)
         return None if places is None else places.get(name, path)
 
     def is_untouched(self, folder: str) -> bool:
-        """Whether `folder` is known to have the same entries in the view as on the disk."""
+        """Whether the view of `folder` is known to equal the disk."""
+        # A plain dict without further entries: no `OwnPlaces`, and no name in another place.
         places = self._get_places(folder)
-        return places is not None and len(places) == len(_NO_NAMES)
+        return type(places) is dict and len(places) == len(_NO_NAMES)
 
-    def _get_places(self, folder: str) -> Places | None:
-        if not folder.startswith(os.sep):
-            folder = os.path.join(_getcwd(), folder)
-            if folder.startswith(self._own):
-                return None
+    def _get_places(self, head: str) -> Places | None:
+        """The places in the folder `head`, cached or new; None if both layers must be searched."""
+        if self._is_in_child:
+            return None
         if self._changed[0] != self._since:
-            # A thread that still reads a folder stores its outdated places in the former dict.
-            self._folders, self._since = {}, self._changed[0]
-        folders = self._folders
-        places = folders.get(folder)
-        if places is None and (read := self._read(folder)) is not None:
-            if len(folders) >= _MAX_FOLDERS:
-                folders.clear()
-            places = folders[folder] = {**_NO_NAMES, **read}
+            self._since = self._changed[0]
+            self.forget_places()
+        return self._folders.get(head) or self._read_places(head)
+
+    def _read_places(self, head: str) -> Places | None:
+        """The places in the folder `head`, which are stored unless files were changed meanwhile."""
+        changes = self._changes
+        with real_files.use_real_files():
+            key = self._key_of(head or os.curdir)
+            places: Places | None = {} if key is None else self._by_key.get(key)
+            if key is not None and places is None:
+                places = self._places_in(key)
+        if places is None:
+            return None
+        places.update(_NO_NAMES)
+        with self._lock:
+            if self._changes != changes:
+                return None
+            if len(self._folders) >= _MAX_FOLDERS:
+                self._folders.clear()
+                self._by_key.clear()
+            self._folders[head] = places
+            if key is not None:
+                self._by_key[key] = places
         return places

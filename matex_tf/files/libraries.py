@@ -43,6 +43,7 @@ _PATHS = """
     pyarrow.json read_json input_file 0 r
     pyarrow.feather write_feather dest 1 w
     pyarrow.feather read_table source 0 r
+    pyarrow.feather read_feather source 0 r
     pyarrow.ipc RecordBatchFileWriter.__init__ sink 1 w
     pyarrow.ipc RecordBatchStreamWriter.__init__ sink 1 w
     pyarrow.ipc open_file source 0 r

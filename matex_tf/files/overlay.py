@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 
 from matex_tf import settings
-from matex_tf.files import journal, private_folder
+from matex_tf.files import journal, layers, private_folder
 from matex_tf.files.view import View
 from matex_tf.runtime import real_files, shutdown
 from matex_tf.world import terminal, world
@@ -84,7 +84,7 @@ def adopt_view(view: View) -> None:
 
 def find_private_use() -> str:
     """Describe a use of this rank's own files or output that cannot be switched to the real files; "" if none."""
-    root, shown = (os.path.join(_view.root, ""), _view.shown) if _view else ("\0", set())  # no path begins with "\0"
+    root = os.path.join(_view.root, "") if _view is not None else "\0"  # no path begins with "\0"
     with real_files.use_real_files():
         with open("/proc/self/maps") as file:
             for line in file:
@@ -93,10 +93,6 @@ def find_private_use() -> str:
                 is_written = "w" in permissions and "s" in permissions  # writable and shared
                 if is_written and path and path[0].startswith(root):
                     return f"{path[0][len(root) - 1 :]} is mapped into memory"
-        for descriptor, key, is_removed in _list_open(root.removesuffix(os.sep)):
-            is_written = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-            if is_removed and is_written and key in shown:
-                return f"{key} is open, and a command has changed it on the disk only"
         output_files = {(state.st_dev, state.st_ino) for state in terminal.list_stored_files()}
         for process in filter(str.isdigit, os.listdir("/proc")):
             if int(process) != os.getpid() and any(
@@ -137,22 +133,10 @@ def take_over_files(became_first: bool) -> None:
             links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
             for name in names + links:
                 _install_file(os.path.join(folder, name), os.path.join(key, name))
-        for descriptor, key, is_removed in _list_open(view.root):
-            if not is_removed:
-                _reopen_file(descriptor, key)
+        for descriptor, path in list(layers.list_open_descriptors()):
+            if path.startswith(view.root + os.sep) and os.path.isfile(path):  # not a file that was removed while open
+                _reopen_file(descriptor, path[len(view.root) :])
         view.leave_layers()
-
-
-def _list_open(root: str) -> Iterator[tuple[int, str, bool]]:
-    """The descriptors of files in `root`, each with its key, and whether the file was removed while it was open."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            path, state = os.readlink(f"/proc/self/fd/{name}"), os.stat(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue  # the descriptor of the listing itself, which is closed by now
-        if path.startswith(root + os.sep) and stat.S_ISREG(state.st_mode):
-            is_removed = state.st_nlink == 0  # Linux then adds a suffix to the path
-            yield int(name), path[len(root) :].removesuffix(" (deleted)" if is_removed else ""), is_removed
 
 
 def _remove_hidden(view: View) -> None:

@@ -55,19 +55,13 @@ def make_folder(prefix: str, folder: str) -> str:
     return path
 
 
-def _count_folders(me: world.World) -> int:
-    """The number of ranks with a private folder on this host: all but rank 0, which has one in a measurement only."""
-    is_with_first = me.nodes[:1] == [me.node] and settings.get_settings().plan is None
-    return max(me.local_size - is_with_first, 1)
-
-
 class Limit:
     """Ends the job once the files in `folder` take more than `max_bytes`. A thread checks, from the first file on."""
 
     def __init__(self, folder: str):
         self._folder = folder
-        # The private folders of a host together take at most half of what is free.
-        share = shutil.disk_usage(os.path.dirname(folder)).free // 2 // _count_folders(world.get_world())
+        # Rank 0 has no private folder: on its host all other ranks together take at most half of what is free.
+        share = shutil.disk_usage(os.path.dirname(folder)).free // 2 // max(world.get_world().local_size - 1, 1)
         self.max_bytes = settings.get_settings().files_bytes or share
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()

@@ -2,16 +2,13 @@
 
 Their reads and writes go through `view.View`, which finds a file in the private folder of the rank or on the disk.
 Temporary files, whose names differ between ranks, are not handled; neither are system folders, pipes and sockets.
-
-References to these functions in other modules are replaced, too. Python's imports use the same functions, so a rank
-also imports the modules that it has written itself.
 """
 
 from __future__ import annotations
 
-import copy
+import functools
 import glob
-import io
+import importlib.machinery
 import os
 import pathlib
 import sys
@@ -19,8 +16,9 @@ from typing import Any
 
 from matex_tf.files import functions, overlay
 from matex_tf.runtime import real_files
+from matex_tf.runtime.hooks import Table
 
-HOOKS = functions.HOOKS
+HOOKS = Table()
 """Installed if this rank has a view of its own."""
 
 _IF_HOOK_MISSING = "a rank does not see the files that it wrote itself"
@@ -33,13 +31,36 @@ def install() -> None:
 
 
 def install_view() -> None:
-    """Replace Python's file functions."""
+    """Replace Python's file functions, and let imports find this rank's own files."""
     originals = [(getattr(owner, name), owner, name) for owner, name in REPLACED]
     HOOKS.install()
     _replace_captured(originals)
+    sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder), _MergedFinder)
 
 
-REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS if hook.name != "FileIO"]
+for _module, _names, _make in (
+    ("builtins io", "open", functions.wrap_open),
+    ("os", "open", functions.wrap_os_open),
+    ("os", "stat access statvfs getxattr listxattr", functions.wrap_question),
+    ("os", "lstat readlink", functools.partial(functions.wrap_question, of_link=True)),
+    ("os", "truncate utime chmod chown setxattr removexattr", functions.wrap_change),
+    ("os", "mkdir", functions.wrap_mkdir),
+    ("os", "rmdir", functions.wrap_rmdir),
+    ("os", "remove unlink", functions.wrap_remove),
+    ("os", "rename replace", functions.wrap_rename),
+    ("os", "link", functions.wrap_link),
+    ("os", "symlink", functions.wrap_symlink),
+    ("os", "listdir", functions.wrap_listdir),
+    ("os", "scandir", functions.wrap_scandir),
+    ("os", "chdir", functions.wrap_chdir),
+    ("os", "fchdir", functions.wrap_fchdir),
+    ("os", "getcwd", functions.wrap_getcwd),
+    ("shutil", "rmtree", functions.wrap_rmtree),
+):
+    # some exist on Linux only
+    _existing = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]
+    HOOKS.replace(_module, " ".join(_existing), _IF_HOOK_MISSING)(_make)
+REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
 """Modules and names of the replaced functions; references in other modules are replaced, too."""
 
 
@@ -52,9 +73,7 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
     for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         capabilities |= {new_of[id(original)] for original, _, _ in originals if original in capabilities}
     owners: list[Any] = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] not in ("matex_tf", "posix") and hasattr(module, "__dict__")  # these have originals
+        module for name, module in list(sys.modules.items()) if _may_refer(name) and hasattr(module, "__dict__")
     ]
     owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
     for owner in filter(None, owners):
@@ -71,21 +90,66 @@ def _renew_openers(original: Any) -> Any:
     return {**original, None: open}
 
 
-# The modules whose functions imports call.
-HOOKS.replace("importlib._bootstrap_external", "_os", _IF_HOOK_MISSING)(lambda _: os)
-HOOKS.replace("importlib._bootstrap_external", "_io", _IF_HOOK_MISSING)(lambda _: io)
+@HOOKS.replace("io", "FileIO", _IF_HOOK_MISSING)
+def _make_file_class(original: Any) -> Any:
+    """`io.FileIO` opens files itself."""
+
+    class Meta(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original) if cls is FileIO else super().__instancecheck__(instance)
+
+    class FileIO(original, metaclass=Meta):
+        def __init__(self, file, mode="r", closefd=True, opener=None):
+            if opener is None and not isinstance(file, int):
+                opener = functions.open_for_all
+            super().__init__(file, mode, closefd, opener)
+
+    return FileIO
 
 
-@HOOKS.replace("_imp", "create_dynamic", _IF_HOOK_MISSING)
-def _wrap_extension(original: Any) -> Any:
-    """The system's loader opens the file of an extension module."""
+class _MergedFinder:
+    """Finds a module like `PathFinder`, but searches this rank's own files first in each folder of the path."""
 
-    def create_dynamic(spec, *args):
-        spec = copy.copy(spec)
-        spec.origin = functions.find_real_path(spec.origin, None)
-        return original(spec, *args)
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        places = [place for entry in (sys.path if path is None else path) for place in _list_layers(entry)]
+        return importlib.machinery.PathFinder.find_spec(name, list(dict.fromkeys(places)), target)
 
-    return create_dynamic
+
+def _list_layers(entry: str) -> list[str]:
+    """The folders of both layers for `entry` of the path, in the order of the search."""
+    key = functions.find_key(entry or os.curdir, question=True)
+    if key is None:
+        return [entry]
+    with real_files.use_real_files():
+        upper = overlay.get_own_view().locate_upper(key)
+        if not os.path.isdir(upper):
+            return [entry]
+        return [upper, key if os.path.realpath(entry or os.curdir) == upper else entry]
+
+
+def _find_loadable(path: Any) -> Any:
+    """This rank's location of the file `path`; `path` itself if it is on the disk, or missing."""
+    key = functions.find_key(path, question=True)
+    if key is None:
+        return path
+    with real_files.use_real_files():
+        view = overlay.get_own_view()
+        place = view.ask_until_steady(lambda: view.locate_readable(key))
+        return place if place != key and os.path.isfile(place) else path
+
+
+_LOADERS = "FileLoader.__init__ ExtensionFileLoader.__init__"
+HOOKS.replace("importlib._bootstrap_external", _LOADERS, _IF_HOOK_MISSING)(
+    functions.wrap_argument("path", _find_loadable)
+)
+HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)(functions.wrap_argument("path", _find_loadable))
+
+
+def _may_refer(module: str) -> bool:
+    """Whether references in a module are replaced. These modules have the hooks, or need the original functions."""
+    unchanged = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
+    return module.split(".")[0] not in unchanged
 
 
 @HOOKS.replace("tempfile", "_mkstemp_inner mkdtemp", _IF_HOOK_MISSING)

@@ -19,7 +19,7 @@ import numpy as np
 from matex_tf import ops, settings
 from matex_tf.files import delivery, journal, overlay
 from matex_tf.files.functions import Proxy, find_real_path
-from matex_tf.runtime import atomic, first_rank, objects, real_files, watchdog
+from matex_tf.runtime import atomic, objects, real_files, watchdog
 from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.steps import events, pieces
 from matex_tf.thread_flag import ThreadFlag
@@ -129,21 +129,27 @@ def _save_once(write: Callable[[], Any], path: str, name: str) -> Any:
 
 def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
     """`_save_once` for a call that all ranks make."""
-    result = None
-
-    def save() -> tuple[str, str | None]:
-        """On rank 0; returns its path, and its result if that is a path."""
-        nonlocal result
-        result = _save_plainly(write)
-        return path, _find_path_text(result)
-
+    is_first = world.get_world().rank == 0
+    result = error = None
     ops.records.mark_between_steps()
     pieces.make_whole()  # rank 0 reads the variables without the other ranks
     events.ranks_meet("saving")
     objects.barrier(f"saving ({name})")
-    origin, text = first_rank.run_on_first(save, f"saving ({name})", f"saving to {path}", watchdog.SAVING)
+    if is_first:
+        try:
+            with watchdog.excuse_wait(f"saving to {path}", watchdog.SAVING):
+                result = _save_plainly(write)
+        except Exception as raised:
+            error = raised
+    # Of rank 0: its path, its result if that is a path, and its error.
+    outcome = (path, _find_path_text(result), None if error is None else f"{type(error).__name__}: {error}")
+    origin, text, failure = objects.broadcast(outcome, f"saving ({name})")
+    if error is not None:
+        raise error
+    if failure is not None:
+        raise OSError(f"rank 0 could not save to {origin}: {failure}")
     delivery.deliver_file(path)
-    return result if world.get_world().rank == 0 or text is None else text.replace(origin, path)
+    return result if is_first or text is None else text.replace(origin, path)
 
 
 class _WholeFiles(Proxy):

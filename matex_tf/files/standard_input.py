@@ -11,14 +11,14 @@ import functools
 import io
 import os
 import stat
-from collections.abc import Callable
+import sys
 from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.files import overlay
-from matex_tf.runtime import first_rank, objects, watchdog
+from matex_tf.runtime import objects, watchdog
 from matex_tf.runtime.hooks import Table
-from matex_tf.world import membership, task_environment, world
+from matex_tf.world import task_environment, world
 
 _INPUT = 0  # the descriptor of standard input
 
@@ -43,29 +43,21 @@ class _SharedInput(io.RawIOBase):
     """
 
     name = "<stdin>"
-
-    def __init__(self) -> None:
-        self._process = os.getpid()  # a forked worker has another one
-        self._count = 0  # of the bytes that all ranks have received
-        self._first_input: int | None = None  # on rank 0, the descriptor that it reads
+    _is_finalizing = staticmethod(sys.is_finalizing)  # an ending interpreter clears the globals of modules
 
     def fileno(self) -> int:
         """The descriptor of this rank's own input, for example for a command that reads it."""
-        if os.isatty(self._get_input()):
+        if os.isatty(_open_input()):
             raise io.UnsupportedOperation("fileno")
-        return self._get_input()
+        return _open_input()
 
-    def close(self, _getpid: Callable[[], int] = os.getpid, _close: Callable[[int], None] = os.close) -> None:
+    def close(self) -> None:
         """In a worker process, also close the descriptor, as Python does for its workers: a command that the worker
         starts must not read the input of the run.
-
-        Python may call this method after it has cleared the globals of this module.
         """
-        if not self.closed and _getpid() != self._process:
-            try:
-                _close(0)
-            except OSError:
-                pass  # it is closed already
+        if not self.closed and not self._is_finalizing() and not world.is_active():
+            with contextlib.suppress(OSError):
+                os.close(_INPUT)
         super().close()
 
     def readable(self) -> bool:
@@ -81,41 +73,39 @@ class _SharedInput(io.RawIOBase):
         return self._is_terminal
 
     def readinto(self, buffer: Any) -> int:
-        if overlay.is_reached_by_all():
-            ops.records.mark_between_steps()
-            data = first_rank.run_on_first(
-                lambda: os.read(self._get_input(), len(buffer)), "standard input", "reading standard input",
-                watchdog.SAVING,
-            )  # fmt: skip
-            self._count += len(data)
-        else:
-            data = os.read(self._get_input(), len(buffer))
+        data = _read_for_all(len(buffer)) if overlay.is_reached_by_all() else os.read(_open_input(), len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
-    def _get_input(self) -> int:
-        """The descriptor of this rank's input."""
-        if world.get_world().rank > 0:
-            return _INPUT
-        if self._first_input is None:
-            self._first_input = _open_first_input(self._count)
-        return self._first_input
+
+def _read_for_all(count: int) -> bytes:
+    """At most `count` bytes that rank 0 reads, or its error, on every rank. Collective."""
+    ops.records.mark_between_steps()
+    outcome: tuple[bytes, OSError | None] = b"", None
+    if world.get_world().rank == 0:
+        with watchdog.excuse_wait("reading standard input", watchdog.SAVING):
+            try:
+                outcome = os.read(_open_input(), count), None
+            except OSError as error:
+                outcome = b"", error
+    data, failure = objects.broadcast(outcome, "standard input")
+    if failure is not None:
+        raise failure
+    return data
 
 
-def _open_first_input(offset: int) -> int:
-    """The descriptor of rank 0's input: of mpirun's own if that is a file or the null device, else its standard one.
+@functools.cache
+def _open_input() -> int:
+    """The descriptor of this rank's input: of mpirun's own if that is a file or the null device, else its standard one.
 
-    The file is read from `offset` on, the number of bytes that all ranks have read. Raises LostRankError if the first
-    rank was lost, and no file has the rest of its input.
+    The file is read from its beginning.
     """
     path = f"/proc/{os.getppid()}/fd/{_INPUT}"
-    with contextlib.suppress(OSError):  # another user's process
-        if task_environment.is_mpirun(os.getppid()):
-            kind = os.stat(path)
-            if stat.S_ISREG(kind.st_mode) or os.path.samestat(kind, os.stat(os.devnull)):
-                handle = os.open(path, os.O_RDONLY)
-                os.lseek(handle, offset, os.SEEK_SET)
-                return handle
-    if membership.list_origins()[0] > 0:
-        raise membership.make_loss_error("the first rank alone had standard input")
-    return _INPUT
+    if world.get_world().rank > 0 or not task_environment.is_mpirun(os.getppid()):
+        return _INPUT
+    try:
+        kind = os.stat(path)
+        is_file = stat.S_ISREG(kind.st_mode) or os.path.samestat(kind, os.stat(os.devnull))
+        return os.open(path, os.O_RDONLY) if is_file else _INPUT
+    except OSError:  # another user's process
+        return _INPUT

@@ -89,6 +89,10 @@ def _find_folder(path: Any) -> Any:
 class _Files(Proxy):
     """TensorFlow's file functions; for local paths they see the files as Python does."""
 
+    def _has_view(self, *paths: Any) -> bool:
+        """Whether this rank has a view of the files, in which `paths` are."""
+        return overlay.get_view() is not None and not real_files.uses_real_files() and all(map(is_local, paths))
+
     def BufferedInputStream(self, name: Any, *args: Any) -> Any:
         return self._original.BufferedInputStream(_find_readable(name), *args)
 
@@ -96,75 +100,73 @@ class _Files(Proxy):
         letters = os.fsdecode(mode).replace("b", "")
         return self._original.WritableFile(_find_writable(name, "r+" if letters == "r+" else letters[0]), mode)
 
+    def FileExists(self, path: Any) -> Any:
+        if not self._has_view(path):
+            return self._original.FileExists(path)
+        if not os.path.exists(path):  # whatever the reason
+            raise _make_error(errno.ENOENT, path)
+
+    def IsDirectory(self, path: Any) -> Any:
+        return os.path.isdir(path) if self._has_view(path) else self._original.IsDirectory(path)
+
+    def Stat(self, path: Any) -> Any:
+        if self._has_view(path):
+            _raise_as_tensorflow(os.stat, path)
+        return self._original.Stat(_find_readable(path))
+
+    def GetChildren(self, path: Any) -> Any:
+        if self._has_view(path):
+            return _raise_as_tensorflow(os.listdir, os.fsdecode(path))
+        return self._original.GetChildren(path)
+
     def GetMatchingFiles(self, pattern: Any) -> Any:
         return _list_matching(os.fsdecode(pattern)) if is_local(pattern) else self._original.GetMatchingFiles(pattern)
 
-    def FileExists(self, path: Any) -> Any:
-        def ask() -> None:
-            if not os.path.exists(path):  # whatever the reason
-                raise _make_error(errno.ENOENT, path)
-
-        return self._call("FileExists", ask, path)
-
-    def IsDirectory(self, path: Any) -> Any:
-        return self._call("IsDirectory", lambda: os.path.isdir(path), path)
-
-    def Stat(self, path: Any) -> Any:
-        return self._call("Stat", lambda: os.stat(path) and self._original.Stat(_find_readable(path)), path)
-
-    def GetChildren(self, path: Any) -> Any:
-        return self._call("GetChildren", lambda: os.listdir(os.fsdecode(path)), path)
-
     def CreateDir(self, path: Any) -> Any:
-        return self._call("CreateDir", lambda: os.mkdir(path), path, new=path)
+        if self._has_view(path):
+            return _raise_as_tensorflow(os.mkdir, path)
+        journal.note_change(path)
+        return self._original.CreateDir(path)
 
     def RecursivelyCreateDir(self, path: Any) -> Any:
-        new = os.path.abspath(os.fsdecode(path)) if is_local(path) else ""
-        while new and not os.path.lexists(os.path.dirname(new)):
-            new = os.path.dirname(new)  # the outermost new folder, whose note covers its contents
-        return self._call("RecursivelyCreateDir", lambda: os.makedirs(path or ".", exist_ok=True), path, new=new)
+        if self._has_view(path):
+            return _raise_as_tensorflow(os.makedirs, path, exist_ok=True) if os.fsdecode(path) else None
+        if is_local(path):
+            folder, missing = os.path.abspath(os.fsdecode(path)), []
+            while not os.path.lexists(folder):
+                missing.append(folder)
+                folder = os.path.dirname(folder)
+            for folder in reversed(missing):
+                journal.note_change(folder)
+        return self._original.RecursivelyCreateDir(path)
 
     def DeleteFile(self, path: Any) -> Any:
-        return self._call("DeleteFile", lambda: os.remove(path), path, removed=path)
+        return self._remove("DeleteFile", os.remove, path)
 
     def DeleteRecursively(self, path: Any) -> Any:
-        def remove() -> None:
-            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+        return self._remove("DeleteRecursively", shutil.rmtree, path)
 
-        return self._call("DeleteRecursively", remove, path, removed=path)
+    def _remove(self, name: str, of_python: Callable[..., Any], path: Any) -> Any:
+        if self._has_view(path):
+            return _raise_as_tensorflow(of_python, path)
+        journal.note_change(path, removed=True)
+        return getattr(self._original, name)(path)
 
     def RenameFile(self, source: Any, target: Any, overwrite: bool) -> Any:
-        def rename() -> None:
-            _check_target(target, overwrite)
-            os.replace(source, target)
-
-        return self._call("RenameFile", rename, source, target, overwrite, new=target, removed=source)
+        return self._put("RenameFile", os.replace, source, target, overwrite)
 
     def CopyFile(self, source: Any, target: Any, overwrite: bool) -> Any:
-        def copy() -> None:
-            _check_target(target, overwrite)
-            shutil.copyfile(source, target)
+        return self._put("CopyFile", shutil.copyfile, source, target, overwrite)
 
-        return self._call("CopyFile", copy, source, target, overwrite, new=target)
-
-    def _call(
-        self, name: str, of_python: Callable[[], Any], *arguments: Any, new: Any = None, removed: Any = None
-    ) -> Any:
-        """Call TensorFlow's function `name`; on a rank with a view `of_python`, if the arguments have local paths only.
-
-        new, removed: the path that the function creates or changes, and the path that it removes.
-        """
-        paths = [path for path in arguments if not isinstance(path, bool)]
-        if overlay.has_view() and not real_files.uses_real_files() and all(map(is_local, paths)):
-            return _raise_as_tensorflow(of_python)
-        journal.note_change(new)
-        journal.note_change(removed, removed=True)
-        return getattr(self._original, name)(*arguments)
-
-
-def _check_target(path: Any, overwrite: bool) -> None:
-    if not overwrite and os.path.exists(path):
-        raise _make_error(errno.EEXIST, path)
+    def _put(self, name: str, of_python: Callable[..., Any], source: Any, target: Any, overwrite: bool) -> Any:
+        if not self._has_view(source, target):
+            journal.note_change(target)
+            if name == "RenameFile":
+                journal.note_change(source, removed=True)
+            return getattr(self._original, name)(source, target, overwrite)
+        if not overwrite and os.path.exists(target):
+            raise _make_error(errno.EEXIST, target)
+        _raise_as_tensorflow(of_python, source, target)
 
 
 @HOOKS.replace("tensorflow.python.lib.io.tf_record", "_pywrap_record_io", _IF_HOOK_MISSING, when=overlay.has_view)

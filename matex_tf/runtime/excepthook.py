@@ -37,10 +37,6 @@ def attach_hooks() -> None:
     sys.excepthook = _report_error
     if me.rank > 0 and (settings.get_settings().output == "first" or settings.get_settings().log_dir):
         _redirect_output(me.rank)
-    if settings.get_settings().output == "first":
-        threading.excepthook = _note_thread_error
-    if me.rank > 0:
-        shutdown.before_abort.append(shutdown.show_thread_errors)
     _match_launcher_terminal()
     exit_codes.watch_main_module()
     sys.exit = _exit  # type: ignore[assignment]
@@ -82,17 +78,6 @@ def _redirect_output(rank: int) -> None:
     terminal.redirect_output(log, stores=settings.get_settings().elastic)
     if log is not None:
         os.close(log)
-
-
-_plain_thread_hook = threading.excepthook
-
-
-def _note_thread_error(error: threading.ExceptHookArgs) -> None:
-    """Replaces `threading.excepthook`: at the end, a silent rank shows the errors that no other rank has shown."""
-    _plain_thread_hook(error)
-    if not issubclass(error.exc_type, SystemExit):  # which ends a thread without a message
-        text = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
-        shutdown.thread_errors["".join(text)] = None
 
 
 _plain_exit: Callable[..., Any] = sys.exit

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from matex_tf import errors, ops, settings
@@ -37,9 +37,6 @@ after_end: list[Callable[[], None]] = []
 """Called at the end of this process, after its last communication."""
 before_abort: list[Callable[[], None]] = []
 """Called on a rank that is about to abort the job. These functions must not communicate."""
-
-thread_errors: dict[str, None] = {}
-"""The different tracebacks, in order, of the script's threads that have ended by an exception on this rank."""
 
 _is_aborting = False  # this rank is ending all ranks
 _have_all_ended = False  # see `have_all_ended`
@@ -218,10 +215,10 @@ def end_rank() -> None:
     me = world.get_world()
     if me.rank == 0 or settings.get_settings().output == "all":  # before any rank can record that all have ended
         rank_records.note_writing()
-    exits = objects.allgather((code, text, list(thread_errors)), "what is done after the script")
+    exits = objects.allgather((code, text), "what is done after the script")
     _report_exits(exits)
     with time_limit.limit_wait(me.rank, me.size, "has waited for MPI to end, after all have come to the script's end"):
-        rank_records.note_end({of_rank for of_rank, _, _ in exits})
+        rank_records.note_end({of_rank for of_rank, _ in exits})
         for work in before_finalize:
             work()
         if not me.has_lost:  # MPI may otherwise wait for lost ranks
@@ -234,23 +231,8 @@ def _describe_exit() -> str:
     return f"rank {me.rank} of {me.size} on {me.host} has ended its script{how}, with exit code {exit_codes.exit_code}"
 
 
-def _report_exits(exits: list[tuple[int, str, list[str]]]) -> None:
-    """Print each different argument of `sys.exit` and error of a thread, on its first rank. Rank 0 has printed its own.
-
-    exits: of each rank, the exit code, the argument of `sys.exit` as text, and the errors of threads.
-    """
-    me = world.get_world()
-    if me.rank == 0:
-        return
-    others = exits[: me.rank]
-    if exit_codes.exit_text and all(exits[me.rank][:2] != of_rank[:2] for of_rank in others):
+def _report_exits(exits: list[tuple[int, str]]) -> None:
+    """Print each different argument of `sys.exit`, on its first rank. Python itself prints rank 0's."""
+    rank = world.get_world().rank
+    if exit_codes.exit_text and exits.index(exits[rank]) == rank > 0:
         terminal.write_text(f"matex_tf: {_describe_exit()}\n")
-    show_thread_errors({error for _, _, errors in others for error in errors})
-
-
-def show_thread_errors(shown: Collection[str] = ()) -> None:
-    """Print the errors of this rank's threads that other ranks have not `shown`."""
-    me = world.get_world()
-    for error in thread_errors:
-        if error not in shown:
-            terminal.write_text(f"matex_tf: a thread of rank {me.rank} of {me.size} on {me.host} failed:\n{error}")

@@ -68,26 +68,6 @@ def test_each_rank_finds_what_the_script_alone_finds(alone, tmp_path, ranks, lat
     assert private() <= before
 
 
-LIBRARY = """
-import os, sys
-import matex_tf
-from matex_tf.runtime import objects
-
-sys.path.insert(0, os.path.join(sys.argv[1], "site-packages"))
-import tool
-
-assert len(set(objects.allgather(tool.run(), "who ran it"))) == 1
-"""
-
-
-def test_a_command_of_a_library_is_run_once(tmp_path):
-    """Nothing depends on the file of the code that calls."""
-    (tmp_path / "site-packages").mkdir()
-    tool = "import subprocess\n\ndef run():\n    return subprocess.check_output('echo $$', shell=True, text=True)\n"
-    (tmp_path / "site-packages" / "tool.py").write_text(tool)
-    launch.run(2, LIBRARY, tmp_path).check()
-
-
 ALL = """
 import os, sys
 import matex_tf

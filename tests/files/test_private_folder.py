@@ -1,12 +1,10 @@
 """Where a rank keeps its own files, how many bytes of them there may be, and that what is known of places holds."""
 
 import os
-import types
 
 import launch
 from matex_tf import settings
 from matex_tf.files import private_folder
-from matex_tf.world import world
 
 FULL = """
 import os, sys, time
@@ -44,15 +42,6 @@ def test_files_do_not_lie_in_memory(monkeypatch, tmp_path):
     assert found != "/dev/shm" and not private_folder.is_in_memory(found)
     monkeypatch.setattr(settings, "_current", settings.Settings({"MATEX_FILES_DIR": str(tmp_path / "mine")}))
     assert private_folder.choose_parent() == str(tmp_path / "mine") and (tmp_path / "mine").is_dir()
-
-
-def test_the_private_folders_of_a_host_may_fill_half_of_its_disk(monkeypatch, tmp_path):
-    monkeypatch.setattr(settings, "_current", settings.Settings({}))
-    monkeypatch.setattr(private_folder.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=1200))
-    for rank, expected in ((1, 300), (3, 200), (5, 200)):  # three ranks on each of two hosts
-        me = world.World(rank=rank, size=6, local_size=3, nodes=[0, 0, 0, 3, 3, 3])
-        monkeypatch.setattr(world, "get_world", lambda me=me: me)
-        assert private_folder.Limit(str(tmp_path / "files")).max_bytes == expected
 
 
 KNOWN = """

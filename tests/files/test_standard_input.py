@@ -1,7 +1,6 @@
 """Rank 0 reads standard input, and every rank finds there what the script alone finds."""
 
 import subprocess
-import sys
 
 import pytest
 
@@ -47,12 +46,6 @@ def test_the_end_of_the_input_is_one_error():
     assert ended.returncode == 1 and ended.stderr.count("EOFError") == 1, ended.stderr
 
 
-def test_python_ends_without_a_message():
-    """Also if it clears the modules before it closes the input, as after an import of TensorFlow."""
-    ended = launch.run(2, "import tensorflow, matex_tf\n\nprint('done')\n", cold=True).check()
-    assert "done" in ended.stdout and "ignored" not in ended.stderr, ended.stderr
-
-
 @pytest.mark.parametrize("size", [None, (40, 100)])
 def test_a_script_finds_out_whether_it_was_started_at_a_terminal(size):
     script = "import sys, matex_tf\nprint('at a terminal', sys.stdin.isatty(), sys.stdin.isatty())"
@@ -84,30 +77,3 @@ def test_rank_0_alone_is_asked_whether_a_file_is_overwritten(tmp_path):
             command, env=full, cwd=tmp_path, capture_output=True, text=True, timeout=100, stdin=answer
         )
     assert ended.returncode == 0 and "saved <stdin> True" in ended.stdout, ended.stderr[-4000:]
-
-
-AFTER_A_LOSS = """
-import os
-from matex_tf import errors
-from matex_tf.files import standard_input
-from matex_tf.world import membership, task_environment
-
-task_environment.is_mpirun = lambda process: True
-os.getppid = os.getpid  # as if this process were mpirun, too
-membership.note_survivors([1, 2])
-try:
-    print(os.read(standard_input._open_first_input(3), 100))
-except errors.LostRankError:
-    print("lost")
-"""
-
-
-def test_the_rank_that_replaces_rank_0_reads_on(tmp_path):
-    """Of a file the rest is left; a pipe belonged to the lost rank."""
-    (tmp_path / "input").write_text("onetwo")
-    command = [sys.executable, "-c", AFTER_A_LOSS]
-    with (tmp_path / "input").open() as file:
-        options = {"env": launch.environment(), "text": True}
-        assert subprocess.check_output(command, stdin=file, **options) == "b'two'\n"
-        assert subprocess.check_output(command, input="onetwo", **options) == "lost\n"
-        assert subprocess.check_output(command, stdin=subprocess.DEVNULL, **options) == "b''\n"

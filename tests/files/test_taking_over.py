@@ -15,7 +15,7 @@ def view(tmp_path, monkeypatch):
     """The view of a rank that is not the first; files of its own lie outside of `tmp_path`/disk."""
     for name in ("own", "journal", "disk"):
         (tmp_path / name).mkdir()
-    journal.make_files(str(tmp_path / "journal"))
+    journal.make_file(str(tmp_path / "journal"))
     news = journal.Journal(str(tmp_path / "journal"))
     made = View(str(tmp_path / "own"), news)
     monkeypatch.setattr(overlay, "_view", made)
@@ -28,6 +28,7 @@ def write(view, name, text):
     place = view.prepare_write(os.path.abspath(name), keep=False)
     with open(place, "w") as file:
         file.write(text)
+    view.confirm_written(os.path.abspath(name))
     return place
 
 
@@ -107,17 +108,6 @@ def test_nobody_who_lists_the_private_folder_comes_to_the_disk(view):
 def test_a_rank_that_has_written_nothing_takes_over(view):
     overlay.take_over_files(True)
     assert view.find_key("anything") is None and list_tree() == {}
-
-
-def test_an_open_file_that_a_command_has_changed_is_found(view):
-    with open(write(view, "log", "of the rank\n"), "a") as file:
-        with view.adopt_changes():
-            assert overlay.find_private_use() == ""
-            with open("log", "w") as real:
-                real.write("of the rank\nof a command\n")
-        assert "log is open" in overlay.find_private_use()
-        file.write("of the rank, too\n")
-    assert overlay.find_private_use() == "" and not view.is_own(os.path.abspath("log"))
 
 
 def test_a_process_that_writes_and_mapped_memory_are_found(view):

@@ -144,7 +144,7 @@ def test_files_of_a_rank_that_becomes_the_first(tmp_path, monkeypatch):
 
     (tmp_path / "own").mkdir()
     (tmp_path / "journal").mkdir()
-    journal.make_files(str(tmp_path / "journal"))
+    journal.make_file(str(tmp_path / "journal"))
     news = journal.Journal(str(tmp_path / "journal"))
     view = View(str(tmp_path / "own"), news)
     monkeypatch.setattr(overlay, "_view", view)

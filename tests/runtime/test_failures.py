@@ -198,36 +198,6 @@ def test_of_where_an_op_was_made_the_lines_of_the_script_are_shown(frames):
     assert set(files) >= {"script.py"} and (set(files) == {"script.py"}) == (frames == "script"), files
 
 
-IN_THREADS = """
-import sys, threading
-import matex_tf
-
-rank = sys.modules["matex_tf.world.world"].get_world().rank
-
-def fail(where):
-    raise ValueError(f"in a thread of {where}")
-
-for where in ("every rank", "rank 1" if rank == 1 else ""):
-    if where:
-        thread = threading.Thread(target=fail, args=[where])
-        thread.start()
-        thread.join()
-matex_tf.barrier()
-if "abort" in sys.argv and rank == 1:
-    raise KeyError("and in the main thread")
-"""
-
-
-@pytest.mark.parametrize("how", ["end", "abort"])
-def test_an_error_in_a_thread_of_one_rank_is_shown(how):
-    """Once, as rank 0 shows its own; the script goes on, as it does alone."""
-    ended = launch.run(3, IN_THREADS, how)
-    assert (ended.returncode == 0) == (how == "end")
-    assert ended.stderr.count("ValueError: in a thread of rank 1") == 1, ended.stderr
-    assert "a thread of rank 1 of 3 on " in ended.stderr
-    assert how == "abort" or ended.stderr.count("ValueError: in a thread of every rank") == 1, ended.stderr
-
-
 EXITS = """
 import sys, threading
 import numpy as np

@@ -1,0 +1,185 @@
+"""Reading through the two layers of a rank: the disk (lower), and the files that the rank has written (upper).
+
+A file of the upper layer hides the file of the disk. Rank 0 writes to the disk itself, and may be ahead of this rank in
+the script. So before it changes a path, it writes a note to the journal (`journal`): the location of the old content.
+While a note holds for this rank, its lower layer has the old content at that path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from matex_tf import settings
+from matex_tf.files import journal, journal_reader, known_places
+from matex_tf.ops import cache
+
+_MAX_TRIES = 10
+
+
+class Layers:
+    """The two layers of this rank; the upper one is in `folder`. `view.View` adds methods that change them.
+
+    Keys are canonical absolute paths.
+
+    root: the folder of the upper layer: the file of a key is at `root + key`.
+    news: the journal.
+    hidden: the keys that this rank has removed.
+    used: the upper layer may have files.
+    is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
+    known: the cache of locations.
+    _shown: keys that this rank had removed or written, and that were then saved on the disk for all ranks. They are
+        visible again, also in a hidden folder.
+    _excluded: paths that the view does not handle.
+    _uncached: keys that are not cached, nor their contents: code outside Python or another process may create them.
+    """
+
+    def __init__(self, folder: str, news: journal.Journal):
+        self.root = os.path.join(os.path.realpath(folder), "files")
+        self.news = news
+        self.hidden: set[str] = set()
+        self._shown: set[str] = set()
+        self.used = False
+        self.is_left = False
+        self._excluded = {
+            *journal_reader.SYSTEM,
+            os.path.realpath(news.folder),
+            os.path.realpath(cache.find_cache_folder()),
+        }
+        if settings.get_settings().log_dir:
+            self._excluded.add(os.path.realpath(settings.get_settings().log_dir))
+        os.makedirs(folder, exist_ok=True)
+        self.known = known_places.KnownPlaces(folder, self.find_key, self._list_places)
+        news.heard = self.known.forget_places
+        self._uncached: set[str] = set()
+
+    def find_key(self, path: Any, follow: bool = True) -> str | None:
+        """The key of `path`; None if the view does not handle it. `follow`: replace a final link by its target."""
+        if isinstance(path, int) or path is None:
+            return None
+        text = os.path.abspath(os.fsdecode(path))
+        if text == self.root or text.startswith(self.root + os.sep):
+            text = text[len(self.root) :] or os.sep
+        if follow:
+            text = os.path.realpath(text)
+        else:
+            text = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
+        is_excluded = any(path in self._excluded for path in journal_reader.list_parents(text))
+        return None if self.is_left or is_excluded else text
+
+    def exclude_path(self, path: str) -> None:
+        """Do not handle `path` and its contents: they belong to this rank already."""
+        self._excluded.add(os.path.realpath(path))
+
+    def locate_upper(self, key: str) -> str:
+        return self.root + key
+
+    def is_own(self, key: str) -> bool:
+        """Whether `key` is in the upper layer."""
+        return os.path.lexists(self.locate_upper(key))
+
+    def is_hidden(self, key: str) -> bool:
+        """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved it since."""
+        # The innermost path of either set decides. If there is none, `next` returns None, which is in no set.
+        changed = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
+        return next(changed, None) in self.hidden
+
+    def locate_lower(self, key: str) -> str | None:
+        """The path of `key` in the lower layer, as this rank sees it; None if it does not exist there."""
+        if self.is_hidden(key):
+            return None
+        # Rank 0 writes its note before it changes the disk. So the disk is read first: if it is already changed, the
+        # note is found below. In the other order, a change between both would be taken for the old content.
+        exists = os.path.lexists(key)
+        before = self.news.find_before(key)
+        if before is None:  # no note: the disk has the content for this rank
+            return key if exists else None
+        return before or None  # "": the key did not exist before the change
+
+    def stop_caching(self, key: str) -> None:
+        """Do not cache `key`, or the contents of that folder: code outside Python or another process may create it."""
+        self._uncached.add(key)
+        self.known.forget_places()
+
+    def _list_places(self, key: str) -> known_places.Places | None:
+        """The entries of the folder `key` that are not on the disk at their own path; None if it is not cached.
+
+        An entry with a path is a file of the upper layer. For an entry with None, both layers are searched.
+        """
+        if not self._uncached.isdisjoint(journal_reader.list_parents(key)):
+            return None
+        # A name that the result lacks is on the disk; in a hidden folder it does not exist.
+        places = known_places.OwnPlaces() if self.is_hidden(key) else {}
+        changed = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]
+        places.update({os.path.basename(path): None for path in changed})
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.locate_upper(key)) as entries:
+            places[known_places.IS_OWN] = None
+            for entry in entries:
+                places[entry.name] = entry.path if entry.is_file(follow_symlinks=False) else None
+        places.update({os.path.basename(path): None for path in self._uncached if os.path.dirname(path) == key})
+        return places
+
+    def ask_until_steady(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
+        """Return `ask()`, or raise its OSError; repeat it while rank 0 writes notes during the call, a few times at
+        most.
+
+        `drop`: releases an outdated answer; returns False if the answer cannot be released and must be used.
+        """
+        for _ in range(_MAX_TRIES - 1):
+            version = self.news.get_version()
+            try:
+                answer = ask()
+            except OSError:
+                if self.news.get_version() == version:
+                    raise
+                continue
+            if self.news.get_version() == version or (drop is not None and not drop(answer)):
+                return answer
+        return ask()
+
+    def exists(self, key: str) -> bool:
+        return self.is_own(key) or self.locate_lower(key) is not None
+
+    def is_folder(self, key: str) -> bool:
+        return os.path.isdir(self.locate_upper(key)) or os.path.isdir(self.locate_lower(key) or self.locate_upper(key))
+
+    def locate_real(self, key: str) -> str:
+        """The real location of `key`, for a query about it. A missing file has a location that does not exist."""
+        return self.locate_upper(key) if self.is_own(key) else self.locate_lower(key) or self.locate_upper(key)
+
+    def list_names(self, key: str) -> list[str]:
+        """The names in the folder `key`, in the order of the disk; names that are not on the disk come last."""
+        if not self.is_folder(key):
+            return os.listdir(self.locate_real(key))  # raises the appropriate error
+        names = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # in the upper layer only, or removed by now
+            names = os.listdir(key)
+        names += self.news.list_before(key)  # after the disk: entries removed meanwhile have notes by now
+        names = [name for name in dict.fromkeys(names) if self.exists(os.path.join(key, name))]
+        if os.path.isdir(self.locate_upper(key)):
+            on_disk = set(names)
+            names += [name for name in os.listdir(self.locate_upper(key)) if name not in on_disk]
+        return names
+
+    def has_only_own(self, key: str) -> bool:
+        """Whether the folder `key` and its subfolders contain only files of this rank, as this rank sees them."""
+        if not os.path.isdir(self.locate_upper(key)):
+            return False
+        for name in self.list_names(key):
+            entry = os.path.join(key, name)
+            if not (self.has_only_own(entry) if self.is_folder(entry) else self.is_own(entry)):
+                return False
+        return True
+
+    def is_untouched(self) -> bool:
+        """Whether this rank's view equals the disk."""
+        return not self.used and not self.hidden and not self.news.has_news()
+
+
+def list_open_descriptors() -> Iterator[tuple[int, str]]:
+    """The open file descriptors of this process, with their paths."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
+            yield int(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")
