@@ -67,7 +67,7 @@ class Body:
             }
         self.program.nodes[:] = early.put_early(self.program.nodes)
         sums_early = self.copy.exchanger.sums_early
-        is_early_sum = labels.is_labelled if sums_early else None
+        is_early_sum = early.can_be_early if sums_early else None
         exchanges = waves.schedule(self.program, self.gives, self._list_published(), is_early_sum=is_early_sum)
         self.program.nodes.sort(key=lambda node: node.level)
         if sums_early:
@@ -220,12 +220,13 @@ class Body:
         prepared = [prepare(self.copy, value, self._find_tensor(value), piece) for value, piece in zip(values, pieces)]
         requests = [request for each in prepared for request in each.requests]
         labels_of_requests = [label for label, each in zip(labels_of_values, prepared) for _ in each.requests]
-        can_wait = [exchange.can_wait for exchange, each in zip(wave, prepared) for _ in each.requests]
+        sums_early = self.copy.exchanger.sums_early
+        can_wait = [sums_early and exchange.can_wait for exchange, each in zip(wave, prepared) for _ in each.requests]
         with tf.control_dependencies(self.last):
             results = self.copy.exchanger.exchange(
                 requests, self.copy.batch_slice, labels_of_requests, is_last, can_wait
             )
-        awaited = [result for result, waits in zip(results, can_wait) if not waits]
+        awaited = [result for result, waits in zip(results, can_wait, strict=True) if not waits]
         if awaited:
             self.last = [awaited[-1].op] if self.copy.is_ordered else [tf.group(*results)]
         remaining = iter(results)

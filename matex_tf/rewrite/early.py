@@ -15,7 +15,11 @@ import os
 from collections.abc import Container, Iterable, Sequence
 
 from matex_tf.lazy import tf
-from matex_tf.rewrite.nodes import Node
+from matex_tf.rewrite.labels import is_labelled
+from matex_tf.rewrite.nodes import Node, Value
+
+_THREADS = "TF_NUM_INTEROP_THREADS"
+"""The environment variable from which TensorFlow takes the number of threads, unless a script sets it."""
 
 
 def put_early(nodes: Sequence[Node]) -> list[Node]:
@@ -31,7 +35,9 @@ def put_early(nodes: Sequence[Node]) -> list[Node]:
 
 
 def list_waits(nodes: Iterable[Node], sums: Container[int]) -> dict[int, Node]:
-    """By the ids of nodes with rows: a node for which each must wait in a process with one thread; none with several.
+    """By the ids of nodes: a node for which each must wait in a process with one thread; none with several threads.
+
+    Nodes with rows wait, and nodes that make sums.
 
     nodes: in the order of `put_early`.
     sums: the ids of values that are summed over the ranks.
@@ -43,9 +49,10 @@ def list_waits(nodes: Iterable[Node], sums: Container[int]) -> dict[int, Node]:
     awaited: dict[int, int] = {}  # by ids of nodes: the number of nodes in `made` that run before the node
     for node in nodes:
         count = max((awaited.get(id(each), 0) for each in _list_before(node)), default=0)
-        if node.has_rows and count < len(made):
+        makes_sum = any(id(value) in sums for value in node.outputs)
+        if (node.has_rows or makes_sum) and count < len(made):
             waits[id(node)], count = made[-1], len(made)
-        if any(id(value) in sums for value in node.outputs):
+        if makes_sum:
             made.append(node)
             count = len(made)
         awaited[id(node)] = count
@@ -54,7 +61,15 @@ def list_waits(nodes: Iterable[Node], sums: Container[int]) -> dict[int, Node]:
 
 def count_threads() -> int:
     """The number of threads in which TensorFlow runs ops at the same time."""
-    return tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    variable = os.environ.get(_THREADS, "")
+    chosen = tf.config.threading.get_inter_op_parallelism_threads() or (int(variable) if variable.isdigit() else 0)
+    return chosen or len(os.sched_getaffinity(0))
+
+
+def can_be_early(value: Value) -> bool:
+    """Whether a sum is a gradient of fixed shape, which can travel while the step computes others."""
+    is_fixed = value.shape is not None and None not in value.shape
+    return is_fixed and value.dtype.is_floating and is_labelled(value)
 
 
 def _list_before(node: Node) -> list[Node]:

@@ -54,8 +54,8 @@ def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list
 
 
 def is_labelled(value: Value) -> bool:
-    """Whether a value is a linear combination of terms of which one is labelled."""
-    return bool(_list_before(value))
+    """Whether a value is a linear combination of terms of which some have one label, and no term has another."""
+    return _find_only(_list_before(value), set()) is not None
 
 
 def _spread_labels(program: Program) -> None:

@@ -32,14 +32,19 @@ class Exchange:
     """A collective on a value.
 
     wave: the number of its wave, from 0.
-    can_wait: no op of the next level needs the result.
+    first_use: the lowest level of an op that takes the result.
     needs: the placements that ops need.
     """
 
     value: Value
     wave: int
-    can_wait: bool = False
+    first_use: int
     needs: set[Placement] = dataclasses.field(default_factory=set)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether no op of the next level takes the result."""
+        return self.first_use > self.wave + 1
 
     def find_piece(self) -> Placement | None:
         """The piece of a sum, if no op needs more of it; None: the whole value is needed."""
@@ -77,8 +82,8 @@ def schedule(
                 wave = level - 1  # the last one before the level
                 if value.placement.is_partial:
                     wave = choose_wave(value, wave, earliest.get(id(value.node), 0))
-                exchange = exchanges.setdefault(id(value), Exchange(value, wave))
-                exchange.wave = min(exchange.wave, wave)
+                exchange = exchanges.setdefault(id(value), Exchange(value, wave, level))
+                exchange.wave, exchange.first_use = min(exchange.wave, wave), min(exchange.first_use, level)
                 exchange.needs.add(need)  # type: ignore[arg-type]
                 level = exchange.wave
             if value.node is not None and id(value.node) in latest:
@@ -104,10 +109,7 @@ def schedule(
     ]
     choose_wave = _choose_waves(sums, is_early_sum)
     if any(exchange.wave != choose_wave(exchange.value, exchange.wave, first) for exchange, first in sums):
-        latest = {number: exchange.wave for number, exchange in exchanges.items()}
         exchanges = place(choose_wave)
-        for number, exchange in exchanges.items():
-            exchange.can_wait = exchange.wave < latest[number]
     # List each wave in the order of the values, which is equal on all ranks. The order of their uses may not be: a
     # script may keep variables in a set.
     waves: list[list[Exchange]] = [[] for _ in range(last_level)]

@@ -44,7 +44,8 @@ class RankExchanger:
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
         self.place, self.is_ordered, self.checked = place, is_ordered, checked
         self._weights: dict[tuple[int, int, bool], tuple[Slice, Any]] = {}
-        self._part_of = ""  # names the gradients of an update of which some parts have been announced
+        # By ids of graphs: the names of updates of which some parts have been announced, and no last one.
+        self._open_updates: dict[int, str] = {}
 
     @property
     def rank(self) -> int:
@@ -87,7 +88,7 @@ class RankExchanger:
 
         So the last wave has a message of sums even without a sum: the update then consists of gathered gradients.
         """
-        sums, checked, early, others = list[int](), list[int](), list[int](), list[int]()
+        sums, checked, early, inline, others = list[int](), list[int](), list[int](), list[int](), list[int]()
         owned: dict[tuple[str, str], list[int]] = {}
         for index, request in enumerate(requests):
             if request.owned:
@@ -98,6 +99,8 @@ class RankExchanger:
                 early.append(index)
             elif self.checked and labels[index] is not None:
                 checked.append(index)
+            elif is_last and self.sums_early and not self._is_overlapped(request):
+                inline.append(index)  # it would keep the others from being overlapped
             else:
                 sums.append(index)
         if early:
@@ -113,6 +116,9 @@ class RankExchanger:
         if sums or is_update:
             labels_of_sums = [labels[index] for index in sums]
             yield sums, functools.partial(self._add_up, labels_of_sums, checked=False, is_update=is_update)
+        if inline:
+            labels_of_inline = [labels[index] for index in inline]
+            yield inline, functools.partial(self._add_up, labels_of_inline, checked=False, is_update=False)
         for index in others:
             yield [index], self._gather_one if requests[index].kind == "gather" else self._reduce_one
         for (kind, _), indexes in owned.items():
@@ -133,9 +139,11 @@ class RankExchanger:
         cuts = [request.cuts for request in requests] or [()]
         # With `sent_cuts`, the message may bring each rank its pieces only. An elastic run needs complete sums.
         sent_cuts = [] if settings.get_settings().elastic or not any(cuts) else cuts
-        if has_more and not self._part_of:
-            self._part_of = f"{names[0]} and others"
-        part_of, self._part_of = self._part_of, self._part_of if has_more or not is_update else ""
+        key = id(tf.compat.v1.get_default_graph())
+        if has_more:
+            part_of = self._open_updates.setdefault(key, f"{names[0]} and others")
+        else:
+            part_of = self._open_updates.pop(key, "") if is_update else ""
         sums = ops.reduce_gradients(
             tensors, names, weight, self.place, checked, numbers, is_update, sent_cuts, part_of, has_more
         )

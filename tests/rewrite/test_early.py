@@ -14,6 +14,7 @@ from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
 
 LAYERS = 4
+OVERLAPPED = {"MATEX_OVERLAP": "on", "MATEX_STRATEGY": "allreduce"}
 
 
 @pytest.fixture
@@ -111,11 +112,20 @@ print("result", *history.history["loss"], *(float(np.abs(one).sum()) for one in 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("least, parts", [(1, 4), (1 << 30, 1)])
-def test_an_update_has_parts_between_the_collectives_of_a_backward_pass(least, parts):
+@pytest.mark.parametrize(
+    "least, parts, settings",
+    [
+        (1, 4, {}),
+        (1 << 30, 1, {}),
+        (1, 4, {"MATEX_STRATEGY": "sharded"}),
+        (1, 4, {"MATEX_CHECK_NUMERICS": "1"}),
+        (1, 4, {"TF_NUM_INTEROP_THREADS": "4"}),
+    ],
+)
+def test_an_update_has_parts_between_the_collectives_of_a_backward_pass(least, parts, settings):
     """With BatchNormalization over all ranks' rows, each layer has a collective in the backward pass."""
     alone = launch.run_alone(SCRIPT, least).check()
-    together = launch.run(2, SCRIPT, least, env={"MATEX_OVERLAP": "on", "MATEX_STRATEGY": "allreduce"}).check()
+    together = launch.run(2, SCRIPT, least, env={**OVERLAPPED, **settings}).check()
 
     def read(result):
         (line,) = re.findall(r"^result (.*)$", result.output, re.MULTILINE)

@@ -67,13 +67,17 @@ class CallPlan:
     gradients: a list of the gradients in the trace; None for an input without one.
     """
 
-    def __init__(self, graph: Any, are_rows: Sequence[bool], are_followed: Sequence[bool], place: str):
+    def __init__(
+        self, graph: Any, are_rows: Sequence[bool], are_followed: Sequence[bool], place: str, links_results: bool = True
+    ):
         """Plan the calls. Collective: all ranks make the same plan.
 
         are_rows: for each input, whether it has as many rows as the batch.
         are_followed: for each input, whether its gradients may be requested.
         place: names the call in messages.
+        links_results: for a tape, results of the script's own call may be computed from one another.
         """
+        self.links_results = links_results
         self.graph, self.place, self.ranks = graph, place, world.get_world().size
         self.are_rows = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, graph.inputs)]
         self.followed = [tensor for tensor, is_followed in zip(graph.inputs, are_followed) if is_followed]
@@ -121,7 +125,8 @@ class CallPlan:
     def _build_backward(self, program: Program, backward: _Backward) -> None:
         """Build the step from the number of rows, whole gradients of outputs, and residuals to whole gradients."""
         self.differentiable = [index for index, one in enumerate(self.graph.outputs) if id(one) in backward.output_ids]
-        self.computed_from = _find_computed([self.graph.outputs[index] for index in self.differentiable])
+        results = [self.graph.outputs[index] for index in self.differentiable]
+        self.computed_from = _find_computed(results) if self.links_results else []
         self.gradients = backward.structure
         # Each rank slices the gradient of an output as the forward step had sliced the output. If a mask had selected
         # its rows (`rows.chosen`), these are not known here, and the gradient stays whole.
@@ -200,7 +205,10 @@ class CallPlan:
 
 
 def _find_computed(results: Sequence[Any]) -> list[list[int]]:
-    """For each of the results, tensors of one graph, the indices of the other results that are computed from it."""
+    """For each of the results, tensors of one graph, the indices of the other results that are computed from it.
+
+    Of results that are one tensor, the later ones count as computed from the earlier ones.
+    """
 
     def find_source(tensor: Any) -> Any:
         """The tensor of which this one is an alias: a function may return an alias of what it goes on with."""
@@ -213,7 +221,9 @@ def _find_computed(results: Sequence[Any]) -> list[list[int]]:
     takers = [{id(user) for user in one.consumers()} for one in sources]
 
     def is_computed_from(other: int, mine: int) -> bool:
-        return other != mine and (sources[other] is sources[mine] or not takers[mine].isdisjoint(makers[other]))
+        if sources[other] is sources[mine]:
+            return other > mine
+        return not takers[mine].isdisjoint(makers[other])
 
     numbers = range(len(results))
     return [[other for other in numbers if is_computed_from(other, mine)] for mine in numbers]

@@ -64,14 +64,18 @@ class _Call:
     owner: the model or `tf.function`.
     name: the name of the owner in messages.
     plain: makes the script's own call, and returns its result.
+    links_results: for a tape, results of the script's own call may be computed from one another. A call of a
+        `tf.function` is one op for the tape.
     """
+
+    links_results = True
 
     def __init__(self, plain: Callable[[], Any], owner: Any, arguments: Arguments, name: str):
         self.plain, self.owner, self.arguments, self.name = plain, owner, arguments, name
 
     def watch(self, kind: Kind) -> Any:
         """The result of the script's own call. Behavior that a shared call could not have refuses the kind."""
-        return first_calls.watch_call(self.plain, kind)
+        return first_calls.watch_call(self.plain, kind, self.links_results)
 
     def trace(self, kind: Kind) -> list[Any]:
         """Set `kind.trace`, unless the last trace is valid for this call. Returns the tensors among the arguments, in
@@ -160,7 +164,8 @@ class _Call:
         row_ids = {id(one) for one in given if one.shape.as_list()[0] == arguments.rows}
         have_rows = [id(tensor) in row_ids for tensor in tensors]
         # The number of rows is in the place, so that errors show numbers that differ.
-        plan = CallPlan(trace.graph, have_rows, are_followed, f"{call} with {arguments.rows} rows")
+        place = f"{call} with {arguments.rows} rows"
+        plan = CallPlan(trace.graph, have_rows, are_followed, place, self.links_results)
         if plan.why_whole:
             kind.refuse(plan.why_whole)
             return plan
@@ -215,6 +220,8 @@ class _ModelCall(_Call):
 
 class _FunctionCall(_Call):
     """A call of a `tf.function`, which keeps its traces itself."""
+
+    links_results = False
 
     def __init__(self, plain: Callable[[], Any], function: Any, arguments: Arguments):
         name = str(getattr(inspect.unwrap(function.python_function), "__name__", "a function"))

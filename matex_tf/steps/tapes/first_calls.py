@@ -125,8 +125,11 @@ def may_be_shared() -> bool:
     return is_allowed
 
 
-def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
-    """The result of `plain()`. Behavior that a shared call could not have is recorded, now or in its gradients."""
+def watch_call(plain: Callable[[], Any], kind: Kind, links_results: bool) -> Any:
+    """The result of `plain()`. Behavior that a shared call could not have is recorded, now or in its gradients.
+
+    links_results: for a tape, results may be computed from one another.
+    """
     from tensorflow.python.eager import record
 
     whole_code.leave_unreported(observed.tapes)
@@ -140,7 +143,7 @@ def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
             kind.refuse(SECOND_ORDER)
         return [gradient]
 
-    has_several = len(tf.nest.flatten(result, expand_composites=True)) > 1
+    are_linked = links_results and len(tf.nest.flatten(result, expand_composites=True)) > 1
 
     def follow(leaf: Any) -> Any:
         if not isinstance(leaf, tf.Tensor):
@@ -152,7 +155,7 @@ def watch_call(plain: Callable[[], Any], kind: Kind) -> Any:
         with record.stop_recording():
             same = tf.identity(leaf)
         record.record_operation("Watched", [same], [leaf], pass_on)
-        if has_several:
+        if are_linked:
             tags.set_tag(same, _FOLLOWED, (leaf, kind))
         attach_tensors(same, {name: follow(tensor) for name, tensor in list_attached(leaf).items()})
         return same
