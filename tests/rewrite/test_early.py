@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from simulated_ranks import Exchanger, Meeting, Simulation
+from tensorflow.python.eager import context
 
 import launch
 from matex_tf.rewrite import early
@@ -18,7 +21,7 @@ OVERLAPPED = {"MATEX_OVERLAP": "on", "MATEX_STRATEGY": "allreduce"}
 
 
 @pytest.fixture
-def program():
+def step():
     """A step that updates its weights by SGD, the weight of the first layer first."""
     weights = [tf.Variable(tf.eye(3)) for _ in range(LAYERS)]
 
@@ -33,6 +36,11 @@ def program():
             weight.assign_sub(0.1 * gradient)
         return loss
 
+    return step
+
+
+@pytest.fixture
+def program(step):
     graph = step.get_concrete_function(tf.TensorSpec([None, 3])).graph
     return read_program(graph, [BATCH] + [WHOLE] * LAYERS)
 
@@ -79,6 +87,32 @@ def test_with_one_thread_ops_with_rows_wait_for_the_sums_before_them(program, th
         if node.has_rows and threads == 1:
             made = [one for one in nodes[:place] if any(id(value) in sums for value in one.outputs)]
             assert all(id(one) in before for one in made)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_copy_makes_its_sums_one_after_the_other_with_one_thread(step, threads, monkeypatch):
+    """As TensorFlow's runtime has the copy, with the ops that are kept: each sum is made before the next one."""
+    monkeypatch.setattr(early, "count_threads", lambda: threads)
+    monkeypatch.setattr(Exchanger, "sums_early", True)
+    simulation = Simulation(step, [np.ones([4, 3], np.float32)])
+    copy = simulation.build(Meeting(2), 0, simulation.variables)
+    nodes = {node.name: node for node in context.context().get_function_def(copy.name).node_def}
+
+    def list_before(name):
+        found, pending = set(), [name]
+        while pending:
+            inputs = [one.lstrip("^").split(":")[0] for one in nodes[pending.pop()].input]
+            pending += [one for one in inputs if one in nodes and one not in found]
+            found.update(inputs)
+        return found
+
+    (exchange,) = [node for node in nodes.values() if node.op == "PyFunc"]
+    makers = [one.split(":")[0] for one in exchange.input if one.split(":")[0] in nodes]
+    makers = [name for name in makers if nodes[name].op == "Mul"]  # of a gradient and a rate
+    assert len(makers) == LAYERS
+    for before, after in itertools.pairwise(makers):
+        assert (before in list_before(after)) == (threads == 1)
+        assert after not in list_before(before)
 
 
 SCRIPT = """
