@@ -65,7 +65,7 @@ def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price)
 
 
 def find_greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Price) -> Plan:
-    """The plan of iBatch, with time reversed.
+    """The best of iBatch's two plans and of one bucket, with time reversed.
 
     iBatch pulls parameters before the computation that needs them; gradients are transferred after their computation.
     So the last gradient becomes the first layer.
@@ -74,7 +74,9 @@ def find_greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Pric
     compute = [later - earlier for earlier, later in itertools.pairwise([0.0, *ready_in_order])]
     transfer = [max(0.0, price(size) - start_up) for size in sizes]
     layers = ibatch.Layers(compute[::-1], transfer[::-1], start_up)
-    return tuple(len(sizes) - boundary for boundary in reversed(ibatch.plan_greedy(layers)))
+    reversed_plans = (ibatch.plan_whole(layers), ibatch.plan_front_to_back(layers), ibatch.plan_back_to_front(layers))
+    plans = [tuple(len(sizes) - boundary for boundary in reversed(plan)) for plan in reversed_plans if plan]
+    return min(plans, key=lambda plan: compute_plan_end(plan, ready, sizes, price))
 
 
 def plan_by_size(sizes: Sequence[float], bucket_bytes: float) -> Plan:

@@ -75,6 +75,12 @@ def test_collectives_wait_for_the_last_rank_and_buckets_for_their_lane():
     assert ranks.simulate_ranks(two, 3, 1, (0, 1, 2), ranks.Prices([1.0, 2.0], 3.0, ())).step == pytest.approx(3.1)
 
 
+def test_one_bucket_is_among_the_greedy_plans():
+    """Equation 5 of the paper always finds two buckets for tiny gradients, with a start-up too much."""
+    case = [1.0, 2.0], [1.0, 1.0], lambda size: 10.0
+    assert buckets.compute_plan_end(buckets.find_greedy_plan(*case), *case) == 12
+
+
 def test_greedy_buckets_are_never_better_than_the_best():
     random = np.random.default_rng(3)
     for _ in range(100):
