@@ -76,7 +76,7 @@ def test_collectives_wait_for_the_last_rank_and_buckets_for_their_lane():
 
 
 def test_one_bucket_is_among_the_greedy_plans():
-    """Equation 5 of the paper always finds two buckets for tiny gradients, with a start-up too much."""
+    """Two buckets satisfy equation 5 of the paper, but have one start-up more."""
     case = [1.0, 2.0], [1.0, 1.0], lambda size: 10.0
     assert buckets.compute_plan_end(buckets.find_greedy_plan(*case), *case) == 12
 
@@ -215,6 +215,21 @@ def test_wrong_words_are_answered_with_the_nearest():
         simulated("slow=64:2")
     with pytest.raises(program.ImpossibleRequest, match="all ready at once"):
         simulated("overlap=on", plan=a_plan(overlaps=False))
+
+
+@pytest.mark.parametrize(
+    "word", ["link=1us,100Gb/s", "link=1us,100gb/s", "link=2us,25/s", "link=2us,0GB/s", "buckets=25", "buckets=25mib"]
+)
+def test_sizes_need_their_exact_unit(word):
+    """Networks are sold in bits: 100Gb/s read as bytes would be eight times the link."""
+    with pytest.raises(program.ImpossibleRequest, match="expected"):
+        what_if.read_changes([word])
+
+
+def test_sizes_and_times_may_have_exponents_and_no_leading_digit():
+    assert what_if.read_changes(["link=2us,2.5e9B/s"]).link == what_if.read_changes(["link=.002ms,2.5GB/s"]).link
+    assert what_if.read_changes(["buckets=.5MiB"]).buckets == 2**19
+    assert what_if.parse_seconds(".5s") == 0.5
 
 
 def test_a_timeline_is_in_the_format_of_a_run(tmp_path):

@@ -19,6 +19,7 @@ ALGORITHMS = collectives.EXACT
 _OF_SUMS = ("overlap", "buckets", "algorithm", "compression", "servers", "pull")
 """Changes that cannot be combined with a strategy."""
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,19 @@ def read_changes(words: Sequence[str]) -> WhatIf:
 
 def parse_seconds(text: str) -> float:
     """Parse a time such as "2us" into seconds. Raises ValueError."""
-    match = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?)\s*([a-z]+)", text.strip())
-    if not match or match[2] not in _SECONDS:
+    return _parse_quantity(text, _SECONDS)
+
+
+def _parse_bytes(text: str) -> float:
+    """Parse a size such as "25MiB" into bytes. Unlike `settings.parse_size`, refuse Gb: networks are sold in bits."""
+    return _parse_quantity(text, _BYTES)
+
+
+def _parse_quantity(text: str, units: dict[str, float]) -> float:
+    match = re.fullmatch(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([A-Za-z]+)", text.strip())
+    if not match or match[2] not in units:
         raise ValueError(text)
-    return float(match[1]) * _SECONDS[match[2]]
+    return float(match[1]) * units[match[2]]
 
 
 def _suggest_nearest(value: str, form: str) -> str:
@@ -108,8 +118,8 @@ def _parse_count(value: str) -> int:
 def _parse_buckets(value: str) -> str | float:
     if value in BUCKETS:
         return value
-    _require(settings.parse_size(value) > 0)
-    return settings.parse_size(value)
+    _require(_parse_bytes(value) > 0)
+    return _parse_bytes(value)
 
 
 def _parse_compression(value: str) -> str:
@@ -122,7 +132,7 @@ def _parse_link(value: str) -> Link:
     if value in collectives.NETWORKS:
         return collectives.NETWORKS[value]
     start_up, _, rate = value.partition(",")
-    bytes_a_second = settings.parse_size(rate.removesuffix("/s"))
+    bytes_a_second = _parse_bytes(rate.removesuffix("/s"))
     _require(rate.endswith("/s") and bytes_a_second > 0)
     return Link(parse_seconds(start_up), 1 / bytes_a_second)
 
