@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 """The version of the file; other versions are refused."""
 MEASURED, EXTRAPOLATED, ASSUMED = "measured", "extrapolated", "assumed"
 """Marks: the basis of a number."""
@@ -245,6 +245,8 @@ def _build_value(kind: Any, value: Any) -> Any:
         if value is None:
             return None
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise PlanFileError(f"expected {kind.__name__}, not {value!r}")
         field_types = typing.get_type_hints(kind)
         unknown = set(value) - set(field_types)
         if unknown:

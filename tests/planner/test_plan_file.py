@@ -21,6 +21,9 @@ def test_what_is_saved_is_loaded(tmp_path):
     "change, why",
     [
         (lambda content: content.update(format=99), "format is 99"),
+        # Format 2 had plans without an update, of which no reason against strategies was true.
+        (lambda content: content.pop("update") and content.update(format=2), "plan the script again"),
+        (lambda content: content.update(update=None), "expected Update, not None"),
         (lambda content: content.pop("sizes"), "does not contain a plan"),
         (lambda content: content["sizes"][0].update(ready=[1.0]), "numbers of times, gradients"),
         (lambda content: content["sizes"][0].update(rows="many"), "expected int, not 'many'"),
