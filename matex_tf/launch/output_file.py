@@ -12,6 +12,7 @@ import os
 import re
 import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -26,11 +27,11 @@ class Outlet:
     Another child writes standard error if it is no terminal. The child removes the NUL bytes that Open MPI appends to
     its messages about an abort or a lost host, because other programs take a file with NUL bytes for binary data. If
     both streams lead to the same file, one child writes both in order. After lost output, `correct_exit_code` returns
-    a failure.
+    a failure. A stream whose child does not start stays as it is.
     """
 
     def __init__(self) -> None:
-        self._copies: dict[str, _Copy] = {}  # by the name of the copied streams, for messages
+        self._copies: dict[str, _Copy] = {}  # by the name of the streams to copy, for messages
         self._errors: dict[str, int] = {}  # by the same names, the errno of the first write error
 
     def __enter__(self) -> Outlet:
@@ -45,8 +46,11 @@ class Outlet:
                 self._copies["standard output"] = _Copy([1])
             if copies_errors:
                 self._copies["standard error"] = _Copy([2], drops=r"\0+")
-        for copy in self._copies.values():
-            copy.start()
+        for name, copy in list(self._copies.items()):
+            if not copy.start():
+                del self._copies[name]
+                message = f"{name}: the process that copies it did not start: a full disk will not be reported"
+                print(f"matex: {message}", file=sys.stderr, flush=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,28 +69,38 @@ class Outlet:
 class _Copy:
     """A child process that copies the output of `descriptors` to the file of the first descriptor.
 
-    The child removes matches of the pattern `drops`; the default matches nothing. To stop the child, this process
-    closes the write end of a second pipe.
+    The child removes matches of the pattern `drops`; the default matches nothing. Over a connection it sends one byte
+    when it is ready. To stop the child, this process closes the connection.
     """
 
     def __init__(self, descriptors: list[int], drops: str = "(?!)"):
         self._descriptors, self._drops = descriptors, drops
 
-    def start(self) -> None:
-        """Start the child, and replace `descriptors` by the pipe that it reads."""
+    def start(self) -> bool:
+        """Start the child, and replace `descriptors` by the pipe that it reads. False: it did not start."""
         _flush()
         reader, writer = os.pipe()
-        stop_reader, self._stop_writer = os.pipe()
-        command = [sys.executable, "-IS", __file__, str(stop_reader), self._drops]  # -IS: the standard library only
+        self._connection, child_end = socket.socketpair()
+        number = child_end.fileno()
+        command = [sys.executable, "-sS", __file__, str(number), self._drops]  # -sS: the standard library only
         # The child inherits the blocked signals: it ends with its input only.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._child = subprocess.Popen(command, stdin=reader, stdout=self._descriptors[0], pass_fds=[stop_reader])
-        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        self._originals = {descriptor: os.dup(descriptor) for descriptor in self._descriptors}
-        for descriptor in self._descriptors:
-            os.dup2(writer, descriptor)
-        for descriptor in (reader, writer, stop_reader):
-            os.close(descriptor)
+        try:
+            self._child = subprocess.Popen(command, stdin=reader, stdout=self._descriptors[0], pass_fds=[number])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+            child_end.close()
+            os.close(reader)
+        is_ready = bool(self._connection.recv(1))  # b"" at the end of the child
+        if is_ready:
+            self._originals = {descriptor: os.dup(descriptor) for descriptor in self._descriptors}
+            for descriptor in self._descriptors:
+                os.dup2(writer, descriptor)
+        else:
+            self._connection.close()
+            self._child.wait()
+        os.close(writer)
+        return is_ready
 
     def end(self) -> int:
         """Stop copying. Returns the errno of the first write error; 0 if all output was written."""
@@ -94,7 +108,7 @@ class _Copy:
         for descriptor, original in self._originals.items():
             os.dup2(original, descriptor)
             os.close(original)
-        os.close(self._stop_writer)
+        self._connection.close()
         return self._child.wait()
 
 
@@ -116,15 +130,16 @@ def _is_file_or_device(output: os.stat_result) -> bool:
     return stat.S_ISREG(output.st_mode) or is_device
 
 
-def _copy_output(source: int, target: int, drops: re.Pattern[bytes], stop_reader: int) -> int:
+def _copy_output(source: int, target: int, drops: re.Pattern[bytes], connection: int) -> int:
     """Copy `source` to `target` without matches of `drops`. Returns the errno of the first write error, or 0.
 
-    After an error, further output is read and discarded, so that the writers do not block. When the write end of
-    `stop_reader` closes, only the available output is copied: another writer, such as an ssh to a disconnected host,
+    After an error, further output is read and discarded, so that the writers do not block. When the other end of
+    `connection` closes, only the available output is copied: another writer, such as an ssh to a disconnected host,
     may keep the pipe open.
     """
+    os.write(connection, b"r")  # ready
     error, previous_byte = 0, b"\n"
-    while source in select.select([source, stop_reader], [], [])[0]:
+    while source in select.select([source, connection], [], [])[0]:
         chunk = os.read(source, _CHUNK_BYTES)
         if not chunk:
             break
@@ -140,4 +155,4 @@ def _copy_output(source: int, target: int, drops: re.Pattern[bytes], stop_reader
 
 
 if __name__ == "__main__":
-    sys.exit(_copy_output(0, 1, re.compile(sys.argv[2].encode()), stop_reader=int(sys.argv[1])))
+    sys.exit(_copy_output(0, 1, re.compile(sys.argv[2].encode()), connection=int(sys.argv[1])))

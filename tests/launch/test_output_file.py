@@ -7,6 +7,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+from matex_tf.launch import output_file
+
 PROGRAM = (
     "import os, subprocess, sys; from matex_tf.launch import output_file\n"
     "with output_file.Outlet() as out:\n    {}\n"
@@ -46,3 +50,22 @@ def test_errors_that_cannot_be_written_are_lost_output():
         assert execute("os.write(1, b'a number')", stdout=full, stderr=subprocess.STDOUT).returncode == 120
         told = execute("os.write(1, b'a number')", stdout=full, stderr=subprocess.PIPE)
     assert told.returncode == 120 and b"standard output: No space left" in told.stderr
+
+
+@pytest.mark.parametrize("home, told", [(sys.base_prefix, b""), ("/missing", b"a full disk will not be reported")])
+def test_output_stays_where_no_process_can_copy_it(home, told, tmp_path):
+    """As of a Python that does not find its library in PYTHONHOME, which a Python somewhere else needs."""
+    work = "os.write(1, b'a number')"
+    program = f"import os; os.environ['PYTHONHOME'] = {home!r}\n" + PROGRAM.format(work)
+    with open(tmp_path / "out", "wb") as out:
+        ran = subprocess.run([sys.executable, "-c", program], stdout=out, stderr=subprocess.PIPE, timeout=50)
+    assert ran.returncode == 0 and (tmp_path / "out").read_bytes() == b"a number"
+    assert told in ran.stderr and (bool(told) or not ran.stderr)
+
+
+def test_signals_are_not_blocked_after_a_failed_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with pytest.raises(FileNotFoundError, match="missing"):
+        output_file._Copy([1]).start()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
