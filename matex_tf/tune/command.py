@@ -92,7 +92,7 @@ class _Command(click.Command):
 @click.option("--slurm", "as_jobs", is_flag=True, help="Make each trial a Slurm job; the next options apply to it.")
 @add_options(Slurm, omitted=("run", "array"))
 @click.option("--no-warm-start", "warm_start", flag_value=False, default=None, help="Ignore earlier searches.")
-@click.option("--database", metavar="FILE", help="The database of all searches. Default: ~/.local/share/matex/tune.db.")
+@click.option("--database", metavar="FILE", help="The database of searches. Default: ~/.local/share/matex/tune-3.db.")
 @click.option("--folder", metavar="FOLDER", help="The folder of the search. Default: runs/tune-SCRIPT-1.")
 @click.option("--resume", metavar="FOLDER", help="Continue the search of FOLDER; --trials and --search may change.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT.py is the name of a module.")

@@ -42,6 +42,10 @@ class DatabaseError(RuntimeError):
     """The file cannot be read or written; the text gives the reason."""
 
 
+class VersionError(DatabaseError):
+    """The file has tables of another version."""
+
+
 @dataclass(frozen=True)
 class Search:
     """The record of a search."""
@@ -75,9 +79,9 @@ class Record(Outcome):
 
 
 def find_default_path() -> Path:
-    """The default path of the database."""
+    """The default path of the database, one for each version: an older file stays for the matex that wrote it."""
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return Path(home, "matex", "tune.db")
+    return Path(home, "matex", f"tune-{VERSION}.db")
 
 
 class Database:
@@ -93,8 +97,9 @@ class Database:
         with self._open_transaction():
             version = self._fetch_one("pragma user_version")[0]  # 0: a new file
             if version not in (0, VERSION):
-                raise DatabaseError(
-                    f"{path}: its version is {version}, and this matex reads {VERSION}. Name another file (--database)"
+                raise VersionError(
+                    f"{path}: its version is {version}, and this matex reads {VERSION}. Its searches need the matex "
+                    "that began them; a new search needs another file (--database)"
                 )
             if version == 0:
                 for statement in _TABLES.split(";"):

@@ -23,7 +23,7 @@ from matex_tf.deploy.options import format_options
 from matex_tf.deploy.sbatch.job_script import Slurm
 from matex_tf.deploy.slurm import check_commands
 from matex_tf.tune import changes, space_file
-from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, find_default_path
+from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record, Search, VersionError, find_default_path
 from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
 from matex_tf.tune.objective import Objective
@@ -120,6 +120,8 @@ def open_search(folder: Path) -> tuple[Database, Search]:
         database = Database(Path(note["database"]))
     except (OSError, ValueError, KeyError):
         raise NoSearchError(f"{folder} is not the folder of a search, as runs/tune-train-1") from None
+    except VersionError as error:
+        raise NoSearchError(f"{folder}: {error}") from None
     search = database.find_search(note["search"])
     if search is None:
         raise NoSearchError(f"{folder}: its search is not in {database.path} any more")

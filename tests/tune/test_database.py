@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 import subprocess
@@ -9,7 +10,9 @@ import sys
 
 import pytest
 
+from matex_tf.launch import cli
 from matex_tf.tune import database as databases
+from matex_tf.tune import setup
 from matex_tf.tune.database import RUNNING, Database, DatabaseError, Record
 from matex_tf.tune.engines import warm_start
 from matex_tf.tune.objective import Objective, Point
@@ -108,7 +111,22 @@ def test_a_file_of_another_kind_or_version_is_refused(tmp_path):
 
 def test_where_it_is(monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    assert str(databases.find_default_path()) == "/data/matex/tune.db"
+    assert str(databases.find_default_path()) == f"/data/matex/tune-{databases.VERSION}.db"
+
+
+def test_a_file_of_an_older_version_stops_no_search(tmp_path, monkeypatch, capsys):
+    """It has another path than new ones. Its own searches are told that they need the matex that began them."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    older = tmp_path / "matex" / "tune.db"
+    older.parent.mkdir()
+    with sqlite3.connect(older) as file:
+        file.execute("pragma user_version = 2")
+    add(Database(databases.find_default_path()))
+    (tmp_path / setup.NOTE).write_text(json.dumps({"database": str(older), "search": 1}))
+    for command, code in ((["tune", "--resume"], 2), (["report"], 1)):
+        assert cli.main([*command, str(tmp_path)]) == code
+        told = capsys.readouterr().err
+        assert "that began them" in told and "To go on" not in told
 
 
 # Warm starts

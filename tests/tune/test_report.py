@@ -134,7 +134,7 @@ def test_the_command_knows_a_search_by_its_folder(tmp_path, monkeypatch, capsys)
     assert Page((where / "report.html").read_text()).of("button")
     assert cli.main(["report", str(where), "--plan", "plan.json"]) == 2
     assert "--plan goes with the report of a run; this is a search" in capsys.readouterr().err
-    Path("data/matex/tune.db").unlink()
+    Path("data/matex/tune-3.db").unlink()
     assert cli.main(["report", str(where)]) == 1 and "is not in" in capsys.readouterr().err
 
 

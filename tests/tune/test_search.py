@@ -72,7 +72,7 @@ def test_from_the_command_line():
     assert ended.returncode == 0, ended.output
     best = r"best of 3 trials, \d s: val_loss [\d.e-]+, trial \d\n"
     words = r"  matex run -n 1 train.py --fixed=1 'two words' --x=[\d.e-]+\n"
-    assert re.search(f"{best}{words}kept in .*tune.db", ended.stdout)
+    assert re.search(f"{best}{words}kept in .*tune-3.db", ended.stdout)
     assert "told ['--fixed=1', 'two words', '--x=" in Path("runs/tune-train-1/trial-1/output").read_text()
     after = tune("train.py", "--search", "space.yaml", "--trials", "1", "--", "--seed=3", "-n").check()
     assert re.search(r"matex run -n 1 train.py --seed=3 -n --x=", after.stdout)
