@@ -260,8 +260,18 @@ def test_hosts_that_came_for_nothing_are_not_used_again():
         [*before, more[2]],
         both[1:],
     ]
+    assert places.make_attempt([before[0], Host("b", 2)]).hosts == before, "with other slots it is the same host"
     places.exclude_hosts([Host("a", 3)], [Host("a", 2)])
     assert places.make_attempt([Host("a", 3)]).ranks == 2 and places.make_attempt([Host("a", 4)]).ranks == 4
+
+
+def test_slots_that_came_for_nothing_are_used_once_a_host_is_lost():
+    places = make_places("--host a:2,b:2", 4)
+    before, more = [Host("a", 2), Host("b", 2)], [Host("a", 4), Host("b", 2)]
+    places.exclude_hosts(more, before)
+    for usable, hosts, ranks in ((more, before, 4), (more[:1], more[:1], 4), (more, before, 4)):
+        attempt = places.make_attempt(usable)
+        assert (attempt.hosts, attempt.ranks) == (hosts, ranks)
 
 
 def test_of_hosts_that_are_not_recognized_no_rank_is_dropped(tmp_path, monkeypatch, capfd):

@@ -45,7 +45,9 @@ class Places:
         self.mpirun, self.follows_files = mpirun, follows_files
         self._options_list_known = True  # whether the user's options list the known hosts
         self._dropped_ranks: Counter[str] = Counter()  # by listed name of the host; "" if no hosts are listed
-        self._former: dict[Host, Host | None] = {}  # the slots to use of a host in place of the listed ones; None: none
+        self._excluded: set[str] = set()  # names of hosts that are never used again
+        # By host with slots that are not used: the hosts by name, with their slots, before the host had these slots.
+        self._former: dict[Host, dict[str, Host]] = {}
         self._requested_slots = sum(host.slots for host in self.known)
 
     def read_hosts(self) -> list[Host]:
@@ -61,13 +63,17 @@ class Places:
         """Return to the hosts of `attempt` for the rest of the run: the host files are read no more."""
         if self.follows_files and list(attempt.hosts) != self.known:
             self.known, self._options_list_known = list(attempt.hosts), False  # a host file may list others
-        self.follows_files, self._former = False, {}
+        self.follows_files, self._excluded, self._former = False, set(), {}
         return self.make_attempt(self.known, attempt.strategy)
 
     def exclude_hosts(self, hosts: Sequence[Host], before: Sequence[Host]) -> None:
-        """Undo a change of the hosts from `before` to `hosts`: as long as a host is listed so, it is used as before."""
-        slots_before = {host.name: host for host in before}
-        self._former |= {host: slots_before.get(host.name) for host in hosts if host not in before}
+        """Undo a change of the hosts from `before` to `hosts`: never again use the added hosts.
+
+        A host with other slots is used as before as long as it has these slots, and all hosts of `before` are usable.
+        """
+        former = {host.name: host for host in before}
+        self._excluded |= {host.name for host in hosts} - former.keys()
+        self._former |= {host: former for host in hosts if host.name in former and host not in before}
 
     def find_answering(self) -> list[Host]:
         """The known hosts that can be reached."""
@@ -100,8 +106,12 @@ class Places:
 
     def make_attempt(self, usable: Sequence[Host], strategy: str = "") -> Attempt:
         """The attempt on the `usable` hosts, without dropped ranks; a host that keeps no rank is left out."""
-        # See `exclude_hosts`. If all hosts would be left out, they are used nevertheless.
-        hosts = [former for host in usable if (former := self._former.get(host, host))] or usable
+        usable = [host for host in usable if host.name not in self._excluded] or usable  # not if all are excluded
+        names = {host.name for host in usable}
+        hosts = [
+            former[host.name] if (former := self._former.get(host)) and former.keys() <= names else host
+            for host in usable
+        ]
         if not self._requested_slots:  # the options list no hosts
             return Attempt(max(self.first.ranks - self._dropped_ranks.total(), 1), self.first.options, strategy, hosts)
         # ranks: by host name; listed: the used hosts with all slots; slots: the used hosts with the slots for mpirun.
