@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -183,7 +183,7 @@ def show_settings(name: str | None) -> int:
         wanted = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
         known = {setting.variable: setting for setting in (*settings.TABLE, *settings.INTERNAL)}
         if wanted not in known:
-            raise click.UsageError(arguments.describe_unknown("setting", wanted, known))
+            raise click.UsageError(f"there is no setting {wanted}{_suggest(wanted, known)}")
         print(f"{wanted} ({known[wanted].values})\n{known[wanted].meaning}")
         return 0
     table = Table("setting", "value", "from", "values")
@@ -200,6 +200,12 @@ def show_settings(name: str | None) -> int:
 def parse_run(words: Sequence[str]) -> Run:
     """Parse the words after `matex run`. Raises click.UsageError."""
     return run_options.read_run(run_script.make_context("run", list(words), parent=matex.make_context("matex", [])))
+
+
+def _suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of an error message about an unknown `name`: the most similar `known` name; "" if none is similar."""
+    similar = arguments.find_similar(name, known, cutoff)
+    return f"; did you mean {similar}?" if similar else ""
 
 
 def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
@@ -232,8 +238,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as exit_request:  # after the help or the version
         return exit_request.exit_code
     except click.exceptions.NoSuchOption as error:
-        similar = arguments.find_similar(error.option_name, error.possibilities or (), cutoff=0.8)
-        message = f"there is no option {error.option_name}" + (f"; did you mean {similar}?" if similar else "")
+        similar = _suggest(error.option_name, error.possibilities or (), cutoff=0.8)
+        message = f"there is no option {error.option_name}{similar}"
     except click.ClickException as error:
         message = error.format_message()
     except errors.BuildError as error:

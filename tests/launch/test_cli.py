@@ -94,7 +94,8 @@ def test_what_run_cannot_do(words, message):
         (["build", "--xl"], "there is no option --xl; did you mean --xla?"),
         (["plan", "--memroy", "1GB", "train.py"], "there is no option --memroy; did you mean --memory?"),
         (["inof"], "there is no command inof; did you mean info?"),
-        (["settings", "overlp"], "there is no setting MATEX_OVERLP; did you mean MATEX_OVERLAP?"),
+        (["settings", "overlp"], "there is no setting MATEX_OVERLP; did you mean MATEX_OVERLAP?\n"),
+        (["settings", "q" * 40], f"there is no setting MATEX_{'Q' * 40}\n"),
     ],
 )
 def test_a_wrong_command_line_is_answered(words, message, capsys):
