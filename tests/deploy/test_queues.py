@@ -281,7 +281,9 @@ def test_a_machine_without_the_scheduler_says_where_to_submit(queue, tmp_path, m
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "a.py").touch()
     assert cli.main(["submit", f"--{queue}", "a.py"]) == 1
-    assert f"there is no {SUBMITS[queue]} on this machine. Submit from a login node" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"there is no {SUBMITS[queue]} on this machine. Submit from a login node" in told
+    assert "--cpus" not in told and not (tmp_path / "runs").exists()
     assert not any(tmp_path.glob("runs/*"))
 
 

@@ -147,6 +147,9 @@ class Scheduler(abc.ABC):
             JobError: the scheduler refused the job; no job and no folder remain.
             UnreachableError: it is unknown whether the job is queued. Its script remains.
         """
+        program = self.submit_command[0]
+        if shutil.which(program) is None:  # before notes and the folder
+            raise JobError(f"there is no {program} on this machine. {self._advice}")
         if not options.cpus:
             following.print_line(
                 f"without --cpus the job has whole nodes, and requests 1 core for each rank from {self.title}"
@@ -164,7 +167,7 @@ class Scheduler(abc.ABC):
             answer = self._ask(words, text if self.reads_standard_input else "", env=environment)
             found = self.number_pattern.search(answer.stdout)
             if answer.returncode or not found:
-                raise JobError(explain_refusal(self.submit_command[0], _read_message(answer), self.refusals))
+                raise JobError(explain_refusal(program, _read_message(answer), self.refusals))
             run_folder.write_note(folder, options.get_kind(), found.group(1))
         except UnreachableError as error:
             raise UnreachableError(f"{error}: {check_queue}") from None
