@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 
@@ -40,7 +41,8 @@ class Witness:
     def _start_child(self) -> None:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # blocks nothing more, and returns the blocked signals
         prepare = child_process.make_preparation(mask, os.getpid(), death_signal=signal.SIGKILL)
-        self._child = subprocess.Popen(["sleep", "infinity"], preexec_fn=prepare)
+        command = [sys.executable, "-S", "-c", "import time; time.sleep(1e9)"]
+        self._child = subprocess.Popen(command, preexec_fn=prepare)
 
     def _end_child(self) -> None:
         self._child.kill()

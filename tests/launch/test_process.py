@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,7 +41,10 @@ def test_a_signal_reaches_mpirun_and_its_death_is_an_exit_code(tmp_path):
 
 
 def test_what_the_whole_group_gets_reaches_mpirun_once(tmp_path):
-    child = waiting_for(tmp_path, "trap 'echo asked' USR1\necho ready\nfor i in 1 2 3 4 5 6; do sleep 0.5; done\n")
+    """Also where PATH has no program at all."""
+    sleep = shutil.which("sleep")
+    script = f"trap 'echo asked' USR1\necho ready\nfor i in 1 2 3 4 5 6; do {sleep} 0.5; done\n"
+    child = waiting_for(tmp_path, script, env={**os.environ, "PATH": str(tmp_path)})
     os.killpg(child.pid, signal.SIGUSR1)
     time.sleep(1.5)
     child.send_signal(signal.SIGUSR1)
