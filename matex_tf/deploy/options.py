@@ -165,7 +165,7 @@ def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int |
     names = [each.name for each in fields(kind)]
     merged: dict[str, Any] = {}
 
-    def add_options(values: Mapping[str, Any], source: str) -> None:
+    def merge_values(values: Mapping[str, Any], source: str) -> None:
         for name in values:
             if name not in names:
                 raise ValueError(source + arguments.describe_unknown("option", name, names))
@@ -179,10 +179,10 @@ def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int |
 
     for path in list_files():
         if path.is_file():
-            add_options(_read_table(path, kind.get_kind()), f"{path}: ")
+            merge_values(_read_table(path, kind.get_kind()), f"{path}: ")
     if ranks is not None:
         merged.pop("ranks_per_node", None)
-    add_options(given, "")
+    merge_values(given, "")
     options = kind(**merged)
     if ranks is None:
         return options
