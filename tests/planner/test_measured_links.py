@@ -13,7 +13,7 @@ from matex_tf.launch.planning import kept_links, ranks
 from matex_tf.observe import link_costs
 from matex_tf.observe.link_costs import Link
 from matex_tf.planner import plan_file, report
-from matex_tf.planner.predict import Links, Predictor, fit_messages
+from matex_tf.planner.predict import SHARED_MEMORY, Links, Predictor, fit_messages
 
 MINE = a_plan().links[0]
 
@@ -118,5 +118,5 @@ def test_sums_of_real_ranks_take_longer_with_size_and_are_what_a_plan_says(monke
         assert min(seconds) > 0 and seconds[-1] > max(seconds[:3]), "16 MiB are a thousand times what is before"
     assert link.cpu_per_byte > 0
     plan = a_plan(links=(link,))
-    assert Links(plan)._estimate_on_one_host(2, 16 << 20) == pytest.approx(max(link.seconds))
+    assert Links(plan).estimate_sum(2, SHARED_MEMORY, 64 << 10) == pytest.approx(max(link.seconds[:3]))
     assert Predictor(plan).predict_step(2).link_mark == plan_file.MEASURED
