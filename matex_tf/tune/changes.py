@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from matex_tf.tune.space_file import Specification
 
 
@@ -15,18 +17,17 @@ def list_changes(before: Specification, after: Specification) -> tuple[list[str]
     range_changes: list[str] = []
     other_changes: list[str] = []
     if before.objective != after.objective:
-        other_changes.append(_describe_change("objective", before, after))
+        other_changes.append(_describe_change("objective", before.part_texts, after.part_texts))
     for name in {**old_parameters, **new_parameters}:
         old, new = old_parameters.get(name), new_parameters.get(name)
         if old != new:
             has_same_condition = old and new and (old.when, old.otherwise) == (new.when, new.otherwise)
             changes = range_changes if has_same_condition else other_changes
-            changes.append(_describe_change(name, before, after))
+            changes.append(_describe_change(name, before.texts, after.texts))
     if before.files != after.files:
-        other_changes.append(_describe_change("files", before, after))
+        other_changes.append(_describe_change("files", before.part_texts, after.part_texts))
     return range_changes, other_changes
 
 
-def _describe_change(name: str, before: Specification, after: Specification) -> str:
-    old_text, new_text = (spec.texts.get(name, "not there") for spec in (before, after))
-    return f"{name}: {old_text}, now {new_text}"
+def _describe_change(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    return f"{name}: {before.get(name, 'not there')}, now {after.get(name, 'not there')}"

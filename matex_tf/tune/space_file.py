@@ -41,7 +41,9 @@ class Specification:
     files: tuple[str, ...] = ()
     """Files with placeholders."""
     texts: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """For messages: the text of the file for each parameter, and for `objective` and `files`."""
+    """For messages: the text of the file for each parameter."""
+    part_texts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """For messages: the text for `objective` and for `files`, which a parameter may be named, too."""
 
 
 def read_space(text: str, name: str) -> Specification:
@@ -82,10 +84,10 @@ class _Reader:
         files = self._read_one_or_more("files", parts["files"]) if "files" in parts else ()
         self._check_placeholders(parameters, files)
         objective = self._read_objective(parts["objective"]) if "objective" in parts else Objective()
-        texts = {"objective": "{minimize: val_loss}"}  # the default
-        for name, node in {**parts, **nodes}.items():
-            texts[name] = " ".join(_COMMENT.sub("", text[node.start_mark.index : node.end_mark.index]).split())
-        return Specification(Space(self._sort_parameters(parameters, nodes)), objective, files, texts)
+        texts = {name: _cut_text(text, node) for name, node in nodes.items()}
+        part_texts = {name: _cut_text(text, node) for name, node in parts.items()}
+        part_texts.setdefault("objective", "{minimize: val_loss}")
+        return Specification(Space(self._sort_parameters(parameters, nodes)), objective, files, texts, part_texts)
 
     # Parameters
 
@@ -259,6 +261,11 @@ class _Reader:
 
     def _refuse_node(self, node: yaml.Node, what: str) -> NoReturn:
         raise SpaceError(f"{self.name}, line {node.start_mark.line + 1}: {what}")
+
+
+def _cut_text(text: str, node: yaml.Node) -> str:
+    """The part of `text` for a node, on one line, without comments."""
+    return " ".join(_COMMENT.sub("", text[node.start_mark.index : node.end_mark.index]).split())
 
 
 def _is_placeholder(name: str) -> bool:

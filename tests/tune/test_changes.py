@@ -110,3 +110,12 @@ ALL = "objective: {{maximize: a}}\nsearch:\n  --x: {}\n  --k: [a, b]\n  --f: fla
 def test_what_has_changed(x, when, ranges, others):
     before = read_space(ALL.format("{log: [1e-4, 1]}", ""), "a.yaml")
     assert list_changes(before, read_space(ALL.format(x, when), "a.yaml")) == (ranges, others)
+
+
+def test_a_parameter_may_be_named_as_a_part_of_the_file():
+    text = "objective: {{minimize: {}}}\nfiles: [config.yaml]\nsearch:\n  objective: {}\n  files: [c, d]\n"
+    before = read_space(text.format("a", "[x, y]"), "a.yaml")
+    assert list_changes(before, read_space(text.format("b", "[x, z]"), "a.yaml")) == (
+        ["objective: [x, y], now [x, z]"],
+        ["objective: {minimize: a}, now {minimize: b}"],
+    )
