@@ -78,7 +78,7 @@ def fill(path, ends, state, fit, entropy=OTHER_RUN - 1, script=SCRIPT):
     [
         pytest.param(None, id="nothing"),
         pytest.param({"ends": {}, "state": 9, "fit": 0}, id="an older state with a larger number"),
-        pytest.param({"ends": {0: "old"}, "state": 9, "fit": 1, "entropy": OTHER_RUN}, id="a state of another run"),
+        pytest.param({"ends": {0: "old"}, "state": 3, "fit": 1, "entropy": OTHER_RUN}, id="a state of another run"),
         pytest.param({"ends": ENDS, "state": 9, "fit": 2, "script": "other"}, id="a state of another script"),
     ],
 )
@@ -96,6 +96,7 @@ def test_a_run_resumes_from_the_newest_state_of_all_hosts(tmp_path, monkeypatch,
             assert run.state_number == 5 and run.loaded[:2] == list(ENDS.values())
             assert np.array_equal(run.loaded[2]["weights"], np.full(3, 5.0))
         assert [run.writer is not None for run in runs] == [rank == 0 for rank in range(len(runs))]
+        assert state_files.Folder(str(paths[0])).list_numbers("state") == [5]
         assert any("host2" in text for text in ranks.said) == (len(runs) > 1), ranks.said
 
 
