@@ -2,8 +2,8 @@
 
 Calls of `fit` have the numbers 0, 1, and so on. A restarted script runs from its beginning: calls that had ended are
 skipped, and the call with the newest state resumes from it (`fit_state`). All ranks have the same state, which does not
-depend on the number of ranks. So rank 0 saves and reads it for all. `state_files` describes the folder, "Restarts" in
-docs/reliability.md the state.
+depend on the number of ranks. So rank 0 saves and reads it for all, after it has copied the newest state of all hosts.
+`state_files` describes the folder, "Restarts" in docs/reliability.md the state.
 
 `Run` also ends the run on request: after a signal, at a rung of `matex tune`, or for a change by `--adapt=ranks`.
 """
@@ -27,6 +27,9 @@ from matex_tf.steps import events
 from matex_tf.world import exit_codes, file_locks, membership, terminal, world
 
 _run: Run | None = None
+
+_Found = tuple[dict[str, Any], set[int], int, int]
+"""The beginning of the run (script, entropy, random states); `ended_fits`, `saved_fit` and `state_number` of `Run`."""
 
 
 def open_run() -> Run | None:
@@ -58,7 +61,7 @@ class Run:
         self.end_request: str | None = None  # why the run is to end soon, such as a signal
         self.has_trained = False  # a step has trained since this start
         self.saved_at = time.monotonic()  # of the last state; at first, the start
-        self.writer: async_writer.Writer | None = None  # on rank 0, which alone uses the folder
+        self.writer: async_writer.Writer | None = None  # on rank 0, which holds the lock
         self._newest: Any = None  # on rank 0, the content of the newest state until its call has begun
         with real_files.use_real_files():
             membership.attempt_collectives("opening the folder of the run's state", self._open_folder)
@@ -67,26 +70,34 @@ class Run:
         events.world_changed.add_listener(self._handle_loss)
 
     def _open_folder(self) -> None:
-        """Open the folder on rank 0, and resume from its newest state. Collective.
+        """Open the folder on the first rank of each host, and resume from the newest state. Collective.
+
+        Only rank 0 creates, locks and changes the folder.
 
         Raises:
             SetupError: on all ranks, if the folder cannot be used.
         """
-        me, error = world.get_world(), None
-        if me.rank == 0 and self.writer is None:  # otherwise a loss repeats this call
-            try:
-                self.writer = async_writer.Writer(state_files.Folder(self.path))
-                if not self._lock_folder(self.writer.folder):
+        me, folder, error = world.get_world(), None, None
+        try:
+            if self.writer is not None:  # a loss repeats this call
+                folder = self.writer.folder
+            elif me.rank == 0:
+                folder = state_files.Folder(self.path)
+                if self._lock_folder(folder):
+                    self.writer = async_writer.Writer(folder)
+                else:
                     error = "another run is using the folder"
-            except OSError as raised:
-                error = str(raised)
-        error = objects.broadcast(error, "opening the folder of the run's state")
-        if error is not None:
-            raise errors.SetupError(
-                f"MATEX_STATE={self.path} cannot be used on rank 0 ({me.hosts[0]}): {error}. Set it to a folder of "
-                "your own, on a file system that all hosts share, that no other run uses."
-            )
-        self._resume_newest()
+            elif me.local_rank == 0 and os.path.isdir(self.path):
+                folder = state_files.Folder(self.path)
+        except OSError as raised:
+            error = str(raised)
+        for rank, text in enumerate(objects.allgather(error, "opening the folder of the run's state")):
+            if text is not None:
+                raise errors.SetupError(
+                    f"MATEX_STATE={self.path} cannot be used on rank {rank} ({me.hosts[rank]}): {text}. Set it to a "
+                    "folder of your own, on a file system that all hosts share, that no other run uses."
+                )
+        self._resume_newest(folder)
 
     def _lock_folder(self, folder: state_files.Folder) -> bool:
         """Lock the folder; False if another run holds it. Tries for 10 s, as a process that was killed may hold it."""
@@ -114,11 +125,25 @@ class Run:
             self.state_number = max([self.state_number, *folder.list_numbers("state")])
             if self.fits <= self.saved_fit:  # the call with this state has not begun
                 _, self._newest = folder.find_newest()
+                if self._newest is None or self._newest["fit"] != self.saved_fit:
+                    raise membership.make_loss_error(f"{self.path} on this host lacks the state to resume from")
 
-    def _resume_newest(self) -> None:
-        """Find the newest state, and restore the random generators to the beginning of the run. Collective."""
-        found = None if self.writer is None else self._read_folder(self.writer.folder)
+    def _resume_newest(self, folder: state_files.Folder | None) -> None:
+        """Find the newest state, and restore the random generators to the beginning of the run. Collective.
+
+        Hosts need not share the folder: the newest state is the one with most ended calls, then the one with the
+        largest number; of equal ones, that of the first rank.
+        """
+        found = None if folder is None else self._read_folder(folder)
+        own_age = (-1, -1) if found is None else (len(found[1]), found[3])  # larger is newer
+        ages = objects.allgather(own_age, "looking for the state of the run")
+        source = ages.index(max(ages))
+        if source > 0:
+            self._copy_state(folder, found, source)
+            found = self._read_folder(folder) if folder is not None and self.writer is not None else None
         found = objects.broadcast(found, "the saved state of the run")
+        if self.writer is None:
+            self._newest = None
         if found is not None:
             begin, self.ended_fits, self.saved_fit, self.state_number = found
             self.entropy = begin["entropy"]
@@ -128,12 +153,31 @@ class Run:
         if self.writer is not None:
             self.writer.folder.clear_files()
 
-    def _read_folder(self, folder: state_files.Folder) -> tuple[dict[str, Any], set[int], int, int] | None:
-        """Read the newest state. None if there is no state of this script to resume.
+    def _copy_state(self, folder: state_files.Folder | None, found: _Found | None, source: int) -> None:
+        """Copy the newest state to rank 0. Collective. `found`: on rank `source`, the result of `_read_folder`."""
+        me = world.get_world()
+        begin, ended_fits, _, newest = objects.broadcast(found, "the newest state of all hosts", source)
+        files = [*(("end", fit) for fit in sorted(ended_fits)), *([("state", newest)] if newest >= 0 else [])]
+        target = None if self.writer is None else self.writer.folder
+        if target is not None:
+            here, there = me.hosts[0], me.hosts[source]
+            notes.print_note(f"{self.path} on {there} has a newer state of the run than on {here}, which gets a copy")
+            own = target.read_file(state_files.BEGIN)
+            if own is None or own["entropy"] != begin["entropy"]:  # of another run
+                target.clear_files()
+            for number in target.list_numbers("state"):
+                if number > newest:
+                    os.unlink(target.locate_file(state_files.name_file("state", number)))
+        for kind, number in files:
+            name = state_files.name_file(kind, number)
+            content = self._send_state(folder.read_file(name) if folder and me.rank == source else None, source)
+            if target is not None and content is not None:
+                arrays: list[np.ndarray] = []
+                target.write_file(kind, number, serialization.pack_value(content, arrays), arrays)
+        self._write_begin(begin)  # at last: without it, there is no state
 
-        Returns:
-            The beginning of the run (script, entropy, random states), `ended_fits`, `saved_fit` and `state_number`.
-        """
+    def _read_folder(self, folder: state_files.Folder) -> _Found | None:
+        """Read the newest state. None if there is no state of this script to resume."""
         if (begin := folder.read_file(state_files.BEGIN)) is None:
             return None
         if begin["script"] != self.script:
@@ -145,10 +189,13 @@ class Run:
 
     def keep_entropy(self, entropy: int) -> None:
         """Save the beginning of a run that does not resume. All ranks have agreed on `entropy`."""
-        if self.writer is None or self.entropy is not None:
+        if self.entropy is None:
+            self._write_begin({"script": self.script, "entropy": entropy, "random": random_state.copy_states()})
+
+    def _write_begin(self, content: dict[str, Any]) -> None:
+        if self.writer is None:
             return
         arrays: list[np.ndarray] = []
-        content = {"script": self.script, "entropy": entropy, "random": random_state.copy_states()}
         packed = serialization.pack_value(content, arrays)
         with real_files.use_real_files():
             state_files.write_state(self.writer.folder.locate_file(state_files.BEGIN), packed, arrays)
@@ -159,22 +206,25 @@ class Run:
         """The saved state of the call `fit`: its end, or a state inside it; None if there is none. Collective."""
         loaded = None
         if fit in self.ended_fits:
-            loaded = self._send_state(lambda folder: folder.read_file(state_files.name_file("end", fit)))
+            content = None
+            if self.writer is not None:
+                with real_files.use_real_files():
+                    content = self.writer.folder.read_file(state_files.name_file("end", fit))
+            loaded = self._send_state(content)
         if loaded is None and fit == self.saved_fit:
-            loaded = self._send_state(lambda _: self._newest)
+            loaded = self._send_state(self._newest)
         if fit >= self.saved_fit:
             self._newest = None
         return loaded
 
-    def _send_state(self, read: Callable[[state_files.Folder], Any]) -> Any:
-        """Broadcast what `read` returns on rank 0 to every rank, array by array."""
+    def _send_state(self, content: Any, root: int = 0) -> Any:
+        """Broadcast `content` of rank `root` to every rank, array by array."""
         what, packed = "the state of the run", None
         arrays: list[np.ndarray] = []
-        if self.writer is not None:
-            with real_files.use_real_files():
-                packed = serialization.pack_value(read(self.writer.folder), arrays)
-        packed, number = objects.broadcast((packed, len(arrays)), what)
-        arrays = [objects.broadcast(arrays[index] if arrays else None, what) for index in range(number)]
+        if world.get_world().rank == root:
+            packed = serialization.pack_value(content, arrays)
+        packed, number = objects.broadcast((packed, len(arrays)), what, root)
+        arrays = [objects.broadcast(arrays[index] if arrays else None, what, root) for index in range(number)]
         return serialization.unpack_value(packed, arrays)
 
     # Saving
