@@ -88,6 +88,41 @@ print("LOSSES", *model.fit(Items(), epochs=3, verbose=0).history["loss"], *model
 """
 
 
+PROCESSES = """
+import keras, numpy as np
+
+class Items(keras.utils.PyDataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, number):
+        rows = np.random.default_rng(number).normal(size=(6, 4))
+        return rows, rows[:, :1] * 2 + 1
+
+keras.utils.set_random_seed(1)
+items = Items(workers=2, use_multiprocessing=True)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(items, epochs=1, verbose=0)
+model.fit(items, steps_per_epoch=3, shuffle=False, verbose=0)  # its processes are still at work at the end
+print("LOSS", model.evaluate(items, verbose=0))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_run_whose_state_is_saved_ends_the_processes_that_make_items(tmp_path):
+    """They are forks of a rank, and handle no signals as it does."""
+    script = tmp_path / "script.py"
+    script.write_text(PROCESSES)
+    want, found = (
+        [float(line.split()[1]) for line in one.check().stdout.splitlines() if line.startswith("LOSS")]
+        for one in (
+            launch.run_alone(script),
+            launch.matex_run(2, script, env={"MATEX_STATE": str(tmp_path / "state")}, timeout=120, cold=True),
+        )
+    )
+    assert len(want) == len(found) == 1 and np.allclose(found, want, rtol=1e-5)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "place, at",
