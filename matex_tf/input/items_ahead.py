@@ -38,9 +38,11 @@ class ItemsAhead(Iterator[Any]):
         self._numbers, self._results = iter(numbers), collections.deque[Any]()
         # It does not wait for an item that a thread is making, so it may run while objects are finalized.
         self.stop = self._pool.terminate
-        self._start(py_dataset.max_queue_size if has_workers else _ITEMS_AHEAD)
+        limit = py_dataset.max_queue_size if has_workers else _ITEMS_AHEAD
+        self._start(limit if limit > 0 else None)
 
-    def _start(self, count: int) -> None:
+    def _start(self, count: int | None) -> None:
+        """Start making the next `count` items; None: all."""
         for number in itertools.islice(self._numbers, count):
             self._results.append(self._pool.apply_async(_make_item, (number,)))
 

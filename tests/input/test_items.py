@@ -111,3 +111,11 @@ def test_few_items_are_made_ahead_and_none_after_the_end():
     for thread in ahead._pool._pool:
         thread.join(60)
     assert whole.made in ([1], [1, 3])
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1, 10])
+def test_all_items_are_made_with_any_size_of_the_queue(limit):
+    """From 0 down, Keras' queue has no limit."""
+    whole = Items()
+    whole.workers, whole.max_queue_size = 2, limit
+    assert list(items_ahead.ItemsAhead(whole, [5, 1, 4, 2])) == [5, 1, 4, 2]
