@@ -43,8 +43,10 @@ class ItemsAhead(Iterator[Any]):
 
     def _start(self, count: int | None) -> None:
         """Start making the next `count` items; None: all."""
-        for number in itertools.islice(self._numbers, count):
-            self._results.append(self._pool.apply_async(_make_item, (number,)))
+        numbers = list(itertools.islice(self._numbers, count))
+        self._results += [self._pool.apply_async(_make_item, (number,)) for number in numbers]
+        if count is None or len(numbers) < count:
+            self._pool.close()  # its threads or processes end after the last item
 
     def __next__(self) -> Any:
         """The next item. Raises the error of the object, if it cannot make the item."""

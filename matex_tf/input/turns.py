@@ -121,7 +121,7 @@ class Source:
     exchange_seconds: the times of the exchanges of items, while `is_open`.
     is_unused: ranks take no turns, and Keras continues as without ranks.
 
-    _next_pass: the pass whose items the next iterator of the dataset gives.
+    _next_pass: a reference to the pass whose items the next iterator of the dataset gives.
     """
 
     def __init__(self, adapter: Any, name: str, making_seconds: float):
@@ -130,7 +130,7 @@ class Source:
         self.is_unused = False
         self.taken_count = 0
         self.exchange_seconds: list[float] = []
-        self._next_pass: Pass | None = None
+        self._next_pass: Callable[[], Pass | None] = lambda: None
         adapter._get_iterator = self._generate
 
     def find_obstacle(self, dataset: Any) -> str:
@@ -150,7 +150,8 @@ class Source:
 
     def iterate(self, make_iterator: Callable[[Any], Any]) -> Any:
         """An iterator of all items, which this rank would make. Steps take the items of its pass instead, by turns."""
-        self._next_pass = new_pass = Pass(self)
+        new_pass = Pass(self)
+        self._next_pass = weakref.ref(new_pass)  # a pass that is dropped makes no more items
         iterator = make_iterator(self.dataset)
         new_pass.whole_iterator = weakref.ref(iterator)
         batches.note_shared_batches(iterator, new_pass)
@@ -189,7 +190,7 @@ class Source:
         if self.is_unused:
             yield from type(self._adapter)._get_iterator(self._adapter)
             return
-        whole_pass, self._next_pass = self._next_pass or Pass(self), None
+        whole_pass, self._next_pass = self._next_pass() or Pass(self), lambda: None
         made = self.make_ahead(whole_pass.give_up_turns())
         try:
             yield from map(self._adapter._standardize_batch, made)

@@ -118,4 +118,8 @@ def test_all_items_are_made_with_any_size_of_the_queue(limit):
     """From 0 down, Keras' queue has no limit."""
     whole = Items()
     whole.workers, whole.max_queue_size = 2, limit
-    assert list(items_ahead.ItemsAhead(whole, [5, 1, 4, 2])) == [5, 1, 4, 2]
+    ahead = items_ahead.ItemsAhead(whole, [5, 1, 4, 2])
+    assert list(ahead) == [5, 1, 4, 2]
+    for thread in ahead._pool._pool:
+        thread.join(60)
+        assert not thread.is_alive()
