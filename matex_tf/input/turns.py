@@ -162,24 +162,29 @@ class Source:
         return items_ahead.order_items(self._adapter)
 
     def make_ahead(self, numbers: Sequence[int]) -> items_ahead.ItemsAhead:
-        return items_ahead.ItemsAhead(self._adapter.py_dataset, numbers)
+        """The flat tensors of items. Raises any error of the object."""
+        return items_ahead.ItemsAhead(self._adapter.py_dataset, numbers, self._convert)
 
     def make_item(self, number: int) -> list[Any]:
         """The flat tensors of an item, made by this rank now."""
-        return self.take_from(map(self._adapter.py_dataset.__getitem__, [number]))
+        return self.take_from(map(self._convert, map(self._adapter.py_dataset.__getitem__, [number])))
 
-    def take_from(self, made: Iterator[Any]) -> list[Any]:
-        """The flat tensors of the next item of `made`. Raises tf.errors.OpError if it cannot be made, as Keras does."""
+    def _convert(self, item: Any) -> list[Any]:
+        """The flat tensors of an item of the object."""
         from tensorflow.python.data.util import structure
 
+        item = self._adapter._standardize_batch(item)
+        with tf.device("CPU:0"):
+            item = structure.normalize_element(item, self.spec)
+        found = structure.type_spec_from_value(item)
+        if not structure.are_compatible(found, self.spec):
+            raise TypeError(f"expected an item like the first ones, {self.spec}; found {found}")
+        return tickets.flatten(self.spec, item)
+
+    def take_from(self, made: Iterator[list[Any]]) -> list[Any]:
+        """The next tensors of `made`. Raises tf.errors.OpError if they cannot be made, as Keras does."""
         try:
-            item = self._adapter._standardize_batch(next(made))
-            with tf.device("CPU:0"):
-                item = structure.normalize_element(item, self.spec)
-            found = structure.type_spec_from_value(item)
-            if not structure.are_compatible(found, self.spec):
-                raise TypeError(f"expected an item like the first ones, {self.spec}; found {found}")
-            return tickets.flatten(self.spec, item)
+            return next(made)
         except Exception as error:
             kind = next((kind for python, kind in _ERRORS.items() if isinstance(error, python)), "UnknownError")
             text = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
@@ -191,9 +196,10 @@ class Source:
             yield from type(self._adapter)._get_iterator(self._adapter)
             return
         whole_pass, self._next_pass = self._next_pass() or Pass(self), lambda: None
-        made = self.make_ahead(whole_pass.give_up_turns())
+        numbers = whole_pass.give_up_turns()
+        made = items_ahead.ItemsAhead(self._adapter.py_dataset, numbers, self._adapter._standardize_batch)
         try:
-            yield from map(self._adapter._standardize_batch, made)
+            yield from made
         finally:
             made.stop()
 
@@ -245,7 +251,7 @@ class Pass:
         self.source, self._position, self._taken_before = source, 0, source.taken_count
         self._order: list[int] | None = None
         self._prepared_for: tuple[int, bool] | None = None
-        self._made: Iterator[Any] = iter(())
+        self._made: Iterator[list[Any]] = iter(())
         self._stop: Callable[[], object] = lambda: None
         self._is_whole = self._is_order_agreed = False
         self.whole_iterator: Callable[[], Any] = lambda: None
