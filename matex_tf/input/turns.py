@@ -285,7 +285,12 @@ class Pass:
             source.choose()
         if not source.is_shared:
             self._prepare_items()
-            tensors, self._position = source.take_from(self._made), self._position + 1
+            try:
+                tensors = source.take_from(self._made)
+            except tf.errors.OpError:
+                self._move_to(len(self.order))  # Keras' generator ends with its error
+                raise
+            self._move_to(self._position + 1)
             return batches.WholeBatch(tensors, source.are_rows)
         position = self._position
         item = membership.attempt_collectives(NEXT, self._take_turn, lambda: self._move_to(position))

@@ -7,11 +7,12 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from comparing import differences, stored
 from resilience.test_elastic import run
 
 import launch
-from matex_tf.input import items
+from matex_tf.input import items, turns
 
 pytestmark = pytest.mark.skipif(not hasattr(keras.utils, "PyDataset"), reason="Keras 2 has no PyDataset")
 CASES = Path(__file__).with_name("turns_cases.py")
@@ -49,6 +50,34 @@ def test_the_results_are_those_of_the_script_alone_and_each_item_is_made_by_one_
     for one in found:
         text = str(one["told|text"])
         assert "item 9 of Fails" in text and "rank " in text and "no file of item 9" in text, text
+
+
+class Breaks(keras.utils.PyDataset if hasattr(keras.utils, "PyDataset") else object):
+    """Item 3 fails."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        if number == 3:
+            raise FileNotFoundError("no file of item 3")
+        return np.full((2, 1), number), np.zeros((2, 1))
+
+
+def test_a_pass_without_turns_ends_with_an_item_that_fails():
+    """As Keras' generator does."""
+    from keras.src.trainers.data_adapters import py_dataset_adapter
+
+    adapter = py_dataset_adapter.PyDatasetAdapter(Breaks())
+    source = turns.Source(adapter, "Breaks", 0.1)
+    source.start_sharing(adapter.get_tf_dataset())
+    source.is_shared = source.is_open = False
+    whole_pass = turns.Pass(source)
+    assert [int(whole_pass.take().take_whole()[0][0, 0]) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(tf.errors.OpError, match="no file of item 3"):
+        whole_pass.take()
+    with pytest.raises(tf.errors.OutOfRangeError):
+        whole_pass.take()
 
 
 LOST = """
