@@ -37,13 +37,14 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
     if inner.is_work and not computed:  # the work only checks
         computed = list(range(len(specs)))
 
+    def build(ticket: Tensors) -> Tensors:
+        row = inner.take(ticket, None)
+        return [row[at] for at in computed]
+
     @functools.cache
     def trace_work() -> Any:
         with tf.init_scope():
-            return _call_as_maps_do(
-                lambda ticket: [inner.take(ticket, None)[at] for at in computed],
-                [tf.TensorSpec(shape, dtype) for dtype, shape in ticket_specs],
-            )
+            return _call_as_maps_do(build, [tf.TensorSpec(shape, dtype) for dtype, shape in ticket_specs])
 
     def work_on(rows: Tensors) -> Tensors:
         types, shapes = zip(*(specs[at] for at in computed))

@@ -7,50 +7,75 @@ import copy
 import itertools
 import multiprocessing
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from multiprocessing import pool
 from typing import Any
 
 _ITEMS_AHEAD = 2
 """The number of items that a rank makes ahead, if the object asks for no workers."""
-_worker = threading.local()  # `py_dataset`: the object whose items a thread or process of a pool makes
+_worker = threading.local()  # `make`: makes the item of a number in a thread or process of a pool
 
 
-def _begin(py_dataset: Any) -> None:
-    _worker.py_dataset = py_dataset
+def _begin(make: Callable[[int], Any]) -> None:
+    _worker.make = make
 
 
 def _make_item(number: int) -> Any:
-    return _worker.py_dataset[number]
+    return _worker.make(number)
 
 
 class ItemsAhead(Iterator[Any]):
     """Some items of a `PyDataset`, made ahead in the threads or processes that it asks for, or else in one thread.
 
     numbers: the numbers of the items.
+    convert: converts an item in a thread of this process, also ahead.
+
+    _receive: converts what the pool has made, in the pool's thread.
     """
 
-    def __init__(self, py_dataset: Any, numbers: Sequence[int]):
+    def __init__(self, py_dataset: Any, numbers: Sequence[int], convert: Callable[[Any], Any]):
         workers, uses_processes = py_dataset.workers, py_dataset.use_multiprocessing
         has_workers = workers > 1 or (workers > 0 and uses_processes)  # the condition of Keras
-        make_pool: Any = multiprocessing.Pool if has_workers and uses_processes else pool.ThreadPool
-        self._pool = make_pool(max(1, workers), _begin, (py_dataset,))
-        self._numbers, self._results = iter(numbers), collections.deque[Any]()
+        self._pool: Any
+        self._receive: Callable[[Any], Any]
+        if has_workers and uses_processes:
+            self._pool, self._receive = multiprocessing.Pool(workers, _begin, (py_dataset.__getitem__,)), convert
+        else:
+            make = lambda number: convert(py_dataset[number])  # noqa: E731
+            self._pool, self._receive = pool.ThreadPool(max(1, workers), _begin, (make,)), lambda item: item
+        self._numbers, self._results = iter(numbers), collections.deque[futures.Future[Any]]()
         # It does not wait for an item that a thread is making, so it may run while objects are finalized.
         self.stop = self._pool.terminate
-        self._start(py_dataset.max_queue_size if has_workers else _ITEMS_AHEAD)
+        limit = py_dataset.max_queue_size if has_workers else _ITEMS_AHEAD
+        self._start(limit if limit > 0 else None)
 
-    def _start(self, count: int) -> None:
-        for number in itertools.islice(self._numbers, count):
-            self._results.append(self._pool.apply_async(_make_item, (number,)))
+    def _start(self, count: int | None) -> None:
+        """Start making the next `count` items; None: all."""
+        numbers = list(itertools.islice(self._numbers, count))
+        self._results += map(self._start_item, numbers)
+        if count is None or len(numbers) < count:
+            self._pool.close()  # its threads or processes end after the last item
+
+    def _start_item(self, number: int) -> futures.Future[Any]:
+        result, receive = futures.Future[Any](), self._receive
+
+        def set_result(item: Any) -> None:
+            try:
+                result.set_result(receive(item))
+            except Exception as error:
+                result.set_exception(error)
+
+        self._pool.apply_async(_make_item, (number,), callback=set_result, error_callback=result.set_exception)
+        return result
 
     def __next__(self) -> Any:
-        """The next item. Raises the error of the object, if it cannot make the item."""
+        """The next item, converted. Raises the error of the object or of `convert`, if there is no such item."""
         if not self._results:
             raise StopIteration
         result = self._results.popleft()
         self._start(1)
-        return result.get()
+        return result.result()
 
 
 class _Numbers:

@@ -274,12 +274,13 @@ def _make_source(dataset: Any) -> Source | None:
         obstacle = ": with enable_debug_mode() its functions are Python"
     elif conflict := changing_state.tell_conflict(dataset):
         obstacle = f": it has {conflict}"
+    elif composites := advice.explain_composites(dataset.element_spec):  # needs no index of its files
+        obstacle = f", because of {advice.explain_kept(dataset, composites)}"
     else:
         found = splitting.find_deferred(dataset, are_batches=True)
-        composites = advice.explain_composites(dataset.element_spec)
-        kept = advice.explain_kept(dataset, [*composites, *found.kept])
+        kept = advice.explain_kept(dataset, found.kept)
         are_rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
-        if composites or not found.is_work or not any(are_rows) or are_rows != found.are_rows:
+        if not found.is_work or not any(are_rows) or are_rows != found.are_rows:
             obstacle = f", because of {kept}" if kept else ": it has no map of rows"
         elif not filled_caches.claim_for_tickets(dataset, found.caches):
             obstacle = f", because of {filled_caches.CONFLICT}"

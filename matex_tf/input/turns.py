@@ -121,7 +121,7 @@ class Source:
     exchange_seconds: the times of the exchanges of items, while `is_open`.
     is_unused: ranks take no turns, and Keras continues as without ranks.
 
-    _next_pass: the pass whose items the next iterator of the dataset gives.
+    _next_pass: a reference to the pass whose items the next iterator of the dataset gives.
     """
 
     def __init__(self, adapter: Any, name: str, making_seconds: float):
@@ -130,7 +130,7 @@ class Source:
         self.is_unused = False
         self.taken_count = 0
         self.exchange_seconds: list[float] = []
-        self._next_pass: Pass | None = None
+        self._next_pass: Callable[[], Pass | None] = lambda: None
         adapter._get_iterator = self._generate
 
     def find_obstacle(self, dataset: Any) -> str:
@@ -150,7 +150,8 @@ class Source:
 
     def iterate(self, make_iterator: Callable[[Any], Any]) -> Any:
         """An iterator of all items, which this rank would make. Steps take the items of its pass instead, by turns."""
-        self._next_pass = new_pass = Pass(self)
+        new_pass = Pass(self)
+        self._next_pass = weakref.ref(new_pass)  # a pass that is dropped makes no more items
         iterator = make_iterator(self.dataset)
         new_pass.whole_iterator = weakref.ref(iterator)
         batches.note_shared_batches(iterator, new_pass)
@@ -161,24 +162,29 @@ class Source:
         return items_ahead.order_items(self._adapter)
 
     def make_ahead(self, numbers: Sequence[int]) -> items_ahead.ItemsAhead:
-        return items_ahead.ItemsAhead(self._adapter.py_dataset, numbers)
+        """The flat tensors of items. Raises any error of the object."""
+        return items_ahead.ItemsAhead(self._adapter.py_dataset, numbers, self._convert)
 
     def make_item(self, number: int) -> list[Any]:
         """The flat tensors of an item, made by this rank now."""
-        return self.take_from(map(self._adapter.py_dataset.__getitem__, [number]))
+        return self.take_from(map(self._convert, map(self._adapter.py_dataset.__getitem__, [number])))
 
-    def take_from(self, made: Iterator[Any]) -> list[Any]:
-        """The flat tensors of the next item of `made`. Raises tf.errors.OpError if it cannot be made, as Keras does."""
+    def _convert(self, item: Any) -> list[Any]:
+        """The flat tensors of an item of the object."""
         from tensorflow.python.data.util import structure
 
+        item = self._adapter._standardize_batch(item)
+        with tf.device("CPU:0"):
+            item = structure.normalize_element(item, self.spec)
+        found = structure.type_spec_from_value(item)
+        if not structure.are_compatible(found, self.spec):
+            raise TypeError(f"expected an item like the first ones, {self.spec}; found {found}")
+        return tickets.flatten(self.spec, item)
+
+    def take_from(self, made: Iterator[list[Any]]) -> list[Any]:
+        """The next tensors of `made`. Raises tf.errors.OpError if they cannot be made, as Keras does."""
         try:
-            item = self._adapter._standardize_batch(next(made))
-            with tf.device("CPU:0"):
-                item = structure.normalize_element(item, self.spec)
-            found = structure.type_spec_from_value(item)
-            if not structure.are_compatible(found, self.spec):
-                raise TypeError(f"expected an item like the first ones, {self.spec}; found {found}")
-            return tickets.flatten(self.spec, item)
+            return next(made)
         except Exception as error:
             kind = next((kind for python, kind in _ERRORS.items() if isinstance(error, python)), "UnknownError")
             text = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"
@@ -189,10 +195,11 @@ class Source:
         if self.is_unused:
             yield from type(self._adapter)._get_iterator(self._adapter)
             return
-        whole_pass, self._next_pass = self._next_pass or Pass(self), None
-        made = self.make_ahead(whole_pass.give_up_turns())
+        whole_pass, self._next_pass = self._next_pass() or Pass(self), lambda: None
+        numbers = whole_pass.give_up_turns()
+        made = items_ahead.ItemsAhead(self._adapter.py_dataset, numbers, self._adapter._standardize_batch)
         try:
-            yield from map(self._adapter._standardize_batch, made)
+            yield from made
         finally:
             made.stop()
 
@@ -244,7 +251,7 @@ class Pass:
         self.source, self._position, self._taken_before = source, 0, source.taken_count
         self._order: list[int] | None = None
         self._prepared_for: tuple[int, bool] | None = None
-        self._made: Iterator[Any] = iter(())
+        self._made: Iterator[list[Any]] = iter(())
         self._stop: Callable[[], object] = lambda: None
         self._is_whole = self._is_order_agreed = False
         self.whole_iterator: Callable[[], Any] = lambda: None
@@ -278,7 +285,12 @@ class Pass:
             source.choose()
         if not source.is_shared:
             self._prepare_items()
-            tensors, self._position = source.take_from(self._made), self._position + 1
+            try:
+                tensors = source.take_from(self._made)
+            except tf.errors.OpError:
+                self._move_to(len(self.order))  # Keras' generator ends with its error
+                raise
+            self._move_to(self._position + 1)
             return batches.WholeBatch(tensors, source.are_rows)
         position = self._position
         item = membership.attempt_collectives(NEXT, self._take_turn, lambda: self._move_to(position))

@@ -13,6 +13,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -154,6 +155,22 @@ def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> 
             request = rank_records.read_request() if is_from_launcher else None
             handle(request or signal.Signals(number).name)
 
+    of_thread = threading.local()  # `mask`: the signals that the thread blocked before its fork
+
+    def block() -> None:
+        of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, of_thread.mask)
+
+    def restore_default() -> None:
+        for number in REQUESTS:
+            if signal.getsignal(number) is hear:
+                signal.signal(number, signal.SIG_DFL)
+        unblock()
+
+    # A forked child is no rank: a signal ends it, also one that arrives before the child has restored the default.
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore_default)
     for number in REQUESTS:
         signal.signal(number, hear)
         if c.matex_watch_sender(number, (ctypes.c_int * len(launchers))(*launchers), len(launchers)):

@@ -104,10 +104,56 @@ class Items:
 
 def test_few_items_are_made_ahead_and_none_after_the_end():
     whole = Items()
-    ahead = items_ahead.ItemsAhead(whole, [1, 3, 4, 5])
-    assert next(ahead) == 1
+    ahead = items_ahead.ItemsAhead(whole, [1, 3, 4, 5], str)
+    assert next(ahead) == "1"
     ahead.stop()  # while item 3 is being made
     whole.may_continue.set()
     for thread in ahead._pool._pool:
         thread.join(60)
     assert whole.made in ([1], [1, 3])
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1, 10])
+def test_all_items_are_made_with_any_size_of_the_queue(limit):
+    """From 0 down, Keras' queue has no limit."""
+    whole = Items()
+    whole.workers, whole.max_queue_size = 2, limit
+    ahead = items_ahead.ItemsAhead(whole, [5, 1, 4, 2], str)
+    assert list(ahead) == ["5", "1", "4", "2"]
+    for thread in ahead._pool._pool:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+class Plain:
+    """Item 2 fails."""
+
+    max_queue_size = 10
+
+    def __init__(self, workers, use_multiprocessing):
+        self.workers, self.use_multiprocessing = workers, use_multiprocessing
+
+    def __getitem__(self, number):
+        return {"one": 1, "three": 3}[{1: "one", 3: "three"}.get(number, "no")]
+
+
+@pytest.mark.parametrize("workers, uses_processes", [(0, False), (2, False), (2, True)])
+def test_items_are_converted_ahead_and_errors_raised_in_their_turn(workers, uses_processes):
+    threads, converted = set(), threading.Event()
+
+    def convert(item):
+        threads.add(threading.current_thread())
+        if item == 3:
+            converted.set()
+            raise ValueError("not this one")
+        return item / 2
+
+    ahead = items_ahead.ItemsAhead(Plain(workers, uses_processes), [1, 3, 2, 1], convert)
+    assert next(ahead) == 0.5
+    assert converted.wait(60)  # although it was not taken
+    with pytest.raises(ValueError, match="not this one"):
+        next(ahead)
+    with pytest.raises(KeyError, match="no"):
+        next(ahead)
+    assert next(ahead) == 0.5 and not list(ahead)
+    assert threading.main_thread() not in threads

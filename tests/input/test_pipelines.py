@@ -258,8 +258,23 @@ def test_an_iterator_that_is_not_used_costs_less_than_that_of_the_script(files):
     assert own < measure_core_seconds(lambda: tf.data.Dataset.__iter__(dataset))
 
 
-def test_each_row_is_worked_on_by_one_rank(files):
-    source = shared_batches.find_source(paths(files).map(load).batch(BATCH))
+def make_views(x, _):
+    """Two views of one row."""
+    row = x + tf.cast(counted(tf.cast(x[0] * 2**24, tf.int64)), tf.float32)
+    return row + 1, row * 2
+
+
+def make_views_of_records(at):
+    """The first of the two maps of records has a result that the second does not take."""
+    names = tf.data.Dataset.from_tensors(str(at / "rows.tfrecord"))
+    return names.interleave(
+        lambda name: tf.data.TFRecordDataset(name).map(lambda one: (parse(one), tf.strings.length(one))).map(make_views)
+    )
+
+
+@pytest.mark.parametrize("make_rows", [lambda at: paths(at).map(load), make_views_of_records], ids=["images", "views"])
+def test_each_row_is_worked_on_by_one_rank(make_rows, files):
+    source = shared_batches.find_source(make_rows(files).batch(BATCH))
     for rank in range(2):
         source._work_as([1, rank, 1, 1])
         del worked[:]

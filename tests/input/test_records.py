@@ -13,7 +13,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from matex_tf.input import record_functions, record_index, records
+from matex_tf.input import record_functions, record_index, records, shared_batches
 from matex_tf.ops import record_files
 
 T, L, F = tf.data.TFRecordDataset, tf.data.TextLineDataset, tf.data.FixedLengthRecordDataset
@@ -374,6 +374,18 @@ def test_of_large_records_only_headers_are_read(tmp_path):
     assert indexed - before < 100_000
     give(found._replace(tickets=found.tickets.take(10)))
     assert record_files.count_read_bytes() - indexed == 10 * 100_004
+
+
+@pytest.mark.parametrize("make", [tf.RaggedTensor.from_tensor, tf.sparse.from_dense])
+def test_files_of_batches_that_are_no_dense_tensors_are_not_indexed(tmp_path, make):
+    """Every rank runs such a pipeline whole, so an index is of no use."""
+    path = write_tfrecord(tmp_path / "rows", [bytes(8)] * 10)
+    rows = tf.data.TFRecordDataset(path).map(lambda record: tf.ensure_shape(tf.io.decode_raw(record, tf.uint8), [8]))
+    before = record_files.count_read_bytes()
+    assert shared_batches.find_source(rows.batch(4).map(make)) is None
+    assert record_files.count_read_bytes() == before
+    assert shared_batches.find_source(rows.batch(4)) is not None
+    assert record_files.count_read_bytes() > before
 
 
 def test_names_of_a_variable_are_read_again(tmp_path):

@@ -7,11 +7,12 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from comparing import differences, stored
 from resilience.test_elastic import run
 
 import launch
-from matex_tf.input import items
+from matex_tf.input import items, turns
 
 pytestmark = pytest.mark.skipif(not hasattr(keras.utils, "PyDataset"), reason="Keras 2 has no PyDataset")
 CASES = Path(__file__).with_name("turns_cases.py")
@@ -51,6 +52,34 @@ def test_the_results_are_those_of_the_script_alone_and_each_item_is_made_by_one_
         assert "item 9 of Fails" in text and "rank " in text and "no file of item 9" in text, text
 
 
+class Breaks(keras.utils.PyDataset if hasattr(keras.utils, "PyDataset") else object):
+    """Item 3 fails."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        if number == 3:
+            raise FileNotFoundError("no file of item 3")
+        return np.full((2, 1), number), np.zeros((2, 1))
+
+
+def test_a_pass_without_turns_ends_with_an_item_that_fails():
+    """As Keras' generator does."""
+    from keras.src.trainers.data_adapters import py_dataset_adapter
+
+    adapter = py_dataset_adapter.PyDatasetAdapter(Breaks())
+    source = turns.Source(adapter, "Breaks", 0.1)
+    source.start_sharing(adapter.get_tf_dataset())
+    source.is_shared = source.is_open = False
+    whole_pass = turns.Pass(source)
+    assert [int(whole_pass.take().take_whole()[0][0, 0]) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(tf.errors.OpError, match="no file of item 3"):
+        whole_pass.take()
+    with pytest.raises(tf.errors.OutOfRangeError):
+        whole_pass.take()
+
+
 LOST = """
 import os, posix, signal, sys
 import keras, numpy as np
@@ -86,6 +115,41 @@ model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), kera
 model.compile(keras.optimizers.Adam(0.01), "mse")
 print("LOSSES", *model.fit(Items(), epochs=3, verbose=0).history["loss"], *model.predict(Items(), verbose=0)[:, 0])
 """
+
+
+PROCESSES = """
+import keras, numpy as np
+
+class Items(keras.utils.PyDataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, number):
+        rows = np.random.default_rng(number).normal(size=(6, 4))
+        return rows, rows[:, :1] * 2 + 1
+
+keras.utils.set_random_seed(1)
+items = Items(workers=2, use_multiprocessing=True)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(items, epochs=1, verbose=0)
+model.fit(items, steps_per_epoch=3, shuffle=False, verbose=0)  # its processes are still at work at the end
+print("LOSS", model.evaluate(items, verbose=0))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_run_whose_state_is_saved_ends_the_processes_that_make_items(tmp_path):
+    """They are forks of a rank, and handle no signals as it does."""
+    script = tmp_path / "script.py"
+    script.write_text(PROCESSES)
+    want, found = (
+        [float(line.split()[1]) for line in one.check().stdout.splitlines() if line.startswith("LOSS")]
+        for one in (
+            launch.run_alone(script),
+            launch.matex_run(2, script, env={"MATEX_STATE": str(tmp_path / "state")}, timeout=120, cold=True),
+        )
+    )
+    assert len(want) == len(found) == 1 and np.allclose(found, want, rtol=1e-5)
 
 
 @pytest.mark.timeout(600)
