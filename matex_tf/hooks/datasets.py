@@ -179,7 +179,7 @@ def _wrap_restore(original: Any) -> Any:
             return original(self, restored_tensors)
         try:
             return shared.restore(original, restored_tensors)
-        except tf.errors.OpError as error:
+        except tf.errors.NotFoundError as error:
             raise tf.errors.NotFoundError(None, None, f"{_OTHER_ITERATOR} ({error.message})") from error
 
     return _restore_from_tensors

@@ -172,7 +172,7 @@ def _make_padded_batch(dataset: Any) -> Callable[[Any, Any], Any]:
 
 
 def _find_pads(dataset: Any) -> dict[int, Any]:
-    """See `Batches.pads`."""
+    """See `Deferred.pads`."""
     values = tf.nest.flatten(dataset._padding_values)
     shapes = [shape for _, shape in flatten_specs(dataset.element_spec)]
     return {index: value for index, (shape, value) in enumerate(zip(shapes, values)) if None in shape.as_list()[1:]}

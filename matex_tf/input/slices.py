@@ -47,13 +47,19 @@ class SharedBatches:
         return [int(ops.draw_seeds(generator)) for generator in tickets.list_generators(self.source.dataset)]
 
     def restore(self, restore: Callable[[Any, dict[str, Any]], Any], tensors: dict[str, Any]) -> Any:
-        """Continue after a saved state. Raises tf.errors.OpError if it is the state of an iterator of another kind."""
+        """Continue after a saved state. Raises tf.errors.NotFoundError if it is that of an iterator of another kind."""
         generators = tickets.list_generators(self.source.dataset)
-        drawn = tf.raw_ops.TensorListStack(
-            input_handle=tensors[_STATE][-1], element_shape=tf.zeros([0], tf.int32), element_dtype=tf.int64
-        )
+        try:
+            drawn = tf.raw_ops.TensorListStack(
+                input_handle=tensors[_STATE][-1], element_shape=tf.zeros([0], tf.int32), element_dtype=tf.int64
+            )
+        except tf.errors.OpError as error:  # the state has no counts
+            raise tf.errors.NotFoundError(None, None, error.message) from error
+        if len(drawn) != len(generators):
+            text = f"{len(drawn)} shuffles are saved, the pipeline has {len(generators)}"
+            raise tf.errors.NotFoundError(None, None, text)
         result = restore(self.iterator, {_STATE: tensors[_STATE][:-1]})
-        for generator, count in zip(generators, drawn, strict=True):
+        for generator, count in zip(generators, drawn):
             ops.draw_seeds(generator, count)
         return result
 

@@ -360,10 +360,13 @@ class Pass:
             except tf.errors.OpError as error:
                 failure = error.error_code, self._describe_failure(number, error)
         mine = position, number, shapes, digest, failure
-        everyone = [_Report(*report) for report in objects.allgather(mine, NEXT)]
         if is_compared:
+            everyone = [_Report(*report) for report in objects.allgather(mine, NEXT)]
             self._compare(everyone[: me.trainers])
-        report = next((report for report in everyone if report.failure), everyone[maker])
+            report = next((report for report in everyone if report.failure), everyone[maker])
+        else:
+            with objects.start_exchange(NEXT, f"sending from {maker}"):
+                report = _Report(*world.get_communicator("control").bcast(mine, root=maker))
         if (report.position, report.number) != (position, number):
             raise errors.MismatchError(
                 f"ranks take other items of {self.source.name}: rank {maker} item {report.number} as number "

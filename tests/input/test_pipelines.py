@@ -282,3 +282,15 @@ def test_each_row_is_worked_on_by_one_rank(make_rows, files):
         for _ in range(-(-ROWS // BATCH)):
             shares.take()
         assert len(worked) == (14, 9)[rank] == len(set(worked))
+
+
+def test_an_iterator_stays_as_it_is_if_a_state_has_other_shuffles(monkeypatch):
+    source = shared_batches.find_source(tf.data.Dataset.range(ROWS).map(lambda one: one * 2).batch(BATCH))
+    other, own = (batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)) for _ in range(2))
+    other.take()
+    with monkeypatch.context() as patch:
+        patch.setattr(other, "_count_draws", lambda: [1])
+        state = other.save(lambda iterator: iterator._serialize_to_tensors())
+    with pytest.raises(tf.errors.NotFoundError, match="shuffles"):
+        own.restore(lambda iterator, tensors: iterator._restore_from_tensors(tensors), state)
+    assert own.take().take_whole()[0].numpy()[0] == 0

@@ -16,6 +16,7 @@ from matex_tf.input import items, turns
 
 pytestmark = pytest.mark.skipif(not hasattr(keras.utils, "PyDataset"), reason="Keras 2 has no PyDataset")
 CASES = Path(__file__).with_name("turns_cases.py")
+ITEMS = 23
 BY_TURNS = ("plain", "tested", "ordered", "threads", "structured", "classes", "eager")
 BY_ALL = {"draws globally": "DrawsGlobally", "draws sometimes": "DrawsSometimes", "draws elsewhere": "DrawsElsewhere"}
 BY_ALL |= {"counts": "Counts", "notes": "Notes", "two steps at once": ""}
@@ -30,13 +31,15 @@ def test_the_results_are_those_of_the_script_alone_and_each_item_is_made_by_one_
     launch.run_alone(CASES, alone).check()
     result = launch.run(ranks, CASES, together, env=launch.ALL_FILES, timeout=300).check()
     want, found = stored(alone)[0], stored(together, ranks)
-    results = {name: array for name, array in want.items() if not name.endswith(("|made", "|text"))}
+    results = {name: array for name, array in want.items() if not name.endswith(("|made", "|gathered", "|text"))}
     wrong = differences(results, found)
     assert not wrong, "\n".join(wrong)
     for name in BY_TURNS:
         made, total = [int(one[f"{name}|made"]) for one in found], int(want[f"{name}|made"])
         compared = 3 * (len(items.FIRST) + 1) + 2 * math.log2(total)  # of fit, evaluate and predict
         assert sum(made) >= total and max(made) <= total / ranks + compared, (name, made)
+    passes = 2 * 2 + 1 + 1  # of fit with its validation, evaluate and predict
+    assert all(0 < one["tested|gathered"] <= passes + 4 * math.log2(passes * ITEMS) for one in found)
     for name, kind in BY_ALL.items():
         made, total = [int(one[f"{name}|made"]) for one in found], int(want[f"{name}|made"])
         assert made[0] == total <= min(made) and max(made) <= total + len(items.FIRST), (name, made)

@@ -1,7 +1,8 @@
 """`fit`, `evaluate` and `predict` on `PyDataset`s of many kinds. `python turns_cases.py FOLDER` stores what they give.
 
-A name that ends with "|made" is the number of items that the rank has made. Ranks always take turns where they may,
-however long it takes to send rows.
+A name that ends with "|made" is the number of items that the rank has made, and with "|gathered" the number of items so
+far of which all ranks have gathered something. Ranks always take turns where they may, however long it takes to send
+rows.
 """
 
 import functools
@@ -24,6 +25,17 @@ ITEMS, EPOCHS = 23, 2
 results = {}
 made = {}
 numbers = itertools.count()
+gathered = []
+gather = turns.objects.allgather
+
+
+def note_gathered(value, what, *rows, **options):
+    if what == turns.NEXT:
+        gathered.append(value)
+    return gather(value, what, *rows, **options)
+
+
+turns.objects.allgather = note_gathered
 hidden = types.ModuleType("hidden")
 hidden.generator = np.random.default_rng(9)
 
@@ -183,6 +195,7 @@ results["plain|evaluated"] = np.array(model.evaluate(tested, verbose=0))
 results["plain|predicted"] = model.predict(tested, verbose=0)
 results["plain|order"] = plain.order
 results["tested|made"] = np.array(tested.made)
+results["tested|gathered"] = np.array(len(gathered))
 train("ordered", Items(), callbacks=[DrawsOnOneRank()])
 train("threads", Items(workers=2), shuffle=False)
 train("processes", Items(workers=2, use_multiprocessing=True))
