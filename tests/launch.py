@@ -289,7 +289,8 @@ def matex(
         python = Path(_folder().name, f"python-{kind}")
         if not python.exists():
             client = shlex.join([sys.executable, *_client(kind, SERVERS)])
-            own = f'case "$1" in -c) exec {shlex.quote(sys.executable)} "$@";; esac'  # questions about this Python
+            # The library's own children begin with an option of Python; ranks do not.
+            own = f'case "$1" in -m) ;; -*) exec {shlex.quote(sys.executable)} "$@";; esac'
             python.write_text(f'#!/bin/sh\n{own}\nexec {client} "$@"\n')
             python.chmod(0o755)
         program = f"import sys; sys.executable = {str(python)!r}; " + program.removeprefix("import sys; ")
