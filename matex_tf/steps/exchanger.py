@@ -103,22 +103,21 @@ class RankExchanger:
                 inline.append(index)  # it would keep the others from being overlapped
             else:
                 sums.append(index)
+
+        def add_up(indexes: list[int], *, checked: bool, is_update: bool, has_more: bool = False) -> Message:
+            chosen = [labels[index] for index in indexes]
+            exchange = functools.partial(self._add_up, chosen, checked=checked, is_update=is_update, has_more=has_more)
+            return indexes, exchange
+
         if early:
-            labels_of_early = [labels[index] for index in early]
-            yield (
-                early,
-                functools.partial(self._add_up, labels_of_early, checked=self.checked, is_update=True, has_more=True),
-            )
+            yield add_up(early, checked=self.checked, is_update=True, has_more=True)
         if checked:
-            labels_of_checked = [labels[index] for index in checked]
-            yield checked, functools.partial(self._add_up, labels_of_checked, checked=True, is_update=is_last)
+            yield add_up(checked, checked=True, is_update=is_last)
         is_update = is_last and not checked
         if sums or is_update:
-            labels_of_sums = [labels[index] for index in sums]
-            yield sums, functools.partial(self._add_up, labels_of_sums, checked=False, is_update=is_update)
+            yield add_up(sums, checked=False, is_update=is_update)
         if inline:
-            labels_of_inline = [labels[index] for index in inline]
-            yield inline, functools.partial(self._add_up, labels_of_inline, checked=False, is_update=False)
+            yield add_up(inline, checked=False, is_update=False)
         for index in others:
             yield [index], self._gather_one if requests[index].kind == "gather" else self._reduce_one
         for (kind, _), indexes in owned.items():
@@ -151,7 +150,7 @@ class RankExchanger:
 
     def _is_overlapped(self, request: Request) -> bool:
         """Whether an update with this sum is overlapped."""
-        return self.sums_early and overlap.is_chosen([request.tensor])
+        return self.is_ordered and overlap.is_chosen([request.tensor])
 
     def _find_weight(self, batch_slice: Slice, is_update: bool) -> Any:
         """The weight of this rank's terms: one tensor for all sums of a graph."""

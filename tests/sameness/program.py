@@ -1,7 +1,7 @@
 """Runs programs one after the other in one process and stores what each of them leaves behind.
 
 `python program.py FOLDER` reads FOLDER/programs.json: the programs, and for each the options of `Job`. Each program is
-run as `python PATH usual|all`, in the folder FOLDER/work/NAME, and its results go to FOLDER/NAME.rank-R.pickle:
+run as `python PATH usual|all`, in a folder NAME of its own, and its results go to FOLDER/NAME.rank-R.pickle:
 
 - `weights` and `figures`: the values of models, variables, histories and losses among its global variables; the arrays
   of a global variable `results` are figures, too.
