@@ -1,13 +1,15 @@
 """What ranks save of reading and decoding: bytes, decoded rows and rows a second, beside the script alone, in one run.
 
-    python benchmarks/input.py [--rounds 3] [--rows 384] [--pipelines images records text cached]
+    python benchmarks/input.py [--rounds 3] [--rows 384] [--pipelines images examples records text cached]
 
 Each process has one core. "alone" is one process, "ranks" are two by `matex run`; they take turns, and figures are
 medians of the epochs after the first. The physical reference is "halves": two processes without the library, each with
 half of the rows, which is all that two cores can do.
 
 An epoch has --rows JPEGs, 8 times as many records or 32 times as many lines, so that it takes at least half a second:
-the start of an epoch takes ranks some 20 ms longer than the script alone.
+the start of an epoch takes ranks some 20 ms longer than the script alone. "examples" are records of `tf.train.Example`
+with a JPEG each, as ImageNet is kept. "records" are raw bytes: little work for each row, so that half of the time of a
+step is that of `fit` itself, which ranks do not divide.
 
 "autoshard" is the input of `tf.distribute.MultiWorkerMirroredStrategy` in two processes, by its policy DATA: what each
 reads and decodes, as a share of what the script alone does, without any training. `fit` of Keras 3 does not run under
@@ -36,7 +38,7 @@ from matex_tf.launch import command_line, run_options
 
 EPOCHS = 4
 LITTLE = 1 << 16  # bytes of an epoch
-PIPELINES = {"images": 1, "records": 8, "text": 32, "cached": 1}  # the rows of an epoch, as a multiple of --rows
+PIPELINES = {"images": 1, "examples": 1, "records": 8, "text": 32, "cached": 1}  # rows of an epoch / --rows
 
 
 def encode_images(count: int, generator: Any) -> Iterator[Any]:
@@ -51,13 +53,20 @@ def encode_images(count: int, generator: Any) -> Iterator[Any]:
 
 
 def make_data(folder: Path, rows: int) -> None:
-    """JPEGs of 500 x 375, records of 100 KB, and lines of 200 numbers. rows: the number of JPEGs."""
+    """JPEGs of 500 x 375, in files and in records; records of 100 KB, and lines of 200 numbers.
+
+    rows: the number of JPEGs.
+    """
     import numpy as np
     import tensorflow as tf
 
     generator = np.random.default_rng(0)
-    for number, encoded in enumerate(encode_images(rows, generator)):
-        tf.io.write_file(str(folder / f"{number:05}.jpg"), encoded)
+    with tf.io.TFRecordWriter(str(folder / "examples.tfrecord")) as examples:
+        for number, encoded in enumerate(encode_images(rows, generator)):
+            tf.io.write_file(str(folder / f"{number:05}.jpg"), encoded)
+            image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded.numpy()]))
+            example = tf.train.Example(features=tf.train.Features(feature={"image": image}))
+            examples.write(example.SerializeToString())
     with tf.io.TFRecordWriter(str(folder / "rows.tfrecord")) as records:
         for _ in range(rows * PIPELINES["records"]):
             records.write(generator.bytes(100_000))
@@ -73,9 +82,14 @@ def make_pipeline(name: str, folder: Path, part: slice, note=None):
     all_paths = sorted(map(str, folder.glob("*.jpg")))
     paths = all_paths[part]
 
+    def decode(encoded):
+        return tf.image.resize(tf.io.decode_jpeg(encoded, 3), [224, 224]) / 255.0
+
     def load(path):
-        image = tf.io.decode_jpeg(tf.io.read_file(path), 3)
-        return tf.image.resize(image, [224, 224]) / 255.0
+        return decode(tf.io.read_file(path))
+
+    def parse_example(record):
+        return decode(tf.io.parse_single_example(record, {"image": tf.io.FixedLenFeature([], tf.string)})["image"])
 
     def parse(record):
         return tf.reshape(tf.cast(tf.io.decode_raw(record, tf.uint8), tf.float32), [50, 40, 50])[:, :, :3] / 255.0
@@ -88,6 +102,9 @@ def make_pipeline(name: str, folder: Path, part: slice, note=None):
     if name in ("images", "cached"):
         rows = tf.data.Dataset.from_tensor_slices(paths)
         work, shape = load, (224, 224, 3)
+    elif name == "examples":
+        rows = tf.data.TFRecordDataset(str(folder / "examples.tfrecord")).shard(step, part.start or 0)
+        work, shape = parse_example, (224, 224, 3)
     elif name == "records":
         rows = tf.data.TFRecordDataset(str(folder / "rows.tfrecord")).shard(step, part.start or 0)
         work, shape = parse, (50, 40, 3)

@@ -22,10 +22,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -104,7 +106,12 @@ class Workers:
         self.children.append(subprocess.Popen(bound, env=environment, stdin=subprocess.DEVNULL))
 
     def _answers(self, setting: str) -> list:
-        return [json.loads(channel.readline()) for channel in self.channels[setting]]
+        lines = [channel.readline() for channel in self.channels[setting]]
+        if "" in lines:
+            time.sleep(1)  # until mpirun has ended, too
+            ended = [(shlex.join(child.args), code) for child in self.children if (code := child.poll()) is not None]
+            sys.exit(f"step: a process of {setting!r} has ended before its time; commands and exit codes: {ended}")
+        return [json.loads(line) for line in lines]
 
     def _tell(self, setting: str, steps: int) -> None:
         for channel in self.channels[setting]:
