@@ -38,7 +38,7 @@ class Body:
     brought: the tensors of values in other placements, by the ids of the values and the placements.
     counted: the tensors of sizes that count rows, each made once.
     operations: for each node, by its id, the operations after which it has run.
-    waits: for nodes that must wait for a further node, by their ids, this node (`early`).
+    waits: for nodes that must wait for further nodes, by their ids, these nodes (`early`).
     last: the operations that the next collective must wait for.
     after: the operations after which all effects of the program have happened.
     """
@@ -51,7 +51,7 @@ class Body:
         self.brought: dict[tuple[int, Placement], Any] = {}
         self.counted: dict[tuple[Any, ...], Any] = {}
         self.operations: dict[int, list[Any]] = {}
-        self.waits: dict[int, Node] = {}
+        self.waits: dict[int, list[Node]] = {}
         self.publications: dict[int, Node] = {}
         self.last: list[Any] = []
         self.after: list[Any] = []
@@ -137,7 +137,7 @@ class Body:
 
     def _list_controls(self, node: Node) -> list[Node]:
         """The nodes that must have run before a node, besides the makers of its inputs."""
-        return [*node.controls, self.waits[id(node)]] if id(node) in self.waits else node.controls
+        return [*node.controls, *self.waits.get(id(node), ())]
 
     def _wait_for(self, nodes: Sequence[Node]) -> list[Any]:
         """The operations of the graph after which the ops of these nodes have run."""

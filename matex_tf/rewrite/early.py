@@ -12,7 +12,7 @@ ready, and so computes the gradients of weights, for which no op waits, when it 
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.labels import is_labelled
@@ -20,6 +20,8 @@ from matex_tf.rewrite.nodes import Node, Value
 
 _THREADS = "TF_NUM_INTEROP_THREADS"
 """The environment variable from which TensorFlow takes the number of threads, unless a script sets it."""
+_MERGED = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
+"""Ops that TensorFlow's oneDNN pass merges into one op if they take the same gradient; the number of this input."""
 
 
 def put_early(nodes: Sequence[Node]) -> list[Node]:
@@ -34,29 +36,44 @@ def put_early(nodes: Sequence[Node]) -> list[Node]:
     return sorted(nodes, key=lambda node: last[id(node)])
 
 
-def list_waits(nodes: Iterable[Node], sums: Container[int]) -> dict[int, Node]:
-    """By the ids of nodes: a node for which each must wait in a process with one thread; none with several threads.
+def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[Node]]:
+    """By the ids of nodes: nodes for which each must wait in a process with one thread; none with several threads.
 
-    Nodes with rows wait, and nodes that make sums.
+    Nodes with rows wait, and nodes that make sums, for all sums that are made before them. But a wait between two ops
+    that TensorFlow merges would make the merged op wait for itself. So from the first to the last of ops that are
+    merged, no node waits for a sum that is made after the first one.
 
     nodes: in the order of `put_early`.
     sums: the ids of values that are summed over the ranks.
     """
     if count_threads() > 1:
         return {}
-    waits: dict[int, Node] = {}
-    made: list[Node] = []  # the nodes so far that make sums; each but the first waits for the one before
-    awaited: dict[int, int] = {}  # by ids of nodes: the number of nodes in `made` that run before the node
+    waits: dict[int, list[Node]] = {}
+    made: list[Node] = []  # the nodes so far that make sums
+    awaited: dict[int, int] = {}  # by ids of nodes: so many of the first nodes in `made` run before the node, or are it
+    last_merged = {taken: node for node in nodes if (taken := _find_merged(node)) is not None}
+    limits: dict[int, int] = {}  # by the id of the last of ops that are merged: the length of `made` at the first one
     for node in nodes:
+        if (taken := _find_merged(node)) is not None:
+            limits.setdefault(id(last_merged[taken]), len(made))
+        limit = min(limits.values(), default=len(made))
         count = max((awaited.get(id(each), 0) for each in _list_before(node)), default=0)
         makes_sum = any(id(value) in sums for value in node.outputs)
-        if (node.has_rows or makes_sum) and count < len(made):
-            waits[id(node)], count = made[-1], len(made)
+        if (node.has_rows or makes_sum) and count < limit:
+            last = made[limit - 1]
+            waits[id(node)] = [*made[max(count, awaited[id(last)]) : limit - 1], last]
+            count = limit
         if makes_sum:
+            count += count == len(made)
             made.append(node)
-            count = len(made)
         awaited[id(node)] = count
+        limits.pop(id(node), None)
     return waits
+
+
+def _find_merged(node: Node) -> int | None:
+    """The id of the gradient that a node of a type in `_MERGED` takes; None for other nodes."""
+    return id(node.inputs[_MERGED[node.type]]) if node.type in _MERGED else None
 
 
 def count_threads() -> int:

@@ -49,12 +49,12 @@ def find_sums(program):
     return [value for node in program.nodes for value in node.outputs if value.placement.is_partial]
 
 
-def list_before(node, waits=()):
+def list_before(node, waits={}):  # noqa: B006 (nothing changes it)
     found, pending = {}, [node]
     while pending:
         one = pending.pop()
         before = [*(value.node for value in one.inputs if value.node is not None), *one.controls]
-        before += [waits[id(one)]] if id(one) in waits else []
+        before += waits.get(id(one), [])
         pending += [each for each in before if id(each) not in found]
         found.update((id(each), each) for each in before)
     return found
@@ -89,6 +89,40 @@ def test_with_one_thread_ops_with_rows_wait_for_the_sums_before_them(program, th
             assert all(id(one) in before for one in made)
 
 
+def test_no_wait_lies_between_ops_that_tensorflow_merges(monkeypatch):
+    """Else the op that oneDNN's pass makes of the gradients of a kernel and of a bias would wait for itself."""
+    monkeypatch.setattr(early, "count_threads", lambda: 1)
+    kernels = [tf.Variable(tf.ones([3, 3, 2, 2])) for _ in range(LAYERS)]
+    biases = [tf.Variable(tf.zeros([2])) for _ in range(LAYERS)]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            for kernel, bias in zip(kernels, biases):
+                x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias))
+            loss = tf.reduce_sum(x)
+        variables = kernels + biases
+        for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+            variable.assign_sub(0.1 * gradient)
+
+    graph = step.get_concrete_function(tf.TensorSpec([None, 4, 4, 2])).graph
+    program = read_program(graph, [BATCH] + [WHOLE] * 2 * LAYERS)
+    nodes = early.put_early(program.nodes)
+    sums = {id(value) for value in find_sums(program)}
+    waits = early.list_waits(nodes, sums)
+    takers = {}
+    for node in nodes:
+        if node.type in ("BiasAddGrad", "Conv2DBackpropFilter"):
+            takers.setdefault(id(node.inputs[2 if node.type == "Conv2DBackpropFilter" else 0]), []).append(node)
+    assert [len(pair) for pair in takers.values()] == [2] * LAYERS
+    pairs = list(takers.values())
+    for (first, second), later in itertools.zip_longest(pairs, pairs[1:]):
+        assert id(first) not in list_before(second, waits)
+        # Both sums of a layer are made before those of the layer below.
+        for one in later or ():
+            assert {id(first), id(second)} <= list_before(one, waits).keys()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_copy_makes_its_sums_one_after_the_other_with_one_thread(step, threads, monkeypatch):
     """As TensorFlow's runtime has the copy, with the ops that are kept: each sum is made before the next one."""
@@ -113,6 +147,33 @@ def test_the_copy_makes_its_sums_one_after_the_other_with_one_thread(step, threa
     for before, after in itertools.pairwise(makers):
         assert (before in list_before(after)) == (threads == 1)
         assert after not in list_before(before)
+
+
+CONVOLUTIONS = """
+import numpy as np
+import matex_tf
+import keras
+
+keras.utils.set_random_seed(1)
+layers = [keras.Input((8, 8, 2)), *(keras.layers.Conv2D(3, 3, activation="relu") for _ in range(3))]
+model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+x = np.random.RandomState(1).randn(40, 8, 8, 2).astype("float32")
+print("result", *model.fit(x, x[:, 0, 0, :1], batch_size=16, epochs=2, verbose=0, shuffle=False).history["loss"])
+"""
+
+
+def test_convolutions_with_biases_train_in_one_thread():
+    """In single precision, in which oneDNN merges the gradients of a kernel and of a bias."""
+    settings = {"TF_NUM_INTEROP_THREADS": "1"}
+    alone = launch.run_alone(CONVOLUTIONS, env=settings).check()
+    together = launch.run(2, CONVOLUTIONS, env={**OVERLAPPED, **settings}).check()
+    np.testing.assert_allclose(read_result(together), read_result(alone), rtol=1e-5)
+
+
+def read_result(ended):
+    (line,) = re.findall(r"^result (.*)$", ended.output, re.MULTILINE)
+    return np.array(line.split(), float)
 
 
 SCRIPT = """
@@ -160,12 +221,7 @@ def test_an_update_has_parts_between_the_collectives_of_a_backward_pass(least, p
     """With BatchNormalization over all ranks' rows, each layer has a collective in the backward pass."""
     alone = launch.run_alone(SCRIPT, least).check()
     together = launch.run(2, SCRIPT, least, env={**OVERLAPPED, **settings}).check()
-
-    def read(result):
-        (line,) = re.findall(r"^result (.*)$", result.output, re.MULTILINE)
-        return np.array(line.split(), float)
-
-    np.testing.assert_allclose(read(together), read(alone), rtol=1e-9)
+    np.testing.assert_allclose(read_result(together), read_result(alone), rtol=1e-9)
     told = re.findall(r"^part ?(.*)$", together.output, re.MULTILINE)
     names = [re.findall(r"d\d", line) for line in told]
     traces = len(names) // parts
