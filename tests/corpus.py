@@ -24,14 +24,15 @@ class Way:
     settings: dict[str, str] = field(default_factory=dict, hash=False)
 
 
+ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1"}
+"""As a rank with a core of its own has. Steps are copied with other edges then: see rewrite/early.py."""
 WAYS = {
     "alone": Way(0),
     "1": Way(1),
-    "2": Way(2),
+    "2": Way(2, ONE_THREAD),
     "3": Way(3),
     "4": Way(4),
-    # With one thread ops wait for sums: see rewrite/early.py.
-    "3 overlapped": Way(3, {"MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "ring", "TF_NUM_INTEROP_THREADS": "1"}),
+    "3 overlapped": Way(3, {"MATEX_OVERLAP": "on", "MATEX_ALGORITHM": "ring", **ONE_THREAD}),
     # On one host, where new weights are read where they lie, and on two, where messages bring them.
     "2 sharded": Way(2, {"MATEX_STRATEGY": "sharded", "MATEX_RANKS_PER_NODE": "2"}),
     "2 hosts": Way(2, {"MATEX_STRATEGY": "sharded", "MATEX_RANKS_PER_NODE": "1"}),
