@@ -26,7 +26,7 @@ GATHERED = ("allgather", "message")
 COUNT_BYTES = 8
 """Bytes that each rank sends to announce the size of its gathered data."""
 READY_BYTES = 24
-"""Bytes of the rendezvous before each bucket; the one before other collectives has `collectives.MEETING`."""
+"""Bytes of the rendezvous before each bucket; the one before other collectives has `collectives.RENDEZVOUS_BYTES`."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Links:
                 if kind == "topk":
                     return collectives.estimate_topk(*message, float(share))
                 return collectives.estimate_16_bits(*message)
-            return collectives.ALGORITHMS[MPI if chunk < collectives.FUSED else algorithm](*message)
+            return collectives.ALGORITHMS[MPI if chunk < collectives.MPI_ONLY_BYTES else algorithm](*message)
 
         max_bytes = collectives.CHUNK if ranks > self.per_host else collectives.CHUNK_WITHIN_HOST
         return collectives.estimate_chunks(estimate_chunk, max_bytes, size)
@@ -165,7 +165,7 @@ class Links:
         """
         if ranks == 1:
             return 0.0
-        meeting = self._estimate_small_sum(ranks, collectives.MEETING)
+        meeting = self._estimate_small_sum(ranks, collectives.RENDEZVOUS_BYTES)
         if not size:
             return meeting
         message = ranks, self.per_host, size, self.network, self.memory
@@ -180,7 +180,7 @@ class Links:
 
     def estimate_bucket(self, ranks: int, algorithm: str, size: float, compression: str = "") -> float:
         """Seconds of a bucket of gradients: the rendezvous before it, and its sum, as by `estimate_sum`."""
-        rendezvous = self.estimate_small(ranks, 0) * READY_BYTES / collectives.MEETING
+        rendezvous = self.estimate_small(ranks, 0) * READY_BYTES / collectives.RENDEZVOUS_BYTES
         return rendezvous + self.estimate_sum(ranks, algorithm, size, compression)
 
     def _estimate_small_sum(self, ranks: int, size: float) -> float:

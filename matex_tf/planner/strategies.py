@@ -192,7 +192,7 @@ def _estimate_pieces_between_hosts(predictor: Predictor, ranks: int, owners: int
     piece_share = update.gradients / plan.gradient_bytes
     sums = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
     estimate_half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)
-    max_bytes = min(collectives.CHUNK, ranks * pieces.SHORT) if plan.overlaps else collectives.CHUNK
+    max_bytes = min(collectives.CHUNK, ranks * pieces.WEIGHT_BYTES) if plan.overlaps else collectives.CHUNK
     publishing = estimate_half(update.weights, links.network, links.memory, max_bytes)
     if not plan.overlaps:
         return sums + publishing

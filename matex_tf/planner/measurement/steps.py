@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.costs.pieces import UPDATED
+from matex_tf.costs.pieces import UPDATE_END
 from matex_tf.ops import records
 from matex_tf.planner.plan_file import Collective, Gradient
 
@@ -144,8 +144,8 @@ def _read_step(
             entries.append((labels[label], size, offset))
         elif kind == "ready":
             ready_times[labels[label]].append(offset)
-        elif kind == "collective" and labels[label].endswith(f"'{UPDATED}'"):
-            # The optimizer's work lasts from the last sums to the barrier named `UPDATED`.
+        elif kind == "collective" and labels[label].endswith(f"'{UPDATE_END}'"):
+            # The optimizer's work lasts from the last sums to the barrier named `UPDATE_END`.
             update += (start - np.max(sum_ends[sum_ends <= start])) * 1e-9
         elif kind in _OTHERS:
             other_collectives.append((Collective(str(kind), labels[label], size), offset))
