@@ -114,10 +114,7 @@ def _describe_gain(gain: float) -> str:
 
 
 def predict_gain(seconds: Sequence[float], ranks: int) -> float:
-    """The seconds by which a step is shorter if `ranks` ranks train, each with an equal part of the work.
-
-    The work of a step takes sum(seconds) on one rank, so it takes sum(seconds) / ranks in place of mean(seconds).
-    """
+    """The seconds by which a step is shorter if `ranks` ranks divide its work, sum(seconds), equally."""
     return mean(seconds) * (1 - len(seconds) / ranks)
 
 

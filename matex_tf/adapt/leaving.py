@@ -42,10 +42,8 @@ class Report:
 
 
 class Leaving:
-    """Decides whether ranks leave. All ranks decide alike, by the reports of all ranks and equal measurements.
-
-    A step has one `Leaving`. At the end of each window the caller makes the report of this rank, gathers the reports of
-    all ranks, and calls `decide`. A report of another call of `fit` begins the measurements again.
+    """Decides whether ranks leave. At the end of each window of a step, its caller makes the report of this rank,
+    gathers the reports of all ranks, and calls `decide`. All ranks decide alike, by the reports and equal measurements.
     """
 
     def __init__(self) -> None:

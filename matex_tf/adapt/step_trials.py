@@ -13,9 +13,7 @@ A trial has up to three parts. Each part times one way, with `IGNORED` and then 
 2. If variables are in pieces: the same updates with whole variables. The faster way decides the strategy.
 3. The faster way so far, with the other kind of updates.
 
-Parts 2 and 3 need further copies of the step. The time of a way is the time of the slowest rank, so all ranks choose
-the same way.
-
+Parts 2 and 3 need further copies of the step. The time of a way is that of its slowest rank, so all ranks choose alike.
 Two attributes of a `PieceVariable` keep the decision, because steps share variables. `is_settled`: a trial has chosen
 the form, so later trials keep it. `is_refused`: the variable stays whole, by a trial or because a step takes it whole.
 """
@@ -170,15 +168,14 @@ class Trial:
         if not self._is_strategy_open():
             return False
         whole = self._best._replace(in_pieces=False)
-        is_untried = whole not in self._seconds
-        if not self._reason and is_untried and self._has_memory_for_whole():
+        if not self._reason and whole not in self._seconds and self._has_memory_for_whole():
             self._switch_to(plan, whole)
             return True
         self._settle_strategy()
         return False
 
     def _begin_other_updates(self, plan: Any) -> bool:
-        """Begin part 3 if it is to come. Returns whether it has begun."""
+        """Begin part 3 if it is to come. Returns whether it has begun; if not, the current way may not be the best."""
         other = self._best._replace(is_overlapped=not self._best.is_overlapped)
         if self._reason or other in self._seconds or not may_overlap(self._best.in_pieces):
             return False
@@ -233,7 +230,6 @@ class Trial:
         return plan.find_copy()
 
     def _switch_to(self, plan: Any, way: Way) -> None:
-        """Let the next calls run `way`, and time it."""
         self._use(plan, way)
         self._begin_timing()
 

@@ -124,9 +124,8 @@ def estimate_recursive_doubling(ranks: int, size: float, link: AnyLink) -> float
 def estimate_halving(ranks: int, size: float, link: AnyLink) -> float:
     """Rabenseifner's algorithm: reduce-scatter by recursive halving, then allgather by recursive doubling.
 
-    The log2(ranks) rounds of the reduce-scatter send 1/2, 1/4, ... of the data: together (ranks - 1) / ranks. The
-    rounds of the allgather send as much, in reverse order. Each round is estimated with their mean size. Only the
-    reduce-scatter adds.
+    Each half has log2(ranks) rounds. They send 1/2, 1/4, ... of the data, together (ranks - 1) / ranks. Each round is
+    estimated with their mean size. Only the reduce-scatter adds.
     """
     if ranks == 1:
         return 0.0
@@ -146,8 +145,7 @@ def estimate_shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
     """A sum within a host, as in ops/src/engine/sums/shared_memory.h.
 
     Each rank writes its data to shared memory (`size`), reads its slice of all ranks' data (`size`), writes the sums of
-    the slice (`size` / `ranks`), and reads all sums (`size`). With two ranks, each rank writes its data, and then reads
-    and sums the data of both (3 * `size`).
+    the slice (`size` / `ranks`), and reads all sums (`size`). Each of two ranks writes its data, and then sums both.
     """
     if ranks == 1:
         return 0.0
@@ -186,10 +184,8 @@ def estimate_two_levels(ranks: int, per_host: int, size: float, network: AnyLink
 
 
 def estimate_16_bits(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
-    """Two levels, with numbers of half the bytes between hosts.
-
-    Each host owns a slice of 1 / hosts of the data. It sends a slice to each of the hosts - 1 other hosts, adds the
-    hosts - 1 slices that it receives, and sends the sums back.
+    """Two levels, with half of the bytes between hosts: each host owns a slice of 1 / hosts of the data. It sends the
+    other hosts their slices, adds the hosts - 1 slices that it receives, and sends the sums back.
     """
     within, hosts = _divide_ranks(ranks, per_host)
     sent = 2 * (hosts - 1) * network.estimate_message(size / hosts / 2)
@@ -238,20 +234,16 @@ def estimate_allgather(ranks: int, per_host: int, size: float, network: AnyLink,
 
 
 def _estimate_doubling_gather(members: int, size: float, link: AnyLink) -> float:
-    """Gather `size` bytes of each of `members` by recursive doubling.
-
-    Before round k, each member has the data of 2**k members, and it sends them. In the last round the partner may lack
-    only the data of members - 2**k members.
+    """Gather `size` bytes of each of `members` by recursive doubling: in round k, each sends the data of 2**k members,
+    or in the last round the data of the members - 2**k members that the partner still lacks.
     """
     counts = (min(1 << k, members - (1 << k)) for k in range(ceil(log2(members))))
     return sum(link.estimate_message(count * size) for count in counts)
 
 
 def estimate_broadcast(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
-    """Send `size` bytes of one rank to every rank: along a tree, or by scatter and allgather.
-
-    The scatter, along a binomial tree, sends 1/2, 1/4, ... of the data: (ranks - 1) / ranks in log2(ranks) rounds. Each
-    round is estimated with the mean size.
+    """Send `size` bytes of one rank to every rank: along a tree, or by scatter (as half of `estimate_halving`) and
+    allgather.
     """
     if ranks == 1:
         return 0.0

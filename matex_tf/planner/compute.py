@@ -89,8 +89,7 @@ class Compute:
         # rows.
         largest_group = max(self._groups.values(), key=lambda group: (len(group.seconds.x), group.sizes[0].copies))
         self._reference_line = largest_group.seconds
-        # Bytes of collectives depend on rows, not on cores, so they need no groups. Some sizes have no bytes: a single
-        # rank may have other collectives.
+        # Bytes depend on rows, not on cores. A single rank may have other collectives, and then no bytes.
         with_bytes = [size for size in plan.sizes if size.bytes]
         rows = [float(size.rows) for size in with_bytes]
         self._bytes = [Line(rows, column) for column in zip(*(size.bytes for size in with_bytes))]

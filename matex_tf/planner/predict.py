@@ -192,10 +192,7 @@ class Links:
 
 
 def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> MeasuredLink:
-    """The cost of a message, from sums over `ranks` ranks.
-
-    A sum is priced as recursive doubling: log2(ranks) rounds, each with a message and an addition of all bytes.
-    """
+    """The cost of a message, from sums by log2(ranks) rounds, each with a message and an addition of all bytes."""
     rounds = max((ranks - 1).bit_length(), 1)
     return MeasuredLink(
         sizes,
@@ -220,9 +217,7 @@ class Predictor:
         self.plan, self.compute, self.links = plan, Compute(plan), Links(plan)
 
     def predict_step(self, ranks: int, squeeze: float = 1.0) -> Prediction:
-        """The step of `ranks` ranks, with the fastest algorithm, if the fraction `squeeze` of gradient bytes is
-        sent.
-        """
+        """The step of `ranks` ranks, with the fastest algorithm. It sends the fraction `squeeze` of gradient bytes."""
         compute = self.compute.estimate_seconds(ranks)
         if ranks == 1:
             return self.make_prediction(1, compute, 0.0, "none", False)

@@ -188,8 +188,8 @@ def _estimate_pieces_on_one_host(predictor: Predictor, ranks: int, owners: int) 
 def _estimate_pieces_between_hosts(predictor: Predictor, ranks: int, owners: int) -> float:
     """Seconds of sums of gradients and of publishing new weights, as far as computation does not hide them."""
     plan, update, links = predictor.plan, predictor.plan.update, predictor.links
-    # A sum is two rounds of a ring. Gradients of pieces take one round, with messages that are ranks / owners times as
-    # large. So they send ranks / (2 * owners) times the bytes of a sum.
+    # A sum goes around the ring twice. Gradients of pieces go once, in messages ranks / owners times as large. So they
+    # send ranks / (2 * owners) times the bytes of a sum.
     piece_share = update.gradients / plan.gradient_bytes
     sums = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
     estimate_half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)

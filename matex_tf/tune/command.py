@@ -157,10 +157,7 @@ def tune_command(
 
 
 def _merge_job_options(run: tuple[str, ...], ranks: int | None, job_options: dict[str, Any]) -> dict[str, Any]:
-    """The settings `slurm` and `ranks` of a search whose trials are jobs, with the defaults of the user's files.
-
-    Raises click.UsageError.
-    """
+    """The settings `slurm` and `ranks` of a search whose trials are jobs. Raises click.UsageError."""
     try:
         options = merge_options(Slurm, {**job_options, **({"run": run} if run else {})}, ranks)
     except (ValueError, TypeError) as error:

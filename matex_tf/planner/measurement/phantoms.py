@@ -56,9 +56,7 @@ Launch = Callable[[Sequence[str], Mapping[str, str]], list[str]]
 class NotMeasured(RuntimeError):
     """The script could not be measured. The text gives the reason and the progress of the script.
 
-    updates: the number of its updates of weights.
-    is_late: it was too slow.
-    is_short: it ended by itself too early.
+    `updates`: the number of its updates of weights. `is_late`: it was too slow. `is_short`: it ended too early.
     """
 
     def __init__(self, text: str = "", updates: int = 0, is_late: bool = False, is_short: bool = False):
@@ -106,9 +104,10 @@ def measure_copies(
     comparable = [copy_steps for _, copy_steps, _ in results if copy_steps.gradients == first.gradients]
     size = Size(
         ranks=ranks, copies=copies, rows=ceil(first.rows / ranks) if first.rows else 0,
-        steps=tuple(seconds for copy_steps in comparable for seconds in copy_steps.seconds), ready=first.ready,
-        at=first.at, base_bytes=max(int(notes["base"]) for notes in all_notes), peak_bytes=max(int(notes["peak"]) for
-        notes in all_notes), busy=busy, update=statistics.median(copy_steps.update for copy_steps in comparable),
+        steps=tuple(seconds for copy_steps in comparable for seconds in copy_steps.seconds),
+        ready=first.ready, at=first.at, base_bytes=max(int(notes["base"]) for notes in all_notes),
+        peak_bytes=max(int(notes["peak"]) for notes in all_notes), busy=busy,
+        update=statistics.median(copy_steps.update for copy_steps in comparable),
         cores=None if any(map(math.isnan, cores)) else max(cores), bytes=first.bytes, input=read_input(all_notes),
     )  # fmt: skip
     epoch, update = (json.loads(str(first_notes[name])) for name in ("epoch", "update"))

@@ -35,10 +35,7 @@ BatchNormalization.
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution with `filters` filters, or a pooling if `filters` is 0.
-
-    The fields are F_i, S_i, P_i and K_i of the paper.
-    """
+    """A convolution, or a pooling if `filters` is 0. The fields are F_i, S_i, P_i and K_i of the paper."""
 
     extent: int
     stride: int = 1

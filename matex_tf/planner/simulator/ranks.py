@@ -35,10 +35,8 @@ class Prices:
     """Seconds of collectives, from the arrival of the last rank."""
 
     buckets: Sequence[float]
-    at_once: float
-    """The sum of all gradients at once, without buckets."""
-    collectives: Sequence[float]
-    """Each of `Program.collectives`."""
+    at_once: float  # one sum of all gradients, without buckets
+    collectives: Sequence[float]  # each of `Program.collectives`
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ The replay keeps the measured computation of each rank between its collectives, 
 collective after its last rank has arrived. It recomputes how long ranks wait for each other, and so shows how a change
 of one rank's computation delays the others. `observe.timeline` writes and describes the file.
 
-A rank has two lanes. On the script's lane it computes, takes part in collectives, and waits for the sums of gradients.
-With overlapped updates, the communication lane sums buckets of gradients at the same time. An array of times has a time
-of each rank.
+On the script's lane a rank computes, takes part in collectives, and waits for sums of gradients. With overlapped
+updates, its communication lane sums buckets of gradients at the same time. Arrays of times have a time of each rank.
 """
 
 from __future__ import annotations

@@ -69,10 +69,8 @@ class _Worker:
 
 
 class _Simulation:
-    """The events of `simulate_servers`.
-
-    A step of a worker is `begin_step`, `begin_pull` and `end_pull` for each batch of layers, meanwhile `compute_batch`
-    and `end_compute` for each pulled batch, then the push and `finish_step`.
+    """The events of `simulate_servers`. A step of a worker is `begin_step`; `begin_pull` and `end_pull` for each batch
+    of layers; meanwhile `compute_batch` and `end_compute` for each pulled batch; then the push, and `finish_step`.
     """
 
     def __init__(
