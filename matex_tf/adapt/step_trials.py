@@ -13,7 +13,7 @@ A trial has up to three parts. Each part times one way, with `IGNORED` and then 
 2. If variables are in pieces: the same updates with whole variables. The faster way decides the strategy.
 3. The faster way so far, with the other kind of updates.
 
-Parts 2 and 3 need further copies of the step. The time of a way is that of its slowest rank, so all ranks choose alike.
+Parts 2 and 3 need further copies of the step. The slowest rank gives the time of a way, so all ranks choose alike.
 Two attributes of a `PieceVariable` keep the decision, because steps share variables. `is_settled`: a trial has chosen
 the form, so later trials keep it. `is_refused`: the variable stays whole, by a trial or because a step takes it whole.
 """

@@ -85,8 +85,7 @@ class Compute:
             copies: _Group([size for size in plan.sizes if size.copies == copies])
             for copies in {size.copies for size in plan.sizes}
         }
-        # A group with a single number of rows takes its dependence on rows from the group with the most numbers of
-        # rows.
+        # A group with a single number of rows depends on rows as the group with the most numbers of rows does.
         largest_group = max(self._groups.values(), key=lambda group: (len(group.seconds.x), group.sizes[0].copies))
         self._reference_line = largest_group.seconds
         # Bytes depend on rows, not on cores. A single rank may have other collectives, and then no bytes.

@@ -1,7 +1,5 @@
-"""The working folder of a trial, and the values passed to its script.
-
-The working folder (`trial.PLACE`) mirrors the user's folder by links and copies (`files.mirror`), so that trials may
-write files there. Values are passed as options, as environment variables, or by placeholders such as {{lr}} in files.
+"""The working folder of a trial (`trial.PLACE`), a mirror of the user's folder in which it may write (`files.mirror`),
+and the values passed to its script: as options, as environment variables, or by placeholders such as {{lr}} in files.
 """
 
 from __future__ import annotations

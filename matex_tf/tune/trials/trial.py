@@ -4,8 +4,8 @@ The script logs lines, JSON objects, into the file NOTED: the logs of each epoch
 Its saved states are files of the folder STATE, from which it continues after a pause or a stop. `Trial` is the
 interface of running trials: processes of this machine (`process_trial`), or Slurm jobs (`job_trial`).
 
-A search polls each trial until `poll` returns an `Outcome`. A trial that saves its state and ends has exit code 75
-(EXIT_REQUEUE). It has paused if it has reached the rung of its `Rules`, and was stopped otherwise.
+A search polls each trial until `poll` returns an `Outcome`. A trial has exit code 75 (EXIT_REQUEUE) if it was asked to
+end: by its rung (it has paused), by the search, or from outside (it was stopped).
 """
 
 from __future__ import annotations
@@ -173,10 +173,7 @@ class Trial(ABC):
         return replace(outcome, curve=curve, tail="\n".join(last_lines[-_TAIL_LINES:]), seconds=seconds)
 
     def _judge_curve(self, curve: Sequence[Point], code: int, reason: str) -> Outcome:
-        """The outcome, without curve, output and seconds.
-
-        Exit code 75 (EXIT_REQUEUE) means that the trial was asked to end: by its pause, by the search or from outside.
-        """
+        """The outcome, without curve, output and seconds."""
         if self._stop_requested_at is not None:
             if not self._stop_reason:  # it ends because the search ends
                 return Outcome(state=STOPPED)
