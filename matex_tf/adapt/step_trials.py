@@ -123,7 +123,8 @@ class Trial:
 
     def _read_clocks(self) -> tuple[float, float, int]:
         """The time (perf_counter), and the seconds and the number of all sums of gradients so far."""
-        return time.perf_counter(), ops.get_collective_seconds(_GRADIENTS), ops.count_completed(_GRADIENTS)
+        count = ops.count_completed(_GRADIENTS)
+        return time.perf_counter(), ops.get_collective_seconds(_GRADIENTS), count
 
     def begin_call(self) -> None:
         if not self.is_over:

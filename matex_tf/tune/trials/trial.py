@@ -179,8 +179,7 @@ class Trial(ABC):
                 return Outcome(state=STOPPED)
             return Outcome(state=FAILED, kind="limit", why=self._stop_reason)
         objective = self.rules.objective
-        has_saved_state = bool(self._list_states() - self._states_before)  # in this start
-        if code == EXIT_REQUEUE and has_saved_state:
+        if code == EXIT_REQUEUE and self._list_states() - self._states_before:  # this start has saved a state
             has_reached_rung = 0 < (self.rules.pause or 0) <= self.epochs
             if not has_reached_rung:  # it was asked to end from outside
                 return Outcome(state=STOPPED)
