@@ -54,9 +54,9 @@ Ratios = tuple[int, ...]
 """Slice ratios, one integer for each training rank: with (2, 1, 1), rank 0 computes half of each batch."""
 ChooseRatios = Callable[[int, Sequence[float]], "Ratios | None"]
 _replacing_choice: ChooseRatios | None = None
-"""The function that a test calls in place of `Control.choose_ratios`; None if nothing is replaced."""
+"""The function called in place of `Control.choose_ratios` (`override_choice`); None if nothing is replaced."""
 _fixed_window_steps = 0
-"""The number of steps of each window in a test; 0: it follows the time of steps."""
+"""The number of steps of each window (`override_choice`); 0: it follows the time of steps."""
 _agreed_ratios: Ratios = ()
 """The ratios that the ranks have agreed on last; empty: equal ones."""
 

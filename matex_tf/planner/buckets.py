@@ -5,8 +5,8 @@ Gradients become ready one after another. Their buckets are transferred one at a
 saves start-up costs, and a small one begins early.
 
 `find_best_plan` is exact; the engine and `planner.predict` use this method. `find_greedy_plan` is the method of the
-paper iBatch (`papers/ibatch.py`), and never better. The simulator (`buckets=ibatch`) compares it, and also buckets of a
-fixed size and one bucket for each gradient, with the best plan.
+paper iBatch (`papers/ibatch.py`), and never better. The simulator has it (`buckets=ibatch`), and also buckets of a
+fixed size and one bucket for each gradient, to show what they would cost.
 """
 
 from __future__ import annotations

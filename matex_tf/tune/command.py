@@ -206,8 +206,8 @@ def report_found(result: SearchResult, resume_command: str) -> str:
     if best is None:
         return "\n".join([*lines, "matex tune: no trial has come to a value"])
     best_text = f"{result.objective} {best.value:.6g}, trial {best.number}"
-    is_paused = best.state != DONE  # its value is of the last rung that it has reached
-    epochs_text = f", after {best.curve[-1].epoch} epochs" if is_paused and best.curve else ""
+    is_incomplete = best.state != DONE  # its value is of the last rung that it has reached
+    epochs_text = f", after {best.curve[-1].epoch} epochs" if is_incomplete and best.curve else ""
     lines.append(f"best of {result.trials} trials, {format_seconds(result.seconds)}: {best_text}{epochs_text}")
     lines.append(f"  {result.command}")
     lines += [f"  with {name}" for name in result.files]

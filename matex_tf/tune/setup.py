@@ -67,7 +67,7 @@ class SearchResult:
 
 
 class NoSearchError(ValueError):
-    """A folder has no search, or its search cannot continue with the requested changes. No trial has started."""
+    """A folder has no search, or its search cannot continue with the requested changes."""
 
 
 def create_search(target: Sequence[str], space: str, settings: Settings, database: str = "", folder: str = "") -> Path:

@@ -69,7 +69,7 @@ class Starter:
             next_rungs = self._rungs[len(record.rungs) :]
             pause = next_rungs[0] if next_rungs else 0  # 0: all rungs are reached, do not pause
         rules = Rules(self._spec.objective, limit, pause)
-        trial = self._backend.find_trial(folder, rules)  # a running job; None: start the trial
+        trial = self._backend.find_trial(folder, rules)  # the job of a killed search; None: start the trial
         with hold_folder(folder):  # processes of a killed search may still run
             if not trial and not (folder / STATE).is_dir():  # it starts from the beginning: remove an earlier attempt
                 shutil.rmtree(folder / PLACE, ignore_errors=True)

@@ -130,7 +130,8 @@ def _replay_updates(ranks: Sequence[_Rank], factors: np.ndarray) -> tuple[list[f
     """The ends of the updates on rank 0: (as measured, as replayed)."""
     # By bucket, then by its three times (`_Rank.buckets`), then by rank.
     buckets = np.array([rank.buckets for rank in ranks]).reshape(len(ranks), -1, 3).transpose(1, 2, 0)
-    # The start of each rank's current interval of computation: the end of its last collective.
+    # The start of each rank's current interval of computation: the end of its last event, at first the begin of the
+    # first event.
     replayed_start = measured_start = np.array([rank.script[0][1] for rank in ranks])
     # The (measured, replayed) starts of the intervals since the last update was announced.
     starts: list[tuple[np.ndarray, np.ndarray]] = []

@@ -123,7 +123,7 @@ class JobTrial(Trial):
 
     def _judge_state(self, state: State) -> Outcome:
         """The outcome of a job that has written no exit code, from its state in Slurm."""
-        # A job that a lost node or a time limit ends is queued again. So Slurm forgets only a job that was cancelled.
+        # A forgotten job was cancelled: a job that a lost node or a time limit ends is queued again.
         if state.phase == FORGOTTEN:
             return self.judge_outcome(1, f"its job {state.words}")
         if state.words in _ENDED_BY_SLURM:
