@@ -86,16 +86,16 @@ class Run:
         import keras
 
         import matex_tf
-        from matex_tf.adapt import executor
+        from matex_tf.adapt import slice_adapter
         from matex_tf.monitor.machine import Machine
         from matex_tf.runtime import objects
 
         equal = (1,) * matex_tf.size()
 
         def keep_equal(rows: int, seconds: Any) -> Any:
-            return None if executor._agreed == equal else equal
+            return None if slice_adapter._agreed_ratios == equal else equal
 
-        executor.override_choice(None if how == "on" else keep_equal)
+        slice_adapter.override_choice(None if how == "on" else keep_equal)
         starts: list[tuple[float, float]] = []
         began = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda *_: starts.append((time.perf_counter(), time.process_time()))
@@ -119,10 +119,10 @@ class Run:
 
     def slices(self) -> list[int]:
         import matex_tf
-        from matex_tf.adapt import executor
+        from matex_tf.adapt import slice_adapter
         from matex_tf.sharding import slice_bounds
 
-        return slice_bounds.count_dealt_rows(self.asked.batch, executor._agreed or (1,) * matex_tf.size())
+        return slice_bounds.count_dealt_rows(self.asked.batch, slice_adapter._agreed_ratios or (1,) * matex_tf.size())
 
     def recovers(self, loops: int, core: int) -> int:
         """How many steps after the loops have gone the slices differ by no more than 5% of an equal one."""

@@ -53,7 +53,7 @@ def attach_runtime() -> None:
         # Messages of TensorFlow's C++ code would repeat those of rank 0.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     from matex_tf import ops, patches
-    from matex_tf.adapt import executor, step_trials
+    from matex_tf.adapt import slice_adapter, step_trials
     from matex_tf.microbatches import attach as microbatches
     from matex_tf.monitor import listeners, sampler
     from matex_tf.observe import link_costs, profile, timeline
@@ -72,7 +72,7 @@ def attach_runtime() -> None:
     _report_compression()
     _choose_owners()
     rank_records.begin_record()
-    executor.start_adapting()  # before other listeners, whose work at the end of a step is then not measured
+    slice_adapter.start_adapting()  # before other listeners, whose work at the end of a step is then not measured
     shared_memory.note_files()
     run = run_state.open_run()
     entropy = seeding.agree_on_seeds(None if run is None else run.entropy)

@@ -16,20 +16,21 @@ from matex_tf.adapt.offers import Change, Offer, describe_ranks
 GAIN_PER_COST = 2.0
 """A change is worth it if it gains this many times its cost."""
 SLOW_FACTOR = 3.0
-"""A rank may be dropped if it needs more than this many times the others' time for a row in `SLOW_WINDOWS` windows."""
+"""A rank is slow if it needs for a row more than this many times the median time of the other ranks."""
 SLOW_WINDOWS = 4 * CONFIRMING_WINDOWS
-"""The number of consecutive windows, of 0.25 s or more each. Short work of other programs then drops no rank."""
+"""A rank slow in this many consecutive windows, of 0.25 s or more each, may be dropped; short work of other programs
+then drops no rank."""
 JUDGED_WINDOWS = 2 * SLOW_WINDOWS
-"""The number of windows after which a change is judged. Slice ratios settle in the first half, so the second counts."""
+"""A change is judged after this many windows. Slice ratios settle in the first half, so only the second half counts."""
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A rank that others wait for."""
+    """A slow rank: the others wait for it, although its slice is the smallest possible one."""
 
     rank: int
     gain: float  # the seconds by which a step is shorter without this rank
-    factor: float  # its time for a row over the median of the others' times
+    factor: float  # its time for a row, divided by the median time of the other ranks
 
 
 @dataclass
@@ -68,16 +69,17 @@ def propose_change(
     rows: the rows of a batch that each training rank computes.
     seconds: the time that each of them needs.
     slow: the rank that may be dropped.
-    other_strategy: another strategy with the same results, and the predicted gain for a step, in seconds; ""
-        without one.
+    other_strategy: another strategy with the same results, and the predicted gain for a step, in seconds; ("", 0.0)
+        if there is none.
     servers: the number of further ranks that only serve.
     """
     size = len(rows) + servers
     proposals = []
-    # More ranks; the run without the slow rank; another strategy.
+    # First possible change: more ranks.
     if offer.ranks > size:
         gain = predict_gain(seconds, offer.ranks - servers)
         proposals.append(Proposal(Change(offer.ranks, describe_ranks(offer.ranks, size), _describe_gain(gain)), gain))
+    # Second: the run without the slow rank. Its host must not be one on which dropping a rank was already undone.
     host = "" if slow is None else hosts[slow.rank]
     if slow is not None and host not in offer.kept_hosts:
         why = (
@@ -86,6 +88,7 @@ def propose_change(
         )
         change = Change(size - 1, describe_ranks(size - 1, size), why, dropped_host=host)
         proposals.append(Proposal(change, slow.gain))
+    # Third: another strategy.
     strategy, gain = other_strategy
     if strategy and gain > MIN_GAIN * max(seconds):
         why = f"by the planner's model {_describe_gain(gain)}"
@@ -111,7 +114,7 @@ def _describe_gain(gain: float) -> str:
 
 
 def predict_gain(seconds: Sequence[float], ranks: int) -> float:
-    """The seconds by which a step is shorter if `ranks` ranks train, each with an equal part of the present rows."""
+    """The seconds by which a step is shorter if `ranks` ranks divide its work, sum(seconds), equally."""
     return mean(seconds) * (1 - len(seconds) / ranks)
 
 
@@ -127,9 +130,10 @@ def find_slow(rows: Sequence[int], seconds: Sequence[float], smallest: int) -> S
         return None
     if min(seconds) <= 0 or any(rows[rank] <= 0 for rank in others):
         return None  # no speed is known
+    # A rank without rows computes one row.
     row_seconds = [of_slice / max(count, 1) for of_slice, count in zip(seconds, rows)]
     factor = row_seconds[slowest] / median(row_seconds[rank] for rank in others)
-    # Without this rank the others compute its rows, too, each at its own speed.
+    # Without this rank, the others compute all rows, each at its own speed.
     seconds_without = sum(rows) / sum(1 / row_seconds[rank] for rank in others)
     gain = seconds[slowest] - seconds_without
     return Slow(slowest, gain, factor) if factor > SLOW_FACTOR and gain > 0 else None

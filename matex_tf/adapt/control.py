@@ -1,8 +1,8 @@
 """Computes slice ratios from the times that the ranks needed for their slices.
 
-`executor` calls `Control.choose_ratios` after each window of steps. The controller is slow on purpose: consecutive
-windows must agree, a small gain changes nothing, and a change that is soon undone makes the next one harder. Nothing
-here communicates: ranks with equal measurements choose equal ratios.
+`slice_adapter` calls `Control.choose_ratios` after each window of steps. The controller is slow on purpose: consecutive
+windows must agree, a small gain changes nothing, and after a change that is soon undone, more windows must agree.
+Nothing here communicates: ranks with equal measurements choose equal ratios.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from matex_tf.sharding import slice_bounds
 MIN_GAIN = 0.05
 """Ratios change if a step becomes shorter by more than this fraction."""
 CONFIRMING_WINDOWS = 2
-"""This many consecutive windows must ask for a change in the same direction: ..."""
+"""This many consecutive windows must ask for a change in the same direction."""
 MAX_CONFIRMING_WINDOWS = 16
-"""... twice as many, up to this limit, after each change that was soon undone."""
+"""Each change that was soon undone doubles the number of confirming windows, up to this limit."""
 MEDIAN_WINDOWS = 3
 """The length of the median of times: this many windows, or the number of confirming windows if that is larger."""
 UNDOING_WINDOWS = 8
-"""A change back within this many windows undoes the last change, ..."""
+"""A change in the opposite direction within this many windows undoes the last change."""
 MAX_UNDOING_FACTOR = 3.0
-"""... if it is at most this many times as large; a larger one means that speeds have changed."""
+"""An undoing change of at most this many times the size is halved. A larger one means that speeds have changed."""
 MAX_OVER_EQUAL = 2.0
-"""The largest slice over the equal slice. The memory of the rank was enough for the equal slice."""
+"""The largest slice over the equal slice: memory is known to be enough for the equal slice only."""
 MAX_FACTOR = 2.0
 """The largest factor by which a slice changes at once, except for the return to equal slices."""
 
@@ -36,14 +36,14 @@ class Control:
     """The slice ratios of one step, and the measurements since their last change.
 
     size: the number of ranks.
-    units: a slice is a multiple of 1/units of a batch; 0: of a row.
+    units: a slice is a multiple of 1/units of a batch; 0: a multiple of a row.
     """
 
     size: int
     units: int = 0
     ratios: tuple[int, ...] = ()  # the current ratios; empty: equal ones
     _windows: list[list[float]] = field(default_factory=list)  # the seconds of each rank in each of the last windows
-    _age: int = 0  # windows since the last change
+    _windows_since_change: int = 0
     _confirming: int = CONFIRMING_WINDOWS  # the number of consecutive windows that must ask for a change
     _last_growth: list[float] = field(default_factory=list)  # rows by which each slice grew in the last change
 
@@ -57,9 +57,9 @@ class Control:
         if units < 2 * self.size or min(seconds) <= 0:
             return None
         self._windows = [*self._windows, list(seconds)][-max(MEDIAN_WINDOWS, self._confirming) :]
-        self._age += 1
-        equal = (1,) * self.size
-        slices = slice_bounds.count_dealt_rows(rows, self.ratios or equal)
+        self._windows_since_change += 1
+        equal_ratios = (1,) * self.size
+        slices = slice_bounds.count_dealt_rows(rows, self.ratios or equal_ratios)
         if not self._is_confirmed(slices):
             return None
         typical = [median(of_rank) for of_rank in zip(*self._windows)]
@@ -69,24 +69,25 @@ class Control:
         # Does this change undo the last one? Changes are vectors, with the rows of each rank. Their dot product is
         # negative if they are opposite.
         last = self._last_growth or [0.0] * self.size
-        back = -_compute_dot(growth, last)
-        is_undoing = self._age <= max(UNDOING_WINDOWS, self._confirming) and back > 0
-        if is_undoing and back <= MAX_UNDOING_FACTOR * _compute_dot(last, last):
+        opposition = -_compute_dot(growth, last)
+        is_soon = self._windows_since_change <= max(UNDOING_WINDOWS, self._confirming)
+        is_undoing = is_soon and opposition > 0
+        if is_undoing and opposition <= MAX_UNDOING_FACTOR * _compute_dot(last, last):
             growth = [of_rank / 2 for of_rank in growth]  # one of the two changes was wrong: meet in the middle
-        # Round the new slices to units. If they are equal, so are the ratios, also for batches of other sizes.
+        # Round the new slices to units. If these slices are equal, make the ratios equal, for batches of all sizes.
         ratios = _round_to_units([old + more for old, more in zip(slices, growth)], units)
         new_slices = slice_bounds.count_dealt_rows(rows, ratios)
         if new_slices == slices:
             return None
-        if new_slices == slice_bounds.count_dealt_rows(rows, equal):
-            ratios = equal
+        if new_slices == slice_bounds.count_dealt_rows(rows, equal_ratios):
+            ratios = equal_ratios
         # After a change that was undone, more windows must confirm the next one; after a long time, two again.
         self._last_growth = [new - old for new, old in zip(new_slices, slices)]
         if is_undoing:
             self._confirming = min(2 * self._confirming, MAX_CONFIRMING_WINDOWS)
-        elif self._age > MAX_CONFIRMING_WINDOWS:
+        elif self._windows_since_change > MAX_CONFIRMING_WINDOWS:
             self._confirming = CONFIRMING_WINDOWS
-        self.ratios, self._windows, self._age = ratios, [], 0
+        self.ratios, self._windows, self._windows_since_change = ratios, [], 0
         return ratios
 
     def _is_confirmed(self, slices: Sequence[int]) -> bool:
@@ -101,13 +102,14 @@ def _compute_growth(slices: Sequence[int], seconds: Sequence[float]) -> list[flo
     """The number of rows by which each rank's slice should grow; empty if that gains too little.
 
     A rank that needed `seconds` for its slice computes slice / seconds rows a second. With slices in the proportion of
-    these speeds, all ranks need the same time. If a step also has work that does not depend on rows, this change is too
-    small, and never too large.
+    these speeds, all ranks need the same time. Work that does not depend on rows makes this change too small, never too
+    large.
     """
     computed = [max(rows, 1) for rows in slices]  # a rank without rows computes one row
     speeds = [rows / of_rank for rows, of_rank in zip(computed, seconds)]
     equal = sum(slices) / len(slices)
     least = [max(1.0, rows / MAX_FACTOR) for rows in computed]
+    # A slice may always return to the equal one.
     most = [max(min(MAX_OVER_EQUAL * equal, rows * MAX_FACTOR), equal, low) for rows, low in zip(computed, least)]
     wanted = divide_within_bounds(sum(slices), speeds, least, most)
     new_seconds = max(rows / speed for rows, speed in zip(wanted, speeds))
@@ -130,7 +132,7 @@ def divide_within_bounds(
     """Parts of `total` in proportion to `speeds`, each within its bounds `least` and `most`.
 
     Example: 12 by the speeds 2 and 1 is 8 and 4; if the first part may be 6 at most, it is 6 and 6. If all bounds are
-    too narrow for `total`, all parts are at the nearer end of theirs.
+    too narrow for `total`, all parts are at their minimum, or all at their maximum.
     """
     # Each part is time * speed within its bounds. The sum of the parts is piecewise linear in the time: its slope grows
     # by `speed` when a rank leaves its minimum, and falls by `speed` when it reaches its maximum. Find the time at

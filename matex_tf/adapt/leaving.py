@@ -1,6 +1,7 @@
 """Lets ranks leave a call of `fit`, so that `matex run` restarts them with a change (`--adapt=ranks`).
 
-`executor` asks a `Leaving` at the end of each window of steps. A rank that leaves saves its state, writes the change
+`slice_adapter` asks a `Leaving` at the end of each window of steps. The ranks leave if `matex run` offers a restart,
+and if a change is necessary or worth its cost (`changes`). A rank that leaves saves its state, writes the change
 (`offers`), and exits at the next step at which that is possible (`Fit.ask_change`).
 """
 
@@ -41,7 +42,9 @@ class Report:
 
 
 class Leaving:
-    """Decides whether ranks leave. All ranks decide alike, by the reports of all ranks and equal measurements."""
+    """Decides whether ranks leave. At the end of each window of a step, its caller makes the report of this rank,
+    gathers the reports of all ranks, and calls `decide`. All ranks decide alike, by the reports and equal measurements.
+    """
 
     def __init__(self) -> None:
         self._fit: Fit | None = None  # the call of `fit` that ranks may leave
@@ -64,7 +67,7 @@ class Leaving:
         """The slices of the ranks have changed: whether a rank is slow is judged by later windows."""
         self._slow_streak = changes.Streak()
 
-    def leave(
+    def decide(
         self, reports: Sequence[Report | None], step_seconds: float, slices: Sequence[int], seconds: Sequence[float],
         smallest: int,
     ) -> bool:  # fmt: skip
@@ -77,6 +80,7 @@ class Leaving:
         smallest: the rows of the smallest possible slice.
         """
         self._step_seconds = [*self._step_seconds, step_seconds][-changes.JUDGED_WINDOWS :]
+        # Take the offer from the first host that has read it: others may not see the folder of `matex run`.
         offer = next((report.offer for report in reports if report is not None and report.offer is not None), None)
         if offer is None or reports[0] is None or self._fit is None or not self._fit.may_change():
             return False
@@ -88,7 +92,7 @@ class Leaving:
             self._ask_change(Change(offer.ranks, what, offer.reason_to_leave, is_forced=True))
             return True
         slow = self._slow_streak.confirm(changes.find_slow(slices, seconds, smallest)) if sum(slices) else None
-        # Second, undo the last change if steps have become longer. It is judged once, and before another change.
+        # Second, undo the change before this start if steps have become longer. It is judged once, before further ones.
         if not self._is_judged and offer.step_seconds_before:
             if len(self._step_seconds) < changes.JUDGED_WINDOWS:
                 return False
@@ -99,8 +103,8 @@ class Leaving:
         # Third, leave for other ranks or another strategy.
         if not sum(slices) or len(self._step_seconds) < changes.SLOW_WINDOWS:
             return False  # too few measurements
-        strategy = owners.compare_strategies(*reports[0].piece_bytes) if offer.may_choose else ("", 0.0)
-        proposal = changes.propose_change(offer, here.hosts, slices, seconds, slow, strategy, here.servers)
+        other_strategy = owners.compare_strategies(*reports[0].piece_bytes) if offer.may_choose else ("", 0.0)
+        proposal = changes.propose_change(offer, here.hosts, slices, seconds, slow, other_strategy, here.servers)
         return self._leave_if_worth(offer, proposal, steps_left)
 
     def _compute_recent_seconds(self) -> float:

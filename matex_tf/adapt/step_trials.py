@@ -1,18 +1,21 @@
 """Times the first calls of a training step to choose the fastest way to run it, where settings are `auto`.
 
-MATEX_OVERLAP=auto chooses between two kinds of updates: overlapped ones sum gradients while others are computed,
-immediate ones sum them at the end. MATEX_STRATEGY=auto chooses between an optimizer's variables in pieces, one on each
-rank (`sharded`), and whole ones on all ranks (`allreduce`). All ways give the same bits. Each training step has a
-`Trial`, which listens to the events of its calls.
+MATEX_OVERLAP=auto chooses between two kinds of updates: an overlapped update sums gradients while later gradients are
+computed, an inline update sums all gradients at the end. MATEX_STRATEGY=auto chooses between two forms of an
+optimizer's variables: in pieces, one on each rank (`sharded`), or whole on every rank (`allreduce`). A `Way` is a kind
+of updates and a form of variables. All ways give the same bits. Each training step has a `Trial`, which listens to the
+events of its calls.
 
-A trial has up to three parts, each of `IGNORED` and then `TIMED` calls with an update:
+A trial has up to three parts. Each part times one way, with `IGNORED` and then `TIMED` calls that update weights:
 
-1. The usual way: on one host immediate updates, on several hosts overlapped ones, with variables in pieces if the step
+1. The usual way: on one host inline updates, on several hosts overlapped updates, with variables in pieces if the step
    has such variables. If sums take less than `LEAST_SHARE` of a call, the trial ends here.
-2. With variables in pieces: the same with whole variables. The faster way decides the strategy.
-3. The other kind of updates.
+2. If variables are in pieces: the same updates with whole variables. The faster way decides the strategy.
+3. The faster way so far, with the other kind of updates.
 
-Copies of the step are made for parts 2 and 3. Times are those of the slowest rank, so all ranks choose the same way.
+Parts 2 and 3 need further copies of the step. The slowest rank gives the time of a way, so all ranks choose alike.
+Two attributes of a `PieceVariable` keep the decision, because steps share variables. `is_settled`: a trial has chosen
+the form, so later trials keep it. `is_refused`: the variable stays whole, by a trial or because a step takes it whole.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from matex_tf.runtime import notes, objects
 from matex_tf.steps import events, pieces, report
 from matex_tf.world import world
 
-KIND_GRADIENTS = 1  # see `ops.count_completed`
+_GRADIENTS = 1  # the kind of collectives that sum the gradients of an update, see `ops.count_completed`
 
 TIMED = 8
 """Number of timed calls for each way. Only calls with an update count."""
@@ -38,14 +41,14 @@ IGNORED = {False: 3, True: 16}
 """Number of calls before the timed ones, by `is_overlapped`. The first calls allocate memory and wake up threads; the
 overlapped way chooses its buckets, the groups of gradients that are sent together, after the 13th update."""
 LEAST_BYTES = 1 << 20
-"""There is no trial of smaller updates."""
+"""Steps that sum fewer bytes have no trial."""
 LEAST_SHARE = 0.1
 """No other way is tried if sums that no computation hides take a smaller fraction of a call."""
 GAIN = 0.95
 """Another way replaces the best one only if its call takes less than this fraction of the best time."""
 
 _CORES = os.cpu_count() or 1
-_is_reported = False  # the choice of the strategy, which is reported for the first step only
+_is_strategy_reported = False  # only the first step reports the strategy, except with MATEX_EXPLAIN
 
 TRIAL = "trial of ways"
 """The tag under which a plan has its `Trial`."""
@@ -71,8 +74,9 @@ def may_overlap(in_pieces: bool = False) -> bool:
         return False
     here = world.get_world()
     if in_pieces and not here.has_several_nodes:
-        return False  # immediate updates sum a piece on each rank, overlapped ones the whole gradient
-    # With fewer cores than ranks no core is free for a further thread, unless the thread waits for a network.
+        return False  # inline updates sum a piece on each rank, overlapped ones the whole gradient
+    # Overlapped sums need a further thread on each rank. With fewer cores than ranks no core is free for it; on several
+    # hosts the thread mostly waits for the network.
     return (here.has_several_nodes or here.local_size <= _CORES) and world.has_threads()
 
 
@@ -91,24 +95,24 @@ class Trial:
     """The trial of one step."""
 
     def __init__(self, plan: Any) -> None:
-        self._variables = plan.pieces.list_variables()  # of the optimizer, in pieces (`piece_variables`)
-        self.way = Way(bool(self._variables), overlap.is_usual())  # of the next call
-        self._best = self.way  # of the timed ways
-        self._seconds: dict[Way, float] = {}  # of a call, by timed way
-        self._reason = ""  # why no other way is tried; empty if others are
-        self._holdings = {self.way.in_pieces: plan.pieces}  # the `pieces.Holding` of its variables, by `in_pieces`
+        self._variables = plan.pieces.list_variables()  # the optimizer's variables in pieces (`PieceVariable`)
+        self.way = Way(bool(self._variables), overlap.is_usual())  # the way of the next call
+        self._best = self.way  # the best of the timed ways
+        self._seconds: dict[Way, float] = {}  # the time of a call, by timed way
+        self._reason = ""  # why the trial ends after part 1; empty if it goes on
+        self._holdings = {self.way.in_pieces: plan.pieces}  # the `pieces.Holding` of the variables, by `in_pieces`
         other = functools.partial(overlap.trace_as, not self.way.is_overlapped)
-        self.kinds = {  # of the step's copies, by `is_overlapped`
+        self.kinds = {  # the `CopyKind` of the step's copies, by `is_overlapped`
             self.way.is_overlapped: plan.copy_kind,
             not self.way.is_overlapped: plan.copy_kind._replace(make_within=other),
         }
         update_bytes = 0 if plan.program is None else report.count_summed_bytes(plan.program) or 0
-        has_choice = self._is_left_open() or may_overlap(self.way.in_pieces)
+        has_choice = self._is_strategy_open() or may_overlap(self.way.in_pieces)
         self.is_over = update_bytes < LEAST_BYTES or not has_choice
         self._begin_timing()
 
-    def _is_left_open(self) -> bool:
-        """Whether the strategy of any variable of the step is still to be chosen."""
+    def _is_strategy_open(self) -> bool:
+        """Whether the form of any variable of the step, in pieces or whole, is still to be chosen."""
         is_decided = all(variable.is_refused or variable.is_settled for variable in self._variables)
         return pieces.is_left_open and not is_decided
 
@@ -118,57 +122,73 @@ class Trial:
         self._call_seconds, self._sum_seconds = list[float](), list[float]()
 
     def _read_clocks(self) -> tuple[float, float, int]:
-        """The time (perf_counter), the seconds of all sums of gradients so far, and the number of these updates."""
-        count = ops.count_completed(KIND_GRADIENTS)
-        return time.perf_counter(), ops.get_collective_seconds(KIND_GRADIENTS), count
+        """The time (perf_counter), and the seconds and the number of all sums of gradients so far."""
+        count = ops.count_completed(_GRADIENTS)
+        return time.perf_counter(), ops.get_collective_seconds(_GRADIENTS), count
 
     def begin_call(self) -> None:
         if not self.is_over:
-            self._begin = self._read_clocks()
+            self._begin, self._sums_before, self._updates_before = self._read_clocks()
 
     def end_call(self, plan: Any) -> None:
         if self.is_over:
             return
         now, sums, updates = self._read_clocks()
-        if updates == self._begin[2]:
+        if updates == self._updates_before:
             return  # a call without an update
         self._calls += 1
         if self._calls > IGNORED[self.way.is_overlapped]:
-            self._call_seconds.append(now - self._begin[0])
-            self._sum_seconds.append(sums - self._begin[1])
+            self._call_seconds.append(now - self._begin)
+            self._sum_seconds.append(sums - self._sums_before)
         if len(self._call_seconds) == TIMED:
-            self._judge(plan)
+            self._end_part(plan)
 
-    def _judge(self, plan: Any) -> None:
+    def _end_part(self, plan: Any) -> None:
         """Record the time of the current way, then begin the next part or end the trial. Collective."""
-        own = median(self._call_seconds), median(self._sum_seconds)
-        gathered = objects.allgather(own, "how long steps take")
-        seconds = self._seconds[self.way] = max(call for call, _ in gathered)
-        if seconds < GAIN * self._seconds[self._best]:
-            self._best = self.way
-        if not self._is_left_open() and any(not variable.is_refused for variable in self._variables):
-            self._best = self._best._replace(in_pieces=True)  # the trial of another step has chosen pieces
-        if len(self._seconds) == 1:  # the end of part 1
-            self._reason = self._find_reason(plan, seconds, [sums for _, sums in gathered])
-        # Part 2
-        whole = self._best._replace(in_pieces=False)
-        if self._is_left_open():
-            if not self._reason and whole not in self._seconds and self._fit_whole():
-                self._switch_to(plan, whole)
-                return
-            self._fix_strategy()
-        # Part 3
-        other = self._best._replace(is_overlapped=not self._best.is_overlapped)
-        is_untried = not self._reason and other not in self._seconds and may_overlap(self._best.in_pieces)
-        if is_untried and not self._are_alike(plan, other):
-            self._switch_to(plan, other)
+        self._record_time(plan)
+        if self._begin_whole(plan) or self._begin_other_updates(plan):
             return
         self.is_over = True
         if self.way != self._best:
             self._switch_to(plan, self._best)
 
+    def _record_time(self, plan: Any) -> None:
+        """Record the time of the current way, and find the best way so far. Collective."""
+        own = median(self._call_seconds), median(self._sum_seconds)
+        gathered = objects.allgather(own, "how long steps take")
+        seconds = self._seconds[self.way] = max(call for call, _ in gathered)
+        if seconds < GAIN * self._seconds[self._best]:
+            self._best = self.way
+        if not self._is_strategy_open() and any(not variable.is_refused for variable in self._variables):
+            self._best = self._best._replace(in_pieces=True)  # the trial of another step has chosen pieces
+        if len(self._seconds) == 1:  # the end of part 1
+            self._reason = self._find_reason(plan, seconds, [sums for _, sums in gathered])
+
+    def _begin_whole(self, plan: Any) -> bool:
+        """Begin part 2 if it is to come, or settle the strategy after it. Returns whether it has begun. Collective."""
+        if not self._is_strategy_open():
+            return False
+        whole = self._best._replace(in_pieces=False)
+        if not self._reason and whole not in self._seconds and self._has_memory_for_whole():
+            self._switch_to(plan, whole)
+            return True
+        self._settle_strategy()
+        return False
+
+    def _begin_other_updates(self, plan: Any) -> bool:
+        """Begin part 3 if it is to come. Returns whether it has begun; if not, the current way may not be the best."""
+        other = self._best._replace(is_overlapped=not self._best.is_overlapped)
+        if self._reason or other in self._seconds or not may_overlap(self._best.in_pieces):
+            return False
+        # Without overlapped ops in either copy, as under XLA, the two ways are the same.
+        copies = [self._make_copy(plan, self._best), self._make_copy(plan, other)]
+        if not any(node.op in overlap.OP_TYPES for copy in copies for node in iterate_nodes(copy.graph)):
+            return False
+        self._switch_to(plan, other)
+        return True
+
     def _find_reason(self, plan: Any, seconds: float, sums: list[float]) -> str:
-        """Why no other way is tried; empty if there is no reason.
+        """Why the trial ends after part 1; empty if it goes on.
 
         seconds: the time of a call.
         sums: the time of the sums of a call, on each rank.
@@ -177,17 +197,17 @@ class Trial:
         if min(sums) < LEAST_SHARE * seconds:
             return f"sums take {min(sums) / seconds:.0%} of a step, so that no other way is tried"
         if has_sequence(plan.traced.graph):
-            return "another copy of the step would begin its random numbers anew, so that no other way is tried"
+            return "another copy of the step would begin its random numbers again, so that no other way is tried"
         return ""
 
-    def _fit_whole(self) -> bool:
-        """Whether the whole variables would fit in the memory of every rank. Collective."""
+    def _has_memory_for_whole(self) -> bool:
+        """Whether every rank has memory for the whole variables. Collective."""
         needed = sum(variable.shape.num_elements() * variable.dtype.size for variable in self._variables)
         free = memory.measure_free(world.get_world().local_size)
         return min(objects.allgather(free, "memory for an optimizer's variables")) > memory.MARGIN * needed
 
-    def _fix_strategy(self) -> None:
-        """Fix the strategy of the best way for all variables, and report it. Collective if variables become whole."""
+    def _settle_strategy(self) -> None:
+        """Settle the form that all variables have in the best way, and report it. Collective if they become whole."""
         in_pieces = self._best.in_pieces
         for variable in self._variables:
             variable.is_settled = True
@@ -200,18 +220,15 @@ class Trial:
         reason = self._reason or "the whole variables of the optimizer do not fit in every rank's memory"
         if other in milliseconds:
             reason = f"a step takes {milliseconds[name]:.1f} ms, and with {other} {milliseconds[other]:.1f} ms"
-        global _is_reported
-        if not _is_reported or settings.get_settings().explain:
-            _is_reported = True
+        global _is_strategy_reported
+        if not _is_strategy_reported or settings.get_settings().explain:
+            _is_strategy_reported = True
             notes.print_note(f"MATEX_STRATEGY=auto: {name}: {reason}")
 
-    def _are_alike(self, plan: Any, other: Way) -> bool:
-        """Whether the best and the `other` way give copies without overlapped ops, as under XLA. Uses the `other`."""
-        copies = []
-        for way in (self._best, other):
-            self._use(plan, way)
-            copies.append(plan.find_copy())
-        return not any(node.op in overlap.OP_TYPES for step in copies for node in iterate_nodes(step.graph))
+    def _make_copy(self, plan: Any, way: Way) -> Any:
+        """The copy of the step for `way`, which the next calls then use."""
+        self._use(plan, way)
+        return plan.find_copy()
 
     def _switch_to(self, plan: Any, way: Way) -> None:
         self._use(plan, way)

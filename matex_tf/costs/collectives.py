@@ -5,6 +5,9 @@ arrays of s bytes takes s * ADDITION seconds. The cost of a collective is the su
 Rabenseifner and Gropp (Optimization of collective communication operations in MPICH, 2005, section 4.5). For example, a
 ring of 4 ranks sums 8 MB in 2 * 3 rounds: each rank sends 6 messages of 2 MB, and adds 3/4 of 8 MB.
 
+MPI_Allreduce uses recursive doubling for few bytes and halving for many bytes. `estimate_flat` is its sum of many
+bytes, `estimate_sum_of_mpi` its sum of any size.
+
 In all functions `size` is the bytes of one rank's data, `per_host` the number of ranks on a full host, `network` the
 link between hosts, and `memory` the link within a host. Results are in seconds, and 0 for one rank.
 """
@@ -20,12 +23,12 @@ CHUNK = 8 << 20
 """Bytes in a chunk of a sum between hosts, the default of MATEX_CHUNK_BYTES."""
 CHUNK_WITHIN_HOST = 1 << 20
 """Bytes in a chunk of a sum within a host."""
-FUSED = 64 << 10
-"""Sums of fewer bytes always use MPI's own algorithm (ops/src/engine/sums/allreduce.cc)."""
+MPI_ONLY_BYTES = 64 << 10
+"""Sums of fewer bytes between hosts always use MPI_Allreduce (ops/src/engine/sums/allreduce.cc)."""
 SHORT_GATHER = 512 << 10
-"""Bytes up to which a result may be gathered by recursive doubling, larger ones in a ring (section 4.1)."""
-MEETING = 48
-"""Bytes of the rendezvous before each collective."""
+"""Results of at most this many bytes may be gathered by recursive doubling, larger ones in a ring (section 4.1)."""
+RENDEZVOUS_BYTES = 48
+"""Bytes that ranks sum in the rendezvous before each collective."""
 
 
 class AnyLink(Protocol):
@@ -84,12 +87,13 @@ def parse_network(text: str) -> Link:
     """
     if text in NETWORKS:
         return NETWORKS[text]
-    start_up, colon, speed = text.partition(":")
+    start_up, _, speed = text.partition(":")
+    link: Link | None
     try:
         link = Link(float(start_up), 1 / float(speed))
     except (ValueError, ZeroDivisionError):
-        link = Link(-1, 0)  # invalid, so the next lines raise
-    if not colon or link.start_up < 0 or link.byte <= 0:
+        link = None
+    if link is None or link.start_up < 0 or link.byte <= 0:
         raise ValueError(
             f"expected one of {', '.join(NETWORKS)}, or START_UP:BYTES such as 20e-6:3e9 (seconds to start "
             f"a message, bytes a second); {text!r} was given"
@@ -98,7 +102,7 @@ def parse_network(text: str) -> Link:
 
 
 def estimate_chunks(estimate_sum: Callable[[float], float], max_bytes: int, size: float) -> float:
-    """Seconds of a sum of `size` bytes in equal chunks of at most `max_bytes`; `estimate_sum` prices a chunk."""
+    """Seconds of a sum of `size` bytes in equal chunks of at most `max_bytes`. `estimate_sum` estimates one chunk."""
     chunks = max(1, ceil(size / max_bytes))
     return chunks * estimate_sum(size / chunks)
 
@@ -113,14 +117,15 @@ def _divide_ranks(ranks: int, per_host: int) -> tuple[int, int]:
 
 
 def estimate_recursive_doubling(ranks: int, size: float, link: AnyLink) -> float:
-    """MPI's algorithm for small sums: in each of log2(ranks) rounds, pairs of ranks exchange and add all data."""
+    """A sum by recursive doubling: in each of log2(ranks) rounds, pairs of ranks exchange and add all data."""
     return ceil(log2(ranks)) * (link.estimate_message(size) + size * ADDITION)
 
 
 def estimate_halving(ranks: int, size: float, link: AnyLink) -> float:
     """Rabenseifner's algorithm: reduce-scatter by recursive halving, then allgather by recursive doubling.
 
-    Each half sends (ranks - 1) / ranks of the data in log2(ranks) rounds, which are priced as rounds of equal size.
+    Each half has log2(ranks) rounds. They send 1/2, 1/4, ... of the data, together (ranks - 1) / ranks. Each round is
+    estimated with their mean size. Only the reduce-scatter adds.
     """
     if ranks == 1:
         return 0.0
@@ -137,16 +142,18 @@ def estimate_ring(ranks: int, size: float, link: AnyLink) -> float:
 
 
 def estimate_shared_memory(ranks: int, size: float, memory: AnyLink) -> float:
-    """Within a host, as in ops/src/engine/sums/shared_memory.h: each rank writes its data to shared memory, reads its
-    slice of all ranks' data, writes the sums, and reads all sums. Of two ranks, each reads and sums all data instead.
+    """A sum within a host, as in ops/src/engine/sums/shared_memory.h.
+
+    Each rank writes its data to shared memory (`size`), reads its slice of all ranks' data (`size`), writes the sums of
+    the slice (`size` / `ranks`), and reads all sums (`size`). Each of two ranks writes its data, and then sums both.
     """
     if ranks == 1:
         return 0.0
     moved_bytes = 3 * size if ranks == 2 else (3 + 1 / ranks) * size
-    return estimate_meetings_in_memory(ranks, memory) + memory.estimate_message(moved_bytes) + size * ADDITION
+    return estimate_barriers_in_memory(ranks, memory) + memory.estimate_message(moved_bytes) + size * ADDITION
 
 
-def estimate_meetings_in_memory(ranks: int, memory: AnyLink) -> float:
+def estimate_barriers_in_memory(ranks: int, memory: AnyLink) -> float:
     """The two barriers of a host's ranks: after writing to shared memory, and before its reuse."""
     return 2 * ceil(log2(ranks)) * memory.estimate_message(0)
 
@@ -155,7 +162,7 @@ def estimate_meetings_in_memory(ranks: int, memory: AnyLink) -> float:
 
 
 def estimate_flat(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
-    """MPI's own large sum: halving within each host, then between hosts.
+    """MPI_Allreduce of many bytes: halving within each host, then between hosts.
 
     After the rounds within a host, each of its ranks has 1 / per_host of the data. All of them send at the same time
     through the host's adapter, so together they take as long as one rank that sends all data.
@@ -166,7 +173,7 @@ def estimate_flat(ranks: int, per_host: int, size: float, network: AnyLink, memo
 
 def estimate_flat_ring(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
     """A ring over all ranks: each round takes as long as its slowest message."""
-    links = (network, memory) if ranks > per_host else (memory,)
+    links = (network, memory) if ranks > per_host else (memory,)  # the links that the ring crosses
     return estimate_ring(ranks, size, max(links, key=lambda link: link.estimate_message(size / ranks)))
 
 
@@ -177,8 +184,8 @@ def estimate_two_levels(ranks: int, per_host: int, size: float, network: AnyLink
 
 
 def estimate_16_bits(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
-    """Two levels, with half of the bytes between hosts: each host sends a slice to every other host, the slice's owner
-    adds, and sends the sums back.
+    """Two levels, with half of the bytes between hosts: each host owns a slice of 1 / hosts of the data. It sends the
+    other hosts their slices, adds the hosts - 1 slices that it receives, and sends the sums back.
     """
     within, hosts = _divide_ranks(ranks, per_host)
     sent = 2 * (hosts - 1) * network.estimate_message(size / hosts / 2)
@@ -191,18 +198,19 @@ def estimate_topk(
 ) -> float:
     """Two levels; each host gathers the largest entries of all hosts, the fraction `share` of each host's entries.
 
-    An entry is sent as an index and a value, so a host sends 2 * share * size bytes.
+    An entry is sent as an index and a value, so the entries of a host are 2 * share * size bytes. Recursive doubling
+    over hosts gathers the entries of the hosts - 1 others in log2(hosts) rounds, each estimated with the mean size.
     """
     within, hosts = _divide_ranks(ranks, per_host)
-    inside = estimate_halving(within, size, memory)
+    sum_within = estimate_halving(within, size, memory)
     if hosts == 1:
-        return inside
+        return sum_within
     gathered, rounds = (hosts - 1) * 2 * share * size, ceil(log2(hosts))
-    return inside + rounds * network.estimate_message(gathered / rounds) + gathered * ADDITION
+    return sum_within + rounds * network.estimate_message(gathered / rounds) + gathered * ADDITION
 
 
 def estimate_sum_of_mpi(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
-    """One sum over all ranks by MPI: recursive doubling for few bytes, halving for many."""
+    """MPI_Allreduce of any size: the faster of recursive doubling and halving."""
     within, hosts = _divide_ranks(ranks, per_host)
     doubling = estimate_recursive_doubling(within, size, memory) + estimate_recursive_doubling(hosts, size, network)
     return min(doubling, estimate_flat(ranks, per_host, size, network, memory))
@@ -226,15 +234,17 @@ def estimate_allgather(ranks: int, per_host: int, size: float, network: AnyLink,
 
 
 def _estimate_doubling_gather(members: int, size: float, link: AnyLink) -> float:
-    """Recursive doubling over `members` with `size` bytes each: in round k, each sends the data of 2**k members, or the
-    data that its partner still lacks, if these are fewer.
+    """Gather `size` bytes of each of `members` by recursive doubling: in round k, each sends the data of 2**k members,
+    or in the last round the data of the members - 2**k members that the partner still lacks.
     """
     counts = (min(1 << k, members - (1 << k)) for k in range(ceil(log2(members))))
     return sum(link.estimate_message(count * size) for count in counts)
 
 
 def estimate_broadcast(ranks: int, per_host: int, size: float, network: AnyLink, memory: AnyLink = MEMORY) -> float:
-    """Send `size` bytes of one rank to every rank: along a tree, or by scatter and allgather."""
+    """Send `size` bytes of one rank to every rank: along a tree, or by scatter (as half of `estimate_halving`) and
+    allgather.
+    """
     if ranks == 1:
         return 0.0
     within, hosts = _divide_ranks(ranks, per_host)
@@ -256,9 +266,9 @@ EXACT = ("mpi", "ring", "two_level")
 """The algorithms that do not change results."""
 
 
-def estimate_meeting(ranks: int, per_host: int, network: AnyLink, memory: AnyLink = MEMORY) -> float:
-    """The rendezvous of all ranks before each collective."""
-    return estimate_recursive_doubling(ranks, MEETING, network if ranks > per_host else memory)
+def estimate_rendezvous(ranks: int, per_host: int, network: AnyLink, memory: AnyLink = MEMORY) -> float:
+    """The rendezvous of all ranks before each collective: a small sum."""
+    return estimate_recursive_doubling(ranks, RENDEZVOUS_BYTES, network if ranks > per_host else memory)
 
 
 def estimate_sum(
@@ -269,4 +279,4 @@ def estimate_sum(
     def estimate_chunk(chunk: float) -> float:
         return ALGORITHMS[algorithm](ranks, per_host, chunk, network, memory)
 
-    return estimate_meeting(ranks, per_host, network, memory) + estimate_chunks(estimate_chunk, CHUNK, size)
+    return estimate_rendezvous(ranks, per_host, network, memory) + estimate_chunks(estimate_chunk, CHUNK, size)

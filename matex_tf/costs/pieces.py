@@ -2,7 +2,7 @@
 
 In all functions `owners` is the number of ranks that own a piece of the weights; the other ranks wait until the owners
 have updated them. `size` is the bytes of all weights or of their gradients. `servers.pieces` chooses the number of
-owners by `Hosts.estimate_step`; the planner uses the functions.
+owners by `Hosts.estimate_step`; the planner calls the other functions itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from math import ceil
 from matex_tf.costs import collectives
 from matex_tf.costs.collectives import ADDITION, AnyLink, Link
 
-UPDATED = "the end of an optimizer's update"
-"""The name of a barrier that measured ranks run after an update, which marks its end."""
-ASSUMED = "ethernet25"
+UPDATE_END = "the end of an optimizer's update"
+"""The name of the barrier that marks the end of an update while steps are measured."""
+ASSUMED_NETWORK = "ethernet25"
 """The assumed network between hosts if none was measured, a name of `collectives.NETWORKS`."""
-SHORT = 1 << 20
-"""Bytes that each rank sends in a message of overlapped new weights, as in ops/src/tensorflow/weights/pieces.cc."""
+WEIGHT_BYTES = 1 << 20
+"""The largest message of new weights from one rank if updates overlap (ops/src/tensorflow/weights/pieces.cc)."""
 
 
 def estimate_gradient_pieces(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
@@ -29,23 +29,24 @@ def estimate_gradient_pieces(ranks: int, owners: int, size: float, memory: AnyLi
     if ranks == 1:
         return 0.0
     piece = size / owners
-    moved = memory.estimate_message(size + ranks * piece)  # written by this rank, and read by an owner
-    return collectives.estimate_meetings_in_memory(ranks, memory) + moved + (ranks - 1) * piece * ADDITION
+    moved = memory.estimate_message(size + ranks * piece)  # a rank writes `size`; an owner reads a piece of each rank
+    return collectives.estimate_barriers_in_memory(ranks, memory) + moved + (ranks - 1) * piece * ADDITION
 
 
 def estimate_publishing_in_memory(ranks: int, owners: int, size: float, memory: AnyLink) -> float:
     """Within a host: each rank copies the new weights of other owners from shared memory."""
     if ranks == 1:
         return 0.0
-    copied = size - size / owners if owners == ranks else size  # a rank that owns nothing copies all
-    return collectives.estimate_meetings_in_memory(ranks, memory) + memory.estimate_message(copied)
+    # The slowest rank counts: a rank that owns nothing copies all weights.
+    copied = size - size / owners if owners == ranks else size
+    return collectives.estimate_barriers_in_memory(ranks, memory) + memory.estimate_message(copied)
 
 
 def estimate_pieces_by_messages(
     ranks: int, per_host: int, owners: int, size: float, network: AnyLink, memory: AnyLink,
     max_bytes: int = collectives.CHUNK,
 ) -> float:  # fmt: skip
-    """Between hosts: gradients to their owners, or new weights from them. Each is half of a ring.
+    """Between hosts: gradients to their owners, or new weights from their owners. Each takes half of a ring's messages.
 
     The data are divided into chunks of at most `max_bytes`. A chunk takes half a ring over all ranks, or half a ring on
     each of two levels.
@@ -60,7 +61,8 @@ def estimate_pieces_by_messages(
     has_equal_hosts = ranks % per_host == 0  # otherwise the ranks of different hosts have different slices
     if hosts == 1 or per_host == 1 or not has_equal_hosts:
         return chunks * one_level
-    # Two levels: within each host, then between ranks with the same slice, at most owners / hosts pieces of each host.
+    # Two levels: first within each host. Then ranks with the same slice send between hosts, to each other host the at
+    # most ceil(owners / hosts) pieces that it owns.
     within = (per_host - 1) * memory.estimate_message(size / per_host / chunks)
     between = (hosts - 1) * network.estimate_message(ceil(owners / hosts) * piece / chunks)
     return chunks * min(one_level, within + between)
@@ -89,7 +91,7 @@ class Hosts:
 
     @property
     def network(self) -> Link:
-        return self.measured or collectives.NETWORKS[ASSUMED]
+        return self.measured or collectives.NETWORKS[ASSUMED_NETWORK]
 
     def describe_assumptions(self) -> str:
         """Describes the assumptions of the estimates."""

@@ -4,9 +4,9 @@ A plan is a tuple of boundaries: with (0, 2, 5), bucket 0 has gradients 0 and 1,
 Gradients become ready one after another. Their buckets are transferred one at a time, in the same order: a large bucket
 saves start-up costs, and a small one begins early.
 
-`find_best_plan` is exact; the engine and `planner.predict` use it. `find_greedy_plan` is the method of the paper iBatch
-(`papers/ibatch.py`), and never better. The simulator has it as `buckets=ibatch`, to show what the paper's method would
-give, next to buckets of a fixed size and one bucket for each gradient.
+`find_best_plan` is exact; the engine and `planner.predict` use this method. `find_greedy_plan` is the method of the
+paper iBatch (`papers/ibatch.py`), and never better. The simulator has it (`buckets=ibatch`), and also buckets of a
+fixed size and one bucket for each gradient, to show what they would cost.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price)
     accepts any price of a transfer.
 
     Args:
-        ready: seconds at which each gradient is ready. sizes: its bytes.
+        ready: the time in seconds at which each gradient is ready.
+        sizes: the bytes of each gradient.
     """
     ready_in_order, total_bytes = _compute_ready_times(ready), [0.0, *itertools.accumulate(sizes)]
-    # For the first n gradients: the earliest end of their transfers, and the first gradient of the last bucket.
+    # Entry n is about the first n gradients: the earliest end of their transfers, and the first gradient of the last
+    # bucket in that plan. The next entry tries all starts of its last bucket.
     ends, bucket_starts = [0.0], [0]
     for stop in range(1, len(sizes) + 1):
         end, start = min(
@@ -58,7 +60,7 @@ def find_best_plan(ready: Sequence[float], sizes: Sequence[float], price: Price)
         )
         ends.append(end)
         bucket_starts.append(start)
-    plan = [len(sizes)]
+    plan = [len(sizes)]  # boundaries, from the end to the beginning
     while plan[-1]:
         plan.append(bucket_starts[plan[-1]])
     return tuple(reversed(plan))
@@ -68,7 +70,7 @@ def find_greedy_plan(ready: Sequence[float], sizes: Sequence[float], price: Pric
     """The best of iBatch's two plans and of one bucket, with time reversed.
 
     iBatch pulls parameters before the computation that needs them; gradients are transferred after their computation.
-    So the last gradient becomes the first layer.
+    In reversed time a gradient's transfer comes before its computation, so the last gradient becomes the first layer.
     """
     ready_in_order, start_up = _compute_ready_times(ready), price(0.0)
     compute = [later - earlier for earlier, later in itertools.pairwise([0.0, *ready_in_order])]

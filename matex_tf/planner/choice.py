@@ -28,20 +28,21 @@ class Choice:
 
 
 class Help(NamedTuple):
-    """A change that makes a prediction faster."""
+    """A change of the run that makes its steps faster."""
 
     description: str
     speedup: float
-    """In rows a second."""
+    """Rows a second with the change over rows a second without it."""
     mark: str
-    """Of the prediction with the change."""
+    """The mark of the prediction with the change."""
 
 
 def choose_ranks(
     predictor: Predictor, predictions: Sequence[Prediction], target: float = TARGET, deadline: float = 0.0,
     steps: int = 0, memory: float = 0.0,
 ) -> Choice:  # fmt: skip
-    """Choose the fewest ranks that end within `deadline` seconds; without a deadline, the fastest efficient ones.
+    """Choose the fewest ranks that end within `deadline` seconds. Without a deadline, choose the fastest of the
+    efficient numbers of ranks.
 
     Args:
         target: the minimum efficiency of efficient ranks.
@@ -63,7 +64,7 @@ def choose_ranks(
         best = max(fitting, key=lambda prediction: prediction.efficiency)
         reason = f"no number of ranks reaches {target:.2f}; {best.ranks} is nearest, at {best.efficiency:.2f}"
         return Choice(best, f"{reason}{describe_helps(predictor, best)}")
-    # The rate is 0 if no step is sharded.
+    # If no step is sharded, all rates are 0: compare steps instead.
     best = max(efficient, key=lambda prediction: prediction.rows_a_second or 1 / prediction.step)
     reason = f"best for efficiency {target:g}: {_describe_ranks(best)}"
     alone = predictor.predict_step(1)

@@ -1,8 +1,9 @@
 """Model of a rank's computation time and memory, interpolated and extrapolated from measured sizes.
 
-A size (`plan_file.Size`) is the measurement of a phantom rank: its slice has some rows, and some concurrent copies
-share the cores. For each quantity, `Compute` has a piecewise linear function of rows (`Line`) through the sizes with
-equal numbers of copies. For example, from 64 and 128 rows in 2 copies it interpolates 96 rows on hosts of 2 ranks.
+A size (`plan_file.Size`) is the measurement of a phantom rank, a process that runs the script as rank 0 of N ranks
+without the others. It has a number of rows in the slice, and a number of concurrent copies that share the cores. For
+each quantity, `Compute` has a piecewise linear function of rows (`Line`) through the sizes with equal numbers of
+copies. For example, from 64 and 128 rows in 2 copies it interpolates 96 rows on hosts of 2 ranks.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ def count_measured_rows(plan: Plan) -> int:
 
 
 class Line:
-    """A piecewise linear function through points; of several values at one position, through their median.
+    """A piecewise linear function through points. If one position has several values, it goes through their median.
 
-    Outside of the points it continues with the slope of the nearest segment, unless that falls. Its values are at least
-    `minimum`.
+    Outside of the points it continues with the slope of the nearest segment, or with slope 0 if that segment falls. Its
+    values are at least `minimum`.
     """
 
     def __init__(self, x: Sequence[float], y: Sequence[float], minimum: float = 0.0):
@@ -61,7 +62,7 @@ class Line:
 
 
 class _Group:
-    """The sizes that were measured with the same number of concurrent copies, and so with the same cores for each."""
+    """The sizes that were measured with the same number of concurrent copies, so with equally many cores for a copy."""
 
     def __init__(self, sizes: Sequence[Size]):
         self.sizes = list(sizes)
@@ -84,10 +85,10 @@ class Compute:
             copies: _Group([size for size in plan.sizes if size.copies == copies])
             for copies in {size.copies for size in plan.sizes}
         }
-        # A group with a single number of rows takes its dependence on rows from the group with the most.
+        # A group with a single number of rows depends on rows as the group with the most numbers of rows does.
         largest_group = max(self._groups.values(), key=lambda group: (len(group.seconds.x), group.sizes[0].copies))
         self._reference_line = largest_group.seconds
-        # Bytes depend on rows, not on cores. A single rank may have other collectives.
+        # Bytes depend on rows, not on cores. A single rank may have other collectives, and then no bytes.
         with_bytes = [size for size in plan.sizes if size.bytes]
         rows = [float(size.rows) for size in with_bytes]
         self._bytes = [Line(rows, column) for column in zip(*(size.bytes for size in with_bytes))]
@@ -180,7 +181,7 @@ class Compute:
         return max(cores - max(used), 0.0)
 
     def _read_line(self, line: Line, rows: float) -> float:
-        """The value of `line` at `rows`; a line of one point grows with rows as the reference line does."""
+        """The value of `line` at `rows`. A line of one point grows with rows in proportion to the reference line."""
         if len(line.x) > 1 or rows == line.x[0]:
             return line(rows)
         return line(rows) * (self._reference_line(rows) / self._reference_line(line.x[0]))

@@ -16,7 +16,7 @@ class Events:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
 
-    def schedule_act(self, time: float, act: Callable[..., None], *arguments: Any) -> None:
+    def schedule(self, time: float, act: Callable[..., None], *arguments: Any) -> None:
         """Schedule `act(*arguments)` at `time`. Events at the same time run in the order of scheduling."""
         heapq.heappush(self._heap, (time, next(self._order), act, arguments))
 
@@ -47,11 +47,11 @@ class Station:
         self._order = itertools.count()
         self._schedule_version = 0  # counts arrivals and departures: each outdates the scheduled departure
 
-    def serve_customer(self, work: float, done: Callable[[], None]) -> None:
+    def begin_job(self, work: float, done: Callable[[], None]) -> None:
         """Begin a job of `work` seconds now; call `done` when it ends."""
         self._advance_work()
         heapq.heappush(self._departures, (self._counter + work, next(self._order), done))
-        self._schedule_leave()
+        self._schedule_departure()
 
     @property
     def _rate(self) -> float:
@@ -59,23 +59,23 @@ class Station:
         return min(1.0, self._capacity / len(self._departures))
 
     def _advance_work(self) -> None:
-        """Set the counter to the current time."""
+        """Advance the counter to the current time."""
         if self._departures:
             self._counter += (self._events.now - self._updated_at) * self._rate
         self._updated_at = self._events.now
 
-    def _schedule_leave(self) -> None:
-        """Schedule the next departure, as if no job came before it."""
+    def _schedule_departure(self) -> None:
+        """Schedule the next departure at its time if no further job comes before it."""
         self._schedule_version += 1
         if self._departures:
             remaining_work = max(0.0, self._departures[0][0] - self._counter)
             end = self._events.now + remaining_work / self._rate
-            self._events.schedule_act(end, self._end_service, self._schedule_version)
+            self._events.schedule(end, self._end_job, self._schedule_version)
 
-    def _end_service(self, version: int) -> None:
+    def _end_job(self, version: int) -> None:
         if version != self._schedule_version:  # outdated: a job has come or left since it was scheduled
             return
         self._advance_work()
         _, _, done = heapq.heappop(self._departures)
-        self._schedule_leave()
+        self._schedule_departure()
         done()

@@ -1,7 +1,7 @@
 """The file of a plan, `plan.json`: measurements of a script and of links, and assumptions.
 
-Times are in seconds, sizes in bytes. A step begins when the last gradient of the preceding step is ready, and ends when
-its own last gradient is; sums over ranks are not included.
+Times are in seconds, sizes in bytes. A step lasts from the time at which the last gradient of the preceding step is
+ready to the time at which its own last gradient is ready. It does not include sums over ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 FORMAT = 3
 """The version of the file; other versions are refused."""
 MEASURED, EXTRAPOLATED, ASSUMED = "measured", "extrapolated", "assumed"
-"""Marks: the basis of a number."""
+"""Marks: the basis of a predicted number, from the most to the least certain one."""
 SIGNS = {MEASURED: "", EXTRAPOLATED: "~", ASSUMED: "?"}
 """The sign of each mark, shown before the number."""
 LINK_BYTES = (256, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -75,9 +75,9 @@ class Size:
     steps: tuple[float, ...]
     """Seconds of each step, of all copies."""
     ready: tuple[float, ...]
-    """The time at which each of the plan's gradients is ready, from the start of the step; medians."""
+    """For each of the plan's gradients, the median time from the start of the step until it is ready."""
     at: tuple[float, ...]
-    """The time at which each of the plan's collectives begins; medians."""
+    """For each of the plan's collectives, the median time from the start of the step until it begins."""
     base_bytes: int
     """Resident memory before the first step."""
     peak_bytes: int
@@ -132,8 +132,9 @@ class Update:
     why_not: str = ""
     """The reason why nothing, or not everything, can be sharded."""
     not_async: str = ""
+    """The reason against the strategy `async`, as far as it is known before training; "" if there is none."""
     not_local: str = ""
-    """The reasons against these strategies, as far as they are known before training; "" if there are none."""
+    """The same for the strategy `local:H`."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ def read_link(text: str) -> LinkMeasurement:
 def _build_value(kind: Any, value: Any) -> Any:
     """Convert `value`, from JSON, to the type `kind`: a dataclass, a tuple, a number or text, or an optional one."""
     if isinstance(kind, types.UnionType):
-        kind, _ = typing.get_args(kind)
+        kind, _ = typing.get_args(kind)  # all optional fields are `KIND | None`
         if value is None:
             return None
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):

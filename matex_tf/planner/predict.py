@@ -1,7 +1,7 @@
 """Predicts a step on any number of ranks, for `matex plan`.
 
-A step consists of its computation, the sums of gradients that the computation does not hide (exposed), the other
-collectives (small), and waiting for the slowest rank. `Compute` (compute.py) models the computation from measured
+A step consists of four parts: its computation, the sums of gradients that the computation does not hide (exposed), the
+other collectives (small), and waiting for the slowest rank. `Compute` (compute.py) models the computation from measured
 sizes, `Links` the collectives from measured links, and a `Predictor` adds both up for one plan. Each number has a mark:
 measured, extrapolated or assumed.
 """
@@ -26,7 +26,7 @@ GATHERED = ("allgather", "message")
 COUNT_BYTES = 8
 """Bytes that each rank sends to announce the size of its gathered data."""
 READY_BYTES = 24
-"""Bytes of the rendezvous before each bucket; the one before other collectives has `collectives.MEETING`."""
+"""Bytes of the rendezvous before each bucket. Before other collectives it has `collectives.RENDEZVOUS_BYTES`."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Prediction:
     compute_mark: str
     link_mark: str
     alone_mark: str
-    """The mark of one rank with as many cores as each of these, the base of efficiency."""
+    """The mark of the base of efficiency: one rank with as many cores as each of these ranks."""
     input: Input | None = None
     """The cost of reading and decoding a rank's slice of a batch; None if not measured."""
 
@@ -86,7 +86,8 @@ class Links:
 
     def __init__(self, plan: Plan):
         self.per_host = plan.ranks_per_host
-        self._within = plan.find_link(ONE_HOST)  # None: not measured
+        # The measured sums within a host and between hosts; None: not measured.
+        self._within = plan.find_link(ONE_HOST)
         self._between = plan.find_link(ALL_RANKS, TWO_HOSTS)
         self.memory: AnyLink = collectives.MEMORY
         if self._within:
@@ -103,8 +104,8 @@ class Links:
         link = self._within if ranks <= self.per_host else self._between
         if link is None:
             return ASSUMED
-        # `kept`: by an earlier run
-        return MEASURED if ranks <= 2 * link.ranks and not link.kept else EXTRAPOLATED
+        is_by_earlier_run = bool(link.kept)
+        return MEASURED if ranks <= 2 * link.ranks and not is_by_earlier_run else EXTRAPOLATED
 
     def is_mpi_known(self, ranks: int) -> bool:
         """Whether MPI's own large sums over so many ranks were measured. For more ranks its algorithm may change."""
@@ -114,7 +115,7 @@ class Links:
         """The algorithms of sums over `ranks` ranks that do not change results.
 
         MPI's own algorithm is included if it was measured, or `with_mpi`. Ranks try all algorithms and take the
-        fastest, so without it the others give an upper bound.
+        fastest. So the other algorithms give an upper bound if MPI's own was not measured.
         """
         if ranks <= self.per_host:
             return [SHARED_MEMORY]
@@ -131,13 +132,14 @@ class Links:
         def estimate_chunk(chunk: float) -> float:
             if algorithm == SHARED_MEMORY:
                 return self._estimate_on_one_host(ranks, chunk)
-            message = ranks, self.per_host, chunk, self.network, self.memory
+            arguments = ranks, self.per_host, chunk, self.network, self.memory
             if compression and ranks > self.per_host:
                 kind, _, share = compression.partition(":")
                 if kind == "topk":
-                    return collectives.estimate_topk(*message, float(share))
-                return collectives.estimate_16_bits(*message)
-            return collectives.ALGORITHMS[MPI if chunk < collectives.FUSED else algorithm](*message)
+                    return collectives.estimate_topk(*arguments, float(share))
+                return collectives.estimate_16_bits(*arguments)
+            used_algorithm = MPI if chunk < collectives.MPI_ONLY_BYTES else algorithm
+            return collectives.ALGORITHMS[used_algorithm](*arguments)
 
         max_bytes = collectives.CHUNK if ranks > self.per_host else collectives.CHUNK_WITHIN_HOST
         return collectives.estimate_chunks(estimate_chunk, max_bytes, size)
@@ -165,22 +167,22 @@ class Links:
         """
         if ranks == 1:
             return 0.0
-        meeting = self._estimate_small_sum(ranks, collectives.MEETING)
+        rendezvous = self._estimate_small_sum(ranks, collectives.RENDEZVOUS_BYTES)
         if not size:
-            return meeting
-        message = ranks, self.per_host, size, self.network, self.memory
+            return rendezvous
+        arguments = ranks, self.per_host, size, self.network, self.memory
         if kind == "broadcast":
-            return meeting + collectives.estimate_broadcast(*message)
+            return rendezvous + collectives.estimate_broadcast(*arguments)
         if kind in GATHERED:
             counts = collectives.estimate_allgather(ranks, self.per_host, COUNT_BYTES, self.network, self.memory)
-            agreement = meeting if kind == "allgather" else 0.0  # on the memory of the result
-            return meeting + counts + agreement + collectives.estimate_allgather(*message)
+            agreement = rendezvous if kind == "allgather" else 0.0  # ranks agree on the memory of the result
+            return rendezvous + counts + agreement + collectives.estimate_allgather(*arguments)
         estimate_chunk = functools.partial(self._estimate_small_sum, ranks)
-        return meeting + collectives.estimate_chunks(estimate_chunk, collectives.CHUNK, size)
+        return rendezvous + collectives.estimate_chunks(estimate_chunk, collectives.CHUNK, size)
 
     def estimate_bucket(self, ranks: int, algorithm: str, size: float, compression: str = "") -> float:
         """Seconds of a bucket of gradients: the rendezvous before it, and its sum, as by `estimate_sum`."""
-        rendezvous = self.estimate_small(ranks, 0) * READY_BYTES / collectives.MEETING
+        rendezvous = self.estimate_small(ranks, 0) * READY_BYTES / collectives.RENDEZVOUS_BYTES
         return rendezvous + self.estimate_sum(ranks, algorithm, size, compression)
 
     def _estimate_small_sum(self, ranks: int, size: float) -> float:
@@ -190,7 +192,7 @@ class Links:
 
 
 def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> MeasuredLink:
-    """The cost of a message, from sums over `ranks` ranks: a sum is log2(ranks) exchanges of all bytes."""
+    """The cost of a message, from sums by log2(ranks) rounds, each with a message and an addition of all bytes."""
     rounds = max((ranks - 1).bit_length(), 1)
     return MeasuredLink(
         sizes,
@@ -199,7 +201,7 @@ def fit_messages(sizes: Sequence[int], seconds: Sequence[float], ranks: int) -> 
 
 
 class _Sums(NamedTuple):
-    """The sums of gradients in a step, by one algorithm. They are compared by their ends."""
+    """The sums of gradients in a step, by one algorithm. `end` is the first field, so `min` finds the earliest end."""
 
     end: float
     """Seconds from the start of the step to the end of the sums."""
@@ -215,7 +217,7 @@ class Predictor:
         self.plan, self.compute, self.links = plan, Compute(plan), Links(plan)
 
     def predict_step(self, ranks: int, squeeze: float = 1.0) -> Prediction:
-        """The step of `ranks` ranks, with the fastest algorithm. `squeeze`: the fraction of gradient bytes to send."""
+        """The step of `ranks` ranks, with the fastest algorithm. It sends the fraction `squeeze` of gradient bytes."""
         compute = self.compute.estimate_seconds(ranks)
         if ranks == 1:
             return self.make_prediction(1, compute, 0.0, "none", False)
@@ -254,7 +256,7 @@ class Predictor:
         busy_share = self.compute.find_busy_share(ranks)  # the load by other processes may change
         low = compute * (1 - busy_share) + (min_exposed + small) / uncertainty
         high = compute * slowest_rare * (1 + busy_share) + (exposed + small) * uncertainty
-        batches = ranks if plan.scaling == "weak" else 1  # of all ranks in a step
+        batches = ranks if plan.scaling == "weak" else 1  # batches that all ranks together train in a step
         alone_seconds, alone_mark = self.compute.estimate_alone(ranks)
         return Prediction(
             ranks=ranks, hosts=ceil(ranks / plan.ranks_per_host), rows=rows, compute=compute, exposed=exposed,
@@ -286,8 +288,8 @@ class Predictor:
         ready = [slowdown * at for at in self.compute.estimate_ready_times(ranks)]
         candidates = []
         for name in links.list_algorithms(ranks, with_mpi=True):
-            at_once = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, name, total)
-            candidates.append(_Sums(compute + at_once, name, overlaps=False))
+            one_sum = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, name, total)
+            candidates.append(_Sums(compute + one_sum, name, overlaps=False))
             # On one host, sums use the computing cores, so they cannot be hidden.
             if self.plan.overlaps and ranks > links.per_host:
                 price = functools.partial(links.estimate_bucket, ranks, name)

@@ -41,9 +41,9 @@ def compute_throughput(workers: int, servers: int, compute: float, transfer: flo
         return workers / compute
     if compute == 0:
         return min(workers, servers * share) / transfer
-    # For each number of transferring workers: transfers that end in a second.
+    # For each number of transferring workers: the number of transfers that end in a second.
     rates = [min(transferring, servers * share) / transfer for transferring in range(workers + 1)]
-    logs = [0.0]  # of the probabilities, up to a constant: products for a thousand workers would overflow
+    logs = [0.0]  # logarithms of the probabilities, up to a constant: products for many workers would overflow
     for transferring in range(1, workers + 1):
         logs.append(logs[-1] + math.log((workers - transferring + 1) / compute / rates[transferring]))
     largest = max(logs)

@@ -1,8 +1,8 @@
 """Predicts the step and the memory of each strategy (docs/strategies.md), and recommends one, for `matex plan`.
 
 The price of a strategy is its predicted step and memory. A step is like a step of allreduce, with other sums of
-gradients (`local:H`), another update (`sharded`, `servers:S`) or another computation (`async`). With `sharded` and
-`servers:S`, all ranks or S ranks are owners: each updates one piece of the weights, and has its optimizer's variables.
+gradients (`local:H`), another update (`sharded`, `servers:S`) or another computation (`async`). Owners (with `sharded`
+all ranks, with `servers:S` S ranks) each update one piece of the weights, and have the optimizer's variables for it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from matex_tf.planner.predict import SHARED_MEMORY, Prediction, Predictor, find_
 SHOWN_PERIOD = 8
 """The period of `local` that is shown."""
 MAX_STEP_RATIO = 0.95
-"""Another strategy is recommended if its step takes at most this fraction of allreduce's, or if allreduce does not fit
-the memory.
+"""Another strategy is recommended if its step takes at most this fraction of the step of allreduce, or if allreduce
+does not fit the memory.
 """
 
 
@@ -43,7 +43,7 @@ class Price:
 
     @property
     def memory_mark(self) -> str:
-        """The mark of `memory`: only allreduce is measured with the optimizers' variables of the strategy."""
+        """The mark of `memory`: the optimizers' variables of other strategies than allreduce were not measured."""
         return find_weakest(self.step.compute_mark, MEASURED if self.strategy == "allreduce" else EXTRAPOLATED)
 
 
@@ -59,7 +59,7 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
     """(prices of the possible strategies on `ranks` ranks, allreduce first; the impossible ones).
 
     Args:
-        requested: a strategy whose number of owners or period is included.
+        requested: a strategy whose number of owners, or period, is also estimated.
     """
     update = predictor.plan.update
     allreduce = predictor.predict_step(ranks)
@@ -73,7 +73,7 @@ def estimate_strategies(predictor: Predictor, ranks: int, requested: str = "") -
             prices.append(_estimate_only_serving(predictor, ranks, requested))
         owner_counts = {ranks, allreduce.hosts, 1, min(_read_number(requested, "servers", ranks), ranks)}
         for owners in sorted(owner_counts, reverse=True):
-            slots = update.whole + update.slots / owners
+            slots = update.whole + update.slots / owners  # on an owner
             step = predict_pieces(predictor, allreduce, owners)
             prices.append(Price(_name_pieces(owners, ranks), step, slots, allreduce.memory - all_slots + slots))
     else:
@@ -102,7 +102,7 @@ def _estimate_only_serving(predictor: Predictor, ranks: int, strategy: str) -> P
     """The price of `servers:S:only`: the last S ranks own the pieces, and compute one row instead of a slice."""
     plan, update, owners = predictor.plan, predictor.plan.update, settings.count_only_serving(strategy)
     training = ranks - owners
-    # The training ranks have the slices that all ranks would have of a larger batch.
+    # Each training rank has the slice that it would have of a larger batch on all ranks. So predict that batch.
     larger_plan = plan if plan.scaling == "weak" else replace(plan, rows=ceil(plan.rows * ranks / training))
     larger_predictor = Predictor(larger_plan)
     allreduce = larger_predictor.predict_step(ranks)
@@ -188,16 +188,17 @@ def _estimate_pieces_on_one_host(predictor: Predictor, ranks: int, owners: int) 
 def _estimate_pieces_between_hosts(predictor: Predictor, ranks: int, owners: int) -> float:
     """Seconds of sums of gradients and of publishing new weights, as far as computation does not hide them."""
     plan, update, links = predictor.plan, predictor.plan.update, predictor.links
-    # The ring of a sum goes around twice. Gradients of pieces go around once, with ranks / owners of the traffic.
+    # A sum goes around the ring twice. Gradients of pieces go once, in messages ranks / owners times as large. So they
+    # send ranks / (2 * owners) times the bytes of a sum.
     piece_share = update.gradients / plan.gradient_bytes
     sums = predictor.predict_step(ranks, 1 - piece_share + piece_share * ranks / (2 * owners)).exposed
     estimate_half = functools.partial(pieces.estimate_pieces_by_messages, ranks, links.per_host, owners)
-    max_bytes = min(collectives.CHUNK, ranks * pieces.SHORT) if plan.overlaps else collectives.CHUNK
+    max_bytes = min(collectives.CHUNK, ranks * pieces.WEIGHT_BYTES) if plan.overlaps else collectives.CHUNK
     publishing = estimate_half(update.weights, links.network, links.memory, max_bytes)
     if not plan.overlaps:
         return sums + publishing
-    # New weights arrive during the next forward pass, which ends when the first gradient is ready, and during the time
-    # of the backward pass that remains after gradients, which have priority.
+    # Two times hide the arrival of new weights: the next forward pass, which ends when the first gradient is ready; and
+    # the part of the backward pass in which no gradients are sent, because gradients have priority.
     ready = predictor.compute.estimate_ready_times(ranks)
     forward, backward = min(ready), max(ready) - min(ready)
     spare_backward = max(backward - estimate_half(update.gradients, links.network, links.memory), 0.0)
@@ -211,7 +212,8 @@ def predict_async(predictor: Predictor, ranks: int) -> Prediction:
     if whole is not None:
         seconds = whole.typical
         mark = MEASURED if whole.copies == compute.count_copies(ranks) else EXTRAPOLATED
-    marks = mark, MEASURED  # nothing is sent
+    marks = mark, MEASURED  # of the links: nothing is sent
+    # In `seconds`, each rank trains a batch. So a batch of the run takes seconds / ranks.
     return predictor.make_prediction(
         ranks, seconds / ranks, 0.0, "none", False, marks, rows, small=0.0, waits_for_slowest=False
     )

@@ -1,4 +1,4 @@
-"""Compares the space file with which a search began with the one of its resumption. Pure functions."""
+"""Compares the space file with which a search began with the file that resumes the search. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from matex_tf.tune.space_file import Specification
 def list_changes(before: Specification, after: Specification) -> tuple[list[str], list[str]]:
     """(changed ranges and choices, other changes): a line for each difference, with the texts of both files.
 
-    After a change of the second kind, the results of earlier trials cannot be compared with those of new trials.
+    Other changes are of the objective, the files, the set of parameters, or a condition. After such a change, the
+    results of earlier trials cannot be compared with the results of new trials.
     """
     old_parameters = {parameter.name: parameter for parameter in before.space.parameters}
     new_parameters = {parameter.name: parameter for parameter in after.space.parameters}

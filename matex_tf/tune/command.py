@@ -21,7 +21,7 @@ from matex_tf.tune.engines.engine import NAMES, EngineMissingError
 from matex_tf.tune.rungs import read_rungs
 from matex_tf.tune.search import SearchError
 from matex_tf.tune.settings import Settings
-from matex_tf.tune.setup import Found, NoSearchError
+from matex_tf.tune.setup import NoSearchError, SearchResult
 from matex_tf.tune.space_file import SpaceError
 from matex_tf.tune.trials.slots import HostsError
 from matex_tf.tune.trials.trial import DONE
@@ -50,6 +50,7 @@ class _Command(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # A first parse takes only the options before the script. It shows whether they name a search.
         parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
         script: Any = parsed.get("script")
         words = script if isinstance(script, (list, tuple)) else ()  # otherwise click's mark for a missing value
@@ -119,7 +120,7 @@ def tune_command(
     Each trial is `matex run` in a folder of its own; with --slurm, in a job of its own. Ctrl-C ends the trials; `matex
     tune --resume FOLDER` goes on.
     """
-    changed = {name: value for name, value in options.items() if value not in (None, ())}  # the options that are set
+    changed = {name: value for name, value in options.items() if value not in (None, ())}  # the options that are given
     job_names = {field.name for field in fields(Slurm)} - {"run"}
     job = {name: changed.pop(name) for name in list(changed) if name in job_names}
     try:
@@ -139,7 +140,7 @@ def tune_command(
         if job and not as_jobs:
             raise click.UsageError(f"--{min(job).replace('_', '-')} goes with --slurm")
         if as_jobs:
-            changed |= _settle_job(changed.pop("run", ()), changed.get("ranks"), job)
+            changed |= _merge_job_options(changed.pop("run", ()), changed.get("ranks"), job)
         try:
             settings = Settings(**changed, source=os.getcwd(), name=str(space))
         except ValueError as error:
@@ -155,7 +156,7 @@ def tune_command(
         return FAILED
 
 
-def _settle_job(run: tuple[str, ...], ranks: int | None, job_options: dict[str, Any]) -> dict[str, Any]:
+def _merge_job_options(run: tuple[str, ...], ranks: int | None, job_options: dict[str, Any]) -> dict[str, Any]:
     """The settings `slurm` and `ranks` of a search whose trials are jobs. Raises click.UsageError."""
     try:
         options = merge_options(Slurm, {**job_options, **({"run": run} if run else {})}, ranks)
@@ -196,7 +197,7 @@ def _run_and_report(folder: Path, changed: dict[str, Any]) -> int:
     return result.code
 
 
-def report_found(result: Found, resume_command: str) -> str:
+def report_found(result: SearchResult, resume_command: str) -> str:
     """The text that reports the result."""
     lines = []
     if result.stopped:
@@ -205,7 +206,8 @@ def report_found(result: Found, resume_command: str) -> str:
     if best is None:
         return "\n".join([*lines, "matex tune: no trial has come to a value"])
     best_text = f"{result.objective} {best.value:.6g}, trial {best.number}"
-    epochs_text = f", after {best.curve[-1].epoch} epochs" if best.state != DONE and best.curve else ""
+    is_incomplete = best.state != DONE  # its value is of the last rung that it has reached
+    epochs_text = f", after {best.curve[-1].epoch} epochs" if is_incomplete and best.curve else ""
     lines.append(f"best of {result.trials} trials, {format_seconds(result.seconds)}: {best_text}{epochs_text}")
     lines.append(f"  {result.command}")
     lines += [f"  with {name}" for name in result.files]

@@ -26,7 +26,8 @@ RUNNING = "running"
 """The state of a trial without a result."""
 _PATIENCE = 30.0
 """Seconds to wait for concurrent writers."""
-# search, task and record are JSON: the fields of `Search` without its id, the `FEATURES`, the fields of `Record`.
+# Three columns are JSON. search: the fields of `Search` without its id. task: the `FEATURES`. record: the fields of
+# `Record`.
 _TABLES = f"""
 create table searches (id integer primary key, objective text not null, search text not null, task text);
 create table trials (
@@ -35,7 +36,7 @@ create table trials (
 pragma user_version = {VERSION}
 """
 FEATURES = ("rows", "columns", "classes", "parameters", "loss")
-"""Of a task: sizes of its data and its model, and the name of its loss."""
+"""The features of a task, what a search trains: the sizes of its data and its model, and the name of its loss."""
 
 
 class DatabaseError(RuntimeError):
@@ -57,7 +58,7 @@ class Search:
     space: str
     """The text of the space file."""
     settings: dict[str, Any]
-    """The fields of `setup.Settings`."""
+    """The fields of `settings.Settings`."""
     objective: str
     """The line of `setup.describe_objective`."""
     began: float
@@ -72,7 +73,7 @@ class Record(Outcome):
     """From 1, in the order of the first starts."""
     config: Config
     origin: str
-    """The proposer: `proposals.ENGINE` or `proposals.WARM`."""
+    """The source of the configuration: `proposals.ENGINE` or `proposals.WARM`."""
     state: str = field(default=RUNNING, kw_only=True)
     rungs: tuple[float, ...] = ()
     """The objective at each rung that the trial has reached."""
@@ -91,6 +92,7 @@ class Database:
         self.path = path
         with self._translate_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
+            # Without an isolation level, sqlite3 begins no transactions by itself: `_open_transaction` does.
             self._file = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
             self._file.execute(f"pragma busy_timeout = {int(_PATIENCE * 1000)}")
             self._file.execute("pragma journal_mode = wal")  # readers do not wait for writers

@@ -10,7 +10,7 @@ from typing import Any
 
 from matex_tf import arguments
 
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")  # the part of a line before its last carriage return
+_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")  # the part of a line before its last carriage return: a progress bar
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Objective:
     regex: str = ""
     """Matches printed values; "": the value is logged under its name."""
     take: str = "last"
-    """The epoch whose value counts: last or best."""
+    """The epoch whose value is the trial's result: last or best."""
 
     def compute_cost(self, value: float) -> float:
         """The value to be minimized."""
@@ -79,10 +79,10 @@ class Objective:
 
 
 def drop_repeated(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of lines for the same epoch of the same call of `fit`, repeated after a restart, keep only the last."""
+    """Keep only the last of the lines for one epoch of one call of `fit`: a restarted trial repeats epochs."""
     last_lines: dict[Any, Mapping[str, Any]] = {}
     for index, line in enumerate(lines):
-        key = index if line.get("call") is None else (line["call"], line["epoch"])
+        key = index if line.get("call") is None else (line["call"], line["epoch"])  # a report has no call of `fit`
         last_lines[key] = line
     return list(last_lines.values())
 

@@ -16,7 +16,7 @@ from matex_tf.tune import setup
 from matex_tf.tune.engines.engine import NAMES
 from matex_tf.tune.rungs import check_rungs
 from matex_tf.tune.settings import Settings
-from matex_tf.tune.setup import Found
+from matex_tf.tune.setup import SearchResult
 
 
 def tune(
@@ -24,7 +24,7 @@ def tune(
     objective: Mapping[str, str] | None = None, trials: int = 50, parallel: int = 1, ranks: int = 1,
     engine: str = "random", seed: int = 0, limit: float = 0.0, rungs: Sequence[int] = (), warm_start: bool = True,
     folder: str | os.PathLike[str] = "", database: str | os.PathLike[str] = "", cluster: Slurm | None = None,
-) -> Found:  # fmt: skip
+) -> SearchResult:  # fmt: skip
     """Search for good hyperparameters of `script` with arguments `args`, as `matex tune` does.
 
     Returns after all trials.

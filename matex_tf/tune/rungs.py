@@ -35,8 +35,8 @@ def check_rungs(epochs: Sequence[int]) -> tuple[int, ...]:
 def choose_promoted(trials: Iterable[Record], objective: Objective) -> Record | None:
     """The paused trial to continue: at the highest possible rung, the best one that is in the best third; else None.
 
-    The third is taken of the trials that have reached the rung. Trials that still run towards it do not count, so no
-    slot waits for them.
+    The third is taken of the trials that have reached the rung. Trials that still run towards the rung do not count:
+    otherwise a free slot would wait for them.
     """
     records = list(trials)
     rung_count = max((len(record.rungs) for record in records), default=0)
@@ -57,5 +57,5 @@ def choose_best_paused(trials: Iterable[Record], objective: Objective) -> Record
 
 def make_sort_key(record: Record, objective: Objective) -> tuple[float, float]:
     """The sort key of trials, best first: complete trials, then by highest rung, then by cost."""
-    depth = math.inf if record.state == DONE else len(record.rungs)
-    return -depth, objective.compute_cost(math.inf if record.value is None else record.value)
+    rung_count = math.inf if record.state == DONE else len(record.rungs)
+    return -rung_count, objective.compute_cost(math.inf if record.value is None else record.value)

@@ -31,9 +31,9 @@ class Screen:
         self, space: Space, objective: Objective, trial_count: int, parallel: int, earlier: Sequence[Record] = ()
     ):
         self._space, self._objective, self._trial_count, self._parallel = space, objective, trial_count, parallel
-        # By number of the trial: ended and paused ones in the order of their ends, all started ones, running ones.
+        # By number of the trial. `_ended` has ended and paused trials in the order of their ends.
         self._ended = {record.number: record for record in earlier if record.seconds}
-        self._started: dict[int, Record] = {}
+        self._started: dict[int, Record] = {}  # all trials that this process has started
         self._running: dict[int, Trial] = {}
         self._best: Record | None = None
         self._drawn_at = 0.0  # seconds of time.monotonic
@@ -95,7 +95,7 @@ class Screen:
         max_records = max(height - _OTHER_LINES - len(self._running), 3)
         shown = [record for number, record in self._ended.items() if number not in self._running][-max_records:]
         if self._best is not None and self._best not in shown and self._best.number not in self._running:
-            shown = [self._best, *shown[1:]]  # instead of the oldest
+            shown = [self._best, *shown[1:]]  # in place of the trial that ended first
         for record in shown:
             style = "bold green" if self._is_best(record) else "red" if record.state == FAILED else ""
             table.add_row(*self._format_cells(record), style=style)

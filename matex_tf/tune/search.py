@@ -3,7 +3,7 @@
 A trial is one run of the script with a configuration, a value for each parameter. A slot is the resources of one of the
 concurrent trials. Rungs are numbers of epochs after which trials pause, and the best are promoted: they continue.
 
-`setup.run_search` makes a `Searching` and calls `run_trials`. All records are in the database, so that a killed search
+`setup.run_search` makes a `SearchLoop` and calls `run_trials`. All records are in the database, so that a killed search
 can continue: trials that have not ended are started again.
 """
 
@@ -42,8 +42,12 @@ class SearchError(RuntimeError):
     """The search cannot continue; the text gives the reason and the fix."""
 
 
-class Searching:
-    """A running search.
+class SearchLoop:
+    """A running search. Its trials pass through these collections:
+
+    1. `_choose_next` takes a trial from `_to_start`, continues a paused one, or records a new one of the engine.
+    2. `_start_trial` puts it into `_running`, in a slot of `_free_slots`.
+    3. `_poll_trials` takes it out when it ends or pauses; `_end_trial` records the outcome and tells the engine.
 
     Args:
         slots: the resources of the concurrent trials; one trial runs in each.
@@ -77,7 +81,7 @@ class Searching:
             DatabaseError: an outcome cannot be recorded.
         """
         with hold_search(Path(self._search.folder)):
-            self._resume_trials()
+            self._read_trials()
             try:
                 self._resume_jobs()
                 while not self.stop and self._is_unfinished():
@@ -103,8 +107,8 @@ class Searching:
         are_all_begun = len(self._records) >= self._trial_count
         return bool(self._running or self._to_start or not are_all_begun or self._choose_promoted())
 
-    def _resume_trials(self) -> None:
-        """Read the recorded trials: report the costs of ended trials to the engine, and start the others again."""
+    def _read_trials(self) -> None:
+        """Read the recorded trials: report the costs of ended trials, and note the others to be started again."""
         for record in self._database.list_trials(self._search.id):
             self._records[record.number] = record
             if record.state == RUNNING:
@@ -135,7 +139,7 @@ class Searching:
             try:
                 self._start_trial(record, self._free_slots[0])
             except JobError as error:
-                self._wait_for_room(record, error)
+                self._postpone_start(record, error)
                 return
             self._free_slots.pop(0)
 
@@ -143,20 +147,22 @@ class Searching:
         self._running[record.number] = self._starter.start_trial(record, slot)
         self._screen.show_start(record)
 
-    def _wait_for_room(self, record: Record, error: JobError) -> None:
-        """Put a trial back that the scheduler has refused: users may have a limited number of jobs.
+    def _postpone_start(self, record: Record, error: JobError) -> None:
+        """Put back a trial that the scheduler has not accepted.
 
-        It is started once another trial ends. If the scheduler gave no answer, it is started after RETRY_INTERVAL.
+        If the scheduler has refused it, because users may have a limited number of jobs, it is started once another
+        trial ends. If the scheduler gave no answer now, but did before, it is started after RETRY_INTERVAL.
 
         Raises:
             SearchError: no other trial runs, so that waiting does not help; or the scheduler has never answered.
         """
-        is_unreachable = isinstance(error, UnreachableError) and bool(self._running or self._ended_records)
-        if not self._running and not is_unreachable and not self.stop:
+        has_answered_before = bool(self._running or self._ended_records)
+        is_away = isinstance(error, UnreachableError) and has_answered_before
+        if not self._running and not is_away and not self.stop:
             raise SearchError(str(error)) from None
         self._to_start.insert(0, record)
-        self._no_start_before = time.monotonic() + RETRY_INTERVAL if is_unreachable else math.inf
-        if is_unreachable:
+        self._no_start_before = time.monotonic() + RETRY_INTERVAL if is_away else math.inf
+        if is_away:
             self._screen.print_line(f"{error}; it is asked again each {RETRY_INTERVAL:.0f} s", "away")
         else:
             job_count = format_count(len(self._running), "job")
@@ -186,9 +192,9 @@ class Searching:
     def _choose_promoted(self) -> Record | None:
         """The paused trial to continue; at the end of the search the best one, if no trial is complete."""
         records, objective = self._records.values(), self._spec.objective
-        nothing_else_left = not self._running and not self._to_start and len(records) >= self._trial_count
         choice = rungs.choose_promoted(records, objective)
-        if choice is None and nothing_else_left and all(record.state != DONE for record in records):
+        is_end = not self._running and not self._to_start and len(records) >= self._trial_count
+        if choice is None and is_end and all(record.state != DONE for record in records):
             choice = rungs.choose_best_paused(records, objective)
         return choice
 
@@ -208,7 +214,7 @@ class Searching:
                 if len(self._running) + len(self._free_slots) < len(self._slots):
                     self._free_slots.append(running.slot)
                 self._no_start_before = 0.0
-                if outcome.state == STOPPED:  # not by the search: the trial continues from its state
+                if outcome.state == STOPPED:  # from outside, not by the search: the trial continues from its state
                     seconds = running.record.seconds + outcome.seconds
                     self._to_start.append(replace(running.record, seconds=seconds))
                     continue
@@ -231,9 +237,10 @@ class Searching:
         self._ended_records.append(record)
 
     def _report_cost(self, record: Record) -> None:
-        """Report the cost of a trial to the engine, unless the space no longer allows its configuration.
+        """Report the cost of a trial to the engine, and the costs whose reports wait.
 
         A failed trial has no value. It costs as much as the worst trial, so its report waits until a trial has a value.
+        A trial is not reported if the space no longer allows its configuration.
         """
         if self._spec.space.allows(record.config):
             self._unreported.append(record)

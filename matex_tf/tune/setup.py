@@ -28,7 +28,7 @@ from matex_tf.tune.engines import engine
 from matex_tf.tune.engines.proposals import Proposals
 from matex_tf.tune.objective import Objective
 from matex_tf.tune.screen import Screen
-from matex_tf.tune.search import Searching
+from matex_tf.tune.search import SearchLoop
 from matex_tf.tune.settings import Settings
 from matex_tf.tune.space_file import Specification
 from matex_tf.tune.starter import get_trial_folder
@@ -40,12 +40,12 @@ from matex_tf.world import child_process
 
 NOTE = "search.json"
 """The file of a search's folder that names the database and the search's row."""
-# The signals that end a search, with their names in messages and in `Searching.stop`.
-_ENDING = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+# The signals that end a search, with their names in messages and in `SearchLoop.stop`.
+_ENDING_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search."""
 
     best: Record | None
@@ -67,7 +67,7 @@ class Found:
 
 
 class NoSearchError(ValueError):
-    """A folder has no search, or its search cannot be resumed with the requested changes."""
+    """A folder has no search, or its search cannot continue with the requested changes."""
 
 
 def create_search(target: Sequence[str], space: str, settings: Settings, database: str = "", folder: str = "") -> Path:
@@ -128,15 +128,16 @@ def open_search(folder: Path) -> tuple[Database, Search]:
     return database, search
 
 
-def merge_settings(search: Search, **changed: Any) -> Settings:
+def restore_settings(search: Search, **changed: Any) -> Settings:
     """The recorded settings of the search with the changes `changed`. Raises NoSearchError: a change is impossible."""
+    # JSON has lists in place of tuples.
     merged = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings["rungs"])}
     if job_options := changed.pop("slurm", None):
         if merged["slurm"] is None:
             raise NoSearchError(f"its trials run here, and have no --{min(job_options).replace('_', '-')}")
         merged["slurm"] = {**merged["slurm"], **job_options}
         try:
-            Slurm(**merged["slurm"])
+            Slurm(**merged["slurm"])  # checks the options
         except (ValueError, TypeError) as error:
             raise NoSearchError(str(error)) from None
     return Settings(**{**merged, **changed})
@@ -145,7 +146,9 @@ def merge_settings(search: Search, **changed: Any) -> Settings:
 def change_space(database: Database, search: Search, settings: Settings, space: str) -> tuple[Search, list[str]]:
     """Replace the space of the search by the text `space`. Returns the search, and the changes as texts.
 
-    Recorded trials that are to be started again and that the new space does not allow are recorded as failed.
+    A change of ranges and choices keeps all recorded trials. After any other change, such as a removed parameter, the
+    script may not accept the configuration of a trial that had not ended. Such a trial is recorded as failed if the new
+    space does not allow its configuration; otherwise it is started again.
 
     Raises:
         SpaceError: the text is invalid.
@@ -157,10 +160,10 @@ def change_space(database: Database, search: Search, settings: Settings, space: 
     trials = database.list_trials(search.id)
     if other_changes and any(trial.value is not None for trial in trials):
         raise NoSearchError(
-            f"{settings.name}: trials have come to values, and others could not be compared with them: "
+            f"{settings.name}: the values of new trials could not be compared with those of ended trials: "
             f"{'; '.join(other_changes)}. Ranges and choices may change; for the rest begin another search"
         )
-    if not range_changes + other_changes:
+    if not range_changes and not other_changes:
         return search, []
     for trial in trials:
         if other_changes and trial.state == RUNNING and not spec.space.allows(trial.config):
@@ -169,7 +172,7 @@ def change_space(database: Database, search: Search, settings: Settings, space: 
     return database.change_space(search, space, describe_objective(spec.objective)), range_changes + other_changes
 
 
-def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) -> Found:
+def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) -> SearchResult:
     """Run the remaining trials of the search in `folder`, with the changes `changed` of its settings.
 
     Args:
@@ -179,10 +182,10 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
         NoSearchError, SpaceError, DatabaseError, SearchError, ImportError, OSError, HostsError: recorded trials remain.
     """
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("a search goes on in the main thread only: with it trials end, and signals come to it")
+        raise RuntimeError("a search runs in the main thread only: signals come to it, and trials end with it")
     started_at = time.monotonic()
     database, search = open_search(folder)
-    settings = merge_settings(search, **changed, **({"name": name} if name else {}))
+    settings = restore_settings(search, **changed, **({"name": name} if name else {}))
     search, space_changes = change_space(database, search, settings, space) if space else (search, [])
     spec = space_file.read_space(search.space, settings.name)
     earlier_trials = database.list_trials(search.id)
@@ -195,23 +198,23 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
         elif not space and (file := _find_changed_file(search, settings)):
             screen.print_line(f"{file} is not as it was; the search goes on as it began (--search {file} takes it)")
         backend = _make_backend(search, settings, screen.print_line)
-        searching = Searching(database, search, settings, spec, backend, slots, proposals, screen)
+        loop = SearchLoop(database, search, settings, spec, backend, slots, proposals, screen)
 
         def stop_search(number: int, _frame: FrameType | None) -> None:
-            searching.stop = searching.stop or _ENDING[signal.Signals(number)]
+            loop.stop = loop.stop or _ENDING_SIGNALS[signal.Signals(number)]  # the loop then ends the trials
 
-        with child_process.handle_signals(_ENDING, stop_search):  # the search then ends its trials
-            best = searching.run_trials()
+        with child_process.handle_signals(_ENDING_SIGNALS, stop_search):
+            best = loop.run_trials()
     records = database.list_trials(search.id)
     database.close()
     command, files = format_trial_command(folder, search, settings, spec, best) if best else ("", ())
     code = int(best is None)
-    if searching.stop:
-        code = 128 + next(number for number, name in _ENDING.items() if name == searching.stop)
-    return Found(
+    if loop.stop:  # the usual exit code of a process that a signal ends
+        code = 128 + next(number for number, name in _ENDING_SIGNALS.items() if name == loop.stop)
+    return SearchResult(
         best=best, objective=spec.objective.name, trials=sum(record.state != RUNNING for record in records),
         seconds=time.monotonic() - started_at, database=str(database.path), folder=str(folder), command=command,
-        files=files, stopped=searching.stop, code=code,
+        files=files, stopped=loop.stop, code=code,
     )  # fmt: skip
 
 

@@ -40,9 +40,10 @@ class Number:
 
     def compute_value(self, share: float) -> Value:
         """The value at the fraction `share` (0 to 1) of the range, rounded, so that trials get the displayed value."""
-        # The first and the last integer would be half as likely as the others, because only one side rounds to them.
-        half = 0.5 if self.whole else 0.0
-        low, high = self.low - half, self.high + half
+        # Widen a range of integers by 0.5 on each side. Otherwise the first and the last integer would be half as
+        # likely as the others, because the numbers of only one side round to them.
+        margin = 0.5 if self.whole else 0.0
+        low, high = self.low - margin, self.high + margin
         if self.log:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:
@@ -53,11 +54,12 @@ class Number:
         """Round `value` as trials receive it, within the range; the resolution is about 1/10000 of the range."""
         if self.whole:
             return int(min(max(round(value), self.low), self.high))
-        if self.log:
-            shown = float(f"{value:.{_DIGITS + max(0, -_find_power(math.log(self.high / self.low)))}g}")
+        if self.log:  # significant digits: more of them if the range is narrow
+            digits = _DIGITS + max(0, -_find_power(math.log(self.high / self.low)))
+            rounded = float(f"{value:.{digits}g}")
         else:
-            shown = round(value, _DIGITS - _find_power(self.high - self.low)) + 0.0  # never -0.0
-        return min(max(shown, self.low), self.high)
+            rounded = round(value, _DIGITS - _find_power(self.high - self.low)) + 0.0  # never -0.0
+        return min(max(rounded, self.low), self.high)
 
     def allows(self, value: Value) -> bool:
         """Whether the value is valid."""
@@ -126,7 +128,7 @@ class Space:
         """A configuration with each parameter drawn uniformly."""
         config: Config = {}
         for parameter in self.parameters:
-            # Also drawn for an inactive parameter: otherwise a condition would change the values of later parameters.
+            # Draw also for an inactive parameter: otherwise a condition would change the values of later parameters.
             share = draw.random()
             if self.is_active(parameter, config):
                 config[parameter.name] = parameter.compute_value(share)

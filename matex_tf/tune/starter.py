@@ -1,4 +1,4 @@
-"""Starts trials for `search.Searching`: makes a trial's folder, starts its command, and records its outcome."""
+"""Starts trials for `search.SearchLoop`: makes a trial's folder, starts its command, makes its record at the end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Starter:
 
     Args:
         backend: starts trials as processes of this machine, or as jobs.
-        say: prints a message; called with a kind, only the first message of it.
+        say: prints a message. With a kind as second argument, it prints only the first message of this kind.
     """
 
     def __init__(
@@ -64,13 +64,14 @@ class Starter:
         folder = get_trial_folder(Path(self._search.folder), record.number)
         folder.mkdir(exist_ok=True)
         limit = max(self._limit - record.seconds, 1e-3) if self._limit else 0.0  # the rest of its time; 0: no limit
-        next_rungs = self._rungs[len(record.rungs) :]
-        # The next rung; 0: save the state, without a pause, as all rungs are reached; None: there are no rungs.
-        pause = (next_rungs[0] if next_rungs else 0) if self._rungs else None
+        pause: int | None = None  # without rungs: save no state
+        if self._rungs:
+            next_rungs = self._rungs[len(record.rungs) :]
+            pause = next_rungs[0] if next_rungs else 0  # 0: all rungs are reached, do not pause
         rules = Rules(self._spec.objective, limit, pause)
-        trial = self._backend.find_trial(folder, rules)
+        trial = self._backend.find_trial(folder, rules)  # the job of a killed search; None: start the trial
         with hold_folder(folder):  # processes of a killed search may still run
-            if not trial and not (folder / STATE).is_dir():  # it starts from the beginning
+            if not trial and not (folder / STATE).is_dir():  # it starts from the beginning: remove an earlier attempt
                 shutil.rmtree(folder / PLACE, ignore_errors=True)
                 for name in (OUTPUT, NOTED):
                     (folder / name).unlink(missing_ok=True)
@@ -105,11 +106,11 @@ class Starter:
         prefix = f"trial {number} has run to its end"
         if outcome.state == DONE and trial.rules.pause and not trial.epochs:
             self._say(f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended", "no fit")
-        # It should have paused, but has gone on to its end.
+        # It has reached the rung, but has not paused.
         elif outcome.state == DONE and 0 < (trial.rules.pause or 0) <= trial.epochs:
             self._say(f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})", "not kept")
         if outcome.state == PAUSED and not outcome.curve:  # the objective is known at the end of a trial only
-            self._rungs = (0,)  # further trials save their state, but do not pause
+            self._rungs = (0,)  # a rung of 0 epochs: further trials save their state, but do not pause
             reason = f"after {trial.rules.pause} epochs there is nothing to judge them by"
             self._say(f"trials run to their ends, as {reason}. {outcome.why}", "no rungs")
         record = running.record

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import matex_tf
 from matex_tf import ops as matex_ops
-from matex_tf.adapt import executor
+from matex_tf.adapt import slice_adapter
 from matex_tf.steps import events, slices
 from matex_tf.world import world
 
@@ -242,11 +242,11 @@ def main():
     for name in NAMES:
         case = globals()[name]
         follows = itertools.cycle(ratios[: world.get_world().trainers] for ratios in SHARES)
-        executor.override_choice(
+        slice_adapter.override_choice(
             (lambda *_, of=follows: next(of)) if case in FORCED else None, steps=2 * (case in FORCED)
         )
-        executor.time = SimpleNamespace(perf_counter=lambda: now) if case in CLOCK else time
-        executor.ops = SimpleNamespace(get_blocked_seconds=lambda: 0.0) if case in CLOCK else matex_ops
+        slice_adapter.time = SimpleNamespace(perf_counter=lambda: now) if case in CLOCK else time
+        slice_adapter.ops = SimpleNamespace(get_blocked_seconds=lambda: 0.0) if case in CLOCK else matex_ops
         slowness[:] = [1.0] * size
         rows.clear()
         seen, weights = case()

@@ -82,7 +82,7 @@ def test_the_result_is_that_of_the_script_alone_and_rows_go_where_they_take_leas
     if "slow_loop" in measured:
         assert rows(parts, "slow_loop")[-2][1] < 7, "a rank that takes longer has fewer rows"
     changes = [line.removeprefix("matex_tf: ") for line in ended.stderr.splitlines() if "--adapt:" in line]
-    assert len(changes) > 6 and all(line.startswith("--adapt: of each 16 rows compute rank 0") for line in changes)
+    assert len(changes) > 6 and all(line.startswith("--adapt: of each 16 rows, rank 0") for line in changes)
     run = recording.open_run(tmp_path / "run")
     marks = [one["event"] for one in run.starts[0].events if "--adapt" in str(one.get("event"))]
     assert changes == list(dict.fromkeys(marks))

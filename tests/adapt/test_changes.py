@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from matex_tf import settings
-from matex_tf.adapt import changes, executor, leaving, offers
+from matex_tf.adapt import changes, leaving, offers, slice_adapter
 from matex_tf.adapt.offers import Offer
 from matex_tf.launch import rank_ends, run_end
 from matex_tf.resilience import fit_state, run_state
@@ -142,7 +142,7 @@ def test_a_change_tells_that_it_had_to_be(folder):
     made._fit = fit
 
     def leave_for(offer):
-        return made.leave([leaving.Report(offer, 10**6, (0, 0))], 0.1, [16], [0.1], 1)
+        return made.decide([leaving.Report(offer, 10**6, (0, 0))], 0.1, [16], [0.1], 1)
 
     assert leave_for(Offer(3, 6.0, reason_to_leave="b has 0 of 1 places left"))
     found = offers.read_change(folder)
@@ -169,12 +169,12 @@ def test_a_change_is_judged_once_and_before_another(folder, monkeypatch, goes_on
     )
     monkeypatch.setattr(leaving, "find_fit", lambda: fit)
     monkeypatch.setattr(offers, "read_offer", lambda: Offer(2, 6.0, step_seconds_before=0.040, undo_text="as it was"))
-    adapting = executor.Adapting(SimpleNamespace())
+    adapter = slice_adapter.SliceAdapter(SimpleNamespace())
     for window in range(windows + 1):  # the first is not counted
         assert not asked, window
         took = seconds if window > 8 or not goes_on else 1.0  # until shares have settled
-        adapting._steps = [(took, took)] * 10
-        adapting._end_window(16)
+        adapter._steps = [(took, took)] * 10
+        adapter._end_window(16)
     assert asked == [text]
     found = offers.read_change(folder)
     assert found.undoes == text.startswith("as it was") and found.step_seconds_before == seconds

@@ -14,10 +14,10 @@ import tensorflow as tf
 folder, how = sys.argv[1:]
 rank = sys.modules["matex_tf"].rank() if "matex_tf" in sys.modules else 0
 if how == "forced" and "matex_tf" in sys.modules:
-    from matex_tf.adapt import executor
+    from matex_tf.adapt import slice_adapter
 
     follows = itertools.cycle([(5, 1, 1), (1, 9, 0), (0, 1, 15), (1, 1, 1)])
-    executor.override_choice(lambda *_: next(follows), steps=1)
+    slice_adapter.override_choice(lambda *_: next(follows), steps=1)
 keras.utils.set_random_seed(1)
 keras.backend.set_floatx("float64")
 ROWS, BATCH = 46, 8

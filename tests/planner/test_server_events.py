@@ -43,7 +43,7 @@ def test_a_station_shares_evenly_and_no_one_is_served_faster_than_alone():
     events = Events()
     station = Station(events, 1.0)
     for name, start, work in (("a", 0.0, 2.0), ("b", 1.0, 2.0), ("c", 9.0, 1.0)):
-        events.schedule_act(start, station.serve_customer, work, lambda name=name: ends.__setitem__(name, events.now))
+        events.schedule(start, station.begin_job, work, lambda name=name: ends.__setitem__(name, events.now))
     events.run_events()
     # a alone for 1 s, then both at half speed until a's last second is over at 3; b then alone.
     assert ends == pytest.approx({"a": 3.0, "b": 4.0, "c": 10.0})
@@ -67,7 +67,7 @@ def test_steps_together_transfer_together():
 def test_pulls_in_batches_end_as_the_recursion_says():
     layers = ibatch.Layers([0.3, 0.1, 0.4, 0.2], [0.1, 0.5, 0.1, 0.3], 0.05)
     for plan in (ibatch.plan_whole(layers), ibatch.plan_by_layer(layers), ibatch.plan_greedy(layers), (0, 1, 4)):
-        pulls, forward = servers.add_up_batches(layers.transfer, plan), servers.add_up_batches(layers.compute, plan)
+        pulls, forward = servers.sum_batches(layers.transfer, plan), servers.sum_batches(layers.compute, plan)
         run = servers.simulate_servers(
             1, 1.0, servers.Work(pulls, forward, 1.0, 0.0, layers.start_up), 3, synchronous=True
         )

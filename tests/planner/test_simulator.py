@@ -39,7 +39,7 @@ def simulated(*words, count=64, plan=None, **other):
 
 
 def program_of(sizes, ready, meetings=(), compute=None):
-    met = tuple(program.Meeting(at, "collective", name, size) for at, name, size in meetings)
+    met = tuple(program.TimedCollective(at, "collective", name, size) for at, name, size in meetings)
     return program.Program(1, compute or ready[-1], tuple(map(str, sizes)), tuple(sizes), tuple(ready), met)
 
 
@@ -110,7 +110,7 @@ def test_rows_shrink_with_ranks_and_beyond_the_measured_sizes_lines_go_on():
     for count, rows in ((1, 1024), (3, 342), (16, 64), (100, 11), (1024, 1), (4096, 1)):
         found = program.make_program(plan, count)
         assert found.rows == rows and found.compute == pytest.approx(0.002 + 0.001 * rows)
-        assert found.ready[-1] == pytest.approx(found.compute) and len(found.meetings) == 2
+        assert found.ready[-1] == pytest.approx(found.compute) and len(found.collectives) == 2
     weak = program.make_program(a_plan(scaling="weak"), 64)
     assert weak.rows == 1024
 

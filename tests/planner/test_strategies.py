@@ -45,7 +45,7 @@ def test_bytes_and_messages_of_pieces():
             by_messages = pieces.estimate_pieces_by_messages(ranks, 1, count, large, byte, byte)
             assert by_messages == pytest.approx(most * large)
         assert pieces.estimate_pieces_by_messages(ranks, 1, ranks, 1e3, message, message) == ranks - 1
-        most = ranks * pieces.SHORT
+        most = ranks * pieces.WEIGHT_BYTES
         assert pieces.estimate_pieces_by_messages(ranks, 1, ranks, 5 * most, message, message, most) == 5 * (ranks - 1)
     # Two ranks of which one owns all: it adds up all of both, as each of two does in a sum.
     alike = [of(2, *one, 1e6, collectives.MEMORY) for of, one in (

@@ -268,7 +268,7 @@ def test_without_slurm(cluster, capsys, monkeypatch, tmp_path):
 def test_the_command_line_wins_over_the_users_file(cluster):
     Path("matex.toml").write_text("[slurm]\nranks-per-node = 8\naccount = 'mine'\n")
     for given, ranks, each in (({}, None, 8), ({}, 3, 3), ({"nodes": 2}, 4, 2), ({"ranks_per_node": 2}, None, 2)):
-        found = tuning._settle_job((), ranks, given)
+        found = tuning._merge_job_options((), ranks, given)
         assert (found["slurm"]["ranks_per_node"], found["slurm"]["account"]) == (each, "mine")
         assert found["ranks"] == each * given.get("nodes", 1)
 

@@ -25,7 +25,7 @@ def measure_link() -> LinkMeasurement:
         scope = ONE_HOST
     elif ranks == hosts:  # one rank on each
         scope = TWO_HOSTS
-    # (seconds, core seconds) for each size, on the computing thread and on the thread of overlapped updates
+    # (seconds, core seconds) for each size, first on the computing thread, then on the thread of overlapped updates.
     inline = [_time_sum(size, overlapped=False) for size in LINK_BYTES]
     asleep = [_time_sum(size, overlapped=True) for size in LINK_BYTES]
     _, largest_core_seconds = asleep[-1]
@@ -42,7 +42,7 @@ def _time_sum(size: int, overlapped: bool) -> tuple[float, float]:
     """
     c = ops.get_library().c
     seconds, cpu = (ctypes.c_double * PROBES)(), ctypes.c_double()
-    for _ in range(2):  # the first round wakes up sleeping threads and links
+    for _ in range(2):  # the first round wakes up sleeping threads and links; the second replaces its times
         if c.matex_time_sums(overlapped, size, PROBES, seconds, ctypes.byref(cpu)):
             raise errors.RankError(interface.get_last_error(c))
     return sorted(seconds)[PROBES // 2], cpu.value / PROBES

@@ -1,9 +1,9 @@
 """Measures the steps of a script as one of N ranks, on a machine without the other ranks.
 
-A phantom rank is a process that runs the script as rank 0 of N ranks, without the others; MATEX_PLAN tells it N. It
-stores its measurements, here called notes, in the file copy-K.npz (`observe.measured_steps.Measured.store_steps`). The
-ranks of a host share its cores, so as many copies run at once as a host has ranks. Each copy, number K, runs in a
-mirror of the user's folder, so that it writes files of its own. `matex plan --check` also measures real ranks.
+A phantom rank is a process that runs the script as rank 0 of N ranks, without the others; MATEX_PLAN contains N. The
+ranks of a host share its cores, so as many copies of the process run at once as a host has ranks. Copy number K stores
+its measurements, here called notes, in the file copy-K.npz (`observe.measured_steps.Measured.store_steps`). It runs in
+a mirror of the user's folder, so that it writes files of its own. `matex plan --check` also measures real ranks.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from matex_tf.planner.measurement.steps import Steps
 from matex_tf.planner.plan_file import Input, Size, Update
 
 STEPS, LEAST = 25, 8
-"""Updates that a process makes: the default, and the minimum. The first `steps.FIRST` (3) do not count, so of 8 about 4
-steps are left: each lasts from one update to the next.
+"""Updates that a process makes: the default, and the minimum. The first `steps.FIRST` (3) updates do not count, and a
+step lasts from one update to the next. So 8 updates give about 4 steps.
 """
 LIMIT = measured_steps.LIMIT + 20
 """Seconds after which a process is killed. It ends itself after `measured_steps.LIMIT`, if it can."""
@@ -54,10 +54,9 @@ Launch = Callable[[Sequence[str], Mapping[str, str]], list[str]]
 
 
 class NotMeasured(RuntimeError):
-    """The script could not be measured. The text says how far it came, and why.
+    """The script could not be measured. The text gives the reason and the progress of the script.
 
-    `updates`: the number of its updates of weights. `is_late`: it was too slow. `is_short`: it ended by itself too
-    early.
+    `updates`: the number of its updates of weights. `is_late`: it was too slow. `is_short`: it ended too early.
     """
 
     def __init__(self, text: str = "", updates: int = 0, is_late: bool = False, is_short: bool = False):
@@ -102,13 +101,13 @@ def measure_copies(
     first_notes, first, overlaps = results[0]
     cores = [float(notes["cores"]) for notes in all_notes]  # NaN: steps were too short to measure them
     # Times of copies with other gradients than copy 0 are not comparable.
-    alike = [copy_steps for _, copy_steps, _ in results if copy_steps.gradients == first.gradients]
+    comparable = [copy_steps for _, copy_steps, _ in results if copy_steps.gradients == first.gradients]
     size = Size(
         ranks=ranks, copies=copies, rows=ceil(first.rows / ranks) if first.rows else 0,
-        steps=tuple(seconds for copy_steps in alike for seconds in copy_steps.seconds), ready=first.ready, at=first.at,
-        base_bytes=max(int(notes["base"]) for notes in all_notes),
+        steps=tuple(seconds for copy_steps in comparable for seconds in copy_steps.seconds),
+        ready=first.ready, at=first.at, base_bytes=max(int(notes["base"]) for notes in all_notes),
         peak_bytes=max(int(notes["peak"]) for notes in all_notes), busy=busy,
-        update=statistics.median(copy_steps.update for copy_steps in alike),
+        update=statistics.median(copy_steps.update for copy_steps in comparable),
         cores=None if any(map(math.isnan, cores)) else max(cores), bytes=first.bytes, input=read_input(all_notes),
     )  # fmt: skip
     epoch, update = (json.loads(str(first_notes[name])) for name in ("epoch", "update"))
@@ -154,10 +153,10 @@ def measure_real(
     Raises:
         NotMeasured: as `measure_copies`.
     """
-    # RANKS is 0: real ranks are measured. Rank R then stores copy-R.npz, and the file of rank 0 is read.
+    # In MATEX_PLAN RANKS is 0: real ranks are measured. Rank R then stores copy-R.npz, and the file of rank 0 is read.
     environment = _make_environment(f"0:{steps}:0:1", folder, scaling, limits, "auto", is_here)
     with _start_copy(script, 0, folder, environment, launch) as process:
-        _await_ends([process], folder / "copy-0.npz")  # the end of the context ends ranks that still run
+        _await_ends([process], folder / "copy-0.npz")  # then the end of the context ends ranks that still run
     notes, real_steps, _ = read_copy(folder, 0, process.returncode, 0, steps)
     if (recorded := int(notes["updates"])) < steps:
         print(
@@ -181,8 +180,8 @@ def _make_environment(
 ) -> dict[str, str]:
     """The environment of a measured process. Creates the folder of its temporary files.
 
-    A process that is killed does not remove its files. So its private files are in `folder`, which the caller removes,
-    and on this host its temporary files, too.
+    A process that is killed does not remove its files. So its private files are in `folder`, which the caller removes.
+    On this host its temporary files are also there.
 
     Args:
         plan: the value of MATEX_PLAN without the folder, "RANKS:STEPS:COPY:COPIES" (`settings.Phantom`).

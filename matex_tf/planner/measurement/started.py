@@ -47,7 +47,7 @@ def catch_signals() -> Iterator[None]:
 def make_place(shared: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """A new folder during the context, in `shared` or among temporary files. First removes folders of killed plans."""
     temp_folders.sweep_folders(PREFIX, shared)
-    # Other plans do not remove the folder while `handle` is open, a descriptor that locks it.
+    # `handle` is a descriptor that locks the folder. While it is open, other plans do not remove the folder.
     path, handle = temp_folders.make_folder(PREFIX, tempfile.gettempdir() if shared is None else shared)
     try:
         yield Path(path)
@@ -74,7 +74,7 @@ def start_process(command: Sequence[str], patience: float = 0.0, **options: Any)
         patience: seconds that it has to end by itself, after SIGTERM.
         options: further arguments of `subprocess.Popen`.
     """
-    # Signals are blocked until the process is registered for cleaning up.
+    # Block signals until the `finally` below would kill the process. Otherwise a signal in between would leave it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         prepare = child_process.make_preparation(mask, os.getpid())

@@ -1,8 +1,8 @@
 """Extracts the steps of a process from the events that its engine recorded (`ops/records.py`).
 
 The engine calls the sums of a model's gradients an update. A step lasts from the end of one update to the end of the
-next update of the same model, so it begins with the optimizer's work. `find_steps` finds these borders, reads the
-events between them (`_read_step`), and keeps the steps that are alike.
+next update of the same model, so it begins with the optimizer's work. The ends of updates are called borders.
+`find_steps` finds them, reads the events between two borders (`_read_step`), and keeps the steps that are alike.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.costs.pieces import UPDATED
+from matex_tf.costs.pieces import UPDATE_END
 from matex_tf.ops import records
 from matex_tf.planner.plan_file import Collective, Gradient
 
 FIRST = 3
-"""Updates that do not count: they trace, allocate, and wake up threads."""
+"""The number of first updates that do not count: they trace, allocate, and wake up threads."""
 _OTHERS = ("collective", "allgather", "broadcast", "message", "announcement")
 """The kinds of events that become `Steps.collectives`."""
 
@@ -32,7 +32,7 @@ class Steps:
     """
 
     seconds: tuple[float, ...]
-    """Of each step with these gradients, also of steps with other collectives."""
+    """The duration of each step with these gradients, also of steps with other collectives."""
     rows: int
     """Rows of the global batch; 0 if no update recorded them."""
     gradients: tuple[Gradient, ...]
@@ -51,7 +51,7 @@ class Steps:
 
     @property
     def form(self) -> tuple[tuple[Gradient, ...], tuple[str, ...]]:
-        """The common properties of steps that are alike."""
+        """The properties by which steps are alike."""
         return self.gradients, list_kinds(self.collectives)
 
 
@@ -95,8 +95,8 @@ def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[in
     script_ends = np.where(is_overlapped, _find_ends_of_calls(borders, call_ends), borders)
     pauses = events["start"][kinds == "between steps"]
     steps = []
-    # From border `begin` to border `end`, or `first` to `stop` on the script's thread, in nanoseconds. A step with a
-    # pause, such as a validation, does not count.
+    # A step lasts from border `begin` to border `end`, on the script's thread from `first` to `stop` (nanoseconds). A
+    # step with a pause, such as a validation, does not count.
     for begin, end, first, stop in zip(borders, borders[1:], script_ends, script_ends[1:]):
         if not np.any((pauses > begin) & (pauses <= end)):
             is_inside = (events["start"] >= first) & (events["start"] < stop)
@@ -120,9 +120,10 @@ def find_steps(events: np.ndarray, labels: Sequence[str], call_ends: Sequence[in
 def _find_ends_of_calls(borders: np.ndarray, call_ends: Sequence[int]) -> np.ndarray:
     """For overlapped updates that end at `borders`, the ends of their steps on the script's thread.
 
-    Such an update may end before the call of its step does. A collective that the update does not need, such as the sum
-    of a sparse gradient, then begins before or after the end of the update. It belongs to the same step, so the step
-    ends with the call. In a call with several updates, only the last one ends so; the others end at their borders.
+    An overlapped update may end before the call of its step. A collective that the update does not need, such as the
+    sum of a sparse gradient, may then begin after the end of the update. It belongs to the same step, so the step ends
+    with the call. In a call with several updates, only the last step ends with the call; the others end at their
+    borders.
     """
     never = np.iinfo(np.int64).max
     next_call_ends = np.append(np.asarray(call_ends, np.int64), never)[np.searchsorted(call_ends, borders)]
@@ -144,8 +145,8 @@ def _read_step(
             entries.append((labels[label], size, offset))
         elif kind == "ready":
             ready_times[labels[label]].append(offset)
-        elif kind == "collective" and labels[label].endswith(f"'{UPDATED}'"):
-            # The optimizer's work lasts from the last sums to the barrier named `UPDATED`.
+        elif kind == "collective" and labels[label].endswith(f"'{UPDATE_END}'"):
+            # The optimizer's work lasts from the last sums to the barrier named `UPDATE_END`.
             update += (start - np.max(sum_ends[sum_ends <= start])) * 1e-9
         elif kind in _OTHERS:
             other_collectives.append((Collective(str(kind), labels[label], size), offset))

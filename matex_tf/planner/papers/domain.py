@@ -11,7 +11,7 @@ class Estimate:
 
     value: float
     outside: str = ""
-    """The reason why the formula is not valid there; "" if it is."""
+    """The reason why the formula is not valid for its arguments; "" if it is valid."""
 
 
 def check_positive(where: str, **given: float) -> None:

@@ -18,7 +18,7 @@ FLOAT = 4
 """Bytes of a number."""
 _COPIES = 3  # numbers for each parameter: its value, its gradient for one row, and its gradient for the batch
 FORM = "WIDTHxHEIGHTxDEPTH, then conv:EXTENT/STRIDE+PADDING:FILTERS and pool:EXTENT/STRIDE, last dense:NEURONS,..."
-"""An architecture as text, for `matex simulate --layers`."""
+"""The form of an architecture as text, for `matex simulate --layers`."""
 _ENTRY = re.compile(r"(\d+)x(\d+)x(\d+)")
 _LAYER = re.compile(r"(conv|pool):(\d+)(?:/(\d+))?(?:\+(\d+))?(?::(\d+))?")
 _DENSE = re.compile(r"dense:(\d+(?:,\d+)*)")
@@ -28,14 +28,14 @@ MISTAKES = (
     "the gradients of activations are not counted",
     "the optimizer's slots are not counted",
 )
-"""Mistakes in equations 2 to 4 that `memory` corrects. It does not count input pipelines, workspaces and
-BatchNormalization either.
+"""Mistakes in equations 2 to 4. `memory` corrects them; it does not count input pipelines, workspaces and
+BatchNormalization.
 """
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution with `filters` filters, or a pooling if 0: F_i, S_i, P_i and K_i of the paper."""
+    """A convolution, or a pooling if `filters` is 0. The fields are F_i, S_i, P_i and K_i of the paper."""
 
     extent: int
     stride: int = 1
@@ -130,7 +130,7 @@ def _parse_layer(word: str) -> Layer:
     match = _LAYER.fullmatch(word)
     if match:
         kind, extent, stride, padding, filters = match[1], *(int(number or 0) for number in match.groups()[1:])
-        # The extent and a given stride are above 0. A convolution has filters, and a pooling has none.
+        # The extent must be above 0, and the stride if it is given. A convolution has filters, and a pooling has none.
         if extent and match[3] != "0" and (kind == "conv") == (filters > 0):
             return Layer(extent, stride or 1, padding, filters)
     raise ValueError(f"expected conv:EXTENT/STRIDE+PADDING:FILTERS or pool:EXTENT/STRIDE; given {word!r}")

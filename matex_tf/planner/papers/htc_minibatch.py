@@ -30,8 +30,8 @@ def choose_algorithms(times: Table, memory: Table, bound: float) -> Choice | Non
     """Equation 6: one algorithm for each layer, with the least total time within `bound` bytes; None if nothing fits.
 
     Exact, by dynamic programming over the layers (Nemhauser and Ullmann, Management Science 15, 1969): of all choices
-    for the first layers, only the efficient ones are extended. A choice is efficient if no other one takes at most as
-    many bytes and at most as much time.
+    for the first layers, only efficient choices are extended by the next layer. A choice is efficient if no other
+    choice takes at most as many bytes and at most as much time.
     """
     if not times or [len(row) for row in times] != [len(row) for row in memory] or not all(times):
         raise ValueError(
@@ -99,7 +99,8 @@ class Batch:
 def list_batches(architecture: htc.Architecture, sizes: Iterable[int], device: float) -> list[Batch]:
     """Equation 6 for each batch size that fits a device of `device` bytes.
 
-    Times follow from counts of operations (the paper measures them), memory from equations 2 to 5 as printed.
+    Times follow from counts of operations, where the paper has measured times. The memory that a batch leaves follows
+    from equations 2 to 5 as printed.
     """
     check_positive("list_batches", device=device)
     batches = []

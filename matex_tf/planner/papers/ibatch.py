@@ -3,8 +3,8 @@
 A worker pulls the parameters of a batch of layers from a server while it computes the preceding batch. Symbols: C^i
 seconds of layer i's forward pass; T_t^i seconds of its parameters' transfer; T_s seconds to start a pull. A plan has
 boundaries 0 = l_0 < l_1 < ... < l_N = L: batch k is layers l_{k-1} + 1 to l_k. For example, the plan (0, 2, 5) has a
-batch of layers 1 and 2, and a batch of layers 3 to 5. Equation 5 of the paper: each pull takes at least as long as the
-computation of the preceding batch, so that the pull hides the computation.
+batch of layers 1 and 2, and a batch of layers 3 to 5. Equation 5 of the paper requires that each pull takes at least as
+long as the computation of the preceding batch: the pull hides that computation.
 
 The two greedy algorithms are the paper's. `planner.buckets.find_best_plan` finds the best plan.
 """
@@ -86,7 +86,7 @@ def plan_front_to_back(layers: Layers) -> Plan | None:
         return None
     plan = [0, *min(pairs, key=lambda pair: (-layers.computation(0, pair[0]), layers.pull(0, pair[0]), pair[1]))]
     while plan[-1] < count:
-        hidden, start = layers.computation(*plan[-2:]), plan[-1]
+        hidden, start = layers.computation(*plan[-2:]), plan[-1]  # the computation of the last batch so far
         stops = [stop for stop in range(start + 1, count + 1) if layers.pull(start, stop) >= hidden]
         plan.append(min(stops, key=lambda stop: layers.pull(start, stop), default=count))
     return tuple(plan)
@@ -95,8 +95,8 @@ def plan_front_to_back(layers: Layers) -> Plan | None:
 def plan_back_to_front(layers: Layers) -> Plan | None:
     """Algorithm 2; None if no last two batches satisfy equation 5.
 
-    It adds batches in front: each has the longest computation that the pull of the batch behind it hides. If there is
-    none, the remaining layers form the first batch.
+    It adds batches in front. Each has the longest computation that the pull of the batch behind it hides. If that pull
+    hides no computation, the remaining layers form the first batch.
     """
     count = layers.count
     pairs = [  # first layers of the last two batches
@@ -109,7 +109,7 @@ def plan_back_to_front(layers: Layers) -> Plan | None:
         return None
     plan = [*min(pairs, key=lambda pair: (-layers.computation(*pair), layers.computation(pair[1], count))), count]
     while plan[0] > 0:
-        pull, stop = layers.pull(*plan[:2]), plan[0]
+        pull, stop = layers.pull(*plan[:2]), plan[0]  # the pull of the first batch so far
         firsts = [first for first in range(stop) if layers.computation(first, stop) <= pull]
         plan.insert(0, max(firsts, key=lambda first: layers.computation(first, stop), default=0))
     return tuple(plan)

@@ -7,8 +7,8 @@ P_t = T_t / T; BW_w bytes/s that one worker can send; BW_ps bytes/s that one ser
     5         E_BW(n) = BW_w (1 P_t(n, 1) + 2 P_t(n, 2) + ... + n P_t(n, n))
     6         PS(n) = E_BW(n) / BW_ps
 
-P_t(n, m) is called the probability that m workers transfer at once. It is not one: the factor (1 - P_t)^(n - m) is
-missing, and P_t(n, 1) may be negative.
+The paper calls P_t(n, m) the probability that m workers transfer at once. It is no probability: the factor
+(1 - P_t)^(n - m) is missing, and P_t(n, 1) may be negative.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def explain_outside(workers: int, share: float) -> str:
 def expected_bandwidth_closed(workers: int, share: float) -> float:
     """E_BW(n) / BW_w, equation 5 in closed form (not in the paper); `share` is P_t.
 
-    At the edge of the domain, P_t = 1 / (n - 1), it is 2 for every n: within the domain XAI never requires more than 2
-    BW_w / BW_ps servers.
+    At the edge of the domain, P_t = 1 / (n - 1), its value is 2 for every n. So within the domain XAI never requires
+    more than 2 BW_w / BW_ps servers.
     """
     workers = arguments.check_whole_number("expected_bandwidth_closed", "workers", workers)
     if not 0 <= share <= 1:

@@ -13,19 +13,19 @@ from matex_tf.planner.compute import Compute, count_slice_rows
 
 
 class ImpossibleRequest(ValueError):
-    """A simulation is impossible as requested; the text says which ones are possible."""
+    """A requested simulation is impossible; the text names possible requests."""
 
 
-class Meeting(NamedTuple):
+class TimedCollective(NamedTuple):
     """A collective other than the sums of gradients."""
 
     at: float
-    """Seconds from the start of the step to its begin, without communication."""
+    """Seconds from the start of the step to the start of the collective, without communication."""
     kind: str
     """As `plan_file.Collective`."""
     name: str
     bytes: float
-    """Of one rank."""
+    """Bytes of one rank."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Program:
     """Bytes of the gradients."""
     ready: tuple[float, ...]
     """For each gradient, the time at which it and all previous gradients are ready."""
-    meetings: tuple[Meeting, ...] = ()
+    collectives: tuple[TimedCollective, ...] = ()
     """The other collectives."""
 
     @property
@@ -62,7 +62,7 @@ def make_program(plan: plan_file.Plan, ranks: int) -> Program:
         rows=count_slice_rows(plan, ranks), compute=compute, names=tuple(gradient.name for gradient in plan.gradients),
         sizes=tuple(gradient.bytes for gradient in plan.gradients),
         ready=tuple(itertools.accumulate(model.estimate_ready_times(ranks), max)),
-        meetings=tuple(Meeting(start, each.kind, each.name, size) for start, each, size in collectives),
+        collectives=tuple(TimedCollective(start, each.kind, each.name, size) for start, each, size in collectives),
     )  # fmt: skip
 
 
@@ -72,5 +72,5 @@ def scale_program(program: Program, factor: float) -> Program:
         program,
         compute=program.compute * factor,
         ready=tuple(at * factor for at in program.ready),
-        meetings=tuple(meeting._replace(at=meeting.at * factor) for meeting in program.meetings),
+        collectives=tuple(collective._replace(at=collective.at * factor) for collective in program.collectives),
     )

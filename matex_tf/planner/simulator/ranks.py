@@ -32,11 +32,11 @@ all ranks or an array with the time of each rank. Lane 1 reduces buckets; `size`
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds of collectives: each bucket, one sum of all gradients, and each other collective."""
+    """Seconds of collectives, from the arrival of the last rank."""
 
     buckets: Sequence[float]
-    at_once: float
-    meetings: Sequence[float]
+    at_once: float  # one sum of all gradients, without buckets
+    collectives: Sequence[float]  # each of `Program.collectives`
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,9 @@ def _simulate_step(
 ) -> float:
     """The end of the step that all ranks begin at `begin`, with the `factors` of their computation."""
     buckets = list(zip(plan, plan[1:])) if plan and program.sizes else []
-    # (seconds of computation before this point, whether it is a collective or a bucket's last gradient, its number)
-    points = [(meeting.at, True, number) for number, meeting in enumerate(program.meetings)]
+    # Points are collectives and the last gradients of buckets: (seconds of computation before the point, whether it is
+    # a collective, its number).
+    points = [(collective.at, True, number) for number, collective in enumerate(program.collectives)]
     points += [(program.ready[stop - 1], False, number) for number, (_, stop) in enumerate(buckets)]
     now = computing_since = np.full(len(factors), begin)
     lane_free, computed = begin, 0.0
@@ -110,9 +111,9 @@ def _simulate_step(
         now = now + (at - computed) * factors
         computed = at
         if is_collective:
-            meeting = program.meetings[number]
+            collective, price = program.collectives[number], prices.collectives[number]
             note("gap", computing_since, now)
-            end = _wait_for_all(now, prices.meetings[number], meeting.kind, meeting.name, round(meeting.bytes), note)
+            end = _wait_for_all(now, price, collective.kind, collective.name, round(collective.bytes), note)
             now = computing_since = np.full(len(factors), end)
         else:
             first, stop = buckets[number]

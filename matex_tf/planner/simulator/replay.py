@@ -3,6 +3,9 @@
 The replay keeps the measured computation of each rank between its collectives, and the measured duration of each
 collective after its last rank has arrived. It recomputes how long ranks wait for each other, and so shows how a change
 of one rank's computation delays the others. `observe.timeline` writes and describes the file.
+
+On the script's lane a rank computes, takes part in collectives, and waits for sums of gradients. With overlapped
+updates, its communication lane sums buckets of gradients at the same time. Arrays of times have a time of each rank.
 """
 
 from __future__ import annotations
@@ -18,15 +21,14 @@ import numpy as np
 
 from matex_tf.planner.simulator.program import ImpossibleRequest
 
-_MEETINGS = ("update", "collective", "allgather", "broadcast", "message", "announcement")
-"""Categories of events on the script's lane (0) in which all ranks take part."""
+_COLLECTIVES = ("update", "collective", "allgather", "broadcast", "message", "announcement")
+"""Categories of the events on the script's lane (0) that are collectives."""
 _OWN_GRADIENTS = "gradients are still computed"
+"""The name of an event: the communication lane waits for a bucket's gradients of its own rank."""
 _SUMS = "wait for sums"
-"""Names of events: the communication lane, which reduces buckets, waits for gradients of its rank; the script waits for
-the sums of all gradients.
-"""
-_AT_ONCE = 1e-6  # seconds; shorter waits do not count
-_FIRST_UPDATES = 3  # they trace, compile and choose buckets
+"""The name of an event: the script waits for the sums of all gradients."""
+_MIN_WAIT = 1e-6  # seconds; shorter waits do not count
+_FIRST_UPDATES = 3  # updates that do not count: they trace, compile and choose buckets
 
 
 @dataclass
@@ -34,9 +36,9 @@ class _Rank:
     """The timeline of one rank, in seconds."""
 
     script: list[tuple[str, float, float]] = field(default_factory=list)
-    """(kind, begin, end) of collectives and of waits for sums on the script's lane: one of `_MEETINGS`, or `_SUMS`."""
+    """On the script's lane: (kind, begin, end) of collectives (`_COLLECTIVES`) and of waits for sums (`_SUMS`)."""
     buckets: list[list[float]] = field(default_factory=list)
-    """For each bucket: the communication lane begins to wait for it, this rank's gradients are ready, it ends."""
+    """For each bucket, three times: the lane begins to wait for it, this rank's gradients are ready, the sum ends."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,17 @@ def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
         rank = ranks_by_number.setdefault(row["pid"], _Rank())
         begin, end = row["ts"] * 1e-6, (row["ts"] + row["dur"]) * 1e-6
         if row["tid"] == 0:
-            if row["cat"] in _MEETINGS:
+            if row["cat"] in _COLLECTIVES:
                 rank.script.append((row["cat"], begin, end))
             elif row["name"] == _SUMS:
                 rank.script.append((_SUMS, begin, end))
         elif row["name"] == _OWN_GRADIENTS:
             rank.buckets.append([begin, end, end])
         elif row["cat"] == "bucket" and rank.buckets:
-            rank.buckets[-1][-1] = end
+            rank.buckets[-1][-1] = end  # the event "bucket" follows the wait for its gradients
     ranks = [ranks_by_number[rank] for rank in sorted(ranks_by_number)]
     for rank in ranks:
-        rank.script = _drop_short_waits(rank.script)
+        rank.script = _keep_last_waits(rank.script)
     collectives = {(tuple(kind for kind, _, _ in rank.script), len(rank.buckets)) for rank in ranks}
     if len(collectives) != 1:
         raise ImpossibleRequest(
@@ -106,31 +108,31 @@ def _read_ranks(rows: Sequence[Mapping[str, Any]]) -> list[_Rank]:
     return ranks
 
 
-def _drop_short_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """Of the waits for sums, keep the last one before each announcement of an update, and before the end.
+def _keep_last_waits(script: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+    """Keep only the last wait for sums before each announcement of an update, and before the end.
 
-    After an earlier wait the script still had work to do.
+    This wait ends the update; after earlier waits the script still had work to do.
     """
-    shortened: list[tuple[str, float, float]] = []
-    has_wait = False
+    kept: list[tuple[str, float, float]] = []
+    last_wait: tuple[float, float] | None = None
     for kind, begin, end in script:
         if kind == _SUMS:
-            has_wait = True
-            last_wait = (begin, end)
+            last_wait = begin, end
             continue
-        if kind == "announcement" and has_wait:
-            shortened.append((_SUMS, *last_wait))
-            has_wait = False
-        shortened.append((kind, begin, end))
-    return [*shortened, (_SUMS, *last_wait)] if has_wait else shortened
+        if kind == "announcement" and last_wait:
+            kept.append((_SUMS, *last_wait))
+            last_wait = None
+        kept.append((kind, begin, end))
+    return [*kept, (_SUMS, *last_wait)] if last_wait else kept
 
 
 def _replay_updates(ranks: Sequence[_Rank], factors: np.ndarray) -> tuple[list[float], list[float]]:
-    """The ends of the updates on rank 0: (as measured, as replayed). All arrays below have a time of each rank."""
+    """The ends of the updates on rank 0: (as measured, as replayed)."""
+    # By bucket, then by its three times (`_Rank.buckets`), then by rank.
     buckets = np.array([rank.buckets for rank in ranks]).reshape(len(ranks), -1, 3).transpose(1, 2, 0)
-    replayed_start = np.array([rank.script[0][1] for rank in ranks])
-    # The start of a rank's current interval of computation, as measured: the end of its last collective.
-    measured_start = replayed_start
+    # The start of each rank's current interval of computation: the end of its last event, at first the begin of the
+    # first event.
+    replayed_start = measured_start = np.array([rank.script[0][1] for rank in ranks])
     # The (measured, replayed) starts of the intervals since the last update was announced.
     starts: list[tuple[np.ndarray, np.ndarray]] = []
     lane_free, next_bucket = 0.0, 0
@@ -145,13 +147,13 @@ def _replay_updates(ranks: Sequence[_Rank], factors: np.ndarray) -> tuple[list[f
                 stop += 1
             lane_free = _replay_buckets(buckets[next_bucket:stop], factors, starts, lane_free)
             next_bucket = stop
-            # A rank that waited for the last sum continues as long after it as in the measurement.
+            # After the last sum, or after its arrival if that is later, a rank needs as long as measured to continue.
             last_sum_end = buckets[stop - 1][2]
             replayed_start = np.maximum(arrival, lane_free) + np.maximum(end - np.maximum(begin, last_sum_end), 0.0)
         else:
             # A collective takes as long after the last arrival as measured; ranks leave it with the measured delays.
-            price = max(0.0, end.min() - begin.max())
-            replayed_start = arrival.max() + price + (end - end.min())
+            duration = max(0.0, end.min() - begin.max())
+            replayed_start = arrival.max() + duration + (end - end.min())
         measured_start = end
         if kind == "announcement":
             starts.clear()
@@ -165,17 +167,20 @@ def _replay_updates(ranks: Sequence[_Rank], factors: np.ndarray) -> tuple[list[f
 def _replay_buckets(
     buckets: np.ndarray, factors: np.ndarray, starts: Sequence[tuple[np.ndarray, np.ndarray]], lane_free: float
 ) -> float:
-    """The replayed end of the `buckets` of one update; the lane is free from `lane_free` on.
+    """The replayed end of the `buckets` of one update; the communication lane is free from `lane_free` on.
 
     `starts` are the measured and the replayed starts of the intervals of computation in which gradients became ready.
     """
-    for index, (lane, ready, end) in enumerate(buckets):
-        # A time in an interval of computation, or before the first one, moves with its start, times the factor.
+    for index, (wait_begin, ready, end) in enumerate(buckets):
+        # Gradients become ready in the last interval of computation that begins before them, or else in the first. They
+        # are ready as long after its replayed start as measured after its measured start, times the factor.
         replayed_ready = ready
         for number, (measured, replayed) in enumerate(starts):
             replayed_ready = np.where(
                 (measured <= ready) | (number == 0), replayed + (ready - measured) * factors, replayed_ready
             )
-        has_waited = (ready - lane > _AT_ONCE) | (index == 0)  # else it was ready before the lane reached it
-        lane_free = max([lane_free, *replayed_ready[has_waited]]) + end.max() - ready.max()
+        # Without a wait, the gradients were ready before the lane reached the bucket, at an unknown time.
+        has_waited = (ready - wait_begin > _MIN_WAIT) | (index == 0)
+        start = max([lane_free, *replayed_ready[has_waited]])
+        lane_free = start + end.max() - ready.max()  # the sum takes as long after the last rank's gradients as measured
     return float(lane_free)

@@ -39,11 +39,11 @@ class Outcome:
     rows: int
     """Of all ranks in a step."""
     transfers: int
-    """The number in an update."""
+    """The number of transfers in an update."""
     assumptions: tuple[str, ...]
     """Values that were not measured."""
     note: str = ""
-    """Names changes without effect."""
+    """Names requested changes without effect; "" if there are none."""
 
 
 @dataclass(frozen=True)
@@ -111,24 +111,26 @@ def simulate_plan(
 def _prepare_step(predictor: predict.Predictor, program: Program, ranks: int, what_if: WhatIf) -> _Step:
     """The step of one of `ranks` ranks with the changes `what_if`, other than servers."""
     links = predictor.links
-    meetings = [links.estimate_small(ranks, meeting.bytes, meeting.kind) for meeting in program.meetings]
+    collectives = [links.estimate_small(ranks, collective.bytes, collective.kind) for collective in program.collectives]
     if ranks == 1:  # nothing is summed
-        return _Step(program, Prices((), 0.0, meetings))
-    if what_if.strategy:  # one exchange after the computation, priced as in a plan
+        return _Step(program, Prices((), 0.0, collectives))
+    if what_if.strategy:  # one exchange after the computation, with the seconds of a plan
         planned = find_price(predictor, ranks, what_if.strategy).step
-        return _Step(scale_program(program, planned.compute / program.compute), Prices((), planned.exposed, meetings))
+        scaled = scale_program(program, planned.compute / program.compute)
+        return _Step(scaled, Prices((), planned.exposed, collectives))
     planned = predictor.predict_step(ranks)
     algorithm, compression = what_if.algorithm or planned.algorithm, what_if.compression
     at_once = links.estimate_small(ranks, 0) + links.estimate_sum(ranks, algorithm, program.bytes, compression)
     can_overlap = ranks > links.per_host and bool(program.sizes)
-    if not can_overlap or not (planned.overlapped if what_if.overlap is None else what_if.overlap):
-        return _Step(program, Prices((), at_once, meetings))
+    wants_overlap = planned.overlapped if what_if.overlap is None else what_if.overlap
+    if not (can_overlap and wants_overlap):
+        return _Step(program, Prices((), at_once, collectives))
     slowdown = predictor.estimate_slowdown(ranks, program.bytes * _count_sent(compression))
-    slowed = scale_program(program, slowdown)
+    slowed = scale_program(program, slowdown)  # the sums use cores of the computation
     price = functools.partial(links.estimate_bucket, ranks, algorithm, compression=compression)
     boundaries = _choose_boundaries(slowed, what_if.buckets, price)
     bucket_prices = [price(sum(program.sizes[first:stop])) for first, stop in itertools.pairwise(boundaries)]
-    return _Step(slowed, Prices(bucket_prices, at_once, meetings), boundaries, slowdown)
+    return _Step(slowed, Prices(bucket_prices, at_once, collectives), boundaries, slowdown)
 
 
 def _list_unused(what_if: WhatIf, ranks: int) -> list[str]:
@@ -170,12 +172,11 @@ def _simulate_with_servers(
     start_up = links.network.estimate_message(0.0)
     layers = [links.network.estimate_message(size) - start_up for size in reversed(program.sizes)]  # first layer first
     forward = _estimate_forward_times(program)
-    choose_pulls = {"layerwise": ibatch.plan_by_layer, "ibatch": ibatch.plan_greedy}.get(
-        what_if.pull or "", ibatch.plan_whole
-    )
-    pulls = choose_pulls(ibatch.Layers(forward, layers, start_up))
+    planners = {"layerwise": ibatch.plan_by_layer, "ibatch": ibatch.plan_greedy}
+    plan_pulls = planners.get(what_if.pull or "", ibatch.plan_whole)
+    pulls = plan_pulls(ibatch.Layers(forward, layers, start_up))
     work = servers.Work(
-        pulls=servers.add_up_batches(layers, pulls), forward=servers.add_up_batches(forward, pulls),
+        pulls=servers.sum_batches(layers, pulls), forward=servers.sum_batches(forward, pulls),
         backward=program.compute - sum(forward), push=sum(layers), start_up=start_up,
     )  # fmt: skip
     count, is_synchronous = what_if.servers
@@ -197,7 +198,8 @@ def _estimate_forward_times(program: Program) -> list[float]:
     """Seconds of each layer's forward pass, first layer first.
 
     All forward passes together take the fraction `FORWARD` of the computation. The forward pass of a layer is in
-    proportion to its backward pass, the time since the gradient before. The first layer's gradient is the last.
+    proportion to its backward pass: the time from the previous gradient to the gradient of the layer. Gradients become
+    ready from the last layer to the first.
     """
     forward_end = FORWARD * program.compute
     backward = [later - earlier for earlier, later in itertools.pairwise([forward_end, *program.ready])]

@@ -61,15 +61,17 @@ class Run:
 @dataclass
 class _Worker:
     number: int
-    factor: float = 1.0  # of the computation of this step
-    pulled: int = 0  # batches of layers in this step
-    computed: int = 0  # batches of layers in this step
+    factor: float = 1.0  # of the computation in the current step
+    pulled: int = 0  # number of batches of layers that it has pulled in the current step
+    computed: int = 0  # number of batches of layers that it has computed in the current step
     computing: bool = False
-    ends: list[float] = field(default_factory=list)  # of its steps
+    ends: list[float] = field(default_factory=list)  # the ends of its steps
 
 
 class _Simulation:
-    """The events of `simulate_servers`."""
+    """The events of `simulate_servers`. A step of a worker is `begin_step`; `begin_pull` and `end_pull` for each batch
+    of layers; meanwhile `compute_batch` and `end_compute` for each pulled batch; then the push, and `finish_step`.
+    """
 
     def __init__(
         self, workers: int, capacity: float, work: Work, steps: int, synchronous: bool, disturbance: Disturbance,
@@ -86,7 +88,7 @@ class _Simulation:
         for worker in self.workers:
             # Asynchronous workers start at random times.
             start = 0.0 if self.synchronous else self.random.random() * (self.work.compute + self.work.transfer)
-            self.events.schedule_act(start, self.begin_step, worker)
+            self.events.schedule(start, self.begin_step, worker)
         self.events.run_events()
         return Run([worker.ends for worker in self.workers])
 
@@ -105,14 +107,14 @@ class _Simulation:
         self.compute_batch(worker)
 
     def compute_batch(self, worker: _Worker) -> None:
-        """Compute the next batch of layers, if it is pulled and the preceding one is computed."""
+        """Compute the next batch of layers, if it is pulled and the preceding batch is computed."""
         if worker.computing or worker.computed == worker.pulled:
             return
         worker.computing = True
         seconds = self.work.forward[worker.computed]
         is_last = worker.computed + 1 == len(self.work.forward)
         seconds += self.work.backward if is_last else 0.0
-        self.events.schedule_act(self.events.now + seconds * worker.factor, self.end_compute, worker)
+        self.events.schedule(self.events.now + seconds * worker.factor, self.end_compute, worker)
 
     def end_compute(self, worker: _Worker) -> None:
         worker.computing = False
@@ -127,9 +129,9 @@ class _Simulation:
         if seconds == 0:
             done()
         elif self.work.start_up:
-            self.events.schedule_act(self.events.now + self.work.start_up, self.station.serve_customer, seconds, done)
+            self.events.schedule(self.events.now + self.work.start_up, self.station.begin_job, seconds, done)
         else:
-            self.station.serve_customer(seconds, done)
+            self.station.begin_job(seconds, done)
 
     def finish_step(self, worker: _Worker) -> None:
         """The worker has pushed its gradients. Begin the next step of all workers that need not wait."""
@@ -162,6 +164,6 @@ def simulate_servers(
     return _Simulation(workers, capacity, work, steps, synchronous, disturbance or Disturbance(), seed).run_steps()
 
 
-def add_up_batches(seconds: Sequence[float], plan: Sequence[int]) -> list[float]:
-    """The seconds of layers, added up over the batches of `plan` (its boundaries)."""
+def sum_batches(seconds: Sequence[float], plan: Sequence[int]) -> list[float]:
+    """For each batch of the boundaries `plan`, the sum of the seconds of its layers."""
     return [sum(seconds[first:stop]) for first, stop in itertools.pairwise(plan)]

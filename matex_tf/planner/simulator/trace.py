@@ -15,24 +15,24 @@ MAX_RANKS = 64
 
 
 class Trace:
-    """The recorded activities of each rank."""
+    """The recorded activities of each shown rank."""
 
     def __init__(self, ranks: int, per_host: int):
         self.ranks, self.per_host = ranks, per_host
         # For each shown rank, its events in the layout of `records.EVENT`; times in nanoseconds.
         self._events: list[list[tuple[int, ...]]] = [[] for _ in range(min(ranks, MAX_RANKS))]
-        self._labels: dict[str, int] = {}
+        self._labels: dict[str, int] = {}  # the number of each label in the file
 
     def note_activity(
         self, activity: str, begin: float | np.ndarray, end: float | np.ndarray, lane: int = 0, label: str = "",
         size: int = 0,
     ) -> None:  # fmt: skip
         """Record an activity of all ranks, in seconds (a `ranks.Note`)."""
-        number = self._labels.setdefault(label, len(self._labels)) if label else -1
+        label_number = self._labels.setdefault(label, len(self._labels)) if label else -1
         kind = records.ACTIVITIES.index(activity)
         starts, stops = ((np.broadcast_to(time, self.ranks) * 1e9).round().astype(int) for time in (begin, end))
         for events, start, stop in zip(self._events, starts.tolist(), stops.tolist()):
-            events.append((start, stop - start, size, number, kind, lane))
+            events.append((start, stop - start, size, label_number, kind, lane))
 
     def write_file(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline to `path`. Raises OSError."""

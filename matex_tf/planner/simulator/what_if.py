@@ -16,7 +16,7 @@ from matex_tf.planner.simulator.program import ImpossibleRequest
 BUCKETS = ("best", "ibatch", "each")
 PULLS = ("default", "layerwise", "ibatch")
 ALGORITHMS = collectives.EXACT
-_OF_SUMS = ("overlap", "buckets", "algorithm", "compression", "servers", "pull")
+_NOT_WITH_STRATEGY = ("overlap", "buckets", "algorithm", "compression", "servers", "pull")
 """Changes that cannot be combined with a strategy."""
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
@@ -68,10 +68,10 @@ def read_changes(words: Sequence[str]) -> WhatIf:
     if what_if.pull is not None and what_if.servers is None:
         raise ImpossibleRequest("pull= applies to parameter servers: add servers=NUMBER")
     if what_if.strategy:
-        of_sums = [word for word in words if word.partition("=")[0] in _OF_SUMS]
-        if of_sums:
+        conflicting = [word for word in words if word.partition("=")[0] in _NOT_WITH_STRATEGY]
+        if conflicting:
             raise ImpossibleRequest(
-                f"strategy= cannot be combined with {of_sums[0]}, which applies to allreduce or to XAI's servers"
+                f"strategy= cannot be combined with {conflicting[0]}, which applies to allreduce or to XAI's servers"
             )
     return what_if
 
@@ -172,4 +172,4 @@ READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "servers": ("NUMBER,async|sync", _parse_servers),
     "pull": ("|".join(PULLS), _make_choice_parser(PULLS)),
 }
-"""By name, which is that of a field of `WhatIf`: the form of the value, for messages, and its parser."""
+"""By the name of a change, a field of `WhatIf`: the form of its value, for messages, and the parser of the value."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.costs.pieces import UPDATED
+from matex_tf.costs.pieces import UPDATE_END
 from matex_tf.rewrite.pieces import PiecesRefusedError
 from matex_tf.rewrite.placement import WHOLE, hold
 from matex_tf.rewrite.programs import Program
@@ -117,7 +117,7 @@ def _mark_end() -> None:
 
     operations = tf.compat.v1.get_default_graph().get_operations()
     with tf.control_dependencies([op for op in operations if op.op_def is not None and op.op_def.is_stateful]):
-        ops.barrier(UPDATED)
+        ops.barrier(UPDATE_END)
 
 
 def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list[Any], str]:

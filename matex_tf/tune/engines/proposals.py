@@ -12,7 +12,7 @@ from matex_tf.tune.space import Config, Space, make_key
 ENGINE, WARM = "engine", "warm"
 """Origins of configurations: proposed by the engine, or the best of an earlier search."""
 _TRIES = 20
-"""Proposals of the engine that may be duplicates before a configuration is drawn."""
+"""After this many proposals that are duplicates, a configuration is drawn at random."""
 
 
 class ExhaustedError(RuntimeError):
@@ -29,14 +29,14 @@ class Proposals:
         self._engine, self._space = engine, space
         self._draw = random.Random(seed)
         self._seen = {make_key(config) for config in seen}
-        self._costs: dict[str, float] = {}  # reported costs, by `make_key` of the configuration, as `_seen`
+        self._costs: dict[str, float] = {}  # reported costs, by `make_key` of the configuration
         self._first_configs: list[Config] = []  # warm starts, proposed before those of the engine
         self._thread = ThreadPoolExecutor(1, "matex_tf tune") if engine.slow else None  # calls a slow engine
         self._next_config: Future[Config] | None = None  # the proposal that the thread computes
         self._reports: list[Future[None]] = []  # calls of `_tell_engine` whose exceptions are not raised yet
 
     def put_first(self, configs: Iterable[Config]) -> int:
-        """Propose these configurations before the engine's, except for tried ones. Returns how many are waiting."""
+        """Propose untried `configs` before those of the engine. Returns how many configurations wait to be proposed."""
         self._first_configs += [config for config in configs if make_key(config) not in self._seen]
         return len(self._first_configs)
 
@@ -80,7 +80,7 @@ class Proposals:
         self._engine.tell(config, cost)
 
     def _propose_config(self) -> Config:
-        """An untried configuration, which then counts as tried: of the engine; drawn if it repeats itself too often."""
+        """An untried configuration of the engine; drawn at random if the engine repeats itself. It counts as tried."""
         all_configs = self._space.all
         if all_configs is not None and len(self._seen) >= len(all_configs):
             raise ExhaustedError
@@ -88,7 +88,7 @@ class Proposals:
             config = self._engine.ask()
             if make_key(config) not in self._seen:
                 break
-            # A duplicate. The engine waits for a cost: it is known already, or is reported when the trial ends.
+            # The engine waits for the cost of a duplicate. Report a known cost; `tell` reports it later otherwise.
             if make_key(config) in self._costs:
                 self._engine.tell(config, self._costs[make_key(config)])
         else:

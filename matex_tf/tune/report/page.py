@@ -35,7 +35,7 @@ def format_page(folder: Path) -> str:
     database, search = setup.open_search(folder)
     trials, task = database.list_trials(search.id), database.read_task(search.id)
     database.close()
-    settings = setup.merge_settings(search)
+    settings = setup.restore_settings(search)
     spec = space_file.read_space(search.space, settings.name)
     objective = spec.objective
     ordered = sort_trials(trials, objective)

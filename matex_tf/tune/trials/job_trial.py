@@ -1,8 +1,8 @@
-"""Trials that are Slurm jobs, one job for each. Jobs outlive the search, which finds them again when it is resumed.
+"""Trials that run as Slurm jobs, one job for each trial. Jobs outlive the search, which finds them when it is resumed.
 
-A job writes two files into the folder of its trial: BEGAN when it begins, and CODE with its exit code. They are read in
-each poll. Slurm is queried rarely, and only for what the files do not tell: whether a job waits, and how it ended if it
-wrote no exit code.
+A job writes two files into the folder of its trial: BEGAN when it begins, and CODE with its exit code. Each poll reads
+the files. Slurm is queried rarely, and only for what the files do not tell: whether a job waits, and how a job ended
+that wrote no exit code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORGET_SECONDS = 300.0
 BEGAN, CODE, STOP_REQUEST = "began", run_folder.EXIT_CODE, "told"
 """Files of a trial's folder: written when the job begins, at its end, and by the search that asks it to end."""
 _ENDED_BY_SLURM = {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED"}
-"""States of jobs whose trials continue from their saved states."""
+"""States of jobs that Slurm has ended. Their trials continue from their saved states."""
 
 
 def format_trial_job(
@@ -71,7 +71,7 @@ class JobTrial(Trial):
         self._next_query_at = time.monotonic() + following.ASK_EACH
         self._next_cancel_at = 0.0  # seconds of time.monotonic; 0: it was not cancelled yet
         if was_resumed:
-            self._states_before = set()  # the saved states may all be of this job
+            self._states_before = set()  # this job may have saved all states
             if (folder / STOP_REQUEST).is_file():
                 self._stop_requested_at, self._stop_reason = time.monotonic(), (folder / STOP_REQUEST).read_text()
 
@@ -95,9 +95,9 @@ class JobTrial(Trial):
         (self.folder / STOP_REQUEST).write_text(self._stop_reason)
 
     def _enforce_stop(self, waited: float) -> Outcome | None:
-        """Cancel the job, again every GRACE seconds.
+        """Cancel the job, and repeat this every GRACE seconds until the job ends.
 
-        If the search itself ends, it waits for the job for 3 * GRACE seconds, and then leaves it.
+        If the search itself ends, it waits for the job for 3 * GRACE seconds, and then leaves the job in Slurm.
         """
         if time.monotonic() < self._next_cancel_at:
             return None
@@ -123,7 +123,8 @@ class JobTrial(Trial):
 
     def _judge_state(self, state: State) -> Outcome:
         """The outcome of a job that has written no exit code, from its state in Slurm."""
-        if state.phase == FORGOTTEN:  # it was cancelled: a job that a lost node or a time limit ends is queued again
+        # A forgotten job was cancelled: a job that a lost node or a time limit ends is queued again.
+        if state.phase == FORGOTTEN:
             return self.judge_outcome(1, f"its job {state.words}")
         if state.words in _ENDED_BY_SLURM:
             return self.judge_outcome(EXIT_REQUEUE, state.words)
@@ -155,13 +156,16 @@ class JobTrial(Trial):
         self._next_cancel_at = time.monotonic() + GRACE
         self._next_query_at = 0.0
         try:
-            slurm.ask_to_end(self.job) if asks_to_save else slurm.cancel_job(self.job)
+            if asks_to_save:
+                slurm.ask_to_end(self.job)
+            else:
+                slurm.cancel_job(self.job)
         except JobError as error:
             self._say(f"{error}; it is tried again in {GRACE:.0f} s", "cancel")
 
 
 def has_job(folder: Path) -> bool:
-    """Whether a job of the trial in `folder` may have been submitted whose outcome is not recorded."""
+    """Whether a job of the trial in `folder` may have been submitted, and its outcome is not recorded yet."""
     return (folder / slurm.SCRIPT).is_file()
 
 
@@ -177,7 +181,7 @@ class Jobs:
 
     Args:
         source: the user's folder, in which jobs are submitted.
-        parallel: the number of concurrent jobs. The more there are, the more rarely each of them is queried.
+        parallel: the number of concurrent jobs. The more jobs there are, the more rarely each job is queried.
         say: prints the first message of each kind; called with message and kind.
     """
 

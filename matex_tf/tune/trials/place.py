@@ -1,4 +1,6 @@
-"""The folder of a trial, a mirror of the user's folder in which it may write, and the values passed to its script."""
+"""The working folder of a trial (`trial.PLACE`), a mirror of the user's folder in which it may write (`files.mirror`),
+and the values passed to its script: as options, as environment variables, or by placeholders such as {{lr}} in files.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +75,8 @@ def check_files(spec: Specification, source: Path) -> None:
     """Check that the placeholders in the files are those of the space.
 
     Raises:
-        SpaceError: a file cannot be read or is outside of `source`; or a placeholder is unknown, with file and line, or
-            is in no file.
+        SpaceError: a file cannot be read or is outside of `source`; a placeholder in a file is unknown (with file and
+            line); or a placeholder of the space is in no file.
     """
     names = [parameter.name for parameter in spec.space.parameters if parameter.name[0] not in "-$"]
     missing = set(names)

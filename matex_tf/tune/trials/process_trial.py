@@ -1,4 +1,4 @@
-"""Trials that are child processes of this one, each in one of several concurrent slots; they end with this process."""
+"""Trials that run as child processes of this one, each in one of the concurrent slots. They end with this process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProcessTrial(Trial):
             environment.setdefault("MATEX_PLACEMENT", f"spread:{slot.part}")
         if slot.hosts and "SLURM_JOB_ID" in environment:
             environment["SLURM_OVERLAP"] = "1"  # otherwise a Slurm step waits for the cores of another step
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # blocks nothing, and returns this process's mask
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # only reads this process's mask
         with hold_folder(folder) as lock, (folder / OUTPUT).open("ab") as output:
             # Ctrl-C in the terminal goes to the search only, which then ends its trials.
             self._child = subprocess.Popen(

@@ -15,7 +15,7 @@ class HostsError(ValueError):
 
 
 def deal_slots(cores: Sequence[placement.Core], gpus: Sequence[str], parallel: int) -> list[Slot]:
-    """Make `parallel` slots with separate cores and GPUs; a resource with fewer units than slots is shared."""
+    """Make `parallel` slots with separate cores and GPUs. All slots share a resource with fewer units than slots."""
     slots = []
     for index in range(parallel):
         cpus = tuple(cpu for core in placement.choose_cores(cores, index, parallel) for cpu in core)
@@ -39,6 +39,7 @@ def deal_hosts(hosts: Sequence[Host], parallel: int) -> list[Slot]:
 
 def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -> list[Slot]:
     """The slots of trials with `ranks` ranks each: on the hosts of `options` or of an allocation, or on this machine.
+
     Raises:
         HostsError: the hosts of a trial have too few slots.
     """
@@ -50,9 +51,9 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
         return deal_slots(placement.list_cores(), gpus if parallel > 1 else [], parallel)
     slots = deal_hosts(hosts, parallel)
     for slot in slots:
-        sharing = int(slot.part.partition("/")[2] or 1)  # trials on each host of the slot
-        if sum(max(1, host.slots // sharing) for host in slot.hosts) < ranks:
-            part = f" of {sharing} trials" if sharing > 1 else ""
+        trials_on_host = int(slot.part.partition("/")[2] or 1)  # 2 if `part` is "1/2"
+        if sum(max(1, host.slots // trials_on_host) for host in slot.hosts) < ranks:
+            part = f" of {trials_on_host} trials" if trials_on_host > 1 else ""
             names = ", ".join(f"{host.name} ({host.slots}{part})" for host in slot.hosts)
             raise HostsError(
                 f"a trial has {ranks} ranks, but one of {parallel} concurrent trials would have the host {names}, "

@@ -1,8 +1,11 @@
 """One trial: its resources, the lines that it has logged, and its outcome.
 
 The script logs lines, JSON objects, into the file NOTED: the logs of each epoch of Keras' `fit`, and reported values.
-Its saved states are files of the folder STATE, from which it continues after a pause or a stop.
-`Trial` is the interface of running trials: processes of this machine (`process_trial`), or Slurm jobs (`job_trial`).
+Its saved states are files of the folder STATE, from which it continues after a pause or a stop. `Trial` is the
+interface of running trials: processes of this machine (`process_trial`), or Slurm jobs (`job_trial`).
+
+A search polls each trial until `poll` returns an `Outcome`. A trial has exit code 75 (EXIT_REQUEUE) if it was asked to
+end: by its rung (it has paused), by the search, or from outside (it was stopped).
 """
 
 from __future__ import annotations
@@ -27,10 +30,10 @@ from matex_tf.world.hosts.host_lists import Host
 DONE, FAILED, STOPPED, PAUSED = "done", "failed", "stopped", "paused"
 """States of a trial that has ended: complete; failed; ended from outside, to be continued; paused at a rung."""
 OUTPUT, NOTED, LOCK, PLACE, STATE = "output", "noted.jsonl", "lock", "place", "state"
-"""In the folder of a trial: its printed output, its logged lines, its lock, its working folder, its saved state."""
+"""Names in the folder of a trial: its printed output, logged lines, lock, working folder (PLACE) and saved states."""
 GRACE = 20.0
 """Seconds that a trial has to end after it was asked to."""
-_TAIL_LINES, _TAIL_BYTES = 10, 8192  # of the output in an outcome
+_TAIL_LINES, _TAIL_BYTES = 10, 8192  # at most, of the end of the output in an outcome
 _MAX_BYTES = 64 << 20  # of the output that is read
 
 
@@ -66,7 +69,7 @@ class Outcome:
     tail: str = ""
     """The end of the output."""
     seconds: float = 0.0
-    """Of one start, or in a record of all starts together."""
+    """The duration since the start; in a record, the sum over all starts of the trial."""
     curve: tuple[Point, ...] = field(default=(), compare=False)
 
 
@@ -78,7 +81,7 @@ class Rules:
     limit: float = 0.0
     """Seconds; 0: no limit."""
     pause: int | None = None
-    """Epochs of `fit`, counted from the first start, after which the trial saves its state and ends, to be continued.
+    """The next rung: the epochs of `fit`, counted from the first start, after which the trial saves its state and ends.
 
     0: it saves its state, but does not pause. None: it saves no state.
     """
@@ -95,7 +98,7 @@ class Trial(ABC):
         self.lines: list[dict[str, Any]] = []  # all logged lines that have been read
         self._bytes_read = 0  # of the file of logged lines
         self._stop_requested_at: float | None = None  # when the trial was asked to end, by the monotonic clock
-        self._stop_reason = ""  # "" if the search itself ends
+        self._stop_reason = ""  # why it was asked to end; "" if the search itself ends
         self.read_new_lines()  # lines of earlier starts
         self._states_before = self._list_states()  # saved by earlier starts
 
@@ -170,17 +173,15 @@ class Trial(ABC):
         return replace(outcome, curve=curve, tail="\n".join(last_lines[-_TAIL_LINES:]), seconds=seconds)
 
     def _judge_curve(self, curve: Sequence[Point], code: int, reason: str) -> Outcome:
-        """The outcome, without curve, output and seconds.
-
-        Exit code 75 (EXIT_REQUEUE) means that the trial was asked to end: by its pause, by the search or from outside.
-        """
+        """The outcome, without curve, output and seconds."""
         if self._stop_requested_at is not None:
-            if not self._stop_reason:  # with the search
+            if not self._stop_reason:  # it ends because the search ends
                 return Outcome(state=STOPPED)
             return Outcome(state=FAILED, kind="limit", why=self._stop_reason)
         objective = self.rules.objective
-        if code == EXIT_REQUEUE and self._list_states() - self._states_before:  # it can continue from a saved state
-            if not 0 < (self.rules.pause or 0) <= self.epochs:  # it was asked to end from outside
+        if code == EXIT_REQUEUE and self._list_states() - self._states_before:  # this start has saved a state
+            has_reached_rung = 0 < (self.rules.pause or 0) <= self.epochs
+            if not has_reached_rung:  # it was asked to end from outside
                 return Outcome(state=STOPPED)
             if not curve:  # the objective is known only at the end of the trial, and rungs cannot judge it
                 return Outcome(state=PAUSED, why=objective.explain_missing(self.lines))

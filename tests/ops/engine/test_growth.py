@@ -56,8 +56,8 @@ def test_closed_forms_of_the_plan_are_what_is_counted(count, ranks, per_host):
     def count_bytes(estimate, *where):
         return estimate(ranks, *where, BYTES)
 
-    assert counts["agreement of a layout"]["chain"] == collectives.estimate_meeting(ranks, per_host, MESSAGES)
-    assert counts["agreement of a layout"]["bytes"] == count_bytes(collectives.estimate_meeting, per_host)
+    assert counts["agreement of a layout"]["chain"] == collectives.estimate_rendezvous(ranks, per_host, MESSAGES)
+    assert counts["agreement of a layout"]["bytes"] == count_bytes(collectives.estimate_rendezvous, per_host)
     ring = counts["large sum, ring"]
     assert ring["chain"] == collectives.estimate_ring(ranks, LARGE, MESSAGES)
     assert ring["bytes"] == collectives.estimate_ring(ranks, LARGE, BYTES)
@@ -82,7 +82,7 @@ def test_closed_forms_of_the_plan_are_what_is_counted(count, ranks, per_host):
     agreement = collectives.estimate_recursive_doubling(ranks, 4, BYTES)
     data = (ranks - 1) * SMALL
     assert gathered["bytes"] == pytest.approx(
-        collectives.estimate_meeting(ranks, per_host, BYTES) + rows + agreement + data
+        collectives.estimate_rendezvous(ranks, per_host, BYTES) + rows + agreement + data
     )
 
 

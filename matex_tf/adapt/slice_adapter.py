@@ -3,10 +3,10 @@
 Example: rank 1 computes a row in twice the time of rank 0. From equal slices of 32 rows each, the ratios become 43 to
 21, and both ranks need the same time.
 
-`start_adapting` listens to the events of steps. Each step has an `Adapting`. If the step trains, `Adapting` measures
-windows of consecutive calls, such as 10: their time without the time blocked in collectives, because ranks wait there
-for others. At the end of a window ranks exchange their measurements, so all of them choose the same ratios (`control`).
-A step that does not train, such as the step of `evaluate`, uses the ratios last agreed on.
+`start_adapting` listens to the events of steps. Each step has a `SliceAdapter`. If the step trains, its adapter
+measures windows of consecutive calls, such as 10. A measured time excludes the time blocked in collectives, in which
+the rank waits for other ranks. At the end of a window ranks exchange their measurements, so all of them choose the same
+ratios (`control`). A step that does not train, such as the step of `evaluate`, uses the ratios last agreed on.
 
 With `--adapt=ranks` the end of a window in `fit` may also end the run: `matex run` restarts it with other ranks or
 another strategy. `changes` proposes the change, `leaving` lets ranks leave, `offers` tells `matex run`.
@@ -33,12 +33,12 @@ from matex_tf.world import world
 MIN_STEPS, MIN_SECONDS, MAX_STEPS = 10, 0.25, 1000
 """A window has `MIN_STEPS` steps, or more if they take less than `MIN_SECONDS`, but no more than `MAX_STEPS`."""
 COMPILED_UNITS = 16
-"""If XLA compiles each number of rows separately, slices are multiples of a 16th of a batch, or of a smaller unit for
-many ranks. So there are few different numbers of rows."""
+"""XLA compiles a step once for each number of rows. So slices of a compiled step are multiples of a 16th of a batch.
+With more than 8 training ranks the unit is smaller: a batch then has two units for each rank."""
 MAX_NAMED_RANKS = 4
 """The maximum number of ranks that a message about new ratios names."""
-_ADAPTING = "how slice ratios of a step follow the speed of ranks"
-"""The tag under which a plan has its `Adapting`; None if the slices of the step stay equal."""
+_ADAPTER = "how slice ratios of a step follow the speed of ranks"
+"""The tag under which a plan has its `SliceAdapter`; None if the slices of the step stay equal."""
 _UNMEASURED = "only steps that are a tf.function are measured, such as those of fit"
 
 
@@ -52,22 +52,23 @@ class Window(NamedTuple):
 
 Ratios = tuple[int, ...]
 """Slice ratios, one integer for each training rank: with (2, 1, 1), rank 0 computes half of each batch."""
-Choose = Callable[[int, Sequence[float]], "Ratios | None"]
-_override: Choose | None = None  # see `override_choice`
-_override_steps = 0
-"""See `override_choice`; 0: the number of steps of a window follows their time."""
-_agreed: Ratios = ()
+ChooseRatios = Callable[[int, Sequence[float]], "Ratios | None"]
+_replacing_choice: ChooseRatios | None = None
+"""The function called in place of `Control.choose_ratios` (`override_choice`); None if nothing is replaced."""
+_fixed_window_steps = 0
+"""The number of steps of each window (`override_choice`); 0: it follows the time of steps."""
+_agreed_ratios: Ratios = ()
 """The ratios that the ranks have agreed on last; empty: equal ones."""
 
 
-def override_choice(choose: Choose | None, steps: int = MIN_STEPS) -> None:
+def override_choice(choose: ChooseRatios | None, steps: int = MIN_STEPS) -> None:
     """For tests and benchmarks: begin with equal ratios, and replace `Control.choose_ratios` by `choose`.
 
     choose: has the arguments and the result of `Control.choose_ratios`. If `choose` is None, nothing is replaced.
     steps: the number of steps of each window; 0: as many as usual.
     """
-    global _override, _override_steps, _agreed
-    _override, _override_steps, _agreed = choose, steps, ()
+    global _replacing_choice, _fixed_window_steps, _agreed_ratios
+    _replacing_choice, _fixed_window_steps, _agreed_ratios = choose, steps, ()
 
 
 def start_adapting() -> None:
@@ -113,43 +114,44 @@ def _is_compiled(plan: StepPlan) -> bool:
     return any("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b for node in nodes)
 
 
-def _make_adapting(plan: StepPlan) -> Adapting | None:
+def _make_adapter(plan: StepPlan) -> SliceAdapter | None:
     if plan.trained and (obstacle := _find_step_obstacle(plan)):
         _report_equal_slices(plan.place, obstacle)
         return None
     assert plan.ratios is not None  # the step was planned after `start_adapting`
-    return Adapting(plan.ratios, _is_compiled(plan), bool(plan.trained))
+    return SliceAdapter(plan.ratios, is_compiled=_is_compiled(plan), trains=bool(plan.trained))
 
 
 def _begin_step(plan: StepPlan) -> None:
-    adapting = tags.get_or_make_tag(plan, _ADAPTING, lambda: _make_adapting(plan))
-    if adapting is not None:
-        adapting.begin_step()
+    adapter = tags.get_or_make_tag(plan, _ADAPTER, lambda: _make_adapter(plan))
+    if adapter is not None:
+        adapter.begin_step()
 
 
 def _end_step(plan: StepPlan) -> None:
-    adapting: Adapting | None = tags.get_tag(plan, _ADAPTING)
-    if adapting is not None and adapting.trains:
-        adapting.end_step()
+    adapter: SliceAdapter | None = tags.get_tag(plan, _ADAPTER)
+    if adapter is not None and adapter.trains:
+        adapter.end_step()
 
 
-class Adapting:
+class SliceAdapter:
     """Adapts the slice ratios of one step.
 
     slice_ratios: the `SliceRatios` of the step.
-    is_compiled: XLA compiles each number of rows separately, so there should be few different numbers.
-    trains: whether the step is measured; otherwise it uses the ratios last agreed on.
+    is_compiled: whether XLA compiles the step, once for each number of rows (`COMPILED_UNITS`).
+    trains: whether the step trains. Only then it is measured, and may change the ratios.
     """
 
     def __init__(self, slice_ratios: Any, is_compiled: bool = False, trains: bool = True):
         self.trains, self._slice_ratios = trains, slice_ratios
         self._trainers = world.get_world().trainers
         units = max(COMPILED_UNITS, 2 * self._trainers) if is_compiled else 0
-        self._control = Control(self._trainers, units, _agreed)
-        self._assigned: Ratios = ()  # the ratios that `_slice_ratios` has now; empty: equal ones
+        self._control = Control(self._trainers, units, _agreed_ratios)
+        self._assigned: Ratios = ()  # the value of the variable of `_slice_ratios` now; empty: equal ratios
         self._steps: list[tuple[float, float]] = []  # of this window: see `Window.own_seconds`, `Window.step_seconds`
-        self._window_steps = _override_steps or MIN_STEPS  # the number of steps of this window
-        self._is_warm = _override is not None  # the first window, with tracing and memory allocation, is over
+        self._window_steps = _fixed_window_steps or MIN_STEPS  # the number of steps of this window
+        # The first window includes tracing and memory allocation, so it is ignored. A replacing choice ignores times.
+        self._is_warm = _replacing_choice is not None
         # When the running step began (time.perf_counter), and the seconds that this rank had been blocked by then:
         self._start = self._blocked_at_start = 0.0
         self._leaving = Leaving()
@@ -157,7 +159,7 @@ class Adapting:
     def begin_step(self) -> None:
         """Record the beginning of a step, after new ratios are assigned."""
         if not self.trains:
-            self._control.ratios = _agreed
+            self._control.ratios = _agreed_ratios
         if self._assigned != self._control.ratios:
             self._assigned = self._control.ratios
             self._slice_ratios.ratios.assign(self._assigned or (1,) * self._trainers)
@@ -185,29 +187,30 @@ class Adapting:
         window = Window(own, whole, self._leaving.make_report())
         windows: list[Window] = objects.allgather(window, "measured times of the ranks' slices")
         longest = max(window.step_seconds for window in windows)
-        if _override_steps == 0:
+        if _fixed_window_steps == 0:
             self._window_steps = min(max(MIN_STEPS, round(MIN_SECONDS / longest)), MAX_STEPS)
         if not self._is_warm:
             self._is_warm = True
             return
         seconds = [window.own_seconds for window in windows[: self._trainers]]
         slices = slice_bounds.count_dealt_rows(rows, self._control.ratios or (1,) * self._trainers)
-        smallest = max(rows // (self._control.units or rows or 1), 1)  # rows of a unit, or one row without units
-        if self._leaving.leave([window.report for window in windows], longest, slices, seconds, smallest) or not rows:
-            return
-        self._choose_ratios(slices, seconds)
+        smallest = max(rows // self._control.units, 1) if self._control.units else 1  # rows of a unit
+        reports = [window.report for window in windows]
+        is_leaving = self._leaving.decide(reports, longest, slices, seconds, smallest)
+        if rows and not is_leaving:
+            self._choose_ratios(slices, seconds)
 
     def _choose_ratios(self, slices: Sequence[int], seconds: Sequence[float]) -> None:
         """Choose the ratios from now on, and report a change.
 
         slices, seconds: the rows of each training rank, and the time that it needed for them.
         """
-        global _agreed
-        rows, choose = sum(slices), _override or self._control.choose_ratios
+        global _agreed_ratios
+        rows, choose = sum(slices), _replacing_choice or self._control.choose_ratios
         chosen = choose(rows, seconds)
         if chosen is None:
             return
-        self._control.ratios = _agreed = chosen
+        self._control.ratios = _agreed_ratios = chosen
         self._leaving.begin_streak()
         _report_change(slice_bounds.count_dealt_rows(rows, chosen), slices, seconds)
 
@@ -217,11 +220,11 @@ def _report_change(rows: Sequence[int], rows_before: Sequence[int], seconds: Seq
     hosts = world.get_world().hosts
     by_change = sorted(range(len(rows)), key=lambda rank: -abs(rows[rank] - rows_before[rank]))
     slices = [
-        f"rank {rank} ({hosts[rank]}) {rows[rank]} in place of {rows_before[rank]}, "
+        f"rank {rank} ({hosts[rank]}) computes {rows[rank]} in place of {rows_before[rank]}, "
         f"which took {seconds[rank] * 1e3:.1f} ms"
         for rank in sorted(by_change[:MAX_NAMED_RANKS])
     ]
-    more = f", and so on for {len(rows) - MAX_NAMED_RANKS} more ranks" if len(rows) > MAX_NAMED_RANKS else ""
-    text = f"--adapt: of each {sum(rows)} rows compute {', '.join(slices)}{more}"
+    more = f"; {len(rows) - MAX_NAMED_RANKS} other ranks are not listed" if len(rows) > MAX_NAMED_RANKS else ""
+    text = f"--adapt: of each {sum(rows)} rows, {'; '.join(slices)}{more}"
     notes.print_note(text)
     sampler.note_event(text)
