@@ -23,7 +23,7 @@ class Pipeline:
 
     def __init__(self, take_batch: Callable[[Any], list[Any] | None], max_kept: int):
         self._take_batch = take_batch
-        # Each batch after its number in the iterator:
+        # (number, batch) pairs; the number counts from the first batch of the iterator.
         self._kept: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=max_kept)
         self._iterator: Any = None
         self._taken = 0  # number of batches taken from the iterator
@@ -54,7 +54,7 @@ class Pipeline:
                 self.digest = len(batch[0]), content
             self._kept.append((self._taken, batch))
             self._taken += 1
-        for position, kept in self._kept:
-            if position == wanted:
-                return kept
+        for kept_number, batch in self._kept:
+            if kept_number == wanted:
+                return batch
         raise LookupError(f"batch {number} of the epoch is no longer kept")

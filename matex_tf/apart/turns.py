@@ -35,7 +35,9 @@ OTHER_ORDER = (
     "by none"
 )
 _OUT_OF_DATA, _STOPPED, _PAUSED = "out of data", "stopped", "the state of the run is kept"
-"""Reasons for an early end of an epoch. If ranks have several reasons, the first of these applies."""
+"""Reasons for an early end of an epoch. If ranks have several reasons, the first of these applies. A paused
+epoch goes on after the ranks have kept the state of the run.
+"""
 _WAIT_SECONDS = 0.05  # of one wait in C, after which Python handles signals
 
 
@@ -124,7 +126,7 @@ class Turns:
                 self._pipeline.begin_epoch(iterator)
             while True:
                 while batch is not None and batch <= number:  # less than `number`: the batch of a lost rank
-                    self._take_batch(batch)
+                    self._set_batch(batch)
                     yield first_step + batch, first_step + batch, iterator
                     batch = self._begin_batch()
                 if batch is not None or not self.is_within:
@@ -276,7 +278,7 @@ class Turns:
         if not is_writer:
             self._shared_values.view_store(writes=False)
 
-    def _take_batch(self, batch: int) -> None:
+    def _set_batch(self, batch: int) -> None:
         """Set the next batch of this rank, which may be an older batch of a lost rank."""
         if batch < self.newest:
             self._own_values.keep_values(self.newest)  # before callbacks set the values of the older batch

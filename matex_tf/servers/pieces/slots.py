@@ -110,7 +110,7 @@ def start_pieces() -> None:
         if pieces.is_left_open:
             world.when_script_knows_ranks.append(lambda: owners.keep_whole(pieces.ASKED))
             THREADS.install()
-        events.pieces_are_used.add_listener(_choose_cuts)
+        events.cuts_wanted.add_listener(_choose_cuts)
         events.pieces_refused.add_listener(_report_refused)
         events.updates_eagerly.add_listener(_make_whole)
         if settings.get_settings().elastic:
