@@ -96,7 +96,7 @@ class Trial:
         self._best = self.way  # of the timed ways
         self._seconds: dict[Way, float] = {}  # of a call, by timed way
         self._reason = ""  # why no other way is tried; empty if others are
-        self._holdings = {self.way.in_pieces: plan.pieces}  # the `pieces.Holding` of its variables, by `in_pieces`
+        self._holdings = {self.way.in_pieces: plan.pieces}  # the `pieces.StepPieces` of its variables, by `in_pieces`
         other = functools.partial(overlap.trace_as, not self.way.is_overlapped)
         self.kinds = {  # of the step's copies, by `is_overlapped`
             self.way.is_overlapped: plan.copy_kind,
@@ -220,6 +220,6 @@ class Trial:
     def _use(self, plan: Any, way: Way) -> None:
         """Let the next calls of the step run `way`."""
         if way.in_pieces not in self._holdings:
-            self._holdings[way.in_pieces] = pieces.Holding(plan.traced.graph, takes_whole=True)
+            self._holdings[way.in_pieces] = pieces.StepPieces(plan.traced.graph, takes_whole=True)
         self.way = way
         plan.use_copy(self.kinds[way.is_overlapped], self._holdings[way.in_pieces])

@@ -138,7 +138,7 @@ class SessionPlan:
         if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
             self._agree()
         elif self.trained:
-            report.say_whole(PLACE, report.find_meeting(self.program) or self.why_whole, is_usual=False)
+            report.say_whole(PLACE, report.explain_no_work(self.program) or self.why_whole, is_usual=False)
         if self.why_whole:
             self._order_collectives()
 

@@ -63,7 +63,7 @@ def keep_whole(why: str) -> None:
     global _why_whole
     if not _why_whole and threading.current_thread() is threading.main_thread():
         _why_whole = why
-        pieces.keep_whole()
+        pieces.keep_all_whole()
         if settings.get_settings().explain:
             notes.print_note(f"MATEX_STRATEGY=auto: allreduce: {why}")
 

@@ -55,7 +55,7 @@ def find_keeper(rank: int, nodes: Sequence[int], owning: Sequence[int]) -> int:
 def send_copies(variables: Iterable[Any]) -> None:
     """Within a step that changes `variables`: send this rank's pieces, and receive those to keep. Collective."""
     _sent.clear()
-    in_pieces = [variable for variable in variables if variable.is_apart()]
+    in_pieces = [variable for variable in variables if variable.is_in_pieces()]
     if in_pieces and world.get_world().size > 1:
         _note_ranks()
         for variable, copies in zip(in_pieces, _exchange_pieces(in_pieces)):
@@ -82,7 +82,9 @@ def restore_lost() -> Callable[[], None]:
     """
     _note_ranks()
     variables = {variable.number: variable for variable in pieces.list_variables()}
-    known = {number: (variable.is_apart(), _list_copied_origins(variable)) for number, variable in variables.items()}
+    known = {
+        number: (variable.is_in_pieces(), _list_copied_origins(variable)) for number, variable in variables.items()
+    }
     gathered = objects.allgather(known, "which pieces of an optimizer are left")
     values: dict[int, np.ndarray] = {}
     for number in sorted(set(gathered[0]).intersection(*gathered)):
