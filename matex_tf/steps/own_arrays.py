@@ -30,7 +30,7 @@ def are_own(inputs: Any, name: str) -> bool:
     return bool(arrays) and fingerprint.are_shares(arrays, name)
 
 
-def are_for_one(inputs: Any, name: str) -> bool:
+def are_computed_alone(inputs: Any, name: str) -> bool:
     """Whether each rank computes a structure of arrays by itself.
 
     That is so in three cases: the arrays hold the rank's own rows; they have fewer rows than there are ranks; or they
@@ -128,7 +128,7 @@ def pad_batches(dataset: Any, name: str) -> Any:
         return dataset
     numbers = objects.allgather(int(dataset.cardinality()), f"counting the batches of {name}")
     if tf.data.UNKNOWN_CARDINALITY in numbers:
-        even = dataset.filter(lambda *_: True)  # a dataset of unknown length, for Keras to iterate over alike
+        even = dataset.filter(lambda *_: True)  # its length is unknown, so that Keras iterates alike on all ranks
     else:
         no_rows = tf.nest.map_structure(lambda spec: _make_rows(spec, 0), dataset.element_spec)
         endless = dataset.concatenate(tf.data.Dataset.from_tensors(no_rows).repeat())
