@@ -27,6 +27,7 @@ from matex_tf.rewrite.propagate import Reader
 from matex_tf.steps import slices
 from matex_tf.steps.variables import find_name
 
+# Types of ops that take the handle of a variable; `_CHANGES` has prefixes of types.
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 _CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStrided", *variable_uses.ADDS)
 _SIGNS = {"AssignAddVariableOp": 1, "AssignSubVariableOp": -1, "ResourceScatterAdd": 1, "ResourceScatterSub": -1}

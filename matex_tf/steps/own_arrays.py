@@ -62,7 +62,7 @@ def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> sha
 
     Raises BatchError on every rank if the rows were dealt for batches of another size than `batch_size`.
     """
-    dealt = shard_arrays.Dealt()
+    dealt = shard_arrays.Dealt()  # each fact from the first array that has it
     for deal in map(shard_arrays.find_deal, _list_arrays(inputs)):
         dealt = shard_arrays.Dealt(*(known if known is not None else new for known, new in zip(dealt, deal)))
     everyone = objects.allgather((dealt, batch_size), f"how the rows of {name} were dealt")
@@ -102,6 +102,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     def split_in_steps(rows: Any) -> Any:
         return ranges.map(lambda start, end: rows[start:end])
 
+    # In each epoch: the indices of this rank's rows in a new order, in one vector for each step; then these rows.
     chosen = tf.data.Dataset.range(1).map(order).flat_map(split_in_steps)
     dataset = py_functions.move_functions_to_dataset(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)

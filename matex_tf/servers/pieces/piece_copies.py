@@ -105,6 +105,7 @@ def restore_lost() -> Callable[[], None]:
 
 
 def _note_ranks() -> None:
+    """Before the first loss, all ranks of the run have pieces."""
     if not _cut_for:
         _cut_for[:] = range(max(membership.list_origins()) + 1)
 
@@ -179,7 +180,7 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
         if here == sources[0]:
             data = _copy_piece(variable) if origin == origins[here] else _kept[variable.number].copies[origin]
         for part in _split(whole[start : start + size]):
-            offset = part.ctypes.data - whole.ctypes.data - start
+            offset = part.ctypes.data - whole.ctypes.data - start  # of this part within the piece
             sent = None if data is None else data[offset : offset + len(part)]
             part[:] = objects.broadcast(sent, "a piece of an optimizer", root=sources[0])
     return whole.view(variable.dtype.as_numpy_dtype).reshape(tuple(variable.shape))
