@@ -54,7 +54,7 @@ class Pipeline:
                 self.digest = len(batch[0]), content
             self._kept.append((self._taken, batch))
             self._taken += 1
-        for kept_number, batch in self._kept:
+        for kept_number, kept_batch in self._kept:
             if kept_number == wanted:
-                return batch
+                return kept_batch
         raise LookupError(f"batch {number} of the epoch is no longer kept")
