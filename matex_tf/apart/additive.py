@@ -55,9 +55,8 @@ class Additions:
     Ranks read and write without synchronization, so a step sees some concurrent changes of other ranks. It changes a
     variable after all of its own reads.
 
-    Args:
-        variables: TensorFlow variables that ranks share.
-        states: the variables among them that no optimizer changes, such as moving averages.
+    variables: TensorFlow variables that ranks share.
+    states: the variables among them that no optimizer changes, such as moving averages.
     """
 
     def __init__(self, variables: Sequence[Any], states: Iterable[Any]):
@@ -107,9 +106,8 @@ class Additions:
     def _assign_sum(self, variable: Any, handle: Any, new: affine.Sum, value: Any = None, sign: int = 1) -> None:
         """Assign `new` to a variable, as an addition if possible.
 
-        Args:
-            value: `new` as a tensor; None if the graph has no such tensor.
-            sign: 1 adds `new.more`, -1 subtracts it.
+        value: `new` as a tensor; None if the graph has no such tensor.
+        sign: 1 adds `new.more`, -1 subtracts it.
         """
         import tensorflow as tf
 
@@ -187,11 +185,10 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
 def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own: Sequence[Any]) -> str:
     """The reason why ranks cannot share a step by additions; "" if they can.
 
-    Args:
-        graph: the graph of a copy (`Additions`).
-        variables: TensorFlow variables that may be shared.
-        sums: variables that each rank has for itself; over the ranks they add up to the sum of all batches.
-        own: other variables that each rank has for itself, which the step may change in any way.
+    graph: the graph of a copy (`Additions`).
+    variables: TensorFlow variables that may be shared.
+    sums: variables that each rank has for itself; over the ranks they add up to the sum of all batches.
+    own: other variables that each rank has for itself, which the step may change in any way.
     """
     shared = {id(variable.handle): find_name(variable) for variable in variables}
     added_up = {id(variable.handle): find_name(variable) for variable in sums}

@@ -74,9 +74,7 @@ class AsyncFit:
         first_step = first[0][0]  # greater than 0 in a restarted run
         # The number of steps of this epoch: the lesser of the steps that the call asks for, and the batches left in the
         # iterator. Each may be None: unknown.
-        limits = []
-        if source.steps_per_epoch:
-            limits.append(source.steps_per_epoch - first_step)
+        limits = [source.steps_per_epoch - first_step] if source.steps_per_epoch else []
         if source._num_batches:
             limits.append(source._num_batches - source._steps_seen + 1)  # Keras has counted the first step as seen
         for step in self.turns.iterate_epoch(steps, min(limits)):
@@ -146,8 +144,7 @@ class AsyncFit:
         """Called before `doing`, for which all ranks must hold the same state. Ends an epoch that a callback has
         stopped, which is collective.
 
-        Raises:
-            UnsupportedError: within an epoch that goes on.
+        Raises UnsupportedError within an epoch that goes on.
         """
         if self.turns is None or not self.turns.is_within:
             return
@@ -182,9 +179,7 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
 
     chosen, here = settings.get_settings(), world.get_world()
     # `save_freq` is a number of batches, or "epoch".
-    saving = next(
-        (callback for callback in callbacks if isinstance(getattr(callback, "save_freq", "epoch"), int)), None
-    )
+    saving = next((one for one in callbacks if isinstance(getattr(one, "save_freq", "epoch"), int)), None)
     reasons = {
         "with MATEX_SCALING=weak a batch is each rank's own already": chosen.scaling == "weak",
         "with MATEX_MICROBATCH a model is called in parts": chosen.microbatch,

@@ -32,9 +32,8 @@ class EpochMetrics:
 
         Values of validation (`val_*`) stay: all ranks have computed them together.
 
-        Args:
-            combine: computes a value that is not a metric from the values of all ranks.
-            order: sort key of this rank's values in the list for `combine`.
+        combine: computes a value that is not a metric from the values of all ranks.
+        order: sort key of this rank's values in the list for `combine`.
         """
         names = [name for name in logs if not name.startswith("val_")]
         if set(names) == set(self._metrics):  # as in Keras, metrics are logged in place of the results of the last step

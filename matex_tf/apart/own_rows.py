@@ -64,7 +64,6 @@ class OwnExchanger:
         ranks = world.get_world().trainers
 
         def compute_result(kind: str, tensor: Any) -> Any:
-            """The result of a collective in which every rank has this rank's tensor."""
             if kind == "gather":
                 rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
                 rows.set_shape([None, *tensor.shape[1:]])

@@ -16,9 +16,8 @@ from matex_tf.sharding import fingerprint
 class Pipeline:
     """The batches of an iterator, numbered from 0 in each epoch.
 
-    Args:
-        take_batch: returns the next batch of an iterator, None at its end.
-        max_kept: number of newest batches that are kept, so that this rank can train the batch of a lost rank.
+    take_batch: returns the next batch of an iterator, None at its end.
+    max_kept: number of newest batches that are kept, so that this rank can train the batch of a lost rank.
     """
 
     def __init__(self, take_batch: Callable[[Any], list[Any] | None], max_kept: int):
@@ -41,8 +40,7 @@ class Pipeline:
     def fetch_batch(self, number: int) -> Sequence[Any] | None:
         """Batch `number` of the epoch; None if the pipeline ends before it.
 
-        Raises:
-            LookupError: the batch was passed and is no longer kept.
+        Raises LookupError if the batch was passed and is no longer kept.
         """
         wanted = self._epoch_start + number
         while self._taken <= wanted:

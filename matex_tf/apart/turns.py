@@ -64,12 +64,11 @@ class Turns:
     """A training in which ranks take turns at batches. `AsyncFit` calls `open_turns`; for each epoch it iterates over
     `iterate_epoch`, and `run_step` trains each batch that this yields; at last it calls `close_turns`.
 
-    Args:
-        step: the step of the model.
-        max_batches: the maximum number of batches in an epoch.
-        state: saves the state of the run between two batches; None if the state is not saved.
-        note_meeting: called after the ranks have met at the end of an epoch, or of a part of one; with whether a
-            callback of some rank has stopped the epoch.
+    step: the step of the model.
+    max_batches: the maximum number of batches in an epoch.
+    state: saves the state of the run between two batches; None if the state is not saved.
+    note_meeting: called after the ranks have met at the end of an epoch, or of a part of one; with whether a
+        callback of some rank has stopped the epoch.
     """
 
     def __init__(self, step: SharedStep, max_batches: int, state: Fit | None, note_meeting: Callable[[bool], None]):
@@ -145,11 +144,7 @@ class Turns:
         self.end_epoch()
 
     def run_step(self, iterator: Any) -> Any:
-        """Compute the step on this rank's batch.
-
-        Raises:
-            OutOfRangeError: the data end before this batch. Collective then.
-        """
+        """Compute the step on this rank's batch. Raises OutOfRangeError if the data end before it: collective then."""
         batch = self._pipeline.fetch_batch(self._batch)
         if batch is None:
             self._reason = _OUT_OF_DATA

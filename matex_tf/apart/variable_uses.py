@@ -2,10 +2,8 @@
 
 An op uses a variable by its handle, as `ReadVariableOp` does, or by its value: a tensor that was read, and that may be
 a view of the variable's memory. The uses of the handle show how a step changes a variable, also in called functions.
-The uses of the value show whether an op may see a value that another op has changed in place.
-
-A function that is traced has two handles of a variable: the outer one, of the variable, and the inner one, a tensor of
-the function's graph.
+The uses of the value show whether an op may see a value that another op has changed in place. In a traced function, a
+variable has two handles: the outer one, of the variable, and the inner one, a tensor of the function's graph.
 """
 
 from __future__ import annotations

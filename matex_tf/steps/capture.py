@@ -41,8 +41,7 @@ def find_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The ConcreteFunction that the script's own call of `function` would run. Raises errors of the script's Python
-    code.
+    """The ConcreteFunction that the script's own call would run. Raises errors of the script's Python code.
 
     If XLA compiles the function, or if TensorFlow has added residuals for gradients to its graph, the result is instead
     the ConcreteFunction of a new function that calls it.

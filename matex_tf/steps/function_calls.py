@@ -22,8 +22,7 @@ from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
 
 _PLANS = "step plans"
-_MAX_KEYS = 1024
-"""Calls that differ in a Python number have different keys. After so many, a function's keys are dropped."""
+_MAX_KEYS = 1024  # of a function: calls that differ in a Python number have different keys
 NOT_TRACED = "its code raised an error when it was traced for any number of rows"
 NOT_SHARED = "it is compiled by XLA, or a tape records the call"
 IN_THREAD = "a thread of the script calls it"
@@ -32,10 +31,7 @@ _interceptors: list[Callable[..., Any]] = []  # the innermost last
 
 @contextlib.contextmanager
 def intercept_calls(interceptor: Callable[..., Any]) -> Iterator[None]:
-    """Within the context, calls of the main thread have the results of `interceptor(original, function, args, kwargs)`.
-
-    Strategies in which each rank trains by itself compute the calls so.
-    """
+    """Within the context, `interceptor(original, function, args, kwargs)` makes the calls of the main thread."""
     _interceptors.append(interceptor)
     try:
         yield
@@ -173,8 +169,6 @@ def call_whole(
     """The result of `original(function, *args, **kwargs)`, computed by every rank by itself.
 
     why: the reason why ranks do not share the call.
-
-    Raises UnsupportedError if an argument gives batches of each rank's own rows.
     """
     place = report.name_step(function)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), place)
@@ -186,5 +180,4 @@ def call_whole(
 
 
 def _prepare_whole_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
-    """Make the variables whole that the call uses, because every rank computes it by itself."""
     pieces.prepare_whole_call(function, args, kwargs, f"{report.name_step(function)} is computed whole: {why}")

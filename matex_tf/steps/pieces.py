@@ -98,11 +98,9 @@ def list_stored(variables: Iterable[Any]) -> list[Any]:
 class StepPieces:
     """The `PieceVariable`s that a step uses, by their indices among the tensors that its trace captures.
 
-    Almost all steps take them in pieces; a step of a trial may take them whole (`takes_whole`).
-
     _in_pieces: the variables that the step takes in pieces.
     _cuts: the cuts of these variables when the step was planned.
-    _whole: the variables that the step takes whole. Either `_in_pieces` or `_whole` is empty.
+    _whole: the variables that the step takes whole, in trials (`takes_whole`): then `_in_pieces` is empty.
     _count_whole: a function that counts the variables of the step that are whole now; made at the first call.
     """
 
@@ -144,10 +142,8 @@ class StepPieces:
 
     def find_handles(self, captured: Iterable[Any]) -> list[Any]:
         """The tensors that a copy of the step captures in place of the tensors that its trace captures."""
-        in_pieces = self._in_pieces
-        return [
-            in_pieces[index].piece.handle if index in in_pieces else tensor for index, tensor in enumerate(captured)
-        ]
+        handles = {index: variable.piece.handle for index, variable in self._in_pieces.items()}
+        return [handles.get(index, tensor) for index, tensor in enumerate(captured)]
 
     def prepare(self) -> None:
         """Bring the variables to the form that a step takes, before a call. Collective if they become whole."""

@@ -143,9 +143,7 @@ class StepPlan:
 
     def _find_source(self) -> Any:
         """The op whose batch is taken before the function is called; None if there is none, or if the batch is an
-        argument.
-
-        Also None if the op takes a rank's own rows: the copy takes these itself, and exchanges their numbers.
+        argument. Also None if the op takes a rank's own rows: the copy takes these itself, and exchanges their numbers.
         """
         if any(self.divided):
             return None

@@ -2,12 +2,11 @@
 
 Every rank holds the whole weight, and must get the other ranks' pieces. Two ops do this. `matex_lend` lets a small
 variable, the piece, refer to this rank's piece of the weight, so that the step's own assignment changes the weight in
-place. `matex_publish` then brings the other pieces, of a group of weights at once. There are three ways:
+place. `matex_publish` then brings the other pieces, of a group of weights at once:
 
 - Ranks of one host keep the weights in shared memory, where a piece that one rank has changed needs no message. The
-  group of weights is then a *holding* of the engine, which knows it by a number.
-- Ranks of several hosts send each other their pieces at the end of the step.
-- With overlap, ranks of several hosts send the pieces while the next step computes (`later`).
+  engine knows such a group of weights, a *holding*, by a number.
+- Ranks of several hosts send their pieces at the end of the step, or with overlap while the next step computes (later).
 """
 
 from __future__ import annotations

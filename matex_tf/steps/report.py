@@ -40,8 +40,7 @@ def _make_name(function: Any) -> str:
 
 def say_shared(step: str, program: Program) -> None:
     if settings.get_settings().explain:
-        collectives = _describe(program)
-        notes.print_note(f"{step} is sharded: each rank computes its slice of every batch. {collectives}")
+        notes.print_note(f"{step} is sharded: each rank computes its slice of every batch. {_describe(program)}")
 
 
 def say_whole_batches(step: str, why: str) -> None:
@@ -106,8 +105,7 @@ def has_shared_work(program: Program) -> bool:
 
 
 def explain_no_work(program: Program | None) -> str:
-    """The reason why a program has no shared work (`has_shared_work`), if its rows are gathered before its work;
-    else "".
+    """The reason why a program has no shared work, if its rows are gathered before its work; else "".
 
     Example: a loop over parts of the batch, `x[i * n : (i + 1) * n]`, gathers all rows for its slices.
     """

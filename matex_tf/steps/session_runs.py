@@ -57,11 +57,8 @@ def run_session(
     arrays = {reference.deref(): array for reference, array in feeds.items()}
     open_tensors = [tensor for tensor in arrays if sources.has_open_rows(tensor.shape)]
     batch = open_tensors if feeds_shares else _find_fed_batch({tensor: arrays[tensor] for tensor in open_tensors})
-    operation_names, tensor_names, batch_names = (
-        tuple(each.name for each in group) for group in (operations, tensors, batch)
-    )
-    fed_names = frozenset(tensor.name for tensor in arrays)
-    key = operation_names, tensor_names, batch_names, fed_names, bool(feeds_shares)
+    names = [tuple(each.name for each in group) for group in (operations, tensors, batch)]
+    key = (*names, frozenset(tensor.name for tensor in arrays), bool(feeds_shares))
     with _lock:
         plans = tags.get_or_make_tag(session.graph, _PLANS, dict)
         if key not in plans:

@@ -115,8 +115,7 @@ def note_hosts(link: tuple[float, float] | None) -> None:
 def list_owners() -> list[int]:
     """The ranks that own a piece of variables.
 
-    Raises:
-        SetupError: there are fewer ranks than requested owners, or no rank remains to train.
+    Raises SetupError if there are fewer ranks than requested owners, or if no rank remains to train.
     """
     here, strategy = world.get_world(), settings.get_settings().strategy
     if here.is_phantom:

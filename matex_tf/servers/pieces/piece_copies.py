@@ -43,9 +43,8 @@ def find_keeper(rank: int, nodes: Sequence[int], owning: Sequence[int]) -> int:
     """The rank that has the copies of `rank`'s pieces: the next one, in a circle. Ranks on the same node come first,
     and among them ranks that own pieces, as other ranks may lack memory.
 
-    Args:
-        nodes: the node of each rank.
-        owning: the ranks that own pieces.
+    nodes: the node of each rank.
+    owning: the ranks that own pieces.
     """
     others = [(rank + distance) % len(nodes) for distance in range(1, len(nodes))]
     candidates = [other for other in others if nodes[other] == nodes[rank]] or others
@@ -73,12 +72,10 @@ def keep_sent() -> None:
 def restore_lost() -> Callable[[], None]:
     """After a loss: assemble the complete values of all variables in pieces. Collective.
 
-    Returns:
-        A function that assigns these values, and cuts variables for the remaining ranks. Call it once all ranks have
-        returned from `restore_lost`, which itself changes nothing: another rank may be lost in it.
+    Returns a function that assigns these values, and cuts variables for the remaining ranks. Call it once all ranks
+    have returned from `restore_lost`, which itself changes nothing: another rank may be lost in it.
 
-    Raises:
-        LostRankError: on all ranks, if both the owner of a piece and its keeper are lost.
+    Raises LostRankError on all ranks if both the owner of a piece and its keeper are lost.
     """
     _note_ranks()
     variables = {variable.number: variable for variable in pieces.list_variables()}
