@@ -29,7 +29,7 @@ class OwnCopy(Copy):
     def keep_once(self, tensor: Any) -> Any:
         """This rank's term of a sum that equals `tensor`: 1/ranks of it, which `OwnExchanger` multiplies by ranks.
 
-        In the usual copy rank 0 has the term, and the other ranks have 0. Integers cannot be divided: here, too.
+        In the usual copy rank 0 has the term, and the other ranks have 0. So it is here for integers.
         """
         if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
             return super().keep_once(tensor)
