@@ -74,7 +74,7 @@ def cut(
     left_out: receives the ops on rows outside of all regions.
     """
     program = paths.drop_unused(program, gives)
-    waves.schedule(program, list(gives), is_early=_is_end_of_rows)
+    waves.schedule(program, list(gives), is_early=_is_end_of_rows)  # sets the levels of nodes
     nodes = sorted(program.nodes, key=lambda node: node.level)
     program = Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
     # Find the regions. An op that cannot be in its region moves other ops to other positions: find them again.

@@ -38,7 +38,7 @@ class RankExchanger:
 
     The number of rows of the batch travels with the sums, so ranks whose batches have different numbers raise an error.
     The last sums with gradients of a step count, and are recorded, as one update. If updates are overlapped, gradients
-    that travel in earlier waves are parts of it.
+    that travel in earlier waves are parts of that update.
     """
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):

@@ -211,7 +211,7 @@ def _find_computed(results: Sequence[Any]) -> list[list[int]]:
     """
 
     def find_source(tensor: Any) -> Any:
-        """The tensor of which this one is an alias: a function may return an alias of what it goes on with."""
+        """The tensor of which this one is an alias: a function may return an alias, and compute with the tensor."""
         while tensor.op.type == "Identity":
             tensor = tensor.op.inputs[0]
         return tensor

@@ -38,7 +38,7 @@ _DRAWING = frozenset(
     "RandomPoissonV2 RandomShuffle Multinomial".split()
 )
 ONE_ROW = "have one row each, of which ranks can share nothing"
-OBJECT = "take an object of Python, of which nothing shows whether it is the one of a call before"
+OBJECT = "take a Python object, which ranks cannot recognize in later calls"
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 """The simple types: equal arguments of these types are of one kind."""
 _MAX_KINDS, _MAX_PLANS = 64, 16
