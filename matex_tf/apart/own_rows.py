@@ -14,7 +14,7 @@ from typing import Any
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.emit import Copy
-from matex_tf.rewrite.placement import REPLICATED, SHARDED
+from matex_tf.rewrite.placement import REPLICATED, SHARDED, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Publication, Request, Slice
 from matex_tf.rewrite.sources import is_batch
@@ -82,11 +82,14 @@ def find_obstacle(program: Program) -> str:
 
     - slice gathered rows: row k of the repeated rows is not row k of the batch. The same holds for rows that are
       sliced along another axis than before;
-    - use a maximum or minimum over all rows, because other ranks have other rows;
+    - use or return a maximum or minimum over all rows, because other ranks have other rows;
     - gather rows in a branch or a loop, since this function does not follow gathered rows within it;
     - run collectives of an op other than the op that takes the batch;
     - return rows, because the script would get the repeated rows.
     """
+    exchanged = program.iterate_exchanged([WHOLE] * len(program.outputs))  # also in branches and loops
+    if any(value.placement.reduction != "sum" for value, _ in exchanged):
+        return _USES_OTHERS
     from_gathered: set[int] = set()  # ids of gathered values, and of values that are computed from these
     for node in program.nodes:
         if node.decision.communicates and not is_batch(node):
@@ -95,24 +98,24 @@ def find_obstacle(program: Program) -> str:
             if need is None:
                 continue
             exchanges = needs_exchange(value.placement, need)
-            slices_gathered = need.kind == SHARDED and (exchanges or id(value) in from_gathered)
-            is_extreme = exchanges and value.placement.reduction != "sum"
-            if slices_gathered or is_extreme:
+            if need.kind == SHARDED and (exchanges or id(value) in from_gathered):
                 return _USES_OTHERS
             if exchanges and value.placement.is_sharded:
                 from_gathered.add(id(value))
         if any(id(value) in from_gathered for value in node.inputs):
             from_gathered.update(map(id, node.outputs))
-        if any(map(_gathers_rows, node.bodies)):
+        if any(map(_uses_others, node.bodies)):
             return _USES_OTHERS
     returns_rows = any(value.placement.is_sharded for value in program.outputs)
     return _USES_OTHERS if returns_rows else ""
 
 
-def _gathers_rows(body: Program) -> bool:
-    """Whether a branch or a loop gathers rows, itself or in a branch or loop within it."""
+def _uses_others(body: Program) -> bool:
+    """Whether a branch or a loop, or one within it, gathers rows, or has an op that runs collectives itself."""
     for node in body.nodes:
+        if node.decision.communicates:
+            return True
         for value, need in zip(node.inputs, node.decision.needs):
             if need is not None and need.kind == REPLICATED and value.placement.is_sharded:
                 return True
-    return any(_gathers_rows(inner) for node in body.nodes for inner in node.bodies)
+    return any(_uses_others(inner) for node in body.nodes for inner in node.bodies)
