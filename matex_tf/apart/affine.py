@@ -46,7 +46,7 @@ def _is_zero(keep: Any) -> bool:
 def find_sum(tensor: Any, handle: Any, max_depth: int = _MAX_DEPTH) -> Sum:
     """Express `tensor` by the variable with this handle in its graph.
 
-    `more` may also depend on the variable. `Sum(0, tensor)` is always right: the result for ops of other types.
+    `more` may also depend on the variable. `Sum(0, tensor)` is always right: the result if no factor `keep` is found.
     """
     op = tensor.op
     unknown = Sum(0, tensor)

@@ -1,6 +1,6 @@
 """Accumulators: they combine the results of a region's parts to the region's results (`region`).
 
-A region is a set of ops that a loop computes for some rows of the batch, a part, after the other. The accumulator of a
+A region is a set of ops that a loop computes for one part of the rank's rows after the other. The accumulator of a
 partial sum adds up the sums of the parts; the accumulator of rows keeps a list of the rows of the parts. `begin`
 returns the accumulator's tensors before all parts, `add` its tensors after a part, and `finish` computes the result
 from the last tensors.

@@ -129,7 +129,7 @@ class Fitting:
         is_step_limited = any(one.is_limited for one in self._of_step)
         if count <= known.safe_rows:  # all rows fit
             self._current = None
-            if not is_step_limited:  # the step runs in one part: malloc may keep freed blocks
+            if not is_step_limited:  # no region runs in parts for good: malloc may keep freed blocks
                 return_freed(LARGE)
             return np.int64(known.safe_rows)
         if known.safe_rows >= 2 * known.measured_rows:  # measure a larger part

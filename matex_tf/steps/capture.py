@@ -88,8 +88,8 @@ def _is_compiled(function: Any) -> bool:
 def digest_graph(graph: Any, for_ranks: bool = False) -> bytes:
     """A digest of the ops of a FuncGraph: equal for two traces with the same ops, whatever their names.
 
-    for_ranks: digest only the types and attributes of ops, as a set. So it ignores the values of constants, which may
-        be file names, and the order and the connections of ops: a script may update variables that it keeps in a set.
+    for_ranks: digest only the types and attributes of ops, in any order, and without the values of constants, which
+        may be file names. Order and connections of ops may differ: a script may update the variables of a set.
     """
     definition = graph.as_graph_def()
     library = {function.signature.name: function for function in definition.library.function}

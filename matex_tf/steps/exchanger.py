@@ -91,7 +91,7 @@ class RankExchanger:
         # Indices of floating-point sums:
         early = list[int]()  # of gradients for which the wave need not wait: a part of an overlapped update
         checked = list[int]()  # of gradients that are checked for finite values
-        inline = list[int]()  # that cannot be overlapped, in a wave whose other sums can
+        inline = list[int]()  # of the last wave, that cannot be overlapped: in `sums` they would hinder the others
         sums = list[int]()  # the others
         # Indices of other requests, each with a message of its own; and of `owned` requests, by kind and dtype:
         others = list[int]()

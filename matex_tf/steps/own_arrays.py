@@ -102,7 +102,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     def split_in_steps(rows: Any) -> Any:
         return ranges.map(lambda start, end: rows[start:end])
 
-    # In each epoch: the indices of this rank's rows in a new order, in one vector for each step; then these rows.
+    # In each epoch: the indices of this rank's rows, in one vector for each step; then these rows.
     chosen = tf.data.Dataset.range(1).map(order).flat_map(split_in_steps)
     dataset = py_functions.move_functions_to_dataset(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)

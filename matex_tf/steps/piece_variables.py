@@ -36,7 +36,7 @@ class PieceVariable(BaseResourceVariable):
     piece again. A variable that is refused stays whole for good.
 
     number: the index among all such variables, in the order of their creation, which is the same on every rank.
-    cuts: the first entry of each rank's piece, and the end of the last piece; others after a loss of ranks. Empty at
+    cuts: the first entry of each rank's piece, and the end of the last piece. A loss of ranks changes them. Empty at
         first if ranks must compare initial values, or choose the number of owners; a plan then asks for them
         (`events.cuts_wanted`).
     of: a weak reference to the weight whose entries match the entries of this variable.
@@ -44,8 +44,8 @@ class PieceVariable(BaseResourceVariable):
     piece: a variable that holds this rank's piece, flattened.
     updates: the number of changes of the value so far, by which copies of pieces are known to be outdated
         (`servers.pieces.piece_copies`). Steps count only with `--elastic`.
-    is_refused: the variable stays whole, since an op of a step takes it whole, or since trials of steps found that
-        steps are faster with whole variables.
+    is_refused: the variable stays whole, since an op of a step takes it whole, since trials of steps found that steps
+        are faster with whole variables, or since one rank may read it by itself (`pieces.keep_all_whole`).
     is_settled: trials of steps (`adapt.step_trials`) have decided the form.
     """
 

@@ -91,7 +91,7 @@ class StepPlan:
         program: the placements; None if they could not be found.
         pieces: the optimizer's variables that the copies take in pieces.
         copy_kind: the kind of the copies that calls run.
-        _copies: the copies made so far: of each kind, for each number of ranks, and for each `divided`.
+        _copies: the copies made so far, by the number of ranks, `copy_kind`, `pieces`, and the inputs that they slice.
     """
 
     def __init__(self, traced: Any, are_rows: Sequence[bool], inputs: Sequence[Any], place: str, rows: int = 0):

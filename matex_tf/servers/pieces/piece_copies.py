@@ -102,7 +102,7 @@ def restore_lost() -> Callable[[], None]:
 
 
 def _note_ranks() -> None:
-    """Before the first loss, all ranks of the run have pieces."""
+    """Set `_cut_for` if no ranks were lost before: variables are cut for all ranks of the run."""
     if not _cut_for:
         _cut_for[:] = range(max(membership.list_origins()) + 1)
 

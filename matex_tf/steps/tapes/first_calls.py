@@ -128,8 +128,8 @@ def may_be_shared() -> bool:
 def watch_call(plain: Callable[[], Any], kind: Kind, links_results: bool) -> Any:
     """The result of `plain()`. Behavior that a shared call could not have is recorded, now or in its gradients.
 
-    The script gets a copy of each tensor. The tape records the copy with the gradient function `pass_on`, which sees
-    how the script requests gradients.
+    The script gets a copy of each floating-point tensor. The tape records the copy with the gradient function
+    `pass_on`, which sees whether the script requests gradients of gradients.
 
     links_results: see `calls._Call`.
     """
