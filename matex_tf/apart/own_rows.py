@@ -14,7 +14,8 @@ from typing import Any
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.emit import Copy
-from matex_tf.rewrite.placement import REPLICATED, SHARDED, WHOLE
+from matex_tf.rewrite.nodes import Value
+from matex_tf.rewrite.placement import SHARDED, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Publication, Request, Slice
 from matex_tf.rewrite.sources import is_batch
@@ -107,15 +108,19 @@ def find_obstacle(program: Program) -> str:
         if any(map(_uses_others, node.bodies)):
             return _USES_OTHERS
     returns_rows = any(value.placement.is_sharded for value in program.outputs)
-    return _USES_OTHERS if returns_rows else ""
+    returns_gathered = any(id(value) in from_gathered and _may_have_rows(value) for value in program.outputs)
+    return _USES_OTHERS if returns_rows or returns_gathered else ""
+
+
+def _may_have_rows(value: Value) -> bool:
+    return value.shape is None or None in value.shape
 
 
 def _uses_others(body: Program) -> bool:
-    """Whether a branch or a loop, or one within it, gathers rows, or has an op that runs collectives itself."""
-    for node in body.nodes:
-        if node.decision.communicates:
-            return True
-        for value, need in zip(node.inputs, node.decision.needs):
-            if need is not None and need.kind == REPLICATED and value.placement.is_sharded:
-                return True
-    return any(_uses_others(inner) for node in body.nodes for inner in node.bodies)
+    """Whether a branch or a loop gathers rows, itself or in one within it, or has an op that runs collectives itself.
+    An op that takes the batch is no such op.
+    """
+    if any(value.placement.is_sharded for value, _ in body.iterate_exchanged()):
+        return True
+    own = any(node.decision.communicates and not is_batch(node) for node in body.nodes)
+    return own or any(_uses_others(inner) for node in body.nodes for inner in node.bodies)

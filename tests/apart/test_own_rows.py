@@ -24,6 +24,14 @@ STEPS = {
         False,
     ),
     "rows that are gathered in a branch": (lambda x: in_branch(x, lambda x: tf.reduce_sum(tf.sort(x, 0)[0])), False),
+    "rows that a branch gathers for its result": (
+        lambda x: tf.reduce_sum(
+            tf.cond(tf.reduce_sum(x) > 0, lambda: tf.boolean_mask(x, x[:, 0] > 0), lambda: tf.sort(x, 0))
+        ),
+        False,
+    ),
+    "a sum of gathered rows": (lambda x: tf.reduce_sum(tf.sort(x, 0)), True),
+    "gathered rows that are returned": (lambda x: tf.sort(x, 0), False),
     "rows that are returned": (lambda x: x * 2, False),
 }
 
