@@ -100,7 +100,7 @@ class Trial:
         self._best = self.way  # the best of the timed ways
         self._seconds: dict[Way, float] = {}  # the time of a call, by timed way
         self._reason = ""  # why the trial ends after part 1; empty if it goes on
-        self._holdings = {self.way.in_pieces: plan.pieces}  # the `pieces.Holding` of the variables, by `in_pieces`
+        self._holdings = {self.way.in_pieces: plan.pieces}  # the `pieces.StepPieces` of the variables, by `in_pieces`
         other = functools.partial(overlap.trace_as, not self.way.is_overlapped)
         self.kinds = {  # the `CopyKind` of the step's copies, by `is_overlapped`
             self.way.is_overlapped: plan.copy_kind,
@@ -237,6 +237,6 @@ class Trial:
     def _use(self, plan: Any, way: Way) -> None:
         """Let the next calls of the step run `way`."""
         if way.in_pieces not in self._holdings:
-            self._holdings[way.in_pieces] = pieces.Holding(plan.traced.graph, takes_whole=True)
+            self._holdings[way.in_pieces] = pieces.StepPieces(plan.traced.graph, takes_whole=True)
         self.way = way
         plan.use_copy(self.kinds[way.is_overlapped], self._holdings[way.in_pieces])

@@ -27,6 +27,7 @@ from matex_tf.rewrite.propagate import Reader
 from matex_tf.steps import slices
 from matex_tf.steps.variables import find_name
 
+# Types of ops that take the handle of a variable; `_CHANGES` has prefixes of types.
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 _CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "ResourceStrided", *variable_uses.ADDS)
 _SIGNS = {"AssignAddVariableOp": 1, "AssignSubVariableOp": -1, "ResourceScatterAdd": 1, "ResourceScatterSub": -1}
@@ -54,9 +55,8 @@ class Additions:
     Ranks read and write without synchronization, so a step sees some concurrent changes of other ranks. It changes a
     variable after all of its own reads.
 
-    Args:
-        variables: TensorFlow variables that ranks share.
-        states: the variables among them that no optimizer changes, such as moving averages.
+    variables: TensorFlow variables that ranks share.
+    states: the variables among them that no optimizer changes, such as moving averages.
     """
 
     def __init__(self, variables: Sequence[Any], states: Iterable[Any]):
@@ -73,7 +73,7 @@ class Additions:
         graph = tf.compat.v1.get_default_graph()
         self._indices = {graph.capture(variable.handle).name: index for index, variable in enumerate(self.variables)}
         tensors = dict(zip(map(id, program.inputs), inputs, strict=True))
-        copy = Copy(slices.make_empty_slice(), own_rows.OwnExchanger(""))
+        copy = Copy(slices.make_empty_slice(), own_rows.OwnExchanger(""))  # all values are whole: nothing is exchanged
         last_ops: dict[int, list[Any]] = {}  # of each node's copy, for control dependencies
         for node in program.nodes:
             node_inputs = [tensors[id(value)] for value in node.inputs]
@@ -90,7 +90,7 @@ class Additions:
         handle, *values = inputs
         variable = self.variables[self._indices[handle.name]]
         if kind == "AssignVariableOp":
-            self._assign_sum(variable, handle, affine.find_sum(values[0], handle), values[0])
+            self._assign_sum(variable, handle, affine.find_sum(values[0], handle), value=values[0])
         elif kind in ("AssignAddVariableOp", "AssignSubVariableOp"):
             found = affine.find_sum(values[0], handle)
             if found.more is values[0]:  # the added value does not contain the variable as a term
@@ -106,9 +106,8 @@ class Additions:
     def _assign_sum(self, variable: Any, handle: Any, new: affine.Sum, value: Any = None, sign: int = 1) -> None:
         """Assign `new` to a variable, as an addition if possible.
 
-        Args:
-            value: `new` as a tensor; None if the graph has no such tensor.
-            sign: 1 adds `new.more`, -1 subtracts it.
+        value: `new` as a tensor; None if the graph has no such tensor.
+        sign: 1 adds `new.more`, -1 subtracts it.
         """
         import tensorflow as tf
 
@@ -116,17 +115,17 @@ class Additions:
         more = tf.zeros(shape, dtype) if new.more is None else new.more
         if more.shape != shape:
             more = tf.broadcast_to(more, shape)
-        is_added = isinstance(new.keep, int) and new.keep == 1
-        is_set = isinstance(new.keep, int) and new.keep == 0
+        is_added = isinstance(new.keep, int) and new.keep == 1  # old value + more
+        is_replaced = isinstance(new.keep, int) and new.keep == 0  # more alone
         # A state must be added to or be a moving average, `keep * old + more`, where neither factor nor term depends on
         # the old value. Any other new value of one rank would replace those of the others.
         is_dependent = affine.is_dependent(new.keep, handle) or affine.is_dependent(more, handle)
-        if (is_dependent or is_set) and id(variable) in self._states:
+        if (is_dependent or is_replaced) and id(variable) in self._states:
             name = find_name(variable).partition(":")[0]
             self.why_not = self.why_not or f"each batch assigns a new value to '{name}'"
         # Add the difference to the present value where a move is impossible, because `matex_move` has no integers, or
         # wrong, because an optimizer's new value of a weight would overwrite the concurrent updates of other ranks.
-        if not is_added and (dtype.is_integer or (is_set and bool(variable.trainable))):
+        if not is_added and (dtype.is_integer or (is_replaced and bool(variable.trainable))):
             present = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
             is_added, more = True, (new.evaluate_at(present) if value is None else value) - present
         if is_added:
@@ -156,7 +155,10 @@ def _find_change(uses: Iterable[variable_uses.Use]) -> variable_uses.Use | None:
 
 
 def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """(variable, amount) of each of `variables` that a step changes by a constant, such as a random generator."""
+    """(variable, amount) pairs of those `variables` to which a step adds a constant amount, if it is not 0.
+
+    An example is the state of a random generator.
+    """
     import tensorflow as tf
 
     inner_handles = {id(outer): inner for outer, inner in variable_uses.list_handles(graph)}
@@ -183,11 +185,10 @@ def find_amounts(graph: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
 def find_obstacle(graph: Any, variables: Sequence[Any], sums: Sequence[Any], own: Sequence[Any]) -> str:
     """The reason why ranks cannot share a step by additions; "" if they can.
 
-    Args:
-        graph: the graph of a copy (`Additions`).
-        variables: TensorFlow variables that may be shared.
-        sums: variables that each rank has for itself; over the ranks they add up to the sum of all batches.
-        own: other variables that each rank has for itself, which the step may change in any way.
+    graph: the graph of a copy (`Additions`).
+    variables: TensorFlow variables that may be shared.
+    sums: variables that each rank has for itself; over the ranks they add up to the sum of all batches.
+    own: other variables that each rank has for itself, which the step may change in any way.
     """
     shared = {id(variable.handle): find_name(variable) for variable in variables}
     added_up = {id(variable.handle): find_name(variable) for variable in sums}

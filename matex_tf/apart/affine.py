@@ -13,10 +13,10 @@ _MAX_DEPTH = 8  # ops between a variable and its new value; an optimizer has thr
 
 
 class Sum(NamedTuple):
-    """`keep * variable + more`. `keep` is an int if the graph shows it; `more` is None for zero."""
+    """`keep * variable + more`."""
 
-    keep: Any
-    more: Any
+    keep: Any  # an int, such as 0 or 1; a scalar tensor if the variable is multiplied by a tensor
+    more: Any  # a tensor; None for zero
 
     def add_sum(self, other: Sum, sign: int = 1) -> Sum:
         """The sum of both; with sign -1, the difference."""
@@ -46,7 +46,7 @@ def _is_zero(keep: Any) -> bool:
 def find_sum(tensor: Any, handle: Any, max_depth: int = _MAX_DEPTH) -> Sum:
     """Express `tensor` by the variable with this handle in its graph.
 
-    `more` may also depend on the variable. `Sum(0, tensor)` is always right: the result if the ops do not show more.
+    `more` may also depend on the variable. `Sum(0, tensor)` is always right: the result if no factor `keep` is found.
     """
     op = tensor.op
     unknown = Sum(0, tensor)
@@ -63,7 +63,7 @@ def find_sum(tensor: Any, handle: Any, max_depth: int = _MAX_DEPTH) -> Sum:
             found = left.add_sum(right, -1 if op.type == "Sub" else 1)
     elif op.type == "Mul":
         for term, factor in itertools.permutations(op.inputs):
-            if factor.shape.rank != 0:
+            if factor.shape.rank != 0:  # `keep` is a scalar
                 continue
             of_term = find_sum(term, handle, max_depth - 1)
             if not _is_zero(of_term.keep):

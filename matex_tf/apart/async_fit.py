@@ -15,7 +15,7 @@ from typing import Any
 
 from matex_tf import errors, settings
 from matex_tf.apart import choice
-from matex_tf.apart.figures import Figures
+from matex_tf.apart.epoch_metrics import EpochMetrics
 from matex_tf.apart.shared_step import SharedStep
 from matex_tf.apart.turns import Turns, read_bound
 from matex_tf.resilience import run_state
@@ -43,7 +43,7 @@ class AsyncFit:
         self._is_decided = False  # the ranks have decided whether they take turns
         self._step: SharedStep | None = None
         self._function: Any = None  # the train function of Keras whose copy is `_step`
-        self._figures = Figures()
+        self._epoch_metrics = EpochMetrics()
         self._alone = contextlib.ExitStack()  # entered while this thread computes for its own rank only
 
     def begin(self, callbacks: Any) -> None:
@@ -61,6 +61,7 @@ class AsyncFit:
 
         A step is a tuple of Keras: the numbers of its first and last batch, and the iterator of the data.
         """
+        # Before the first epoch, Keras may take a step only to build the model: it is no turn.
         first = list(itertools.islice(steps, 1)) if self._has_begun else []
         steps = itertools.chain(first, steps)
         if first and not self._is_decided:
@@ -71,14 +72,15 @@ class AsyncFit:
             return
         source: Any = self.source
         first_step = first[0][0]  # greater than 0 in a restarted run
-        # The steps that the call asks for, and the batches left in the iterator, of which Keras has counted the first
-        # as seen. The lesser is the number of steps of this epoch. None or 0: unknown.
-        remaining = [source.steps_per_epoch and source.steps_per_epoch - first_step]
-        remaining.append(source._num_batches and source._num_batches - source._steps_seen + 1)
-        for step in self.turns.iterate_epoch(steps, min(filter(None, remaining))):
+        # The number of steps of this epoch: the lesser of the steps that the call asks for, and the batches left in the
+        # iterator. Each may be None: unknown.
+        limits = [source.steps_per_epoch - first_step] if source.steps_per_epoch else []
+        if source._num_batches:
+            limits.append(source._num_batches - source._steps_seen + 1)  # Keras has counted the first step as seen
+        for step in self.turns.iterate_epoch(steps, min(limits)):
             if not own_data.is_alone():  # from now until the ranks meet, this thread computes for its own rank only
                 self._alone.enter_context(own_data.compute_alone())
-                self._alone.enter_context(function_calls.take_calls(self._run))
+                self._alone.enter_context(function_calls.intercept_calls(self._run))
             yield step
 
     def _decide(self, iterator: Any) -> None:
@@ -98,7 +100,7 @@ class AsyncFit:
         # empty, so that eager code before the step trains nothing.
         empty = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=iterator.element_spec)
         ends = (_StepFoundError, StopIteration, tf.errors.OutOfRangeError)
-        with function_calls.take_calls(self._find_step), contextlib.suppress(*ends):
+        with function_calls.intercept_calls(self._find_step), contextlib.suppress(*ends):
             self.model.train_function(iter(empty))
         step = self._step
         own_obstacle = "its step cannot be traced by itself" if step is None else step.why_not
@@ -135,14 +137,14 @@ class AsyncFit:
     def _note_meeting(self, is_stopped: bool) -> None:
         """The ranks have met: this thread again computes together with all ranks. is_stopped: see `Turns`."""
         self._alone.close()
-        self._figures.read_metrics(self.model)
+        self._epoch_metrics.read_metrics(self.model)
         self.model.stop_training = self.model.stop_training or is_stopped
 
     def meet(self, doing: str) -> None:
-        """Bring the ranks together at the end of an epoch that a callback stops. Collective there.
+        """Called before `doing`, for which all ranks must hold the same state. Ends an epoch that a callback has
+        stopped, which is collective.
 
-        Raises:
-            UnsupportedError: within an epoch.
+        Raises UnsupportedError within an epoch that goes on.
         """
         if self.turns is None or not self.turns.is_within:
             return
@@ -157,7 +159,7 @@ class AsyncFit:
     def update_logs(self, logs: dict[str, Any]) -> None:
         """Combine the ranks' logs of an epoch; a value that is no metric comes from the newest batch. Collective."""
         if self.turns is not None:
-            self._figures.update_logs(logs, lambda values: values[-1], order=self.turns.newest)
+            self._epoch_metrics.update_logs(logs, lambda values: values[-1], order=self.turns.newest)
 
     def end(self) -> None:
         """Called after training has ended normally. Collective."""
@@ -177,9 +179,7 @@ def _find_obstacle(model: Any, batches: int | None, iterator: Any, callbacks: An
 
     chosen, here = settings.get_settings(), world.get_world()
     # `save_freq` is a number of batches, or "epoch".
-    saving = next(
-        (callback for callback in callbacks if isinstance(getattr(callback, "save_freq", "epoch"), int)), None
-    )
+    saving = next((one for one in callbacks if isinstance(getattr(one, "save_freq", "epoch"), int)), None)
     reasons = {
         "with MATEX_SCALING=weak a batch is each rank's own already": chosen.scaling == "weak",
         "with MATEX_MICROBATCH a model is called in parts": chosen.microbatch,

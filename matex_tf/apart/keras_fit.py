@@ -1,7 +1,7 @@
 """Hooks on Keras for ranks that train by themselves: on `fit` and its data source, the object that yields its steps.
 
 With `MATEX_STRATEGY=async` the hooks make an `AsyncFit` for each call of `fit`; the listeners pass the events of its
-training on to it. `local` uses `is_within`.
+training on to it. `local` asks `is_in_fit`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from matex_tf.world import world
 HOOKS = KerasTable()
 _IF_HOOK_MISSING = "ranks train together in fit, whatever MATEX_STRATEGY says"
 
-is_within = ThreadFlag()
+is_in_fit = ThreadFlag()
 """A call of `fit` is running."""
 _fits: list[AsyncFit] = []  # running calls, the innermost last, in which ranks may take turns
 
@@ -27,7 +27,7 @@ _fits: list[AsyncFit] = []  # running calls, the innermost last, in which ranks 
 @HOOKS.replace_in(_IF_HOOK_MISSING, "models.model:Model.fit", "engine.training:Model.fit")
 def _wrap_fit(original: Any) -> Any:
     def call_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with is_within.set():
+        with is_in_fit.set():
             # `matex plan` measures whether ranks could take turns.
             is_requested = choice.is_chosen("async") or update_costs.are_measured()
             if not is_requested or own_data.is_alone():
@@ -81,7 +81,7 @@ def start_listening() -> None:
     events.epoch_begins.add_listener(_begin_epoch)
     events.step_trained.add_listener(_note_trained)
     events.ranks_meet.add_listener(_meet)
-    events.figures_told.add_listener(_update_logs)
+    events.epoch_logs_made.add_listener(_update_logs)
 
 
 def _begin_training(model: Any, callbacks: Any) -> None:
@@ -95,7 +95,7 @@ def _begin_epoch(model: Any, epoch: int) -> None:
 
 
 def _note_trained(plan: Any) -> None:
-    if not is_within:
+    if not is_in_fit:
         choice.report_fallback("async", choice.name_step(plan), choice.ONLY_FIT)
 
 

@@ -1,9 +1,9 @@
 """`MATEX_STRATEGY=local:H`: in `fit` each rank trains H steps by itself, then all ranks average their weights.
 
 `LocalSteps` listens to the events of steps and of `fit`. A step runs as a copy of its graph, which its plan makes;
-usually the copy exchanges gradients with other ranks. `LocalSteps` lets the plan of a training step use another copy,
-in which the rank uses only its own rows (`own_rows`). Weights are also averaged before all ranks use the model
-together: at the end of an epoch, for validation, or to save it.
+usually the copy exchanges gradients with other ranks. In `fit`, `LocalSteps` lets the plan of a training step use a
+local copy, in which the rank uses only its own rows (`own_rows`). Before all ranks use the model together, at the end
+of an epoch, for validation, or to save it, they average all variables that local steps use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from matex_tf import ops, settings
-from matex_tf.apart import choice, figures, keras_fit, own_rows
+from matex_tf.apart import choice, keras_fit, own_rows
+from matex_tf.apart.epoch_metrics import EpochMetrics
 from matex_tf.resilience import elastic
 from matex_tf.runtime import notes
 from matex_tf.steps import agreement, events
@@ -23,11 +24,12 @@ from matex_tf.steps.plan import CopyKind
 from matex_tf.steps.variables import find_birth, find_differing, find_name, find_tf_variable
 from matex_tf.world import world
 
-_MAX_GROUP_BYTES = 1 << 22  # of variables that are averaged in one collective; a larger variable is a group of its own
+_MAX_GROUP_BYTES = 1 << 22
+"""Bytes of the variables that one collective averages, which copies them. A larger variable has its own collective."""
 
 
 def read_period() -> int:
-    """The number of steps between two averages."""
+    """H, the number of steps between two averages."""
     return settings.get_strategy_number(settings.get_settings().strategy, 1)
 
 
@@ -36,22 +38,23 @@ class LocalSteps:
 
     def __init__(self) -> None:
         self._model: Any = None  # the model that the last call of `fit` trains locally
-        self._plans: weakref.WeakSet[Any] = weakref.WeakSet()  # plans whose calls run locally
-        self._obstacles: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by plan
-        # The variables of local steps since the ranks last met (`_meet`), by id:
+        self._plans: weakref.WeakSet[Any] = weakref.WeakSet()  # plans that use local copies
+        self._obstacles: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        """For each plan, the reason why its steps cannot run locally; "" if they can."""
+        # The variables of local steps since the last average of all variables, by id:
         self._trained: dict[int, Any] = {}  # the trained weights
         self._used: dict[int, Any] = {}  # all variables
         self._steps = 0  # since the last average of weights
-        self._are_apart = False  # ranks may have different values
-        self._figures = figures.Figures()
+        self._may_differ = False  # local steps have run since the last average of all variables
+        self._epoch_metrics = EpochMetrics()
 
     def start_listening(self) -> None:
         events.training_begins.add_listener(self._begin_training)
         events.step_begins.add_listener(self._begin_step)
         events.step_ended.add_listener(self._end_step)
         events.step_trained.add_listener(self._note_trained)
-        events.ranks_meet.add_listener(self._meet)
-        events.figures_told.add_listener(self._update_logs)
+        events.ranks_meet.add_listener(self._average_all)
+        events.epoch_logs_made.add_listener(self._update_logs)
 
     def _begin_training(self, model: Any, callbacks: Any) -> None:
         why = _find_obstacle(model)
@@ -60,40 +63,39 @@ class LocalSteps:
         self._model = None if why or not choice.is_chosen("local") else model
 
     def _begin_step(self, plan: Any) -> None:
-        """Choose the copy of a step. Before a step that ranks compute together, they average variables (`_meet`)."""
-        is_training = bool(keras_fit.is_within) and self._model is not None and bool(plan.trained)
-        is_apart = is_training and self._can_run_apart(plan)
-        if not is_apart:
-            self._meet(plan.place)
-        if is_apart != (plan in self._plans):
-            if is_apart:
-                plan.use_copy(CopyKind(own_rows.OwnCopy, own_rows.OwnExchanger))
-                self._plans.add(plan)
-                _report_averaging()
-            else:
-                plan.use_copy(CopyKind())
-                self._plans.remove(plan)
-        if is_apart:
-            self._are_apart = True
-            agreement.set_apart(True)
+        """Choose the copy of a step. Collective if ranks compute the step together, and their variables may differ."""
+        is_training = bool(keras_fit.is_in_fit) and self._model is not None and bool(plan.trained)
+        is_local = is_training and self._can_run_locally(plan)
+        if not is_local:
+            self._average_all(plan.place)
+        if is_local and plan not in self._plans:
+            plan.use_copy(CopyKind(own_rows.OwnCopy, own_rows.OwnExchanger))
+            self._plans.add(plan)
+            _report_averaging()
+        elif not is_local and plan in self._plans:  # such as a step of `fit` that the script calls in its own loop, too
+            plan.use_copy(CopyKind())
+            self._plans.remove(plan)
+        if is_local:
+            self._may_differ = True
+            agreement.expect_differences(True)
 
     def _note_trained(self, plan: Any) -> None:
         """Report a step outside of `fit`, or a replicated one: ranks train it together."""
-        if not keras_fit.is_within:
+        if not keras_fit.is_in_fit:
             choice.report_fallback("local", choice.name_step(plan), choice.ONLY_FIT)
         elif plan is not None and plan.why_whole:
             choice.report_fallback("local", plan.place, plan.why_whole)
 
-    def _can_run_apart(self, plan: Any) -> bool:
-        """Whether a rank can run the calls of a plan by itself."""
+    def _can_run_locally(self, plan: Any) -> bool:
         if plan not in self._obstacles:
-            self._obstacles[plan] = why = own_rows.find_obstacle(plan.program)
+            why = own_rows.find_obstacle(plan.program)
+            self._obstacles[plan] = why
             if why:
                 choice.report_fallback("local", f"fit on '{self._model.name}'", why)
         return not self._obstacles[plan]
 
     def _end_step(self, plan: Any) -> None:
-        """Collective once in every period of steps."""
+        """Record the variables of a local step. Every H steps, average the weights: collective."""
         if plan in self._plans:
             self._used |= {id(variable): variable for variable in map(find_tf_variable, plan.traced.graph.variables)}
             self._trained |= {id(variable): variable for variable in map(find_tf_variable, plan.trained)}
@@ -101,11 +103,14 @@ class LocalSteps:
             if self._steps == read_period():
                 self._average_trained()
 
-    def _meet(self, doing: str) -> None:
-        """Average all variables over the ranks. Collective, unless nothing was trained since the last time."""
-        if not self._are_apart:
+    def _average_all(self, _doing: str) -> None:
+        """Average all variables of local steps. Collective if there were local steps since the last time.
+
+        Variables other than weights, such as moments and moving averages, are averaged only here, if they differ.
+        """
+        if not self._may_differ:
             return
-        self._are_apart = False
+        self._may_differ = False
         if self._steps:
             self._average_trained()
         others = [variable for key, variable in self._used.items() if key not in self._trained]
@@ -115,13 +120,13 @@ class LocalSteps:
         differing = find_differing(names, values, "the variables of ranks that trained by themselves")
         _average([others[index] for index in differing])
         self._trained, self._used = {}, {}
-        agreement.set_apart(False)
+        agreement.expect_differences(False)
         if self._model is not None:
-            self._figures.read_metrics(self._model)
+            self._epoch_metrics.read_metrics(self._model)
 
     def _update_logs(self, model: Any, logs: dict[str, Any]) -> None:
         if model is self._model:
-            self._figures.update_logs(logs, lambda values: sum(values) / len(values))
+            self._epoch_metrics.update_logs(logs, lambda values: sum(values) / len(values))
 
     def _average_trained(self) -> None:
         self._steps = 0
@@ -160,7 +165,7 @@ def _average(variables: Sequence[Any]) -> None:
             average = ops.allreduce(concatenated, "mean", name)
         else:
             total = ops.allreduce(tf.cast(concatenated, tf.int64), "sum", name)
-            average = tf.cast(total // world.get_world().size, group[0].dtype)
+            average = tf.cast(total // world.get_world().size, group[0].dtype)  # an integer variable has no fractions
         for variable, value in zip(group, tf.split(average, [part.shape.num_elements() for part in flat])):
             variable.assign(tf.reshape(value, variable.shape))
 

@@ -1,9 +1,10 @@
 """The copy of a step that a rank computes without the other ranks, for `local:H`.
 
-It computes as if every other rank had the rows of this rank: where the usual copy sums a tensor over the ranks, this
-one multiplies it by the number of ranks; where that gathers rows, this one repeats its own. A rank without rows
-contributes nothing. `local` makes the copy with `OwnCopy` and `OwnExchanger` in place of the classes that exchange
-data.
+It computes as if every other rank had the rows of this rank. Where the usual copy sums a tensor over the ranks, this
+copy multiplies the tensor by the number of ranks. Where the usual copy gathers rows, this copy repeats its own rows, so
+that sums over the rows have the scale of the complete batch, and means are the means of its own rows. A rank without
+rows contributes nothing. `local` makes the copy with `OwnCopy` and `OwnExchanger` in place of the classes that exchange
+data (`Copy`, `RankExchanger`).
 """
 
 from __future__ import annotations
@@ -13,19 +14,24 @@ from typing import Any
 
 from matex_tf.rewrite.control import needs_exchange
 from matex_tf.rewrite.emit import Copy
-from matex_tf.rewrite.placement import REPLICATED, SHARDED
+from matex_tf.rewrite.nodes import Value
+from matex_tf.rewrite.placement import SHARDED, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.sharing import Publication, Request, Slice
 from matex_tf.rewrite.sources import is_batch
 from matex_tf.world import world
 
-MIXES = "its step uses rows of other ranks"
+_USES_OTHERS = "its step uses rows of other ranks"
 
 
 class OwnCopy(Copy):
-    """Scales replicated terms of a sum by 1/ranks, so that their sum over the ranks is the original value."""
+    """A copy in which each rank has an equal part of a replicated term of a sum."""
 
     def keep_once(self, tensor: Any) -> Any:
+        """This rank's term of a sum that equals `tensor`: 1/ranks of it, which `OwnExchanger` multiplies by ranks.
+
+        In the usual copy rank 0 has the term, and the other ranks have 0. So it is here for integers.
+        """
         if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
             return super().keep_once(tensor)
         return tensor / world.get_world().trainers
@@ -58,7 +64,7 @@ class OwnExchanger:
         contributes = batch_slice.contributes
         ranks = world.get_world().trainers
 
-        def estimate(kind: str, tensor: Any) -> Any:
+        def compute_result(kind: str, tensor: Any) -> Any:
             if kind == "gather":
                 rows = tf.cond(contributes, lambda: tensor, lambda: tensor[:0])
                 rows.set_shape([None, *tensor.shape[1:]])
@@ -67,39 +73,54 @@ class OwnExchanger:
                 return tf.logical_and(tensor, contributes)
             return tf.where(contributes, tensor * ranks, tf.zeros_like(tensor))
 
-        return [estimate(request.kind, request.tensor) for request in requests]
+        return [compute_result(request.kind, request.tensor) for request in requests]
 
 
 def find_obstacle(program: Program) -> str:
     """The reason why a rank cannot run a step by itself; "" if it can.
 
-    A step must not slice gathered rows, because its own rows are at the same place for every rank. It must not use a
-    maximum or minimum over all rows, because other ranks have other rows.
+    A collective is possible if it sums a tensor, or gathers rows that are not sliced again. The step must not:
+
+    - slice gathered rows: row k of the repeated rows is not row k of the batch. The same holds for rows that are
+      sliced along another axis than before;
+    - use or return a maximum or minimum over all rows, because other ranks have other rows;
+    - gather rows in a branch or a loop, since this function does not follow gathered rows within it;
+    - run collectives of an op other than the op that takes the batch;
+    - return rows, because the script would get the repeated rows.
     """
-    gathered: set[int] = set()  # ids of values that depend on gathered rows
+    exchanged = program.iterate_exchanged([WHOLE] * len(program.outputs))  # also in branches and loops
+    if any(value.placement.reduction != "sum" for value, _ in exchanged):
+        return _USES_OTHERS
+    from_gathered: set[int] = set()  # ids of gathered values, and of values that are computed from these
     for node in program.nodes:
         if node.decision.communicates and not is_batch(node):
-            return MIXES
+            return _USES_OTHERS
         for value, need in zip(node.inputs, node.decision.needs):  # need: the placement that the op needs
             if need is None:
                 continue
             exchanges = needs_exchange(value.placement, need)
-            slices = need.kind == SHARDED and (exchanges or id(value) in gathered)
-            if slices or (exchanges and value.placement.reduction != "sum"):
-                return MIXES
+            if need.kind == SHARDED and (exchanges or id(value) in from_gathered):
+                return _USES_OTHERS
             if exchanges and value.placement.is_sharded:
-                gathered.add(id(value))
-        if any(id(value) in gathered for value in node.inputs):
-            gathered.update(map(id, node.outputs))
-        if any(map(_has_gathered, node.bodies)):
-            return MIXES
-    return MIXES if any(value.placement.is_sharded for value in program.outputs) else ""
+                from_gathered.add(id(value))
+        if any(id(value) in from_gathered for value in node.inputs):
+            from_gathered.update(map(id, node.outputs))
+        if any(map(_uses_others, node.bodies)):
+            return _USES_OTHERS
+    returns_rows = any(value.placement.is_sharded for value in program.outputs)
+    returns_gathered = any(id(value) in from_gathered and _may_have_rows(value) for value in program.outputs)
+    return _USES_OTHERS if returns_rows or returns_gathered else ""
 
 
-def _has_gathered(program: Program) -> bool:
-    """Whether a branch or a loop gathers rows."""
-    return any(
-        need is not None and need.kind == REPLICATED and value.placement.is_sharded
-        for node in program.nodes
-        for value, need in zip(node.inputs, node.decision.needs)
-    ) or any(_has_gathered(body) for node in program.nodes for body in node.bodies)
+def _may_have_rows(value: Value) -> bool:
+    return value.shape is None or None in value.shape
+
+
+def _uses_others(body: Program) -> bool:
+    """Whether a branch or a loop gathers rows, itself or in one within it, or has an op that runs collectives itself.
+    An op that takes the batch is no such op.
+    """
+    if any(value.placement.is_sharded for value, _ in body.iterate_exchanged()):
+        return True
+    own = any(node.decision.communicates and not is_batch(node) for node in body.nodes)
+    return own or any(_uses_others(inner) for node in body.nodes for inner in node.bodies)

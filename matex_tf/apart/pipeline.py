@@ -16,14 +16,13 @@ from matex_tf.sharding import fingerprint
 class Pipeline:
     """The batches of an iterator, numbered from 0 in each epoch.
 
-    Args:
-        take_batch: returns the next batch of an iterator, None at its end.
-        max_kept: number of newest batches that are kept, so that this rank can train the batch of a lost rank.
+    take_batch: returns the next batch of an iterator, None at its end.
+    max_kept: number of newest batches that are kept, so that this rank can train the batch of a lost rank.
     """
 
     def __init__(self, take_batch: Callable[[Any], list[Any] | None], max_kept: int):
         self._take_batch = take_batch
-        # Each batch after its number in the iterator:
+        # (number, batch) pairs; the number counts from the first batch of the iterator.
         self._kept: collections.deque[tuple[int, Sequence[Any]]] = collections.deque(maxlen=max_kept)
         self._iterator: Any = None
         self._taken = 0  # number of batches taken from the iterator
@@ -41,8 +40,7 @@ class Pipeline:
     def fetch_batch(self, number: int) -> Sequence[Any] | None:
         """Batch `number` of the epoch; None if the pipeline ends before it.
 
-        Raises:
-            LookupError: the batch was passed and is no longer kept.
+        Raises LookupError if the batch was passed and is no longer kept.
         """
         wanted = self._epoch_start + number
         while self._taken <= wanted:
@@ -54,7 +52,7 @@ class Pipeline:
                 self.digest = len(batch[0]), content
             self._kept.append((self._taken, batch))
             self._taken += 1
-        for position, kept in self._kept:
-            if position == wanted:
-                return kept
+        for kept_number, kept_batch in self._kept:
+            if kept_number == wanted:
+                return kept_batch
         raise LookupError(f"batch {number} of the epoch is no longer kept")

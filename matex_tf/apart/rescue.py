@@ -24,7 +24,7 @@ class Rescue:
         self._sums = sums
         self._turns: Any = None
         self._offset = 0  # of the first slot in the store, in bytes
-        self._version = 1  # the slot that this rank has written last, 0 or 1
+        self._version = 1  # the slot that this rank has written last, 0 or 1; the store has the same after `end_batch`
         # After a loss ranks get new numbers. The store, and these fields, use the numbers at the start of the epoch.
         self._ranks: list[int] = []  # the remaining ranks, in the order of their present numbers
         self._lost: set[int] = set()
@@ -83,6 +83,7 @@ class Rescue:
         self._turns.is_outdated = True
         # Ranks were renumbered: `membership.survivors` has the former numbers, which are indices of `self._ranks`.
         self._lost.update(rank for index, rank in enumerate(self._ranks) if index not in membership.survivors)
+        # `find_losses` of some rank has reported the losses that the store knows.
         elastic.reported.update(index for index, rank in enumerate(self._ranks) if store.is_lost(rank))
         self._ranks = [self._ranks[index] for index in membership.survivors]
         if not self.is_meeting or world.get_world().rank > 0:

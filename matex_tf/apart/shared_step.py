@@ -21,7 +21,7 @@ class SharedStep:
     """The copy of a planned step. It creates no variables."""
 
     shared: list[Any]
-    """The TensorFlow variables to which the step adds."""
+    """The TensorFlow variables in shared memory, weights and the optimizer's, to which the step adds."""
     sums: list[Any]
     """Variables of metrics; each rank counts its own changes."""
     counters: list[tuple[Any, Any]]
@@ -39,9 +39,9 @@ class SharedStep:
         self.shared, self.counters, self.parts = [], [], []
         self._function: Any = None
         # The variables of the model: of metrics, sharable (weights and the optimizer's), and private (the rest).
-        self.sums = _find_inner(model.metrics_variables)
-        sum_ids = set(map(id, self.sums))
-        weights = [variable for variable in _find_inner(model.weights) if id(variable) not in sum_ids]
+        metrics = _find_inner(model.metrics_variables)
+        metric_ids = set(map(id, metrics))
+        weights = [variable for variable in _find_inner(model.weights) if id(variable) not in metric_ids]
         trained = set(map(id, _find_inner(model.trainable_variables)))
         optimizer = _find_inner(model.optimizer.variables)
         sharable = list({id(variable): variable for variable in [*weights, *optimizer]}.values())
@@ -49,11 +49,11 @@ class SharedStep:
         private = [variable for variable in _find_inner(model.variables) if id(variable) not in sharable_ids]
         states = [variable for variable in weights if id(variable) not in trained]
         try:
-            self.why_not = self._copy(additive.Additions(sharable, states), sharable, private)
+            self.why_not = self._copy(additive.Additions(sharable, states), sharable, metrics, private)
         except Exception as error:  # of any op; the ranks then use allreduce
             self.why_not = f"its copy cannot be made ({type(error).__name__}: {error})"
-        # Of these, the variables that the copy changes.
-        self.sums, changed = self._list_changed(self.sums), self._list_changed(private)
+        # Of the metrics' and the private variables, those that the copy changes.
+        self.sums, changed = self._list_changed(metrics), self._list_changed(private)
         if self._function is not None:
             self.counters = additive.find_amounts(self._function.graph, changed)
         counted = [variable for variable, _ in self.counters]
@@ -61,7 +61,9 @@ class SharedStep:
         scalars = [variable for variable in optimizer if variable.shape.rank == 0]
         self.own = [variable for variable in [*scalars, *changed] if id(variable) not in not_own]
 
-    def _copy(self, additions: additive.Additions, sharable: Sequence[Any], private: Sequence[Any]) -> str:
+    def _copy(
+        self, additions: additive.Additions, sharable: Sequence[Any], metrics: Sequence[Any], private: Sequence[Any]
+    ) -> str:
         """Trace the copy. Returns the reason why ranks cannot share it; "" if they can."""
         import tensorflow as tf
 
@@ -78,7 +80,7 @@ class SharedStep:
             graph = tf.compat.v1.get_default_graph()
             inputs = [iterator, *map(graph.capture, captured), *batch]
             outputs = additions.copy_step(program, inputs)
-            why_not = additions.why_not or additive.find_obstacle(graph, sharable, self.sums, private)
+            why_not = additions.why_not or additive.find_obstacle(graph, sharable, metrics, private)
             self.shared = additive.list_written(graph, sharable)
             return outputs
 

@@ -9,11 +9,10 @@ from collections import Counter
 def describe_turns(counts: Counter[int], waited_seconds: float, lost_updates: int) -> str:
     """The summary of a training, for a message.
 
-    Args:
-        counts: the number of updates by staleness. The staleness of an update is the number of updates by other ranks
-            since its weights were read.
-        waited_seconds: of all ranks together.
-        lost_updates: the number of updates of lost ranks, whose staleness is not known.
+    counts: the number of updates by staleness. The staleness of an update is the number of updates by other ranks
+        since its weights were read.
+    waited_seconds: of all ranks together.
+    lost_updates: the number of updates of lost ranks, whose staleness is not known.
     """
     by_lost = f", {lost_updates} more by ranks that were lost" if lost_updates else ""
     updates = sum(counts.values())

@@ -45,10 +45,9 @@ class Turn(NamedTuple):
 def make_store(size: int, batches: int, parts: int) -> bool:
     """Create the store. Returns whether the ranks have one. Collective.
 
-    Args:
-        size: the bytes that ranks share.
-        batches: the maximum number of batches in an epoch.
-        parts: the number of additions in a step.
+    size: the bytes that ranks share.
+    batches: the maximum number of batches in an epoch.
+    parts: the number of additions in a step.
     """
     exists, c = ctypes.c_int(), ops.get_library().c
     with objects.start_exchange("making the memory in which ranks train together"):
@@ -66,9 +65,8 @@ def drop_store() -> None:
 def view_variable(handle: Any, offset: int, writes: bool) -> None:
     """Move the value of the variable with this handle to the store.
 
-    Args:
-        offset: in bytes.
-        writes: whether the present value is written there; otherwise the variable takes the value in the store.
+    offset: in bytes.
+    writes: whether the present value is written there; otherwise the variable takes the value in the store.
     """
     ops.get_library().ops.matex_view(variable=handle, offset=offset, writes=writes)
 
@@ -110,8 +108,7 @@ def stop_batches() -> None:
 def note_loss(rank: int) -> tuple[bool, int | None]:
     """Mark a rank as lost: another rank trains the batch that it had begun.
 
-    Returns:
-        Whether this call is the first for that rank, and the batch; None if it had no batch.
+    Returns whether this call is the first for that rank, and the batch; None if it had no batch.
     """
     batch, c = ctypes.c_int64(-1), ops.get_library().c
     is_first = bool(c.matex_store_lose(rank, ctypes.byref(batch)))

@@ -35,7 +35,9 @@ OTHER_ORDER = (
     "by none"
 )
 _OUT_OF_DATA, _STOPPED, _PAUSED = "out of data", "stopped", "the state of the run is kept"
-"""Reasons for an early end of an epoch. If ranks have several reasons, the first of these applies."""
+"""Reasons for an early end of an epoch. If ranks have several reasons, the first of these applies. A paused
+epoch goes on after the ranks have kept the state of the run.
+"""
 _WAIT_SECONDS = 0.05  # of one wait in C, after which Python handles signals
 
 
@@ -62,12 +64,11 @@ class Turns:
     """A training in which ranks take turns at batches. `AsyncFit` calls `open_turns`; for each epoch it iterates over
     `iterate_epoch`, and `run_step` trains each batch that this yields; at last it calls `close_turns`.
 
-    Args:
-        step: the step of the model.
-        max_batches: the maximum number of batches in an epoch.
-        state: saves the state of the run between two batches; None if the state is not saved.
-        note_meeting: called after the ranks have met at the end of an epoch, or of a part of one; with whether a
-            callback of some rank has stopped the epoch.
+    step: the step of the model.
+    max_batches: the maximum number of batches in an epoch.
+    state: saves the state of the run between two batches; None if the state is not saved.
+    note_meeting: called after the ranks have met at the end of an epoch, or of a part of one; with whether a
+        callback of some rank has stopped the epoch.
     """
 
     def __init__(self, step: SharedStep, max_batches: int, state: Fit | None, note_meeting: Callable[[bool], None]):
@@ -124,7 +125,7 @@ class Turns:
                 self._pipeline.begin_epoch(iterator)
             while True:
                 while batch is not None and batch <= number:  # less than `number`: the batch of a lost rank
-                    self._take_batch(batch)
+                    self._set_batch(batch)
                     yield first_step + batch, first_step + batch, iterator
                     batch = self._begin_batch()
                 if batch is not None or not self.is_within:
@@ -143,11 +144,7 @@ class Turns:
         self.end_epoch()
 
     def run_step(self, iterator: Any) -> Any:
-        """Compute the step on this rank's batch.
-
-        Raises:
-            OutOfRangeError: the data end before this batch. Collective then.
-        """
+        """Compute the step on this rank's batch. Raises OutOfRangeError if the data end before it: collective then."""
         batch = self._pipeline.fetch_batch(self._batch)
         if batch is None:
             self._reason = _OUT_OF_DATA
@@ -276,7 +273,7 @@ class Turns:
         if not is_writer:
             self._shared_values.view_store(writes=False)
 
-    def _take_batch(self, batch: int) -> None:
+    def _set_batch(self, batch: int) -> None:
         """Set the next batch of this rank, which may be an older batch of a lost rank."""
         if batch < self.newest:
             self._own_values.keep_values(self.newest)  # before callbacks set the values of the older batch

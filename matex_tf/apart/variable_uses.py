@@ -1,7 +1,9 @@
-"""Finds how a traced step uses variables: the ops that take their handles, including ops of called functions.
+"""Finds the ops of a traced step that use a variable. By these, `additive` decides whether ranks can share the step.
 
-A function that is traced has two handles of a variable: the outer one, of the variable, and the inner one, a tensor of
-the function's graph. `additive` decides by the uses whether a step may add to variables in shared memory.
+An op uses a variable by its handle, as `ReadVariableOp` does, or by its value: a tensor that was read, and that may be
+a view of the variable's memory. The uses of the handle show how a step changes a variable, also in called functions.
+The uses of the value show whether an op may see a value that another op has changed in place. In a traced function, a
+variable has two handles: the outer one, of the variable, and the inner one, a tensor of the function's graph.
 """
 
 from __future__ import annotations
@@ -20,17 +22,20 @@ _CALLS = BRANCHES | {"StatefulPartitionedCall", "PartitionedCall", "While", "Sta
 
 
 def list_users(handle: Any) -> list[Any]:
-    """The ops, of those built so far, that use the value of the variable."""
-    return [op for _, op in _iterate_readers(handle)]
+    """The ops in the graph so far that use the value of the variable with this inner handle."""
+    return [user for _, user in _iterate_users(handle)]
 
 
-def _iterate_readers(tensor: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields (read, user) pairs of ops; the first user of a read is the read itself."""
-    for read in tensor.consumers():
+def _iterate_users(handle: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields (read, user) pairs of ops: `user` takes a tensor that may be a view of the value that `read` has read.
+
+    The read is its own first user.
+    """
+    for read in handle.consumers():
         if read.type in ADDS:
             continue
-        pending, seen = list(read.outputs), set()  # tensors that may share the memory of the variable
         yield read, read
+        pending, seen = list(read.outputs), set()  # tensors that may share the memory of the variable
         while pending:
             for op in pending.pop().consumers():
                 if op.name in seen:
@@ -41,13 +46,17 @@ def _iterate_readers(tensor: Any) -> Iterator[tuple[Any, Any]]:
                     pending += op.outputs
 
 
-def find_stale_use(tensor: Any) -> str:
-    """An op that uses a value read before an addition to the variable, but runs after it; "" if there is none."""
-    numbers = {op.name: number for number, op in enumerate(tensor.graph.get_operations())}
-    adds = [numbers[op.name] for op in tensor.consumers() if op.type in ADDS]
-    for read, op in _iterate_readers(tensor):
-        if any(numbers[read.name] < add < numbers[op.name] for add in adds):
-            return op.name
+def find_stale_use(handle: Any) -> str:
+    """The name of an op that may use a value after an addition has changed it in place; "" if there is none.
+
+    An addition waits for the users of the value that were created before it (`Additions`). So the op is a user that was
+    created after the addition, of a value that was read before.
+    """
+    numbers = {op.name: number for number, op in enumerate(handle.graph.get_operations())}  # in order of creation
+    adds = [numbers[op.name] for op in handle.consumers() if op.type in ADDS]
+    for read, user in _iterate_users(handle):
+        if any(numbers[read.name] < add < numbers[user.name] for add in adds):
+            return user.name
     return ""
 
 
@@ -62,7 +71,7 @@ class Use(NamedTuple):
     """An op that takes the handle of a variable."""
 
     kind: str  # the type of the op
-    within: frozenset[str]  # the types of the ops that call the function that contains it
+    within: frozenset[str]  # the types of the ops, such as While, in whose functions it is; empty: in the step itself
     name: str  # the name of the op
 
 
@@ -92,5 +101,5 @@ def _iterate_uses(graph: Any, node: Any, index: int, within: frozenset[str]) -> 
         parameter = definition.signature.input_arg[argument].name
         for inner_node in definition.node_def:
             for inner_index, text in enumerate(inner_node.input):
-                if text.partition(":")[0] == parameter:
+                if text.partition(":")[0] == parameter:  # an input is the name of a parameter, or "op:output:index"
                     yield from _iterate_uses(graph, inner_node, inner_index, within | {node.op})

@@ -132,7 +132,7 @@ def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
     is_first = world.get_world().rank == 0
     result = error = None
     ops.records.mark_between_steps()
-    pieces.make_whole()  # rank 0 reads the variables without the other ranks
+    pieces.make_all_whole()  # rank 0 reads the variables without the other ranks
     events.ranks_meet("saving")
     objects.barrier(f"saving ({name})")
     if is_first:

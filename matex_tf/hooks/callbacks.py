@@ -76,7 +76,7 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
         def on_epoch_end(self, epoch, logs=None):
             agreement.compare_weights(f"at the end of epoch {epoch + 1}", agreement.list_weights(self.model))
             if logs is not None:
-                events.figures_told(self.model, logs)
+                events.epoch_logs_made(self.model, logs)
 
     class StopTogether(events.Watcher, base):
         """The last callback. stops_within: a callback may stop training within an epoch."""

@@ -38,7 +38,7 @@ def _wrap_gradient(original: Any) -> Any:
         elif agreement.is_watched():
             trained = [leaf for leaf in tf.nest.flatten(sources) if hasattr(find_tf_variable(leaf), "assign")]
             if trained:
-                return whole_code.take_gradients(self, result, trained)
+                return whole_code.finish_gradients(self, result, trained)
         return result
 
     return gradient

@@ -177,7 +177,7 @@ def _wrap_predict(original: Any) -> Any:
         if not world.is_active() or own_data.is_alone():
             return original(*args, **kwargs)
         # If all ranks have the same data, they share the batches.
-        if not (_is_own(x) if _is_source(x) else own_arrays.are_for_one(x, "the data of predict")):
+        if not (_is_own(x) if _is_source(x) else own_arrays.are_computed_alone(x, "the data of predict")):
             with _call_kind("predict"):
                 return original(*args, **kwargs)
         # A rank without rows predicts a row of zeros, and returns no predictions.

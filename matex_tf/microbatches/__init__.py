@@ -1,4 +1,4 @@
 """Microbatches (MATEX_MICROBATCH): a rank computes its slice in parts, with the activations of one part in memory.
 
-Read `cutting`, `region`, `holders`, `sizes`, `attach`.
+Read `cutting`, `region`, `accumulators`, `sizes`, `attach`.
 """

@@ -13,7 +13,7 @@ from typing import Any
 
 from matex_tf import settings
 from matex_tf.microbatches import sizes
-from matex_tf.microbatches.cutting import Left, Region, cut, list_kept
+from matex_tf.microbatches.cutting import LeftOut, Region, cut, list_kept
 from matex_tf.microbatches.region import compute_parts
 from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
@@ -23,7 +23,7 @@ from matex_tf.steps import events, report
 SESSION = "a session of tf.compat.v1 runs it"
 EAGER = "eager code is computed at once: decorate the training step with @tf.function"
 
-_results: dict[int, tuple[list[Left], list[Region]]] = {}
+_results: dict[int, tuple[list[LeftOut], list[Region]]] = {}
 """What `cut_program` has made of a copy, from `copy_begins` to `step_planned`, by the id of the copy's plan: the ops on
 rows that the copy computes for all rows at once, and the regions.
 """
@@ -49,9 +49,9 @@ def _cut_copy(plan: Any, copy: Any) -> None:
             _report_whole("a training step", SESSION)
         return
     rows_of_part = settings.get_settings().microbatch  # a number, or AUTO
-    left: list[Left] = []
+    left_out: list[LeftOut] = []
     regions: list[Region] = []
-    _results[id(plan)] = left, regions
+    _results[id(plan)] = left_out, regions
     obstacle = sizes.find_obstacle(plan.traced.variables) if rows_of_part == settings.AUTO else ""
     if obstacle:
         _report_whole(plan.place, obstacle)
@@ -63,16 +63,16 @@ def _cut_copy(plan: Any, copy: Any) -> None:
         is_auto = rows_of_part == settings.AUTO
         return sizes.Fitting(plan.place, fittings) if is_auto else rows_of_part
 
-    copy.transform = functools.partial(cut_program, make_sizes, left, regions)
+    copy.transform = functools.partial(cut_program, make_sizes, left_out, regions)
 
 
 def cut_program(
-    make_sizes: Any, left: list[Left], regions: list[Region], program: Program, gives: Sequence[Placement]
+    make_sizes: Any, left_out: list[LeftOut], regions: list[Region], program: Program, gives: Sequence[Placement]
 ) -> Program:
     """The program that is built in place of `program`: regions replace ops on rows.
 
     make_sizes: returns the `sizes` of `compute_parts` for one region.
-    left, regions: receive the ops on rows outside of regions, and the regions.
+    left_out, regions: receive the ops on rows outside of regions, and the regions.
     gives: the placements to which the outputs of the program are brought.
     """
 
@@ -80,17 +80,17 @@ def cut_program(
         regions.append(region)
         return functools.partial(compute_parts, region, make_sizes())
 
-    return cut(program, gives, make_loop, left)
+    return cut(program, gives, make_loop, left_out)
 
 
 def _report_plan(plan: Any) -> None:
     """Report the first op of a training step that does not run in parts, and rows that stay in memory for all parts."""
-    left, regions = _results.pop(id(plan), ([], []))
+    left_out, regions = _results.pop(id(plan), ([], []))
     if plan.why_whole or not plan.trained:  # `computed_whole` has reported the first; only training needs much memory
         return
-    if left:
-        op = left[0].node.op
-        _report_whole(plan.place, f"{op.type} ({report.find_line(op)}): {left[0].why}")
+    if left_out:
+        op = left_out[0].node.op
+        _report_whole(plan.place, f"{op.type} ({report.find_line(op)}): {left_out[0].why}")
     kept = list_kept(regions)
     row_bytes = [report.count_bytes(value, value.placement.axis) for value in kept]  # None: not fixed
     if kept:

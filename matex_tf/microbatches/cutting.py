@@ -57,22 +57,24 @@ def list_kept(regions: Sequence[Region]) -> list[Value]:
     return [value for region in regions for value in region.gives if id(value) in inputs and _has_rows(value.placement)]
 
 
-class Left(NamedTuple):
+class LeftOut(NamedTuple):
     """An op on rows outside of all regions, and the reason."""
 
     node: Node
     why: str
 
 
-def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Region], Any], left: list[Left]) -> Program:
+def cut(
+    program: Program, gives: Sequence[Placement], make_emit: Callable[[Region], Any], left_out: list[LeftOut]
+) -> Program:
     """The program with each region replaced by one node.
 
     gives: the placements that the outputs are brought to.
     make_emit: returns the `Decision.emit` of a region's node.
-    left: receives the ops on rows outside of all regions.
+    left_out: receives the ops on rows outside of all regions.
     """
     program = paths.drop_unused(program, gives)
-    waves.schedule(program, list(gives), is_early=_is_end_of_rows)
+    waves.schedule(program, list(gives), is_early=_is_end_of_rows)  # sets the levels of nodes
     nodes = sorted(program.nodes, key=lambda node: node.level)
     program = Program(nodes, program.inputs, program.outputs, program.effects, program.takes_batch)
     # Find the regions. An op that cannot be in its region moves other ops to other positions: find them again.
@@ -81,7 +83,7 @@ def cut(program: Program, gives: Sequence[Placement], make_emit: Callable[[Regio
     while refused := _find_refused(program, gives, positions):
         outside.update(refused)
         positions = _find_positions(nodes, outside)
-    left += [Left(node, outside[id(node)]) for node in nodes if id(node) in outside and _has_rows_of_rank(node)]
+    left_out += [LeftOut(node, outside[id(node)]) for node in nodes if id(node) in outside and _has_rows_of_rank(node)]
     return _Rebuilt(program, gives, positions, make_emit).program
 
 

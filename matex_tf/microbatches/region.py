@@ -1,7 +1,7 @@
 """Builds a region, a set of ops of a step, as a loop over the parts of this rank's slice (`cutting`).
 
 So only the tensors of one part are in memory at a time. With 32 rows and parts of 8, the loop has 4 turns. Accumulators
-(`holders`) combine the results of the parts.
+(`accumulators`) combine the results of the parts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_tf.lazy import tf
+from matex_tf.microbatches.accumulators import make_accumulator
 from matex_tf.microbatches.cutting import Region
-from matex_tf.microbatches.holders import make_accumulator
 from matex_tf.microbatches.sizes import Fitting
 from matex_tf.rewrite.bodies import Body
 from matex_tf.rewrite.nodes import Value
@@ -42,7 +42,7 @@ def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any)
     def compute_part(start: Any, size: Any, accumulated: Sequence[Sequence[Any]]) -> list[Any]:
         part_rows = tf.minimum(size, count - start)
         part_copy = copies.copy(copy)
-        part_copy.batch_slice = Slice(start, part_rows, count, copy.batch_slice.contributes, copy.batch_slice.keeps)
+        part_copy.batch_slice = copy.batch_slice._replace(first=start, count=part_rows, total=count)
         results = _copy_region(copy, region, part_copy, inputs)
         parts = zip(accumulators, accumulated, results)
         after = [accumulator.add(part_copy, tensors, result) for accumulator, tensors, result in parts]
@@ -73,8 +73,8 @@ def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any)
 def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any]) -> list[Any]:
     """The results of a region for a part: a copy of its ops.
 
-    copy: the copy of the step, whose slice are the rank's rows of the batch.
-    part_copy: a `Copy` whose slice are the part's rows of the rank's rows.
+    copy: the copy of the step, whose slice is the rank's rows, as a part of the batch.
+    part_copy: a `Copy` whose slice is the part's rows, as a part of the rank's rows.
     """
     part_slice, rank_slice = part_copy.batch_slice, copy.batch_slice
     is_first = tf.equal(part_slice.first, 0)
@@ -82,11 +82,11 @@ def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any
     body_copy = copies.copy(copy)
     body_copy.transform = None
     first = rank_slice.first + part_slice.first  # of the part's rows, in the batch
-    body_copy.batch_slice = Slice(first, part_slice.count, rank_slice.total, rank_slice.contributes, keeps)
+    body_copy.batch_slice = rank_slice._replace(first=first, count=part_slice.count, keeps=keeps)
     gives = [value.placement for value in region.gives]
     body = Body(body_copy, Program(region.nodes, [], region.gives, region.awaited), gives)
     for node in body.program.nodes:
-        node.level = 0
+        node.level = 0  # a region has no collectives, so all its ops are on one level
     for (value, need), tensor in zip(region.takes, inputs):
         _pass_input(body, part_copy, value, need, tensor, is_first)
     results = body.build_levels([])
@@ -114,6 +114,8 @@ def _pass_input(body: Body, part_copy: Any, value: Value, need: Placement | None
         # `make_sizes_whole` turns sizes of `count` rows into sizes of `total` rows. With these numbers exchanged, it
         # turns sizes of the rank's rows into sizes of the part's rows.
         inverse, part_slice = copies.copy(part_copy), part_copy.batch_slice
-        inverse.batch_slice = Slice(part_slice.first, part_slice.total, part_slice.count, True, True)
+        inverse.batch_slice = Slice(
+            part_slice.first, count=part_slice.total, total=part_slice.count, contributes=True, keeps=True
+        )
         tensor = inverse.make_sizes_whole(tensor, placement)
     body.tensors[id(value)] = tensor

@@ -41,8 +41,8 @@ glibc's own maximum: blocks that malloc keeps avoid page faults, which double th
 
 
 @dataclass
-class Size:
-    """The measurement for rows of one shape."""
+class Measurement:
+    """What has been measured for rows of one shape."""
 
     measured_rows: int = 0  # of the largest measured part
     fitting_rows: int = 0  # the rows that fit according to that part
@@ -55,19 +55,21 @@ class Size:
 class Fitting:
     """The number of rows that fit, for one region of a step.
 
+    The graph calls `start` before the first part and `note_part` after each part; `begin` and `go_on` make the calls.
+
     place: names the step.
     of_step: the `Fitting` of each region of the step; this one is added.
     """
 
     def __init__(self, place: str, of_step: list[Fitting]):
         self._place, self._of_step = place, of_step
-        self._sizes: dict[tuple[int, ...], Size] = {}  # by the `row` of `start`
-        self._measured: Size | None = None  # the size that the present execution measures
+        self._measurements: dict[tuple[int, ...], Measurement] = {}  # by the `row` of `start`
+        self._current: Measurement | None = None  # of the present execution of the region; None: it measures nothing
         of_step.append(self)
 
     @property
     def is_limited(self) -> bool:
-        return any(size.is_limited for size in self._sizes.values())
+        return any(one.is_limited for one in self._measurements.values())
 
     def begin(self, count: Any, rows: Sequence[Any]) -> Any:
         """The size of the first part, an int64 scalar of the graph.
@@ -95,17 +97,17 @@ class Fitting:
 
     def start(self, count: Any, row: Any) -> np.int64:
         """The size of the first part of `count` rows. row: the sizes of all inputs with rows, without their rows."""
-        size = self._sizes.setdefault(tuple(row.tolist()), Size())
-        self._measured = None
-        if not size.is_limited and count > size.safe_rows:
-            self._measured = size
+        known = self._measurements.setdefault(tuple(row.tolist()), Measurement())
+        self._current = None
+        if not known.is_limited and count > known.safe_rows:
+            self._current = known
             return_freed()
-            size.start_bytes = read_resident_bytes("VmRSS")
+            known.start_bytes = read_resident_bytes("VmRSS")
             limit = settings.get_settings().memory
-            free = limit - size.start_bytes if limit else memory.measure_free(world.get_world().local_size)
-            size.max_bytes = (size.start_bytes + free) / memory.MARGIN
+            free = limit - known.start_bytes if limit else memory.measure_free(world.get_world().local_size)
+            known.max_bytes = (known.start_bytes + free) / memory.MARGIN
             _reset_peak()
-        return np.int64(size.fitting_rows if size.is_limited else size.safe_rows)
+        return np.int64(known.fitting_rows if known.is_limited else known.safe_rows)
 
     def note_part(self, part_size: Any, count: Any, part: Any, sums: Any, rows: Any, *_: Any) -> np.int64:
         """The size of the next part, after a part.
@@ -115,33 +117,33 @@ class Fitting:
         part: the rows of the part.
         sums, rows: the bytes of accumulated sums, and of the part's rows that are kept.
         """
-        size = self._measured
-        if size is None or part < size.measured_rows:  # not measured, or a smaller last part
+        known = self._current
+        if known is None or part < known.measured_rows:  # not measured, or a smaller last part
             return np.int64(part_size)
-        part_bytes = max(1, read_resident_bytes("VmHWM") - size.start_bytes)
+        part_bytes = max(1, read_resident_bytes("VmHWM") - known.start_bytes)
         kept_bytes = SUMS * sums + OUTPUTS * count * rows / part
-        size.measured_rows = int(part)
-        size.fitting_rows = max(0, int(part * (size.max_bytes - size.start_bytes - kept_bytes) / part_bytes))
+        known.measured_rows = int(part)
+        known.fitting_rows = max(0, int(part * (known.max_bytes - known.start_bytes - kept_bytes) / part_bytes))
         # A few rows may fit in memory that was free within the process, so they do not predict many more rows.
-        size.safe_rows = max(1, min(size.fitting_rows, GROWTH * size.measured_rows))
+        known.safe_rows = max(1, min(known.fitting_rows, GROWTH * known.measured_rows))
         is_step_limited = any(one.is_limited for one in self._of_step)
-        if count <= size.safe_rows:  # all rows fit
-            self._measured = None
-            if not is_step_limited:
+        if count <= known.safe_rows:  # all rows fit
+            self._current = None
+            if not is_step_limited:  # no region runs in parts for good: malloc may keep freed blocks
                 return_freed(LARGE)
-            return np.int64(size.safe_rows)
-        if size.safe_rows >= 2 * size.measured_rows:  # measure a larger part
-            return np.int64(size.safe_rows)
-        self._measured = None
-        size.is_limited, size.fitting_rows = True, max(1, size.fitting_rows)
+            return np.int64(known.safe_rows)
+        if known.safe_rows >= 2 * known.measured_rows:  # measure a larger part
+            return np.int64(known.safe_rows)
+        self._current = None
+        known.is_limited, known.fitting_rows = True, max(1, known.fitting_rows)
         if not is_step_limited:
-            whole_bytes = size.start_bytes + kept_bytes + part_bytes * count / part
+            whole_bytes = known.start_bytes + kept_bytes + part_bytes * count / part
             notes.print_note(
-                f"MATEX_MICROBATCH=auto: {count} rows of {self._place} are computed in parts of {size.fitting_rows}: "
+                f"MATEX_MICROBATCH=auto: {count} rows of {self._place} are computed in parts of {known.fitting_rows}: "
                 f"at once this process would take about {whole_bytes / 2**20:.0f} MiB, and it may take "
-                f"{size.max_bytes / 2**20:.0f} ({memory.MARGIN - 1:.0%} are kept free)"
+                f"{known.max_bytes / 2**20:.0f} ({memory.MARGIN - 1:.0%} are kept free)"
             )
-        return np.int64(size.fitting_rows)
+        return np.int64(known.fitting_rows)
 
 
 def _call_python(function: Any, *args: Any) -> Any:

@@ -86,7 +86,7 @@ class Undo:
 
     def save(self) -> None:
         """Save the values. Called before each call of the step."""
-        variables = pieces.list_kept(self._changed)
+        variables = pieces.list_stored(self._changed)
         if list(map(id, variables)) != list(map(id, self._variables)):
             self._variables = variables
             self._read = trace_own(lambda: [variable.read_value() for variable in variables])

@@ -26,7 +26,7 @@ _SHARED = "is of a step that ranks share"
 _steps = 0
 _has_unchecked = False
 """Whether a step has changed weights since the last comparison."""
-_are_apart = False
+_are_differences_expected = False
 """Whether ranks train by themselves for some steps (`apart.local`). Their weights differ then, and are not compared."""
 
 
@@ -36,10 +36,10 @@ def is_watched() -> bool:
     return world.is_active() and is_main and not own_data.is_alone()
 
 
-def set_apart(are_apart: bool) -> None:
-    """Set whether ranks train by themselves, until they exchange their weights (`events.ranks_meet`)."""
-    global _are_apart
-    _are_apart = are_apart
+def expect_differences(are_expected: bool) -> None:
+    """True: compare no weights after steps from now on, since ranks train by themselves. False: compare them again."""
+    global _are_differences_expected
+    _are_differences_expected = are_expected
 
 
 def agree_on_new(used: Iterable[Any]) -> bool:
@@ -51,7 +51,7 @@ def agree_on_new(used: Iterable[Any]) -> bool:
 
 
 def count_rows(tensors: Iterable[Any], are_rows: Iterable[bool]) -> int:
-    """The number of rows of the batches that a function was traced for; 0 for any number."""
+    """The number of rows of the batches that a function was traced for; 0 if it was traced for any number."""
     counts = (tensor.shape.as_list()[0] for tensor, has_rows in zip(tensors, are_rows) if has_rows)
     return next(counts, None) or 0
 
@@ -88,7 +88,8 @@ def agree_on_plan(digest: bytes, why_whole: str, place: str, rows: int = 0) -> s
     for rank, (digest_of_rank, *_) in enumerate(everyone):
         if digest_of_rank != everyone[0][0]:
             # Batches of different sizes are the likely reason, which has a message of its own.
-            fingerprint.check_rows([(rank, rows) for rank, (*_, rows) in enumerate(everyone)], f"a batch of {place}")
+            rows_of_ranks = [(rank, rows_of_rank) for rank, (*_, rows_of_rank) in enumerate(everyone)]
+            fingerprint.check_rows(rows_of_ranks, f"a batch of {place}")
             hosts = world.get_world().hosts
             raise errors.MismatchError(
                 f"the ranks' traces of {place} differ: that of rank {rank} ({hosts[rank]}) has other ops "
@@ -103,7 +104,7 @@ def note_step() -> None:
     _steps += 1
     _has_unchecked = True
     period = settings.get_settings().drift_steps
-    if period and not _are_apart and (_steps & (_steps - 1) == 0 or _steps % period == 0):
+    if period and not _are_differences_expected and (_steps & (_steps - 1) == 0 or _steps % period == 0):
         compare_weights(f"after {_steps} steps")
 
 

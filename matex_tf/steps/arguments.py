@@ -23,8 +23,8 @@ class Arguments:
     rows: the number of rows of the batch: the most common first size of the tensors, if it is 2 or more; else 0.
     have_rows: for each leaf, whether it is a tensor with `rows` rows. These tensors are sliced. Rows are guessed, but a
         wrong guess changes no result: the step only needs other collectives.
-    references: functions that return the leaves that the last key identifies by address, or None once a leaf is gone.
-        The key is then invalid, since another object may have the address.
+    references: for each leaf that the last key (`make_key`) identifies by its address, a function that returns the
+        leaf, or None once the leaf is gone. The key is then invalid, since a new object may have the address.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]):
@@ -40,7 +40,10 @@ class Arguments:
         self.have_rows = [bool(known) and count == self.rows for count in counts]
 
     def make_key(self) -> Any:
-        """The key of a trace: calls with equal keys have the same trace. Sets `references`."""
+        """The key of a trace: calls with equal keys have the same trace. Sets `references`.
+
+        It has a part for each leaf, such as the dtype and shape of a tensor, or a number itself; and the structure.
+        """
         parts: list[Any] = []
         self.references = []
         for leaf in self.leaves:
@@ -52,20 +55,20 @@ class Arguments:
                 parts.append(tf.type_spec_from_value(leaf))
             elif isinstance(leaf, (bool, int, float, complex, str, bytes, type(None), tf.DType, tf.TypeSpec)):
                 parts.append((type(leaf), leaf))
-            else:  # also a variable: a trace for two equal variables differs from one for two different variables
+            else:  # such as a variable: a trace is made for this one, and f(v, v) differs from f(v, w)
                 self.references.append(_make_reference(leaf))
                 parts.append(id(leaf))
         args, kwargs = self.given
         if not kwargs and len(args) == len(self.leaves) and all(map(operator.is_, args, self.leaves)):
-            return tuple(parts), len(args)  # the usual case: no structure, whose text is slow to make
+            return tuple(parts), len(args)  # the usual case, without nesting; the text of a structure is slow to make
         return tuple(parts), repr(tf.nest.map_structure(lambda leaf: 0, self.given))
 
     @property
     def has_lasting_key(self) -> bool:
-        """Whether the last key identifies only variables by address.
+        """Whether the last key identifies no object but variables by address, so that it is valid on all ranks or none.
 
-        Ranks free any other object at different times. A rank where a new object has the old address would find a key
-        that other ranks do not find.
+        Ranks free other objects at different times. If a new object got the address of an old one on one rank only,
+        that rank alone would find the old key.
         """
         return all(isinstance(get_leaf(), tf.Variable) for get_leaf in self.references)
 
@@ -77,12 +80,13 @@ class Arguments:
     def trace_call(self, function: Callable[..., Any]) -> Any:
         """The FuncGraph of a call of `function`, with the tensors of `list_tensors` as inputs.
 
-        Its structured outputs are the results of the function, and, for each tensor of the results, its attached
-        tensors. None if the Python code of the function raises an error.
+        Its structured outputs are a pair: the results of the function, and a list with the attached tensors of each
+        tensor of the results. None if the Python code of the function raises an error.
         """
         from tensorflow.python.framework import func_graph
 
         def call(*tensors: Any) -> Any:
+            """Call `function` with symbolic `tensors` in place of the tensors of `list_tensors`."""
             count = sum(isinstance(leaf, tf.Tensor) for leaf in self.leaves)
             arguments, attached = iter(tensors[:count]), iter(tensors[count:])
             leaves = list(self.leaves)
@@ -97,7 +101,7 @@ class Arguments:
         specs = [tf.TensorSpec(one.shape, one.dtype) for one in self.list_tensors()]
         try:
             return func_graph.func_graph_from_py_func("call", call, specs, {})
-        except Exception:  # of the script's code, which is only tried: the call itself raises the script's errors
+        except Exception:  # this is only a trial of the script's code: the later call raises the script's errors
             return None
 
 

@@ -1,8 +1,8 @@
 """Compares batches between ranks: all ranks must have the same batch, of which each computes its slice.
 
-A comparison costs time. So only some are compared: the first batch of each iterator, and the batches of the 1st, 2nd,
-4th, 8th, ... call. A batch that is known before the call is compared before it. If the graph takes the batch by itself,
-as in a loop, a flag tells the graph to keep its next batch, which is compared after the call.
+A comparison costs time. So only some batches are compared: the first batch of each iterator, and the batches of the
+1st, 2nd, 4th, 8th, ... call. A batch that is known before the call is compared before it. If the graph takes the batch
+by itself, as in a loop, a flag tells the graph to keep its next batch, which is compared after the call.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class BatchWatch:
         self._kept: Batch | None = None
 
     def make_slice(self, components: Sequence[Any], slice_ratios: slices.SliceRatios | None = None) -> Slice:
-        """The slice of a batch that is taken within the graph, with its digest kept if the flag is set."""
+        """The slice of a batch that is taken within the graph. The graph keeps the batch if the flag is set."""
         readable = [tensor for tensor in components if tensor.dtype.name not in ("variant", "resource")]
-        self.keep(readable, lambda *rows: WholeBatch(rows, [True] * len(rows)))
+        self.keep_if_asked(readable, lambda *rows: WholeBatch(rows, [True] * len(rows)))
         return slices.make_checked_slice(components, slice_ratios)
 
-    def keep(self, tensors: Sequence[Any], make: Callable[..., Batch]) -> None:
-        """Add ops that keep the batch which `make` makes of the graph's tensors, if the flag is set.
+    def keep_if_asked(self, tensors: Sequence[Any], make: Callable[..., Batch]) -> None:
+        """Add ops to the graph that keep a batch if the flag is set. `make` makes the batch of the values of `tensors`.
 
         The ops must call no function of the graph. The thread that runs the ops would wait for the function, and may be
         the only thread that could compute it.
@@ -59,11 +59,11 @@ class BatchWatch:
             self._kept = make(*given)
             return tf.constant(False)  # the new value of the flag
 
-        def keep() -> Any:
-            kept = tf.py_function(keep_batch, tensors, tf.bool)
-            return self._flag.assign(tf.ensure_shape(kept, []), read_value=False)
+        def keep_and_reset() -> Any:
+            flag = tf.py_function(keep_batch, tensors, tf.bool)
+            return self._flag.assign(tf.ensure_shape(flag, []), read_value=False)
 
-        tf.cond(self._flag, keep, tf.no_op)
+        tf.cond(self._flag, keep_and_reset, tf.no_op)
 
     def is_same(self, batch: Batch) -> bool:
         """Whether all ranks have this batch. Collective."""

@@ -25,7 +25,10 @@ batch. All are int64 scalars, except for the bool `contributes`. The rank's rows
 
 
 class Bounds(NamedTuple):
-    """A rank's rows of a batch: the index of the first row, their number, and `contributes` (see `Slice`)."""
+    """A rank's rows of a batch: the index of the first row, and their number.
+
+    contributes: false if the batch has no row for this rank, which then computes a duplicate of another rank's row.
+    """
 
     first: int
     number: int

@@ -22,8 +22,10 @@ _IGNORED = "config config_proto container debug_name message metadata seed seed2
 class _Tracing(threading.local):
     """The traces of steps in this thread.
 
-    is_on: a step is being traced, in which batches of a rank's own rows have an unknown number of rows.
-    has_opened: a batch got an unknown number of rows in the last trace, unlike alone.
+    is_on: a step is being traced. Batches of a rank's own rows then get an unknown number of rows (`open_spec`), since
+        ranks have different numbers.
+    has_opened: a batch got an unknown number of rows in the last trace. The script alone traces with a fixed number, so
+        an error in such a trace may not be the script's.
     """
 
     is_on = False
@@ -39,37 +41,39 @@ def find_trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def trace_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The ConcreteFunction that a call of a function has alone, too. Raises errors of the script's Python code.
+    """The ConcreteFunction that the script's own call would run. Raises errors of the script's Python code.
 
-    If XLA compiles the function, or if TensorFlow has added residuals for gradients to its graph, the result is the
-    ConcreteFunction of a new function that calls it.
+    If XLA compiles the function, or if TensorFlow has added residuals for gradients to its graph, the result is instead
+    the ConcreteFunction of a new function that calls it.
     """
-
-    def make_caller() -> Any:
-        """The function that calls `function`, traced for the shapes of the inputs of `traced`, which may have an
-        unknown number of rows.
-        """
-        given = traced.function_type.unpack_inputs(traced.function_type.bind(*args, **kwargs))
-        inputs = {id(tensor): inner for tensor, inner in zip(given, traced.graph.inputs)}
-
-        def open_leaf(leaf: Any) -> Any:
-            inner = inputs.get(id(leaf))
-            return leaf if inner is None else tf.TensorSpec(inner.shape, inner.dtype)
-
-        specs, named_specs = tf.nest.map_structure(open_leaf, (args, kwargs))
-        caller = tf.function(lambda *given, **named: function(*given, **named), autograph=False)
-        return caller.get_concrete_function(*specs, **named_specs)
-
     was_on, had_opened = tracing.is_on, tracing.has_opened
     tracing.is_on, tracing.has_opened = True, False
     try:
         traced = find_trace(function, args, kwargs)
-        if not _is_compiled(function) and len(traced.graph.outputs) == len(traced.function_type.flat_outputs):
+        has_residuals = len(traced.graph.outputs) != len(traced.function_type.flat_outputs)
+        if not has_residuals and not _is_compiled(function):
             return traced
-        return tags.get_or_make_tag(traced.graph, "caller", make_caller)
+        return tags.get_or_make_tag(traced.graph, "caller", lambda: _trace_caller(function, traced, args, kwargs))
     finally:
         tracing.is_on = was_on
         tracing.has_opened = tracing.has_opened or (was_on and had_opened)  # the trace of a step within a step
+
+
+def _trace_caller(function: Any, traced: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The ConcreteFunction of a function that only calls `function`, for arguments with the shapes of `traced`.
+
+    traced: the trace of `function` for these arguments. Its inputs may have an unknown number of rows (`open_spec`).
+    """
+    given = traced.function_type.unpack_inputs(traced.function_type.bind(*args, **kwargs))
+    inputs = {id(tensor): inner for tensor, inner in zip(given, traced.graph.inputs)}
+
+    def make_spec(leaf: Any) -> Any:
+        inner = inputs.get(id(leaf))
+        return leaf if inner is None else tf.TensorSpec(inner.shape, inner.dtype)
+
+    specs, named_specs = tf.nest.map_structure(make_spec, (args, kwargs))
+    caller = tf.function(lambda *given, **named: function(*given, **named), autograph=False)
+    return caller.get_concrete_function(*specs, **named_specs)
 
 
 def _is_compiled(function: Any) -> bool:
@@ -84,8 +88,8 @@ def _is_compiled(function: Any) -> bool:
 def digest_graph(graph: Any, for_ranks: bool = False) -> bytes:
     """A digest of the ops of a FuncGraph: equal for two traces with the same ops, whatever their names.
 
-    for_ranks: ignore the values of constants and the order of ops, such as updates of variables that a script keeps in
-        a set.
+    for_ranks: digest only the types and attributes of ops, in any order, and without the values of constants, which
+        may be file names. Order and connections of ops may differ: a script may update the variables of a set.
     """
     definition = graph.as_graph_def()
     library = {function.signature.name: function for function in definition.library.function}

@@ -77,14 +77,17 @@ batch_given = Event()
 """(iterator, is_over): eager code has the batch, or the data have ended."""
 batch_taken = Event()
 """(plan, seconds, handle): the batch of a call has been taken after `seconds`, from the iterator of this handle."""
-figures_told = Event()
-"""(model, logs): the callbacks are about to be told the end of an epoch; a listener may change `logs`."""
+epoch_logs_made = Event()
+"""(model, logs): the callbacks are about to get the logs of an epoch; a listener may change `logs`."""
 ranks_meet = Event()
-"""(doing): all ranks must hold the same state for the next operation, also ranks that train apart."""
-pieces_are_used = Event()
-"""(variables): a step is being planned that uses these variables, which ranks may hold in pieces."""
+"""(doing): before an operation, named by `doing`, for which all ranks must hold the same state. Ranks that have trained
+by themselves bring their variables together.
+"""
+cuts_wanted = Event()
+"""(variables): a step is being planned that uses these `PieceVariable`s. A listener sets missing `cuts` of them."""
 pieces_refused = Event()
-"""(variables, why): such variables are whole from now on, or are made whole before each call of code that changes them.
+"""(variables, why): these `PieceVariable`s are whole from now on, or are made whole before each call of the code that
+changes them.
 """
 updates_eagerly = Event()
 """(optimizer): a Keras optimizer is about to update in eager code, which every rank computes by itself."""

@@ -38,7 +38,7 @@ class RankExchanger:
 
     The number of rows of the batch travels with the sums, so ranks whose batches have different numbers raise an error.
     The last sums with gradients of a step count, and are recorded, as one update. If updates are overlapped, gradients
-    that travel in earlier waves are parts of it.
+    that travel in earlier waves are parts of that update.
     """
 
     def __init__(self, place: str, is_ordered: bool = True, checked: bool = False):
@@ -88,7 +88,13 @@ class RankExchanger:
 
         So the last wave has a message of sums even without a sum: the update then consists of gathered gradients.
         """
-        sums, checked, early, inline, others = list[int](), list[int](), list[int](), list[int](), list[int]()
+        # Indices of floating-point sums:
+        early = list[int]()  # of gradients for which the wave need not wait: a part of an overlapped update
+        checked = list[int]()  # of gradients that are checked for finite values
+        inline = list[int]()  # of the last wave, that cannot be overlapped: in `sums` they would hinder the others
+        sums = list[int]()  # the others
+        # Indices of other requests, each with a message of its own; and of `owned` requests, by kind and dtype:
+        others = list[int]()
         owned: dict[tuple[str, str], list[int]] = {}
         for index, request in enumerate(requests):
             if request.owned:
@@ -100,7 +106,7 @@ class RankExchanger:
             elif self.checked and labels[index] is not None:
                 checked.append(index)
             elif is_last and self.sums_early and not self._is_overlapped(request):
-                inline.append(index)  # it would keep the others from being overlapped
+                inline.append(index)
             else:
                 sums.append(index)
 
@@ -231,7 +237,7 @@ def find_neutral(kind: str, dtype: Any) -> Any:
 
 
 def _gather_strings(rows: Any, name: str) -> Any:
-    """Gathers strings as their bytes and lengths."""
+    """Gathers strings as their bytes and lengths. The bytes are joined to one string, from which strings are cut."""
     shape = tf.shape(rows, tf.int64)
     flat = tf.reshape(rows, [-1])
     lengths = ops.allgather(tf.strings.length(flat), name)

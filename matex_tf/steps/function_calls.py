@@ -22,27 +22,29 @@ from matex_tf.steps.plan import StepPlan
 from matex_tf.steps.tapes import calls
 
 _PLANS = "step plans"
-_MAX_KEYS = 1024
+_MAX_KEYS = 1024  # of a function: calls that differ in a Python number have different keys
 NOT_TRACED = "its code raised an error when it was traced for any number of rows"
 NOT_SHARED = "it is compiled by XLA, or a tape records the call"
-_takers: list[Callable[..., Any]] = []
+IN_THREAD = "a thread of the script calls it"
+_interceptors: list[Callable[..., Any]] = []  # the innermost last
 
 
 @contextlib.contextmanager
-def take_calls(taker: Callable[..., Any]) -> Iterator[None]:
-    """Within the context, `taker(original, function, args, kwargs)` gives the results of the main thread's calls."""
-    _takers.append(taker)
+def intercept_calls(interceptor: Callable[..., Any]) -> Iterator[None]:
+    """Within the context, `interceptor(original, function, args, kwargs)` makes the calls of the main thread."""
+    _interceptors.append(interceptor)
     try:
         yield
     finally:
-        _takers.remove(taker)
+        _interceptors.remove(interceptor)
 
 
 class _Plans:
     """The plans of a function.
 
     by_trace: the plan of each trace that TensorFlow keeps of the function.
-    by_key: the plans of earlier calls, with references to the objects that their keys identify by address.
+    by_key: the plans of earlier calls by `Arguments.make_key`, so that a further call need not look for its trace; with
+        `Arguments.references`, which show whether the key is still valid.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,7 @@ class _Plans:
         self.by_key: dict[Any, tuple[StepPlan, list[Any]]] = {}
 
     def find(self, function: Any, arguments: Arguments) -> StepPlan:
-        """The plan of such a call. Collective if it is new."""
+        """The plan of a call of `function` with these arguments. Collective if it is new."""
         key = arguments.make_key()
         plan, references = self.by_key.get(key, (None, []))
         if plan is None or any(reference() is None for reference in references):
@@ -69,7 +71,7 @@ class _Plans:
         try:
             traced = capture.trace_step(function, args, kwargs)
         except Exception as error:
-            if capture.tracing.has_opened:
+            if capture.tracing.has_opened:  # the script alone would have a trace for a fixed number of rows
                 raise errors.UnsupportedError(own_data.explain_obstacle(place, NOT_TRACED)) from error
             raise
         ids_with_rows = {id(leaf) for leaf, has_rows in zip(arguments.leaves, arguments.have_rows) if has_rows}
@@ -89,14 +91,14 @@ def call_function(
 
     is_recorded: a gradient tape of the script records the call.
     """
-    # Calls that other code takes over, work of this rank alone, and other threads, which are not in step between ranks.
+    # Calls that are intercepted, work of this rank alone, and other threads, whose calls ranks do not make together.
     is_main = threading.current_thread() is threading.main_thread()
-    if _takers and is_main:
-        return _takers[-1](original, function, args, kwargs)
+    if _interceptors and is_main:
+        return _interceptors[-1](original, function, args, kwargs)
     if own_data.is_alone():
         return original(function, *args, **kwargs)
     if not is_main:
-        return call_whole(original, function, args, kwargs)
+        return call_whole(original, function, args, kwargs, IN_THREAD)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), report.name_step(function))
     try:
         arguments = _bind_arguments(function, args, kwargs)
@@ -133,6 +135,7 @@ def _unpack_inputs(traced: Any, arguments: Arguments) -> list[Any]:
 
 
 def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
+    """The batch of a call; None at the end of the data."""
     began, handle = time.perf_counter(), plan.find_iterator(inputs)
     try:
         batch = plan.take_batch(handle)
@@ -143,7 +146,7 @@ def _take_batch(plan: StepPlan, inputs: list[Any]) -> Batch | None:
 
 
 def find_plan(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepPlan:
-    """The plan of such a call. Collective if it is new."""
+    """The plan of a call. Collective if it is new."""
     return _get_plans(function).find(function, _bind_arguments(function, args, kwargs))
 
 
@@ -160,14 +163,19 @@ def _get_plans(function: Any) -> _Plans:
     return tags.get_or_make_tag(function, _PLANS, _Plans)
 
 
-def call_whole(original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of `original(function, *args, **kwargs)`, computed by every rank by itself."""
+def call_whole(
+    original: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = NOT_SHARED
+) -> Any:
+    """The result of `original(function, *args, **kwargs)`, computed by every rank by itself.
+
+    why: the reason why ranks do not share the call.
+    """
     place = report.name_step(function)
     args, kwargs = own_data.make_arrays_whole((args, kwargs), place)
     if not own_data.is_alone() and not tf.config.functions_run_eagerly():  # in eager code, iterators give whole batches
         if any(is_source(leaf) and own_data.is_own(leaf) for leaf in tf.nest.flatten((args, kwargs))):
-            raise errors.UnsupportedError(own_data.explain_obstacle(place, NOT_SHARED))
-        _prepare_whole_call(function, args, kwargs, NOT_SHARED)
+            raise errors.UnsupportedError(own_data.explain_obstacle(place, why))
+        _prepare_whole_call(function, args, kwargs, why)
     return original(function, *args, **kwargs)
 
 

@@ -38,9 +38,7 @@ def note_gradients(found: Any, sources: Any) -> None:
 
 
 def _find_owner(source: Any) -> Any:
-    """The object that gets the label: the variable `source`, or the op of a reference variable of TensorFlow 1; None if
-    `source` is no variable.
-    """
+    """The object that gets the label: a variable, or the op of a reference variable of TensorFlow 1; else None."""
     variable = getattr(source, "_value", source)  # a variable of Keras
     if hasattr(variable, "handle"):
         return variable
@@ -57,9 +55,7 @@ def make_label(variable: Any) -> Label:
 
 
 def are_checked(program: Program) -> bool:
-    """Whether a gradient that is not finite is an error. It is none if the script's step handles such gradients itself,
-    as loss scaling does.
-    """
+    """Whether gradients that are not finite are an error: not if the step handles them itself, as loss scaling does."""
     return settings.get_settings().check_numerics and not labels.checks_labelled(program, _FINITE)
 
 

@@ -30,7 +30,7 @@ def are_own(inputs: Any, name: str) -> bool:
     return bool(arrays) and fingerprint.are_shares(arrays, name)
 
 
-def are_for_one(inputs: Any, name: str) -> bool:
+def are_computed_alone(inputs: Any, name: str) -> bool:
     """Whether each rank computes a structure of arrays by itself.
 
     That is so in three cases: the arrays hold the rank's own rows; they have fewer rows than there are ranks; or they
@@ -62,7 +62,7 @@ def agree_on_deal(inputs: Any, batch_size: int, shuffle: bool, name: str) -> sha
 
     Raises BatchError on every rank if the rows were dealt for batches of another size than `batch_size`.
     """
-    dealt = shard_arrays.Dealt()
+    dealt = shard_arrays.Dealt()  # each fact from the first array that has it
     for deal in map(shard_arrays.find_deal, _list_arrays(inputs)):
         dealt = shard_arrays.Dealt(*(known if known is not None else new for known, new in zip(dealt, deal)))
     everyone = objects.allgather((dealt, batch_size), f"how the rows of {name} were dealt")
@@ -102,6 +102,7 @@ def make_dataset(inputs: Any, counts: Sequence[int], batch_size: int, shuffle: b
     def split_in_steps(rows: Any) -> Any:
         return ranges.map(lambda start, end: rows[start:end])
 
+    # In each epoch: the indices of this rank's rows, in one vector for each step; then these rows.
     chosen = tf.data.Dataset.range(1).map(order).flat_map(split_in_steps)
     dataset = py_functions.move_functions_to_dataset(lambda: chosen.map(read_rows, num_parallel_calls=tf.data.AUTOTUNE))
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
@@ -128,7 +129,7 @@ def pad_batches(dataset: Any, name: str) -> Any:
         return dataset
     numbers = objects.allgather(int(dataset.cardinality()), f"counting the batches of {name}")
     if tf.data.UNKNOWN_CARDINALITY in numbers:
-        even = dataset.filter(lambda *_: True)  # a dataset of unknown length, for Keras to iterate over alike
+        even = dataset.filter(lambda *_: True)  # its length is unknown, so that Keras iterates alike on all ranks
     else:
         no_rows = tf.nest.map_structure(lambda spec: _make_rows(spec, 0), dataset.element_spec)
         endless = dataset.concatenate(tf.data.Dataset.from_tensors(no_rows).repeat())

@@ -38,10 +38,11 @@ def is_alone() -> bool:
 
 
 def note_constant(array: np.ndarray) -> None:
-    """Print a note if a tensor is made from an array of this rank's own rows, as the tensor loses that mark.
+    """Print a note if a tensor is made from an array of this rank's own rows, since the tensor is not marked as such.
 
     Raises UnsupportedError in a graph, which would treat such a tensor as equal on all ranks.
     """
+    # `keeps_rows`: the tensor is for a dataset, which is marked itself.
     if shard_arrays.keeps_rows or not world.is_active() or is_alone() or not shard_arrays.is_shard(array):
         return
     advice = (
@@ -138,8 +139,8 @@ def take_whole(iterator: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _make_taker(name: str, _: str, specs: Any) -> Any:
-    """A function that takes whole batches of these specs. name, _: parts of the cache's key."""
+def _make_taker(name: str, spec_text: str, specs: Any) -> Any:
+    """A function that takes whole batches of these specs. name, spec_text: only parts of the cache's key."""
     exchanger = RankExchanger("the next batch of each rank's own rows")
     make_own_slice = functools.partial(slices.make_own_slice, exchanger)
 
@@ -151,7 +152,10 @@ def _make_taker(name: str, _: str, specs: Any) -> Any:
 
 
 def make_arrays_whole(arrays: Any, doing: str) -> Any:
-    """The structure with the rows of all ranks for each array of own rows. Collective if so. doing: for messages."""
+    """The structure with the rows of all ranks in place of each array of own rows. Collective if it has such arrays.
+
+    doing: names the call in messages.
+    """
     leaves = tf.nest.flatten(arrays, expand_composites=False)
     are_shards = [isinstance(leaf, np.ndarray) and shard_arrays.is_shard(leaf) for leaf in leaves]
     if not any(are_shards) or not world.is_active() or is_alone():

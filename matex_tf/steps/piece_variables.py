@@ -1,6 +1,6 @@
 """Variables that ranks hold in pieces: the moments of an optimizer, with MATEX_STRATEGY=sharded.
 
-`servers.pieces` creates them, and steps take them by `pieces`. Import this module after TensorFlow.
+`servers.pieces` creates them, and steps use them by `pieces`. Import this module after TensorFlow.
 """
 
 from __future__ import annotations
@@ -31,14 +31,22 @@ class PieceVariable(BaseResourceVariable):
     code that uses the handle directly gets an error, and never a piece. Shared steps use `piece`. Eager code that reads
     the value gets the whole value, which is a collective while the variable is in pieces.
 
+    The forms of a variable over time: it begins in pieces, or whole as long as `cuts` is empty. `make_whole` puts the
+    pieces together for code that every rank runs by itself; before the next shared step, `split` keeps this rank's
+    piece again. A variable that is refused stays whole for good.
+
     number: the index among all such variables, in the order of their creation, which is the same on every rank.
-    cuts: the first entry of each rank's piece, and the end of the last piece; empty: not known yet.
+    cuts: the first entry of each rank's piece, and the end of the last piece. A loss of ranks changes them. Empty at
+        first if ranks must compare initial values, or choose the number of owners; a plan then asks for them
+        (`events.cuts_wanted`).
     of: a weak reference to the weight whose entries match the entries of this variable.
     owner: names the optimizer in messages.
     piece: a variable that holds this rank's piece, flattened.
-    updates: the number of changes of the value, by steps with `--elastic`, and by eager code.
-    is_refused: the variable stays whole, since a step takes it whole.
-    is_settled: trials of steps no longer decide whether the variable is in pieces.
+    updates: the number of changes of the value so far, by which copies of pieces are known to be outdated
+        (`servers.pieces.piece_copies`). Steps count only with `--elastic`.
+    is_refused: the variable stays whole, since an op of a step takes it whole, since trials of steps found that steps
+        are faster with whole variables, or since one rank may read it by itself (`pieces.keep_all_whole`).
+    is_settled: trials of steps (`adapt.step_trials`) have decided the form.
     """
 
     def __init__(self, *, value: Any, cuts: tuple[int, ...], of: Any, owner: str, name: str, **more: Any):
@@ -61,18 +69,18 @@ class PieceVariable(BaseResourceVariable):
         self._put(value)
         pieces.note_variable(self)
 
-    def is_apart(self) -> bool:
+    def is_in_pieces(self) -> bool:
         """Whether it is in pieces: its own resource does not exist."""
         return not tf.raw_ops.VarIsInitializedOp(resource=self.handle).numpy()
 
-    def take_apart(self) -> None:
-        """Keep this rank's piece of a whole value."""
-        if not self.is_refused and not self.is_apart():
+    def split(self) -> None:
+        """Hold only this rank's piece from now on, unless the variable is refused or in pieces already."""
+        if not self.is_refused and not self.is_in_pieces():
             self._put(_read(self))
 
     def make_whole(self) -> None:
-        """Put the pieces together. Collective, if the variable is in pieces."""
-        if self.is_apart():
+        """Hold the whole value from now on. Collective, if the variable is in pieces."""
+        if self.is_in_pieces():
             self.put_whole(self._gather())
 
     def put_whole(self, value: Any) -> None:
@@ -103,12 +111,12 @@ class PieceVariable(BaseResourceVariable):
         return tf.reshape(ops.allgather(_read(self.piece), self.name), self.shape)
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
-        if tf.executing_eagerly() and self.is_apart():
+        if tf.executing_eagerly() and self.is_in_pieces():
             return self._gather()
         return super()._read_variable_op(no_copy)
 
     def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
-        if not tf.executing_eagerly() or not self.is_apart():
+        if not tf.executing_eagerly() or not self.is_in_pieces():
             return super().assign(value, use_locking, name, read_value)
         value = tf.convert_to_tensor(value, self.dtype)
         if not self.shape.is_compatible_with(value.shape):
@@ -136,8 +144,8 @@ def _assign(variable: Any, value: Any) -> None:
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
-def _take_whole(name: str) -> Any:
-    """The method of this name, which reads or changes entries of the value: in eager code it first makes them whole."""
+def _wrap_method(name: str) -> Any:
+    """The method of this name, which uses entries of the value: in eager code, it first makes the variable whole."""
     original = getattr(BaseResourceVariable, name)
 
     @functools.wraps(original)
@@ -154,7 +162,7 @@ for _name in (
     "scatter_mul scatter_div scatter_update batch_scatter_update scatter_nd_sub scatter_nd_add scatter_nd_update "
     "scatter_nd_max scatter_nd_min"
 ).split():
-    setattr(PieceVariable, _name, _take_whole(_name))
+    setattr(PieceVariable, _name, _wrap_method(_name))
 
 
 def _remove_resource(handle: Any) -> None:

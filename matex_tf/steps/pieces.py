@@ -1,7 +1,8 @@
 """Finds the variables that ranks hold in pieces, and brings them to the form, pieces or whole, that a step takes.
 
-With `MATEX_STRATEGY=sharded`, and in trials of `auto`, each rank stores a piece of each large optimizer variable
-(`piece_variables`). Code that may read such a variable on one rank alone needs whole variables.
+With `MATEX_STRATEGY=sharded`, and in trials of `auto`, each rank stores a piece of each large optimizer variable, a
+`PieceVariable` (`piece_variables`). The step of each plan uses them by `StepPieces`. Code that may read such a variable
+on one rank alone needs whole variables.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ is_left_open = False
 """Whether ranks choose between variables in pieces and whole ones by trial: `MATEX_STRATEGY=auto`."""
 
 _variables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by their numbers
-_are_made = False  # there may be variables in pieces
+_are_made = False  # there may be variables in pieces: one was created, and `keep_all_whole` was not called since
 
 
 def note_variable(variable: Any) -> None:
@@ -48,32 +49,32 @@ def find_variables(graph: Any) -> dict[int, Any]:
     return {index: variable for index, variable in found if variable is not None}
 
 
-def make_whole() -> None:
+def make_all_whole() -> None:
     """Make all variables whole that are in pieces. Collective; eager.
 
     Ranks collect garbage at different times: only variables that exist on all ranks are gathered.
     """
     if _are_made:
-        mine = {variable.number: variable for variable in list_variables() if variable.is_apart()}
+        mine = {variable.number: variable for variable in list_variables() if variable.is_in_pieces()}
         everyone = objects.allgather(sorted(mine), "which variables are in pieces")
         for number in sorted(set(everyone[0]).intersection(*everyone)):
             mine[number].make_whole()
 
 
-def keep_whole() -> None:
+def keep_all_whole() -> None:
     """Make all variables whole that are in pieces, for good. Collective; eager.
 
     Then a rank may read them by itself. The caller creates no more `PieceVariable`s.
     """
     global _are_made
-    make_whole()
+    make_all_whole()
     for variable in list_variables():
         variable.is_refused = True
     _are_made = False
 
 
 def prepare_whole_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> None:
-    """Make the variables whole that a function uses which every rank calls by itself. Collective if there are any.
+    """Before every rank calls a function by itself: make whole its variables. Collective if some are in pieces.
 
     why: the reason why the call is not shared; told if the function changes such variables.
     """
@@ -89,59 +90,60 @@ def prepare_whole_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
         events.pieces_refused(list(used.values()), why)
 
 
-def list_kept(variables: Iterable[Any]) -> list[Any]:
-    """The TensorFlow variables that hold the values of `variables`: for one in pieces, the variable of its piece."""
+def list_stored(variables: Iterable[Any]) -> list[Any]:
+    """The TensorFlow variables in which this rank stores `variables`: for one in pieces, the variable of its piece."""
     return [one.piece if getattr(one, "cuts", ()) and not one.is_refused else one for one in variables]
 
 
-class Holding:
-    """The variables in pieces that a step uses, among the tensors that its trace captures.
+class StepPieces:
+    """The `PieceVariable`s that a step uses, by their indices among the tensors that its trace captures.
 
-    _taken: the variables that the step takes in pieces, by the indices of the captured tensors.
-    _cuts: the cuts of these variables when the step was planned, by the same indices.
-    _whole: the variables that the step takes whole; empty unless `takes_whole`.
-    _count_whole: a function that counts the variables of the step that are whole now.
+    _in_pieces: the variables that the step takes in pieces.
+    _cuts: the cuts of these variables when the step was planned.
+    _whole: the variables that the step takes whole, in trials (`takes_whole`): then `_in_pieces` is empty.
+    _count_whole: a function that counts the variables of the step that are whole now; made at the first call.
     """
 
     def __init__(self, graph: Any, takes_whole: bool = False):
         """takes_whole: the step takes the variables whole, and makes them whole before each call."""
         used = {index: one for index, one in find_variables(graph).items() if not one.is_refused}
         if used:
-            events.pieces_are_used(list(used.values()))  # a listener may cut them now
-        cut = {index: one for index, one in used.items() if one.cuts}
-        self._taken, self._whole = ({}, list(cut.values())) if takes_whole else (cut, [])
-        self._cuts = {index: one.cuts for index, one in self._taken.items()}
+            events.cuts_wanted(list(used.values()))
+        with_cuts = {index: one for index, one in used.items() if one.cuts}
+        self._in_pieces = {} if takes_whole else with_cuts
+        self._whole = list(with_cuts.values()) if takes_whole else []
+        self._cuts = {index: one.cuts for index, one in self._in_pieces.items()}
         self._count_whole: Any = None
 
     def list_variables(self) -> list[Any]:
         """The variables that the step takes in pieces."""
-        return list(self._taken.values())
+        return list(self._in_pieces.values())
 
     @property
-    def holds(self) -> bool:
-        """Whether the cuts are unchanged, and no variable has become one that stays whole."""
-        return all(one.cuts == self._cuts[index] and not one.is_refused for index, one in self._taken.items())
+    def is_valid(self) -> bool:
+        """Whether the step's variables still have the same cuts, and none was refused meanwhile."""
+        return all(one.cuts == self._cuts[index] and not one.is_refused for index, one in self._in_pieces.items())
 
     def place(self) -> dict[int, Placement]:
         """The placements of the handles of variables in pieces, by the indices of the captured tensors."""
-        return {index: hold(self._cuts[index], index) for index in self._taken}
+        return {index: hold(self._cuts[index], index) for index in self._in_pieces}
 
     def refuse(self, refused: dict[int, Any], place: str) -> None:
-        """Keep whole the variables that ops take whole. Collective.
+        """Keep whole, for good, the variables that ops take whole. Collective.
 
-        refused: these ops, by the numbers in the placements of the variables' handles.
+        refused: these ops, by the indices of the variables (`Placement.variable`).
         place: names the step in messages.
         """
-        for number in sorted(refused):
-            variable = self._taken.pop(number)
+        for index in sorted(refused):
+            variable = self._in_pieces.pop(index)
             variable.make_whole()
             variable.is_refused = True
-            events.pieces_refused([variable], f"{refused[number].type} takes '{variable.name}' whole in {place}")
+            events.pieces_refused([variable], f"{refused[index].type} takes '{variable.name}' whole in {place}")
 
     def find_handles(self, captured: Iterable[Any]) -> list[Any]:
         """The tensors that a copy of the step captures in place of the tensors that its trace captures."""
-        taken = self._taken
-        return [taken[index].piece.handle if index in taken else tensor for index, tensor in enumerate(captured)]
+        handles = {index: variable.piece.handle for index, variable in self._in_pieces.items()}
+        return [handles.get(index, tensor) for index, tensor in enumerate(captured)]
 
     def prepare(self) -> None:
         """Bring the variables to the form that a step takes, before a call. Collective if they become whole."""
@@ -150,10 +152,14 @@ class Holding:
             return
         if self._count_whole is None:
             self._count_whole = _make_count([variable.handle for variable in variables])
-        # If the step takes pieces, `_whole` is empty, and no variable must be whole.
-        if self._count_whole().numpy() != len(self._whole):
-            for variable in variables:
-                variable.make_whole() if self._whole else variable.take_apart()
+        # All variables must be whole, or none if the step takes pieces: `_whole` is empty then.
+        if self._count_whole().numpy() == len(self._whole):
+            return
+        for variable in variables:
+            if self._whole:
+                variable.make_whole()
+            else:
+                variable.split()
 
 
 def _make_count(handles: Sequence[Any]) -> Any:

@@ -43,6 +43,7 @@ from matex_tf.world import world
 NO_BATCH = "it takes no batch of two rows or more"
 DEFERRED = "it takes values that are known only when it is called"
 NO_WORK = "it has no work that grows with the rows of its batch"
+_SLICE_NUMBERS = 4  # first, count, total and contributes (`Slice`)
 Compute = Callable[[Mapping[int, Any]], Any]
 Execute = Callable[["StepPlan", Compute, Sequence[Any]], Any]
 """The types of `compute` and `execute` in `execute_by`."""
@@ -88,8 +89,9 @@ class StepPlan:
     The decision:
         why_whole: the reason why every rank computes the calls by the script's function; empty if ranks share them.
         program: the placements; None if they could not be found.
-        pieces: the variables that the copies take in pieces.
+        pieces: the optimizer's variables that the copies take in pieces.
         copy_kind: the kind of the copies that calls run.
+        _copies: the copies made so far, by the number of ranks, `copy_kind`, `pieces`, and the inputs that they slice.
     """
 
     def __init__(self, traced: Any, are_rows: Sequence[bool], inputs: Sequence[Any], place: str, rows: int = 0):
@@ -105,16 +107,16 @@ class StepPlan:
         self.traced, self.place, self.rows = traced, place, rows
         self.argument_count = len(are_rows)
         self.trained = list_trained(traced)
-        self.pieces = pieces.Holding(traced.graph)
+        self.pieces = pieces.StepPieces(traced.graph)
         self.program: Program | None = None
         self.copy_kind = CopyKind()
         self._copies: dict[tuple[Any, ...], Any] = {}
         self._find_batch(are_rows, [*inputs, *(outer for outer, _ in traced.graph.captures)])
         self.why_whole = self._find_obstacle()
-        if self.why_whole in (NO_BATCH, NO_WORK):
+        if self.why_whole in (NO_BATCH, NO_WORK):  # sharing would gain nothing, so ranks do not compare their traces
             if self.trained and agreement.is_watched():
-                agreement.agree_on_new(traced.graph.variables)  # work that is not watched is this rank's alone
-            why = report.find_meeting(self.program) or self.why_whole
+                agreement.agree_on_new(traced.graph.variables)
+            why = report.explain_no_work(self.program) or self.why_whole
             report.say_whole(place, why, is_usual=not self.trained)
             return
         if not self.why_whole:
@@ -141,7 +143,7 @@ class StepPlan:
 
     def _find_source(self) -> Any:
         """The op whose batch is taken before the function is called; None if there is none, or if the batch is an
-        argument. Ranks with rows of their own take these in the graph, where they exchange their numbers of rows.
+        argument. Also None if the op takes a rank's own rows: the copy takes these itself, and exchanges their numbers.
         """
         if any(self.divided):
             return None
@@ -174,7 +176,7 @@ class StepPlan:
         if self.why_whole and any(self.are_own):
             raise errors.UnsupportedError(own_data.explain_obstacle(self.place, self.why_whole))
         if self.why_whole:
-            publishing.drop_unmoved()
+            publishing.drop_planned()
         if self.why_whole or self.program is None:
             report.say_whole(self.place, self.why_whole, is_usual=False)
         else:
@@ -209,9 +211,9 @@ class StepPlan:
             placements[self.argument_count + index] = placement
         return placements
 
-    def use_copy(self, kind: CopyKind, holding: pieces.Holding | None = None) -> None:
-        """Run copies of this kind from now on; if `holding` is given, with variables in pieces as it says."""
-        self.copy_kind, self.pieces = kind, holding or self.pieces
+    def use_copy(self, kind: CopyKind, step_pieces: pieces.StepPieces | None = None) -> None:
+        """Run copies of this kind from now on. step_pieces: the form of variables in pieces; None: unchanged."""
+        self.copy_kind, self.pieces = kind, step_pieces or self.pieces
 
     def find_copy(self, divided: Sequence[bool] | None = None) -> Any:
         """The copy that slices these inputs, by default all that have rows, for the current number of ranks.
@@ -219,8 +221,8 @@ class StepPlan:
         It is a ConcreteFunction of the arguments of the script's function, and of the batch.
         """
         divided = self.divided if divided is None else divided
-        if not self.pieces.holds:  # the cuts are others, or a variable is whole
-            self.pieces, self._copies = pieces.Holding(self.traced.graph), {}
+        if not self.pieces.is_valid:  # after a loss of ranks, or if a variable was refused
+            self.pieces, self._copies = pieces.StepPieces(self.traced.graph), {}
             self.program = self._read(self.divided)
         key = world.get_world().size, self.copy_kind, self.pieces, *divided
         if key in self._copies:
@@ -232,8 +234,9 @@ class StepPlan:
                 f"{self.place}: {why}, and the random numbers of what it computes then are not those of the script "
                 "alone, as those of tf.random.stateless_uniform would be"
             )
-        is_read = not self._copies and list(divided) == self.divided
-        program = self.program if is_read and self.program is not None else self._read(divided)
+        program = self.program
+        if program is None or self._copies or list(divided) != self.divided:  # `program` is that of the first copy
+            program = self._read(divided)
         with self.copy_kind.make_within():
             self._copies[key] = self._make_copy(program, divided)
         return self._copies[key]
@@ -242,19 +245,20 @@ class StepPlan:
         """Build a copy. Its parameters: the arguments; the tensors of a batch that was taken before the call; and, if
         these tensors have this rank's rows only, first, count, total and contributes (`slices.make_given_slice`).
         """
-        # The graph's inputs: `count` arguments, captured tensors up to `end`, the components of the batch.
-        count = self.argument_count
         captured = self.pieces.find_handles(outer for outer, _ in self.traced.graph.captures)
-        captured = find_handles(captured, self.feeds[count:])
-        end = count + len(captured)
-        specs = [tf.TensorSpec(one.shape, one.dtype) for one in (*self.graph.inputs[:count], *self.graph.inputs[end:])]
+        captured = find_handles(captured, self.feeds[self.argument_count :])
+        # The inputs of the graph are the arguments, the captured tensors, and the tensors of the batch.
+        count, batch_start = self.argument_count, self.argument_count + len(captured)
+        given = [*self.graph.inputs[:count], *self.graph.inputs[batch_start:]]
+        are_rows = [*divided[:count], *divided[batch_start:]]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
         is_batch_sliced = self.source is not None and any(divided)
         if is_batch_sliced:
             specs = [
                 tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has_rows else spec
-                for spec, has_rows in zip(specs, [*divided[:count], *divided[end:]])
+                for spec, has_rows in zip(specs, are_rows)
             ]
-            specs += [tf.TensorSpec([], tf.int64)] * 3 + [tf.TensorSpec([], tf.bool)]
+            specs += [tf.TensorSpec([], dtype) for dtype in (tf.int64, tf.int64, tf.int64, tf.bool)]
         make_any_slice = slices.make_slice if any(divided) else self.batches.make_slice
         make_slice = functools.partial(make_any_slice, slice_ratios=self.ratios)
 
@@ -265,7 +269,8 @@ class StepPlan:
             copy = self.copy_kind.make(slices.make_empty_slice(), exchanger, make_slice, make_own_slice)
             events.copy_begins(self, copy)
             if is_batch_sliced:
-                arguments, copy.batch_slice = arguments[:-4], slices.make_given_slice(*arguments[-4:])
+                arguments, numbers = arguments[:-_SLICE_NUMBERS], arguments[-_SLICE_NUMBERS:]
+                copy.batch_slice = slices.make_given_slice(*numbers)
             inputs = [*arguments[:count], *map(graph.capture, captured), *arguments[count:]]
             if not is_batch_sliced:
                 inputs = sources.take_rows(copy, inputs, list(divided))
@@ -309,8 +314,11 @@ class StepPlan:
         events.step_begins(self)
         # A step that trains nothing compares every batch, before the call: ranks with different rows compute their own.
         compares_each = batch is not None and not self.trained
-        # `is_same` is collective, and `is_even` may differ between ranks. So `is_same` comes first, on every rank.
-        is_shared = batch is None or ((not compares_each or self.batches.is_same(batch)) and batch.is_even)
+        is_shared = True
+        if batch is not None:
+            # `is_same` is collective, so all ranks call it, whatever their `is_even` is.
+            is_same = self.batches.is_same(batch) if compares_each else True
+            is_shared = is_same and batch.is_even
 
         def compute(replacements: Mapping[int, Any]) -> Any:
             with failures.fail_together(self.place, self.traced.graph.variables, self.traced.graph):
@@ -328,7 +336,7 @@ class StepPlan:
     def _compute(self, inputs: Sequence[Any], taken: Batch | None, is_shared: bool, replacements: Any) -> Any:
         """The outputs of a call: of this rank's slice if `is_shared`, else of its whole batch. Collective."""
         copy = self.find_copy(self.divided if is_shared else [False] * len(self.divided))
-        publishing.move_weights()
+        publishing.make_memory()
         self.pieces.prepare()
         handles = list(inputs)
         if any(self.feeds):  # with the captured tensors, too, since `find_handles` prepares their iterators
@@ -338,7 +346,8 @@ class StepPlan:
             arguments += taken.take_slice(None if self.ratios is None else self.ratios.record_rows(taken.total))
         elif taken is not None:
             arguments += taken.take_whole()
-        if not is_shared:  # here ranks that compute by themselves learn of a rank that failed to take its batch
+        if not is_shared:
+            # Whole batches need no collective. In this one, ranks learn that another rank failed to take its batch.
             ops.allreduce(tf.zeros([]), "sum", f"the batch of {self.place}")
         outputs = copy(*arguments)
         events.step_computed(self)

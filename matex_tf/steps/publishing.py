@@ -1,9 +1,12 @@
 """Publishes weights of which each rank has updated a piece: through shared memory, or by messages.
 
 Every rank holds the whole weight, and must get the other ranks' pieces. Two ops do this. `matex_lend` lets a small
-variable refer to this rank's piece of the weight, so that the step's own assignment changes the weight in place.
-`matex_publish` then brings the other pieces. Ranks of one host keep the weights in shared memory, to which they move
-before the first step: there a piece that one rank has changed needs no message.
+variable, the piece, refer to this rank's piece of the weight, so that the step's own assignment changes the weight in
+place. `matex_publish` then brings the other pieces, of a group of weights at once:
+
+- Ranks of one host keep the weights in shared memory, where a piece that one rank has changed needs no message. The
+  engine knows such a group of weights, a *holding*, by a number.
+- Ranks of several hosts send their pieces at the end of the step, or with overlap while the next step computes (later).
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ _MIN_GROUP_BYTES = 256 << 10
 """Each group costs a synchronization, 0.1 ms over Ethernet. These bytes take 2 ms at 1 Gbit/s."""
 _MAX_GROUPS = 8
 _holdings: dict[tuple[int, ...], int] = {}
-"""The number by which the engine knows the shared memory of a group of variables, by the ids of their handles."""
+"""The numbers of holdings, by the ids of their variables' handles."""
 _numbers = itertools.count()
-_unmoved: list[tuple[list[Any], dict[str, Any]]] = []
-"""Handles of variables that must still move to shared memory, with the arguments of the op that moves them."""
+_without_memory: list[tuple[list[Any], dict[str, Any]]] = []
+"""The holdings without shared memory yet: the handles of the variables, and the arguments of the op that makes it."""
 
 
 def can_publish(handle: Any, dtype: Any) -> bool:
@@ -39,10 +42,12 @@ def can_publish(handle: Any, dtype: Any) -> bool:
 
 def publish(publications: Sequence[Publication], place: str) -> list[Any]:
     """The operations after which the variables, in host memory, have the new values on every rank. Collective."""
+    # In the order in which the variables were created, which is the same on all ranks.
     ordered = sorted(publications, key=lambda publication: _find_outer(publication.handle)._id)
     operations: list[Any] = []
     for dtype in dict.fromkeys(publication.value.dtype for publication in ordered):
         groups = _group([publication for publication in ordered if publication.value.dtype == dtype])
+        # The last group comes first: the gradients of the last layers are known first.
         for number, group in reversed(list(enumerate(groups))):
             with tf.control_dependencies(operations[-1:]):
                 operations.append(_publish_group(group, place, number))
@@ -58,7 +63,7 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
     with tf.init_scope():
         pieces = _make_pieces(len(group), dtype)
     handles = [piece.handle for piece in pieces]
-    # `x += value` reads the piece, so the small variable must refer to the weight's entries. `x = value` reads nothing.
+    # `x += value` reads the piece, which must refer to the weight's entries. `x = value` reads nothing.
     read = [index for index, publication in enumerate(group) if publication.kind != "AssignVariableOp"]
     if read:
         with tf.control_dependencies([op for index in read for op in group[index].before]):
@@ -78,8 +83,8 @@ def _publish_group(group: Sequence[Publication], place: str, number: int) -> Any
         "place": f"new weights of {place}",
         "names": [f"weight {index}{several}" for index in range(len(group))],
     }
-    # -1: the ranks send their pieces.
-    arguments["holding"] = -1 if _is_sent() else _find_holding(group, arguments)
+    # -1: no shared memory, so the ranks send their pieces.
+    arguments["holding"] = -1 if _are_pieces_sent() else _find_holding(group, arguments)
     with tf.control_dependencies(updates):
         return make_in_order(
             ops.get_library().ops.matex_publish,
@@ -98,16 +103,20 @@ def _make_pieces(count: int, dtype: Any) -> list[Any]:
     return [ResourceVariable(tf.zeros([0], dtype), trainable=False, shape=[None]) for _ in range(count)]
 
 
-def drop_unmoved() -> None:
-    """Leave weights in the memory where they are, since the copy that would publish them does not run."""
-    _unmoved.clear()
+def drop_planned() -> None:
+    """Make no shared memory for the planned publications, since the copy that has them does not run."""
+    _without_memory.clear()
 
 
-def move_weights() -> None:
-    """Move published weights to shared memory, so that the optimizer's variables can use the old memory. Collective."""
+def make_memory() -> None:
+    """Make the shared memory of planned publications, before the first step that has them. Collective.
+
+    The first publication of a holding makes the memory, so this function publishes the present values. The
+    publications of steps move the weights there.
+    """
     library = ops.get_library().ops
-    while _unmoved:
-        wholes, arguments = _unmoved.pop(0)
+    while _without_memory:
+        wholes, arguments = _without_memory.pop(0)
         dtype = arguments["T"]
         variables = _make_pieces(len(wholes), dtype)  # keeps the handles valid
         pieces = [variable.handle for variable in variables]
@@ -115,14 +124,14 @@ def move_weights() -> None:
         library.matex_publish(wholes=wholes, pieces=pieces, order=[], **arguments)
 
 
-def _is_sent() -> bool:
-    """Whether ranks may not read each other's weights in place."""
+def _are_pieces_sent() -> bool:
+    """Whether pieces travel in messages: between hosts, or if the user has chosen an algorithm for messages."""
     return settings.get_settings().algorithm != "auto" or world.get_world().has_several_nodes
 
 
 def _is_later() -> bool:
     """Whether new weights arrive during the next step."""
-    return _is_sent() and world.has_threads() and settings.get_settings().overlap != "off"
+    return _are_pieces_sent() and world.has_threads() and settings.get_settings().overlap != "off"
 
 
 def _group(publications: list[Publication]) -> list[list[Publication]]:
@@ -156,16 +165,16 @@ def _find_outer(handle: Any) -> Any:
 
 
 def _find_holding(group: Sequence[Publication], arguments: dict[str, Any]) -> int:
-    """The number of the shared memory of these variables, which lives as long as the first of them."""
+    """The number of the holding of these variables, which ends with the first of them."""
     outer = [_find_outer(publication.handle) for publication in group]
     key = tuple(handle._id for handle in outer)
     if key not in _holdings:
         number = _holdings[key] = next(_numbers)
         weakref.finalize(outer[0], _drop_memory, key, number).atexit = False
-        _unmoved.append((outer, {**arguments, "holding": number}))
+        _without_memory.append((outer, {**arguments, "holding": number}))
     return _holdings[key]
 
 
 def _drop_memory(key: tuple[int, ...], number: int) -> None:
     _holdings.pop(key, None)
-    ops.get_library().c.matex_drop_homes(number)
+    ops.get_library().c.matex_drop_homes(number)  # "homes": the engine's name for the shared memory of variables

@@ -40,8 +40,7 @@ def _make_name(function: Any) -> str:
 
 def say_shared(step: str, program: Program) -> None:
     if settings.get_settings().explain:
-        collectives = _describe(program)
-        notes.print_note(f"{step} is sharded: each rank computes its slice of every batch. {collectives}")
+        notes.print_note(f"{step} is sharded: each rank computes its slice of every batch. {_describe(program)}")
 
 
 def say_whole_batches(step: str, why: str) -> None:
@@ -101,20 +100,20 @@ def count_summed_bytes(program: Program) -> int | None:
 
 
 def has_shared_work(program: Program) -> bool:
-    """Whether an expensive op, compared with the transfer of its tensors, computes this rank's rows only."""
+    """Whether an op that is expensive compared with the transfer of its tensors computes only this rank's rows."""
     return any((node.has_rows and _is_heavy(node)) or any(map(has_shared_work, node.bodies)) for node in program.nodes)
 
 
-def find_meeting(program: Program | None) -> str:
-    """The reason why a program without shared work has none, if its rows meet before the work; else "".
+def explain_no_work(program: Program | None) -> str:
+    """The reason why a program has no shared work, if its rows are gathered before its work; else "".
 
     Example: a loop over parts of the batch, `x[i * n : (i + 1) * n]`, gathers all rows for its slices.
     """
     if program is None or not _has_work(program):
         return ""
     exchanged = program.iterate_exchanged([WHOLE] * len(program.outputs))
-    met = (node for value, node in exchanged if node is not None and value.placement.kind == SHARDED)
-    node = next(met, None)
+    takers_of_gathered = (node for value, node in exchanged if node is not None and value.placement.kind == SHARDED)
+    node = next(takers_of_gathered, None)
     return f"its rows meet in {node.type} ({find_line(node.op)}), before the work that grows with them" if node else ""
 
 

@@ -46,7 +46,7 @@ feeds_shares = ThreadFlag()
 def run_session(
     session: Any, operations: Sequence[Any], tensors: Sequence[Any], feeds: Mapping[Any, Any], run: Run
 ) -> list[Any]:
-    """The values of `tensors` after a run of a session, computed by all ranks if possible; then collective.
+    """The values of `tensors` after a run of a session. Collective if ranks share the run.
 
     operations: further fetches.
     feeds: arrays, by references to the tensors that they are fed to.
@@ -57,8 +57,8 @@ def run_session(
     arrays = {reference.deref(): array for reference, array in feeds.items()}
     open_tensors = [tensor for tensor in arrays if sources.has_open_rows(tensor.shape)]
     batch = open_tensors if feeds_shares else _find_fed_batch({tensor: arrays[tensor] for tensor in open_tensors})
-    fetched_and_sliced = [tuple(each.name for each in group) for group in (operations, tensors, batch)]
-    key = (*fetched_and_sliced, frozenset(tensor.name for tensor in arrays), bool(feeds_shares))
+    names = [tuple(each.name for each in group) for group in (operations, tensors, batch)]
+    key = (*names, frozenset(tensor.name for tensor in arrays), bool(feeds_shares))
     with _lock:
         plans = tags.get_or_make_tag(session.graph, _PLANS, dict)
         if key not in plans:
@@ -138,7 +138,7 @@ class SessionPlan:
         if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
             self._agree()
         elif self.trained:
-            report.say_whole(PLACE, report.find_meeting(self.program) or self.why_whole, is_usual=False)
+            report.say_whole(PLACE, report.explain_no_work(self.program) or self.why_whole, is_usual=False)
         if self.why_whole:
             self._order_collectives()
 

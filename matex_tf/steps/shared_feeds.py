@@ -53,7 +53,7 @@ class StepFeed:
         with_rows = [tensor for tensor, has_rows in zip(prepared, self._are_rows) if has_rows]
         counts = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in with_rows])
         is_even = tf.reduce_all(tf.equal(counts, counts[0])) & (count <= total)
-        self._watch.keep(element, lambda *tensors: self._dealer.open(tensors))
+        self._watch.keep_if_asked(element, lambda *tensors: self._dealer.open(tensors))
         total = slices.require(is_even, [slices.UNEVEN, counts], total)
         batch_slice = slices.make_slice_of_rows(total, self._slice_ratios)
         slice_end = batch_slice.first + batch_slice.count
@@ -75,7 +75,7 @@ class StepFeed:
         return self._pad_alike(rows, batch_slice), batch_slice
 
     def _pad_alike(self, rows: list[Any], batch_slice: Slice) -> list[Any]:
-        """The rows, padded to the longest row of all ranks. Collective if the batch is padded."""
+        """The rows, padded to the longest row of all ranks. Collective if the script pads the batch."""
         if not self._pads:
             return rows
         sizes = {index: tf.shape(rows[index], tf.int64) for index in self._pads}

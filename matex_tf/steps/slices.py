@@ -99,16 +99,11 @@ def make_slice_of_rows(total: Any, slice_ratios: SliceRatios | None = None) -> S
         with tf.control_dependencies([record]):
             ratios = tf.pad(slice_ratios.ratios, [[0, me.servers]])
     start, stop, has_rows = slice_bounds.find_slice_bounds(total, me.rank, ratios)
-    return Slice(start, stop - start, total, has_rows, tf.constant(me.rank == 0))
+    return make_given_slice(start, stop - start, total, has_rows)
 
 
 def make_given_slice(first: Any, count: Any, total: Any, contributes: Any) -> Slice:
-    """The slice of a batch whose rows this rank is given, from scalar tensors; see `Slice`."""
-    return _make_slice(first, count, total, contributes)
-
-
-def _make_slice(first: Any, count: Any, total: Any, contributes: Any) -> Slice:
-    """The slice of these scalar tensors. Rank 0 adds replicated tensors to sums (`Slice.keeps`)."""
+    """The slice of these scalar tensors, see `Slice`. Rank 0 adds replicated tensors to sums (`Slice.keeps`)."""
     return Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
 
 
@@ -122,7 +117,7 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     me = world.get_world()
     mine = tf.concat([[tf.cast(has_batch, tf.int64)], *(tf.shape(one, tf.int64) for one in components)], 0)
     rank, one, size = (tf.constant(number, tf.int64) for number in (me.rank, 1, me.size))
-    slice_of_ranks = _make_slice(rank, one, size, tf.constant(True))  # a batch with one row for each rank
+    slice_of_ranks = make_given_slice(rank, one, size, tf.constant(True))  # a batch with one row for each rank
     (everyone,) = exchanger.exchange([Request("gather", mine[tf.newaxis])], slice_of_ranks)
     # The shape of component k has the entries from bounds[k] to bounds[k + 1]; entry 0 is `has_batch`.
     bounds = list(itertools.accumulate([1, *(component.shape.rank for component in components)]))
@@ -133,7 +128,7 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
     count, rows_before = counts[me.rank], tf.reduce_sum(counts[: me.rank])
     has_rows = count > 0
     first = tf.where(has_rows, rows_before, tf.zeros_like(rows_before))
-    batch_slice = _make_slice(first, tf.maximum(count, 1), tf.reduce_sum(counts), has_rows)
+    batch_slice = make_given_slice(first, tf.maximum(count, 1), tf.reduce_sum(counts), has_rows)
     largest = tf.reduce_max(everyone, 0)
     sizes = [largest[start + 1 : end] for start, end in itertools.pairwise(bounds)]
     return OwnRows(batch_slice, largest[0] > 0, sizes)
@@ -142,4 +137,4 @@ def make_own_slice(exchanger: Exchanger, components: Sequence[Any], has_batch: A
 def make_empty_slice() -> Slice:
     """The empty slice, before any batch: all ranks compute the same."""
     zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-    return _make_slice(zero, one, one, tf.constant(True))
+    return make_given_slice(zero, one, one, tf.constant(True))

@@ -47,13 +47,13 @@ def find_birth(variable: Any) -> int:
 
 
 def _select_readable(variables: Iterable[Any]) -> list[Any]:
-    """The TensorFlow variables among these, each once, in the order of their creation."""
+    """The TensorFlow variables among these that are not in pieces, each once, in the order of their creation."""
     seen: set[int] = set()
     found = []
     for variable in variables:
         inner = find_tf_variable(variable)
         is_variable = hasattr(inner, "assign") and hasattr(inner, "dtype")
-        is_in_pieces = getattr(inner, "is_apart", bool)()  # see `piece_variables`
+        is_in_pieces = getattr(inner, "is_in_pieces", bool)()  # `bool()`, which is false: no `PieceVariable`
         if is_variable and id(inner) not in seen and not is_in_pieces:
             seen.add(id(inner))
             found.append(variable)

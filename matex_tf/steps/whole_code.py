@@ -1,6 +1,6 @@
 """Training steps in eager code, which every rank computes whole, and the variables that traced functions change.
 
-The hook of `GradientTape.gradient` calls `take_gradients`, which marks the end of a training step in eager code: it
+The hook of `GradientTape.gradient` calls `finish_gradients`, which marks the end of a training step in eager code: it
 counts the step, has the weights compared between ranks when that is due, and tells the user why the step is not shared.
 """
 
@@ -41,8 +41,8 @@ def note_reason(tapes: Iterable[Any], why: str) -> None:
         tags.get_or_make_tag(tape, _REASON, lambda: why)
 
 
-def take_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
-    """The gradients that eager code gets: `found` by `tape`, of the variables `sources`, in any structure.
+def finish_gradients(tape: Any, found: Any, sources: list[Any]) -> Any:
+    """The gradients that eager code gets, from those that `tape` has `found` for the variables `sources`.
 
     If the ranks began with different values of these variables, all ranks now get rank 0's values and gradients.
     Collective if `sources` has variables on which the ranks have not agreed yet, and if weights are due to be compared.
@@ -67,7 +67,7 @@ def note_shared(name: str) -> None:
 
 
 def _say_whole(why: str) -> None:
-    """Tell, once for each reason, that a step is computed whole, or all of it except for some calls."""
+    """Tell, once for each reason, that a step is computed whole, or that only some calls in it are shared."""
     if why in _said:
         return
     _said.add(why)

@@ -115,7 +115,7 @@ def train(name, gain, share=0.0):
     model.fit(x, y, batch_size=32, epochs=20, verbose=0)
     model.evaluate(x, y, verbose=0)
     plan, trial = plans[0], tags.get_tag(plans[0], step_trials.TRIAL)
-    apart = [one for one in pieces.list_variables() if one.is_apart()]
+    apart = [one for one in pieces.list_variables() if one.is_in_pieces()]
     assert trial.is_over and len(apart) == len(plan.pieces.list_variables()), name
     values = [*model.get_weights(), *(one.numpy() for one in model.optimizer.variables)]
     print(name, first, len(apart), repr([float(np.abs(one).sum()) for one in values]))
@@ -168,12 +168,12 @@ def read():
 
 
 model = train()
-assert len(pieces.list_variables()) == 2 and all(one.is_apart() for one in pieces.list_variables())
+assert len(pieces.list_variables()) == 2 and all(one.is_in_pieces() for one in pieces.list_variables())
 found = []
 {}
 model.fit(x, x, batch_size=32, epochs=1, verbose=0)
 print(found, read())
-assert not any(one.is_apart() for one in pieces.list_variables())
+assert not any(one.is_in_pieces() for one in pieces.list_variables())
 again = train()
 assert len(pieces.list_variables()) == 2
 """

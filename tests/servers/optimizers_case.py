@@ -47,7 +47,7 @@ def slots_of(optimizer):
 
 def bytes_held(optimizer):
     """The bytes of an optimizer's variables on this rank, of which some are in pieces."""
-    held = [one.piece if hasattr(one, "piece") and one.is_apart() else one for one in slots_of(optimizer)]
+    held = [one.piece if hasattr(one, "piece") and one.is_in_pieces() else one for one in slots_of(optimizer)]
     return sum(one.numpy().nbytes for one in held)
 
 

@@ -24,7 +24,7 @@ x = np.random.default_rng(0).normal(size=(38, 6))
 def held(optimizer):
     """The number of entries of slots on this rank; checks that slots are in pieces."""
     slots = [one.value for one in optimizer.variables if hasattr(one.value, "piece")]
-    assert all(one.is_apart() for one in slots) or settings.get_settings().strategy == "servers:auto"
+    assert all(one.is_in_pieces() for one in slots) or settings.get_settings().strategy == "servers:auto"
     return sum(one.piece.numpy().size for one in slots)
 
 

@@ -18,14 +18,14 @@ def make(cuts=(0, 6)):
 
 def test_eager_code_reads_and_writes_the_whole_value():
     slot, _ = make()
-    assert slot.is_apart() and slot.piece.shape.rank == 1 and slot.shape == (2, 3)
+    assert slot.is_in_pieces() and slot.piece.shape.rank == 1 and slot.shape == (2, 3)
     np.testing.assert_array_equal(slot.numpy(), np.arange(6.0).reshape(2, 3))
     slot.assign(slot * 2)
-    assert slot.is_apart() and slot.piece.numpy().tolist() == [0, 2, 4, 6, 8, 10]
+    assert slot.is_in_pieces() and slot.piece.numpy().tolist() == [0, 2, 4, 6, 8, 10]
     slot.assign_add(tf.ones([2, 3]))  # what changes the value in eager code takes it whole, until the next step
-    assert not slot.is_apart() and not slot.piece.numpy().size and slot.numpy()[1, 2] == 11
-    slot.take_apart()
-    assert slot.is_apart() and slot.numpy()[1, 2] == 11
+    assert not slot.is_in_pieces() and not slot.piece.numpy().size and slot.numpy()[1, 2] == 11
+    slot.split()
+    assert slot.is_in_pieces() and slot.numpy()[1, 2] == 11
     with pytest.raises(ValueError, match="cannot assign a value of the shape"):
         slot.assign([1.0])
 
@@ -35,7 +35,7 @@ def test_what_takes_the_handle_by_itself_finds_no_piece():
     read = tf.function(lambda: slot + 0).get_concrete_function()
     with pytest.raises(tf.errors.FailedPreconditionError, match="of which ranks have pieces"):
         read()
-    pieces.make_whole()
+    pieces.make_all_whole()
     np.testing.assert_array_equal(read(), np.arange(6.0).reshape(2, 3))
 
 
@@ -97,7 +97,7 @@ def test_a_variable_that_an_op_takes_whole_leaves_the_others_in_pieces():
     step = tf.function(lambda rows: train(rows, held, refused))
     made = plan.StepPlan(capture.trace_step(step, (rows,), {}), [True], [rows], "the step")
     assert made.why_whole == "" and made.pieces.list_variables() == [held]
-    assert refused.is_refused and not refused.is_apart() and held.is_apart()
+    assert refused.is_refused and not refused.is_in_pieces() and held.is_in_pieces()
     assert [value.placement.is_piece_handle for value in made.program.inputs].count(True) == 1
     np.testing.assert_allclose(made.call([rows], None), train(rows, *expected))
     for slot, plain in zip((held, refused), expected):

@@ -24,5 +24,5 @@ def test_the_op_is_named_in_which_rows_meet_before_the_work(step, meeting):
     graph = tf.function(step).get_concrete_function(tf.TensorSpec([8, 4])).graph
     program = read_program(graph, [BATCH, *[WHOLE] * (len(graph.inputs) - 1)])
     assert not report.has_shared_work(program)
-    found = report.find_meeting(program)
+    found = report.explain_no_work(program)
     assert meeting in found if meeting else not found

@@ -63,7 +63,7 @@ def keep_whole(why: str) -> None:
     global _why_whole
     if not _why_whole and threading.current_thread() is threading.main_thread():
         _why_whole = why
-        pieces.keep_whole()
+        pieces.keep_all_whole()
         if settings.get_settings().explain:
             notes.print_note(f"MATEX_STRATEGY=auto: allreduce: {why}")
 
@@ -115,8 +115,7 @@ def note_hosts(link: tuple[float, float] | None) -> None:
 def list_owners() -> list[int]:
     """The ranks that own a piece of variables.
 
-    Raises:
-        SetupError: there are fewer ranks than requested owners, or no rank remains to train.
+    Raises SetupError if there are fewer ranks than requested owners, or if no rank remains to train.
     """
     here, strategy = world.get_world(), settings.get_settings().strategy
     if here.is_phantom:

@@ -43,9 +43,8 @@ def find_keeper(rank: int, nodes: Sequence[int], owning: Sequence[int]) -> int:
     """The rank that has the copies of `rank`'s pieces: the next one, in a circle. Ranks on the same node come first,
     and among them ranks that own pieces, as other ranks may lack memory.
 
-    Args:
-        nodes: the node of each rank.
-        owning: the ranks that own pieces.
+    nodes: the node of each rank.
+    owning: the ranks that own pieces.
     """
     others = [(rank + distance) % len(nodes) for distance in range(1, len(nodes))]
     candidates = [other for other in others if nodes[other] == nodes[rank]] or others
@@ -55,7 +54,7 @@ def find_keeper(rank: int, nodes: Sequence[int], owning: Sequence[int]) -> int:
 def send_copies(variables: Iterable[Any]) -> None:
     """Within a step that changes `variables`: send this rank's pieces, and receive those to keep. Collective."""
     _sent.clear()
-    in_pieces = [variable for variable in variables if variable.is_apart()]
+    in_pieces = [variable for variable in variables if variable.is_in_pieces()]
     if in_pieces and world.get_world().size > 1:
         _note_ranks()
         for variable, copies in zip(in_pieces, _exchange_pieces(in_pieces)):
@@ -73,16 +72,16 @@ def keep_sent() -> None:
 def restore_lost() -> Callable[[], None]:
     """After a loss: assemble the complete values of all variables in pieces. Collective.
 
-    Returns:
-        A function that assigns these values, and cuts variables for the remaining ranks. Call it once all ranks have
-        returned from `restore_lost`, which itself changes nothing: another rank may be lost in it.
+    Returns a function that assigns these values, and cuts variables for the remaining ranks. Call it once all ranks
+    have returned from `restore_lost`, which itself changes nothing: another rank may be lost in it.
 
-    Raises:
-        LostRankError: on all ranks, if both the owner of a piece and its keeper are lost.
+    Raises LostRankError on all ranks if both the owner of a piece and its keeper are lost.
     """
     _note_ranks()
     variables = {variable.number: variable for variable in pieces.list_variables()}
-    known = {number: (variable.is_apart(), _list_copied_origins(variable)) for number, variable in variables.items()}
+    known = {
+        number: (variable.is_in_pieces(), _list_copied_origins(variable)) for number, variable in variables.items()
+    }
     gathered = objects.allgather(known, "which pieces of an optimizer are left")
     values: dict[int, np.ndarray] = {}
     for number in sorted(set(gathered[0]).intersection(*gathered)):
@@ -103,6 +102,7 @@ def restore_lost() -> Callable[[], None]:
 
 
 def _note_ranks() -> None:
+    """Set `_cut_for` if no ranks were lost before: variables are cut for all ranks of the run."""
     if not _cut_for:
         _cut_for[:] = range(max(membership.list_origins()) + 1)
 
@@ -177,7 +177,7 @@ def _assemble(variable: Any, copied_origins: Sequence[Sequence[int]]) -> np.ndar
         if here == sources[0]:
             data = _copy_piece(variable) if origin == origins[here] else _kept[variable.number].copies[origin]
         for part in _split(whole[start : start + size]):
-            offset = part.ctypes.data - whole.ctypes.data - start
+            offset = part.ctypes.data - whole.ctypes.data - start  # of this part within the piece
             sent = None if data is None else data[offset : offset + len(part)]
             part[:] = objects.broadcast(sent, "a piece of an optimizer", root=sources[0])
     return whole.view(variable.dtype.as_numpy_dtype).reshape(tuple(variable.shape))

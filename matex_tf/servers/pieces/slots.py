@@ -63,7 +63,7 @@ def _wrap_add_slot(original: Any) -> Any:
     def add_variable_from_reference(self: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
-        _, reference, *_ = signature.bind(self, *args, **kwargs).arguments.values()
+        _, reference, *_ = signature.bind(self, *args, **kwargs).arguments.values()  # the weight comes after `self`
         weight = find_tf_variable(reference)
         create = functools.partial(_create_slot, self, weight)
         with tf.variable_creator_scope(create) if owners.is_chosen() else contextlib.nullcontext():
@@ -110,9 +110,9 @@ def start_pieces() -> None:
         if pieces.is_left_open:
             world.when_script_knows_ranks.append(lambda: owners.keep_whole(pieces.ASKED))
             THREADS.install()
-        events.pieces_are_used.add_listener(_choose_cuts)
+        events.cuts_wanted.add_listener(_choose_cuts)
         events.pieces_refused.add_listener(_report_refused)
-        events.updates_eagerly.add_listener(_make_whole)
+        events.updates_eagerly.add_listener(_make_slots_whole)
         if settings.get_settings().elastic:
             events.step_computed.add_listener(lambda plan: piece_copies.send_copies(plan.pieces.list_variables()))
             events.step_ended.add_listener(lambda plan: piece_copies.keep_sent())
@@ -207,8 +207,8 @@ def _report_refused(variables: Sequence[Any], why: str) -> None:
         report_whole(f"'{refused[0]}' of {owner}" if refused else owner, why)
 
 
-def _make_whole(optimizer: Any) -> None:
-    """An optimizer updates in eager code, which needs complete variables. Collective if they are in pieces."""
+def _make_slots_whole(optimizer: Any) -> None:
+    """Before an optimizer updates in eager code: make its slots whole. Collective if they are in pieces."""
     own_slots = list_slots(pieces.list_variables(), optimizer)
     for variable in own_slots:
         variable.make_whole()

@@ -123,8 +123,7 @@ def _mark_end() -> None:
 def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list[Any], str]:
     """Plan a step again as if this rank owned the only piece of each slot.
 
-    Returns:
-        The program, the slots that it can have in pieces, and the reason against the other slots.
+    Returns the program, the slots that it can have in pieces, and the reason against the other slots.
     """
     why_not = plan.why_whole
     by_handle = {id(variable.handle): variable for variable in step_slots}

@@ -75,7 +75,7 @@ class CallPlan:
         are_rows: for each input, whether it has as many rows as the batch.
         are_followed: for each input, whether its gradients may be requested.
         place: names the call in messages.
-        links_results: for a tape, results of the script's own call may be computed from one another.
+        links_results: see `calls._Call`.
         """
         self.links_results = links_results
         self.graph, self.place, self.ranks = graph, place, world.get_world().size
@@ -211,7 +211,7 @@ def _find_computed(results: Sequence[Any]) -> list[list[int]]:
     """
 
     def find_source(tensor: Any) -> Any:
-        """The tensor of which this one is an alias: a function may return an alias of what it goes on with."""
+        """The tensor of which this one is an alias: a function may return an alias, and compute with the tensor."""
         while tensor.op.type == "Identity":
             tensor = tensor.op.inputs[0]
         return tensor

@@ -28,7 +28,7 @@ from matex_tf.steps.tapes.call_plan import CallPlan, pack_tensors
 from matex_tf.steps.tapes.first_calls import Kind, Trace, find_kinds
 from matex_tf.world import world
 
-LEAVES = "its Python keeps tensors of the call, such as losses that layers add"
+KEEPS_TENSORS = "its Python keeps tensors of the call, such as losses that layers add"
 OTHER_OPS = "its ops are others from call to call"
 NO_TRACE = "its Python cannot be traced"
 DRAWS = "it draws random numbers from a state that no variable holds"
@@ -38,7 +38,7 @@ _DRAWING = frozenset(
     "RandomPoissonV2 RandomShuffle Multinomial".split()
 )
 ONE_ROW = "have one row each, of which ranks can share nothing"
-OBJECT = "take an object of Python, of which nothing shows whether it is the one of a call before"
+OBJECT = "take a Python object, which ranks cannot recognize in later calls"
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 """The simple types: equal arguments of these types are of one kind."""
 _MAX_KINDS, _MAX_PLANS = 64, 16
@@ -64,8 +64,8 @@ class _Call:
     owner: the model or `tf.function`.
     name: the name of the owner in messages.
     plain: makes the script's own call, and returns its result.
-    links_results: for a tape, results of the script's own call may be computed from one another. A call of a
-        `tf.function` is one op for the tape.
+    links_results: the tape may record how results of the script's own call are computed from one another, such as a
+        prediction from features. A call of a `tf.function` is one op for the tape, so it is false.
     """
 
     links_results = True
@@ -189,7 +189,7 @@ class _ModelCall(_Call):
         draws_before = first_calls.observed.draws
         result = super().watch(kind)
         if not tensors_before.issuperset(map(id, still_models.list_kept_tensors(self.owner))):
-            kind.refuse(LEAVES)
+            kind.refuse(KEEPS_TENSORS)
         if first_calls.observed.draws != draws_before:
             kind.refuse(DRAWS)
         return result
@@ -244,7 +244,7 @@ def _find_hidden(model: Any, graph: Any) -> str:
     with record.stop_recording():
         has_losses = any(getattr(loss, "graph", None) is graph for loss in model.losses)
     if has_losses:
-        return LEAVES
+        return KEEPS_TENSORS
     for node in iterate_nodes(graph):
         if node.op in _DRAWING:
             return DRAWS

@@ -128,7 +128,10 @@ def may_be_shared() -> bool:
 def watch_call(plain: Callable[[], Any], kind: Kind, links_results: bool) -> Any:
     """The result of `plain()`. Behavior that a shared call could not have is recorded, now or in its gradients.
 
-    links_results: for a tape, results may be computed from one another.
+    The script gets a copy of each floating-point tensor. The tape records the copy with the gradient function
+    `pass_on`, which sees whether the script requests gradients of gradients.
+
+    links_results: see `calls._Call`.
     """
     from tensorflow.python.eager import record
 

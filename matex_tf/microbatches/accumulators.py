@@ -1,8 +1,9 @@
 """Accumulators: they combine the results of a region's parts to the region's results (`region`).
 
-A region computes some rows after the others, in a loop. The accumulator of a partial sum adds up the parts' sums, that
-of rows keeps a list of the parts' rows. `begin` returns the accumulator's tensors before all parts, `add` its tensors
-after a part, and `finish` computes the result from the last tensors.
+A region is a set of ops that a loop computes for one part of the rank's rows after the other. The accumulator of a
+partial sum adds up the sums of the parts; the accumulator of rows keeps a list of the rows of the parts. `begin`
+returns the accumulator's tensors before all parts, `add` its tensors after a part, and `finish` computes the result
+from the last tensors.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Last:
 
 
 class _Sizes(_Last):
-    """Adds up numbers of rows that masks selected; other numbers of rows are known for the whole slice."""
+    """The accumulator of sizes: adds up numbers of rows that masks selected. Other sizes follow from the slice."""
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:
         sizes = self.value.placement.sizes
@@ -72,8 +73,7 @@ class _Rows(_Last):
 
     def begin(self) -> tuple[list[Any], list[Any]]:
         blocks = self.value.placement.rows.blocks
-        # -1: any
-        make_list = functools.partial(tf.raw_ops.EmptyTensorList, element_shape=-1, max_num_elements=-1)
+        make_list = functools.partial(tf.raw_ops.EmptyTensorList, element_shape=-1, max_num_elements=-1)  # -1: any
         return [make_list(element_dtype=self.value.dtype) for _ in blocks], [tf.TensorShape([])] * len(blocks)
 
     def add(self, part_copy: Any, tensors: Sequence[Any], result: Any) -> list[Any]:

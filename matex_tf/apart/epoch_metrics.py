@@ -8,8 +8,8 @@ from typing import Any
 from matex_tf.runtime import objects
 
 
-class Figures:
-    """The metrics of the current epoch, by name, and the logs made of them."""
+class EpochMetrics:
+    """The metrics of the current epoch, by name, which replace this rank's own in the logs."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Any] = {}
@@ -32,12 +32,11 @@ class Figures:
 
         Values of validation (`val_*`) stay: all ranks have computed them together.
 
-        Args:
-            combine: computes a value that is not a metric from the values of all ranks.
-            order: sort key of this rank's values in the list for `combine`.
+        combine: computes a value that is not a metric from the values of all ranks.
+        order: sort key of this rank's values in the list for `combine`.
         """
         names = [name for name in logs if not name.startswith("val_")]
-        if set(names) == set(self._metrics):  # Keras prefers the metrics, too
+        if set(names) == set(self._metrics):  # as in Keras, metrics are logged in place of the results of the last step
             logs.update(self._metrics)
             return
         own_logs = {name: logs[name].numpy() if hasattr(logs[name], "numpy") else logs[name] for name in names}

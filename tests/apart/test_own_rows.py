@@ -1,0 +1,44 @@
+"""For `local:H`: a rank can run a step by itself if the collectives of the step are sums."""
+
+import pytest
+import tensorflow as tf
+
+from matex_tf.apart import own_rows
+from matex_tf.rewrite.placement import BATCH
+from matex_tf.rewrite.propagate import read_program
+
+
+def in_branch(x, use):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: use(x), lambda: tf.zeros([]))
+
+
+STEPS = {
+    "a mean": (lambda x: tf.reduce_mean(x), True),
+    "a square of a mean": (lambda x: tf.reduce_mean(x) ** 2, True),
+    "a sum in a branch": (lambda x: in_branch(x, lambda x: tf.reduce_sum(x) ** 2), True),
+    "a maximum that is used": (lambda x: tf.reduce_max(x) ** 2, False),
+    "a maximum that is returned": (lambda x: tf.reduce_max(x), False),
+    "a maximum in a branch": (lambda x: in_branch(x, lambda x: tf.reduce_max(x) ** 2), False),
+    "whether all are positive, in a branch": (
+        lambda x: in_branch(x, lambda x: tf.where(tf.reduce_all(x > 0), 1.0, 2.0)),
+        False,
+    ),
+    "rows that are gathered in a branch": (lambda x: in_branch(x, lambda x: tf.reduce_sum(tf.sort(x, 0)[0])), False),
+    "rows that a branch gathers for its result": (
+        lambda x: tf.reduce_sum(
+            tf.cond(tf.reduce_sum(x) > 0, lambda: tf.boolean_mask(x, x[:, 0] > 0), lambda: tf.sort(x, 0))
+        ),
+        False,
+    ),
+    "a sum of gathered rows": (lambda x: tf.reduce_sum(tf.sort(x, 0)), True),
+    "gathered rows that are returned": (lambda x: tf.sort(x, 0), False),
+    "rows that are returned": (lambda x: x * 2, False),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_sums_alone_can_run_by_itself(name):
+    step, can = STEPS[name]
+    graph = tf.function(step).get_concrete_function(tf.TensorSpec([None, 3])).graph
+    program = read_program(graph, [BATCH])
+    assert (own_rows.find_obstacle(program) == "") == can
