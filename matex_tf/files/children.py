@@ -23,7 +23,7 @@ class _Files:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if (view := overlay.get_view()) is not None:
-            return _adopt_view, (view.describe(), world.script_knows_ranks)
+            return _adopt_view, (view.share_with_child(), world.script_knows_ranks)
         writer = journal.get_writer()
         return (dict, ({},)) if writer is None else (_adopt_journal, (writer.describe(),))
 

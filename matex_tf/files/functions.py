@@ -59,11 +59,12 @@ def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, questio
             return None  # the original function reports the error
 
 
-def find_real_path(path: Any, mode: str | None, creates_others: bool = False) -> Any:
+def find_real_path(path: Any, mode: str | None, creates_more_files: bool = False) -> Any:
     """The real path of `path`, for a library that opens files itself: to read (mode None) or to write.
 
-    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. creates_others: the library
-    also creates other files in the same folder.
+    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content.
+
+    creates_more_files: the library also creates other files in the same folder.
     """
     key = find_key(path) if overlay.get_view() is not None else None
     if key is None:  # the view does not handle it
@@ -75,7 +76,7 @@ def find_real_path(path: Any, mode: str | None, creates_others: bool = False) ->
         if mode == "r+" and not view.exists(key):
             return view.locate_real(key)
         place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
-        view.stop_caching(os.path.dirname(key) if creates_others else key)
+        view.stop_caching(os.path.dirname(key) if creates_more_files else key)
         return place
 
 
@@ -457,6 +458,6 @@ def wrap_symlink(original: Any) -> Any:
             target = view.find_key(os.path.join(os.path.dirname(key), os.fsdecode(src)))
             view.ensure_folder(os.path.dirname(key))
             original(src if target is None else view.locate_real(target), view.locate_upper(key), target_is_directory)
-            view.known.put_place(key)
+            view.known.update_place(key)
 
     return symlink

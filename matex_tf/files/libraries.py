@@ -59,11 +59,11 @@ _PATHS = """
 _NOTED = ("ParquetWriter.__init__", "write_dataset")  # functions whose writes rank 0 notes in the journal
 
 
-def _find_place(path: Any, mode: str, creates_others: bool = False) -> Any:
+def _find_place(path: Any, mode: str, creates_more_files: bool = False) -> Any:
     """The real path that a library is to open: "r" to read, else to write, with the modes of `find_real_path`."""
     if mode != "r":
         journal.note_change(path)
-        return find_real_path(path, mode, creates_others)
+        return find_real_path(path, mode, creates_more_files)
     if os.path.isdir(path) and not _is_completely_own(path):
         return path  # this rank and others wrote there, and no folder has the files of both: use the one on disk
     return find_real_path(path, None)
@@ -94,12 +94,12 @@ def _find_database(name: Any, is_uri: bool) -> Any:
         return name
     parts = urllib.parse.urlsplit(text)
     if not is_uri or parts.scheme != "file":
-        return _find_place(name, "a", creates_others=True)
+        return _find_place(name, "a", creates_more_files=True)
     sqlite_mode = dict(urllib.parse.parse_qsl(parts.query)).get("mode", "rwc")
     if not parts.path or sqlite_mode == "memory":
         return name
     mode = "r" if sqlite_mode == "ro" else "a"
-    place = os.path.abspath(_find_place(urllib.parse.unquote(parts.path), mode, creates_others=True))
+    place = os.path.abspath(_find_place(urllib.parse.unquote(parts.path), mode, creates_more_files=True))
     return parts._replace(netloc="", path=urllib.parse.quote(place)).geturl()
 
 
