@@ -1,4 +1,4 @@
-"""A cache of the real locations of files, by folder, so that `os.stat` or `open` takes little longer than without a view.
+"""A cache of the real locations of files, by folder, so that a query such as `os.stat` takes little longer than before.
 
 A file that a script reads may be in one of two layers: the disk, or the rank's private folder (`layers`). `functions`
 asks the cache first. The cache holds, for each folder that the script has asked about, the entries that are not on the
