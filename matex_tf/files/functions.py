@@ -2,12 +2,12 @@
 
 Such a rank writes to a private folder. Its view has two layers (`layers`): the files of this folder hide the files of
 the disk. The view names a file by its key, a canonical absolute path, and finds the real path in one of the layers.
-Rank 0 changes the disk itself and may be ahead in the script, so before each change it writes a note (`journal`): other
-ranks find the old content by it until they reach the change, too.
+Rank 0 changes the disk itself and may be ahead in the script. So before each change it writes a note (`journal`), by
+which another rank finds the old content until it reaches the change.
 
-To ask both layers at each call would be slow. So functions that read first look into a cache of locations
-(`known_places`), and answer from it if no note of rank 0 holds for this rank. Otherwise they ask the view, and ask
-again if rank 0 writes notes in the meantime. `python` installs the replacements.
+To ask both layers at each call would be slow. So functions that read have a fast way: they look into a cache of
+locations (`known_places`), and use its answer if no note of rank 0 holds for this rank. Otherwise they ask the view,
+and ask again if rank 0 writes notes in the meantime. `python` installs the replacements.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ class Proxy:
 
 
 def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
-    """The key of `path` if the view handles it, else None.
+    """The key of `path` if the view handles it; None: the caller calls the original function with `path` itself.
 
-    question: the caller only reads; None is returned if the view equals the disk, so that the original function
-    answers.
+    Args:
+        kwargs: arguments of the function. A path relative to the descriptor of a folder is not handled.
+        follow: replace a final link by its target.
+        question: the caller only reads. So the result is also None if the view equals the disk.
     """
     if real_files.uses_real_files() or isinstance(path, int) or path is None:
         return None
@@ -74,14 +76,17 @@ def find_real_path(path: Any, mode: str | None, creates_more_files: bool = False
         if mode is None:
             return view.ask_until_steady(lambda: view.locate_readable(key))
         if mode == "r+" and not view.exists(key):
-            return view.locate_real(key)
+            return view.locate_real(key)  # no file is there, so that the library reports the error
         place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
         view.stop_caching(os.path.dirname(key) if creates_more_files else key)
         return place
 
 
 def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
-    """For Python functions: replaces their argument `name` by `convert(argument)`. The hook fails if there is none."""
+    """A wrapper for Python functions that replaces their argument `name` by `convert(argument)`.
+
+    It fails for a function without this argument.
+    """
 
     def make(original: Any) -> Any:
         index = list(inspect.signature(original).parameters).index(name)
@@ -104,7 +109,7 @@ def _ask_steadily(ask: Any, drop: Any = None) -> Any:
 
 
 def _find_text(path: Any) -> str | None:
-    """`path` as text, if the cache of this rank's view may know it."""
+    """`path` as text for a look into the cache; None for bytes, descriptors, and code that uses the real files."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     return text if type(text) is str and not real_files.uses_real_files() else None
 
@@ -118,7 +123,7 @@ def _is_cache_valid() -> bool:
 
 
 def wrap_open(original: Any) -> Any:
-    """For `open`, which calls `os.open`."""
+    """For `open`: its `opener` is a function that calls the replaced `os.open`."""
 
     def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
         if opener is None and not isinstance(file, int) and not real_files.uses_real_files():
@@ -129,7 +134,7 @@ def wrap_open(original: Any) -> Any:
 
 
 def open_for_all(path: Any, flags: int) -> int:
-    """The `opener` of Python's `open`: as without one, but through the replaced `os.open`."""
+    """The `opener` for Python's `open`: opens as `open` does without one, but through the replaced `os.open`."""
     return os.open(path, flags, 0o666)
 
 
@@ -152,7 +157,7 @@ def wrap_os_open(original: Any) -> Any:
             try:
                 descriptor = _open_plainly(place, flags | os.O_NOFOLLOW, mode)
             except OSError as error:
-                is_link = error.errno == errno.ELOOP  # its target may have another location
+                is_link = error.errno == errno.ELOOP  # the target of the link may be in the other layer
                 if is_on_disk and not is_link and _is_cache_valid():
                     raise  # the error of the disk is the right one
             else:
@@ -165,7 +170,7 @@ def wrap_os_open(original: Any) -> Any:
 
 
 def _close_file(descriptor: int) -> bool:
-    """Close a regular file, to open it again. Returns False for others, such as pipes, whose other end would notice."""
+    """Close a regular file, to open it again. Returns False for a pipe and the like, whose other end would notice."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return False
     os.close(descriptor)
@@ -193,7 +198,7 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 
 
 def wrap_question(original: Any, of_link: bool = False) -> Any:
-    """For functions that return information about one path."""
+    """For functions that return information about one path. of_link: about a link itself, not about its target."""
     is_state = original in (os.stat, _lstat)
 
     def ask(path, *args, **kwargs):
@@ -241,7 +246,8 @@ def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
 def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, list[str]], Any]) -> Any:
     """Wrap a function that lists a folder.
 
-    list_disk: `list_disk(original, path)` lists the disk. make: `make(path, names)` returns a result of the same type.
+    list_disk: `list_disk(original, path)` lists the disk, at once, so that the answer can be checked afterwards.
+    make: `make(path, names)` returns a result of the same type.
     """
 
     def wrap(original: Any) -> Any:
@@ -262,8 +268,8 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, lis
             def list_both():
                 key = find_key(path, question=True)
                 if key is None:
-                    is_plain = real_files.uses_real_files() or isinstance(path, int)
-                    return original(path) if is_plain else list_disk(original, path)
+                    needs_no_check = real_files.uses_real_files() or isinstance(path, int)
+                    return original(path) if needs_no_check else list_disk(original, path)
                 with real_files.use_real_files():
                     names = overlay.get_own_view().list_names(key)
                 return make(path, names)
@@ -349,8 +355,8 @@ def wrap_chdir(original: Any) -> Any:
                 return original(path)
             with real_files.use_real_files():
                 if not view.is_own(key) or os.path.isdir(key):
-                    return original(key)  # the folder on disk, if any, for code outside Python
-                view.stop_caching(key)  # for processes that are started there
+                    return original(key)  # on the disk if the folder is there, also for code outside Python
+                view.stop_caching(key)  # a process that is started there may create files
                 return original(view.locate_upper(key))
         finally:
             view.known.forget_places()  # relative paths change
@@ -381,7 +387,10 @@ def wrap_getcwd(original: Any) -> Any:
 
 
 def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
-    """For a function of one path, replaced by `act(view, original, key, path, ...)`."""
+    """For a function that changes one path, replaced by `act(view, original, key, path, ...)`.
+
+    follow: the function changes the target of a link, not the link itself.
+    """
 
     def make(original: Any) -> Any:
         def change(path, *args, **kwargs):
@@ -396,7 +405,7 @@ def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
     return make
 
 
-def _change(view, original, key, path, *args, **kwargs):
+def _change_copy(view, original, key, path, *args, **kwargs):
     """Change a copy of the file in the upper layer. If there is no file, `original` raises the error."""
     return original(view.copy_file(key) if view.exists(key) else view.locate_real(key), *args, **kwargs)
 
@@ -414,7 +423,7 @@ def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *
             raise
 
 
-wrap_change = _wrap_change(_change)
+wrap_change = _wrap_change(_change_copy)
 wrap_mkdir = _wrap_change(lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode))
 wrap_remove = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key), follow=False)
 wrap_rmdir = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key, folder=True), follow=False)
@@ -432,6 +441,8 @@ def wrap_rename(original: Any) -> Any:
 
 
 def wrap_link(original: Any) -> Any:
+    """For `os.link`: the view makes a copy in place of a hard link."""
+
     def link(src, dst, **kwargs):
         source, target = find_key(src, kwargs), find_key(dst, kwargs, follow=False)
         if target is None and source is None:
@@ -457,6 +468,7 @@ def wrap_symlink(original: Any) -> Any:
                 raise make_error(errno.EEXIST, dst)
             target = view.find_key(os.path.join(os.path.dirname(key), os.fsdecode(src)))
             view.ensure_folder(os.path.dirname(key))
+            # The link leads to the layer that has the target now.
             original(src if target is None else view.locate_real(target), view.locate_upper(key), target_is_directory)
             view.known.update_place(key)
 
