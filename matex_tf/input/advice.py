@@ -1,4 +1,4 @@
-"""The advice of `--explain` on pipelines: the ops that keep work on every rank, and their replacements."""
+"""The advice of `--explain` on pipelines: which steps and ops make every rank do all work, and what to use instead."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def explain(dataset: Any, text: str) -> None:
 
 
 def explain_kept(dataset: Any, kept: Iterable[str]) -> str:
-    """Text on all causes that keep a pipeline's work on every rank; "" if there is none. kept: see `Deferred.kept`."""
+    """Text on all causes why every rank does work of a pipeline; "" if there is none. kept: see `Deferred.kept`."""
     has_batches = any(name_step(one) in _BATCHES for one in slice_bounds.list_pipeline(dataset))
     causes = dict.fromkeys(kept)
     if not has_batches and _has_work(dataset):
@@ -70,12 +70,12 @@ def explain_kept(dataset: Any, kept: Iterable[str]) -> str:
 
 
 def explain_op(op: str) -> str:
-    """Text on an op, by its type, or another cause in `OF_OPS` that keeps work on every rank."""
+    """Text on the type of an op, or on another cause in `OF_OPS`, and its replacement."""
     return f"{op} (instead: {find_advice(op, OF_OPS)})"
 
 
 def explain_step(dataset: Any, reason: str = "") -> list[str]:
-    """Text on a step that keeps all work before it on every rank; none if there is no work.
+    """Text on a step, because of which every rank does all work before and in the step; none if there is no work.
 
     reason: why the records that the step reads are not indexed; "" if it reads none.
     """
@@ -91,7 +91,7 @@ def explain_step(dataset: Any, reason: str = "") -> list[str]:
 
 
 def explain_composites(spec: Any) -> list[str]:
-    """Texts on the components of an element, of this spec, that ranks do not slice: all but dense tensors."""
+    """Texts on the components, in an element with this spec, that ranks do not slice: all but dense tensors."""
     specs = tf.nest.flatten(spec, expand_composites=False)
     types = {type(each).__name__ for each in specs if not isinstance(each, tf.TensorSpec)}
     return sorted({explain_op(_COMPOSITE.get(name, "elements that are no tensors")) for name in types})

@@ -1,6 +1,6 @@
-"""Batches of rows: the ticket of a batch has the tickets of its rows; a rank works on the rows of its slice.
+"""The steps `batch` and `padded_batch`: the ticket of a batch has the tickets of its rows; a rank works on its slice.
 
-The tickets of rows are batched as tensors; if their shapes differ, the ticket of a batch is a dataset of them.
+The ticket of a batch is a tensor with the tickets of its rows, or a dataset of them if their shapes differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
     specs, ticket_specs = flatten_specs(inner.spec), flatten_specs(inner.tickets.element_spec)
     # The tensors that the work computes; the others equal tensors of the ticket.
     computed = [at for at, index in enumerate(inner.passed) if index is None]
-    if inner.is_work and not computed:  # the work only checks
+    if inner.is_work and not computed:  # the work only checks, so take its results, to run it
         computed = list(range(len(specs)))
 
     def build(ticket: Tensors) -> Tensors:
@@ -81,8 +81,8 @@ def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) 
     """A ConcreteFunction of tensors with these specs that computes `build`, with the same bits as in `map`.
 
     In the function of a `map` TensorFlow merges constants, but does not fold them, for instance into reciprocals of
-    divisors. In a function that is inlined or that `MapDefun` takes it does not merge constants. So the result calls a
-    function with the settings of `map`: not inlined, and without folding.
+    divisors. In a function that is inlined, or that `MapDefun` takes, TensorFlow does not merge constants. So the
+    result calls a function with the settings of `map`: not inlined, and without folding.
     """
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
@@ -108,7 +108,7 @@ def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) 
 
 
 def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
-    """Batches of tickets of any shapes: the ticket of a batch is a dataset of the tickets of its rows."""
+    """Batches of tickets of any shapes: the ticket of a batch is a window, a dataset of the tickets of its rows."""
     tickets = inner.tickets.window(dataset._batch_size, drop_remainder=dataset._drop_remainder)
     batch_rows = _make_padded_batch(dataset) if is_padded else lambda rows, count: rows.batch(count)
 

@@ -1,4 +1,4 @@
-"""Maps of rows, and records of files: what must run in order stays in the tickets, the rest becomes work."""
+"""Maps of rows, before `batch`, and records of files: what must run in order makes tickets, the rest becomes work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
     if any(inner.passed[index] is None for index in split.front_takes):  # the front needs results of the work
         inner = make_whole(dataset._input_dataset, False)
     ticket_size, input_count = len(flatten_specs(inner.tickets.element_spec)), len(split.back_takes)
-    # A new ticket is the ticket of `inner` and the front's results; without work before, just what the back takes.
+    # A new ticket is the ticket of `inner`, then the front's results. If `inner` has no work, the back needs no ticket
+    # of it: a new ticket has just the tensors that the back takes.
     extends_ticket = inner.is_work or split.front is None
 
     def take(ticket: Tensors, no_slice: None) -> Tensors:
@@ -38,12 +39,12 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
             return split.build_back(ticket)
         row = inner.take(ticket[:ticket_size], no_slice)
         computed = [index for index, passed in enumerate(inner.passed) if passed is None]
-        unused = [row[index] for index in computed if index not in split.back_takes]
+        unused = [row[index] for index in computed if index not in split.back_takes]  # their errors count
         results = split.build_back([*(row[index] for index in split.back_takes), *ticket[ticket_size:]])
         return require(unused, results)
 
     def find_passed(index: int | None) -> int | None:
-        """The tensor of the new ticket that equals the input `index` of the back; None if it is computed."""
+        """The index, in the new ticket, of the tensor that the back takes as input `index`; None if it is computed."""
         if index is None or not extends_ticket:
             return index
         is_input = index < input_count
@@ -72,6 +73,7 @@ def _run_front(inner: Deferred, split: Split, dataset: Any) -> Any:
         return *before, *split.build_front(inputs)
 
     options: dict[str, Any] = {}
+    # Python code in the front runs in parallel if it does in the script.
     if not PYTHON.isdisjoint(split.ordered) and getattr(dataset, "_num_parallel_calls", None) is not None:
         deterministic = {"true": True, "false": False}.get(dataset._deterministic)
         options = {"num_parallel_calls": dataset._num_parallel_calls, "deterministic": deterministic}

@@ -98,7 +98,7 @@ class Source:
         count = _BATCHES_AHEAD if self._elements_come_again else iteration.count_ahead(self.dataset)
         slices = slices.prefetch(count) if count else slices
         if not any(map(pipelines.may_vary, slice_bounds.list_pipeline(self.dataset))):
-            slices = slices.take(0).concatenate(slices)  # so that an unused iterator costs little: `_make_whole_batches`
+            slices = slices.take(0).concatenate(slices)  # an unused iterator costs little: `_make_whole_batches`
         return slices.with_options(self._options)
 
     def _choose_map_options(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from matex_tf.rewrite.sharing import Slice
 
 
 def find_deferred(dataset: Any, are_batches: bool) -> Deferred:
-    """The elements of a dataset as tickets and work; without work if a step cannot be deferred.
+    """The elements of a dataset as tickets and work. If a step cannot be deferred, all before it is in the tickets.
 
     are_batches: ranks share each element by its rows; otherwise each element is a row.
     """
@@ -55,7 +55,7 @@ def _find_deferred(dataset: Any, are_batches: bool) -> Deferred:
 
 
 def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
-    """A `cache`: the tickets are cached, and a rank keeps the rows that it has worked on in a `Memory`."""
+    """A `cache`: the tickets are cached, and a rank keeps its results of the work before the `cache` in a `Memory`."""
     inner = inner._replace(caches=(*inner.caches, dataset))
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
@@ -65,7 +65,7 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         return make_whole(dataset, are_batches, *inner.kept)
     if reads_changing(dataset):
         return make_whole(dataset, are_batches, *inner.kept, advice.explain_op(advice.CACHED_VARIABLES))
-    memory = memories.Memory(specs)  # by the number of the element, with which its ticket is cached
+    memory = memories.Memory(specs)  # the cached ticket of an element begins with its number, the key of the memory
 
     def take(ticket: Tensors, batch_slice: Slice | None) -> Tensors:
         number, *ticket = ticket
@@ -78,15 +78,15 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         take=take,
         digest=lambda ticket: inner.digest(ticket[1:]),
         count_rows=lambda ticket: inner.count_rows(ticket[1:]),
-        passed=[None if index is None else index + 1 for index in inner.passed],  # behind the number
+        passed=[None if index is None else index + 1 for index in inner.passed],  # the number comes first
     )
 
 
 def _zip(dataset: Any, zipped: Sequence[Deferred]) -> Deferred:
     """A `zip`: its ticket joins the tickets of the zipped datasets."""
     tickets, split = zip_tickets([each.tickets for each in zipped])
-    indices = split(list(range(len(flatten_specs(tickets.element_spec)))))
-    starts = itertools.accumulate((len(each.are_rows) for each in zipped), initial=0)
+    indices = split(list(range(len(flatten_specs(tickets.element_spec)))))  # of each dataset's tensors in a ticket
+    starts = itertools.accumulate((len(each.are_rows) for each in zipped), initial=0)  # of each one's in an element
 
     def take(ticket: Tensors, batch_slice: Slice | None) -> Tensors:
         return join(each.take(own, batch_slice) for each, own in zip(zipped, split(ticket)))
