@@ -99,6 +99,7 @@ def _make_tickets(dataset: Any) -> Records | str:
 
 def _renew(known: Records) -> Records | str:
     """The records, after changed files were indexed again; or the reason why that is impossible. Collective."""
+    return record_index.index_files(known.names, known.kind) or known
 
 
 def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:

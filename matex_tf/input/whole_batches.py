@@ -29,7 +29,7 @@ _PLACE, _CHOICE = "the next batch of a dataset", "choice of whole or gathered ba
 def take_whole(shared: SharedBatches) -> Any:
     """The next element of an iterator of whole batches. At the end: tf.errors.OutOfRangeError.
 
-    Collective, if all ranks run the script together (`agreement.is_watched`).
+    Collective while ranks choose between the ways, and if they have chosen to gather slices.
     """
     source = shared.source
     if not agreement.is_watched():
