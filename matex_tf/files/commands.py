@@ -42,10 +42,7 @@ _OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")  # options that may dif
 
 
 def _is_of_all_ranks() -> bool:
-    """Whether all ranks reach the command that this thread reaches now, so that rank 0 runs it for all.
-
-    A command of a library counts as a rank's own.
-    """
+    """Whether all ranks reach the command that this thread reaches now, and the script runs it, not a library."""
     if _is_inside or settings.get_settings().output == "all" or not overlay.is_reached_by_all():
         return False
     caller = sys._getframe(2)  # the caller of the function that replaces `os.system` and the like

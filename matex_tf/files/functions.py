@@ -42,10 +42,8 @@ class Proxy:
 def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
     """The key of `path` if the view handles it; None: the caller calls the original function with `path` itself.
 
-    Args:
-        kwargs: arguments of the function. A path relative to the descriptor of a folder is not handled.
-        follow: replace a final link by its target.
-        question: the caller only reads. So the result is also None if the view equals the disk.
+    kwargs: arguments of the function. A path relative to the descriptor of a folder is not handled. follow: replace a
+    final link by its target. question: the caller only reads, so the result is also None if the view equals the disk.
     """
     if real_files.uses_real_files() or isinstance(path, int) or path is None:
         return None
@@ -64,9 +62,8 @@ def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, questio
 def find_real_path(path: Any, mode: str | None, creates_more_files: bool = False) -> Any:
     """The real path of `path`, for a library that opens files itself: to read (mode None) or to write.
 
-    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content.
-
-    creates_more_files: the library also creates other files in the same folder.
+    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. creates_more_files: in the
+    same folder.
     """
     key = find_key(path) if overlay.get_view() is not None else None
     if key is None:  # the view does not handle it
@@ -83,10 +80,7 @@ def find_real_path(path: Any, mode: str | None, creates_more_files: bool = False
 
 
 def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
-    """A wrapper for Python functions that replaces their argument `name` by `convert(argument)`.
-
-    It fails for a function without this argument.
-    """
+    """For Python functions with an argument `name`: replaces it by `convert(argument)`."""
 
     def make(original: Any) -> Any:
         index = list(inspect.signature(original).parameters).index(name)
@@ -387,9 +381,8 @@ def wrap_getcwd(original: Any) -> Any:
 
 
 def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
-    """For a function that changes one path, replaced by `act(view, original, key, path, ...)`.
-
-    follow: the function changes the target of a link, not the link itself.
+    """For a function that changes one path, replaced by `act(view, original, key, path, ...)`. follow: of a link, the
+    function changes the target.
     """
 
     def make(original: Any) -> Any:

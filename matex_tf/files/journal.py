@@ -86,8 +86,7 @@ class Journal(journal_reader.Notes):
     def adopt(cls, folder: str, is_on_one_host: bool, number: int, known: tuple[Any, ...]) -> Journal:
         """In a child process: the journal of the rank that has started the process, from its `describe`.
 
-        `known` tells which files the rank has created. Without it, this process would note the present content of such
-        a file as its old content.
+        Without `known`, the rank's own records, this process would note files of the rank as old contents.
         """
         journal = cls(folder, is_on_one_host)
         journal.met_by_parent = number
@@ -178,9 +177,7 @@ class Journal(journal_reader.Notes):
             os.close(handle)
 
     def _keep_copy(self, number: int, key: str) -> str | None:
-        """Copy `key`, a file, or a folder without the files that rank 0 has changed. Returns the path of the copy; None
-        if the content is too large or unreadable.
-        """
+        """Copy `key`; of a folder, only unchanged files. Returns the copy's path; None if too large or unreadable."""
         # All ranks have entered the last collective that rank 0 has completed, so they have completed the one before.
         for old in [copy for copy in self._copies if copy.number < number - 1]:
             self._copies.remove(old)

@@ -2,8 +2,7 @@
 
 A note says that rank 0 is about to change a path, and where the old content is. The journal is one file of notes, a
 line of JSON each, in the order in which rank 0 has written them. A note holds for a rank, which then reads the old
-content, until the rank has completed more collectives than rank 0 had when it wrote the note. Then the rank drops the
-note.
+content, until the rank has completed more collectives than rank 0 had at the note. Then the rank drops the note.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ class Notes:
     """The notes in `folder`, read incrementally.
 
     heard: called when there are new notes.
-    met_by_parent: in a child process of a rank, the number of collectives that the rank had completed when it started
-        the process.
+    met_by_parent: in a child process of a rank, the number of collectives that the rank had completed at its start.
     _count: `_count[0]` is the number of bytes in the file, in mapped memory; None if the ranks have several hosts.
     _notes: the notes that hold for this rank, by path.
     _seen: the number of bytes in the file at the last look. _offset: the number of bytes in the lines that were read.
@@ -169,7 +167,7 @@ class Notes:
     def _find_note(self, key: str) -> tuple[_Note | None, str]:
         """The first note that holds for `key`, or for the innermost folder with such a note; and the path of the note.
 
-        The first note of a path has the oldest content, which this rank sees.
+        The first note has the oldest content, which this rank sees.
         """
         self._read_news()
         if self._notes:
@@ -219,9 +217,7 @@ class Notes:
 
 
 def read_file_state(key: str) -> tuple[int, ...] | None:
-    """Numbers that differ after a change of the file `key`, or once a folder was replaced; first the inode. None if
-    `key` is missing.
-    """
+    """The inode of `key` and, of a file, numbers that differ after a change; None if `key` is missing."""
     try:
         state = os.lstat(key)
     except OSError:

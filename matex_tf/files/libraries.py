@@ -1,8 +1,8 @@
 """Libraries that open files in C code, such as h5py and pyarrow: their functions receive the real paths of files.
 
-A rank other than 0 has its files in a private folder (`overlay`). `files.python` makes Python's own functions find
-them, but it cannot intercept C code. On rank 0 paths stay as they are; writes of h5py, netCDF4 and Parquet are noted in
-the journal here (`journal`), and SQLite raises audit events of Python, which the journal hears.
+A rank other than 0 has its files in a private folder (`overlay`), where C code does not look, unlike Python's functions
+(`files.python`). On rank 0 paths stay. There writes of h5py, netCDF4 and Parquet are noted in the journal (`journal`);
+SQLite raises audit events, which the journal hears.
 """
 
 from __future__ import annotations
@@ -76,10 +76,8 @@ def _is_off_disk(folder: Any) -> bool:
     if view is None:
         return False
     with real_files.use_real_files():
-        key = view.find_key(folder)
-        if key is None:  # the view does not handle it
-            return False
-        return not os.path.isdir(key) or view.has_only_own(key)
+        key = view.find_key(folder)  # None: the view does not handle the folder
+        return key is not None and (not os.path.isdir(key) or view.has_only_own(key))
 
 
 def _is_path(name: Any) -> TypeGuard[str | bytes | os.PathLike]:
@@ -91,10 +89,7 @@ def _is_file_system(value: Any) -> bool:
 
 
 def _find_database(name: Any, is_uri: bool) -> Any:
-    """The real path of a database, next to which SQLite creates and removes other files.
-
-    is_uri: `name` may have the form "file:PATH?OPTIONS", which the result has then.
-    """
+    """The real path of a database, next to which SQLite creates other files. is_uri: may be "file:PATH?OPTIONS"."""
     text = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
     if not text or ":memory:" in text:
         return name

@@ -26,10 +26,9 @@ _made: list[str] = []  # the folders that this process has created
 
 
 def choose_parent() -> str:
-    """The folder for private folders: `MATEX_FILES_DIR`, else a folder for temporary files.
+    """The folder for private folders: `MATEX_FILES_DIR`, else the first usual folder on a disk, else the first one.
 
-    Files in a folder that is in memory, as `/tmp` is on some hosts, would take memory from the training. So the first
-    usual folder on a disk is chosen, and only without any the first usual folder.
+    Files in a folder that is in memory, as `/tmp` is on some hosts, would take memory from the training.
     """
     if settings.get_settings().files_dir:
         os.makedirs(settings.get_settings().files_dir, exist_ok=True)

@@ -73,9 +73,8 @@ def _find_path(call: inspect.BoundArguments) -> str | None:
 
 
 def _set_path(call: inspect.BoundArguments, path: str) -> None:
-    """Change the path to which a call saves."""
-    name = list(call.arguments)[1]
-    call.arguments[name] = path
+    """Change the path to which a call saves, its second argument."""
+    call.arguments[list(call.arguments)[1]] = path
 
 
 def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
@@ -124,10 +123,9 @@ def _save_plainly(write: Callable[[], Any]) -> Any:
 def _save_once(write: Callable[[], Any], path: str, name: str) -> Any:
     """Rank 0 calls `write`; every rank returns its result, once the file at `path` exists for the rank. Collective.
 
-    Another rank might still read the old file. So rank 0 writes after all ranks have arrived.
-
-    Not collective on a thread of the script, and in a hook that depends on the clock, because there each rank has its
-    own time: rank 0 writes, and other ranks return the path at once.
+    Another rank might still read the old file. So rank 0 writes after all ranks have arrived. But on a thread of the
+    script, and in a hook that depends on the clock, each rank has its own time. There ranks do not wait: rank 0 writes,
+    and other ranks return the path at once.
     """
     if not _is_called_by_all():
         return write() if world.get_world().rank == 0 else path

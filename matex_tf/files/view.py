@@ -29,8 +29,7 @@ class View(Layers):
         self._limit = private_folder.Limit(self.root)
 
     def share_with_child(self) -> dict[str, Any]:
-        """Return the arguments of `adopt`, for a child process of this rank."""
-        # From now on the child may write files into the upper layer.
+        """Return the arguments of `adopt` for a child process, which may write into the upper layer from now on."""
         self.used = True
         self._limit.start_watching()
         folder = os.path.dirname(self.root)
@@ -49,16 +48,13 @@ class View(Layers):
         return view
 
     def show_file(self, key: str) -> None:
-        """Use the file `key` of the disk from now on: rank 0 has saved it for all ranks.
-
-        This rank may have written a file of its own at `key`, or have removed `key` or a folder around it.
-        """
+        """Use the file `key` of the disk, saved by rank 0 for all ranks, even if this rank has written or removed it."""
         try:
             if self.is_own(key) or self.is_hidden(key):
                 self._hide_key(key)  # removes this rank's own file
                 self.hidden.discard(key)
                 self._shown.add(key)
-                # If this rank has removed the folder of the file, it sees the folder again.
+                # This rank sees the folder of the file again, if it has removed the folder.
                 os.makedirs(os.path.dirname(self.locate_upper(key)), exist_ok=True)
         finally:
             self.known.forget_places()
@@ -109,10 +105,7 @@ class View(Layers):
         return self.locate_upper(key) if os.path.lexists(key) and not self._may_use_new(key) else key
 
     def _may_use_new(self, key: str) -> bool:
-        """Whether this rank may see `key`, which rank 0 has created ahead of it.
-
-        It may if the script has asked for its rank: such a script can wait in a loop for a file of rank 0.
-        """
+        """Whether this rank may see `key`, created by rank 0 ahead of it: a script that uses ranks may wait for it."""
         return world.script_knows_ranks and not self.is_hidden(key)
 
     def locate_for_child(self, key: str) -> str:
@@ -135,11 +128,8 @@ class View(Layers):
     def prepare_write(self, key: str, keep: bool, exclusive: bool = False) -> str:
         """The real path for writing `key`. Raises OSError as the system would.
 
-        The caller opens this path for writing, which may create the file, and then calls `confirm_written`.
-
-        Args:
-            keep: the file has the present content of `key` first.
-            exclusive: the caller may create a file, but not change one.
+        The caller opens this path for writing, which may create the file, and then calls `confirm_written`. keep: the
+        file first has the present content of `key`. exclusive: the caller may create a file, but not change one.
         """
         self.used = True
         self._limit.start_watching()
@@ -239,9 +229,7 @@ class View(Layers):
         self._hide_key(key)
 
     def _find_mode(self, key: str) -> int | None:
-        """The mode of `key`, which is about to be removed.
-
-        None if rank 0, ahead of this rank, has already removed `key` and kept no copy, because `key` was too large.
+        """The mode of `key`, which is about to be removed; None if rank 0 has already removed it and kept no copy.
 
         Raises:
             FileNotFoundError: `key` does not exist for this rank.
@@ -262,10 +250,7 @@ class View(Layers):
         return None
 
     def _hide_key(self, key: str, is_folder: bool = True) -> None:
-        """Remove `key` from the upper layer, and hide it in the lower one.
-
-        is_folder: in either layer `key` may be a folder, whose contents are removed and hidden with it.
-        """
+        """Remove `key` from the upper layer, and hide it in the lower one. is_folder: it may be a folder there."""
         self._shown = {shown for shown in self._shown if key not in journal_reader.list_parents(shown)}
         self.hidden.add(key)
         upper = self.locate_upper(key)
