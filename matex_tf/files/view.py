@@ -48,7 +48,7 @@ class View(Layers):
         return view
 
     def show_file(self, key: str) -> None:
-        """Use the file `key` of the disk, saved by rank 0 for all ranks, even if this rank has written or removed it."""
+        """Use the file `key` of the disk, saved by rank 0 for all, even if this rank has written or removed it."""
         try:
             if self.is_own(key) or self.is_hidden(key):
                 self._hide_key(key)  # removes this rank's own file
