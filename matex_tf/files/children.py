@@ -1,8 +1,7 @@
-"""Processes that a rank starts by `multiprocessing` use the files as the rank does: they have its view (`overlay`), or
-on rank 0 write notes of their changes to the journal (`journal`).
+"""Processes that a rank starts by `multiprocessing` see the files of the rank, and rank 0's write notes to the journal.
 
-A forked process has a copy of the view or the journal. A process of another start method, such as spawn, receives the
-view or the journal with the data by which Python prepares such a process.
+A forked process has a copy of the view (`overlay`) or the journal (`journal`). A process of another start method, such
+as spawn, receives the view or the journal with the data by which Python prepares such a process.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ _KEY = "files of the rank"  # Python unpickles this entry of the data, and ignor
 
 
 class _Files:
-    """Stands for the view or the journal of this rank. A process that unpickles it calls `_adopt_view` or
-    `_adopt_journal`.
-    """
+    """Stands for the view or the journal of this rank. A process that unpickles it adopts the view or the journal."""
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if (view := overlay.get_view()) is not None:

@@ -35,7 +35,7 @@ _IF_PATHS_ARE_NOT_REPLACED = "a command does not find the files of its rank"
 _WORD = re.compile(r"[^\s'\"`$&|;<>(){}*?\[\]\\=]+")  # of a shell command: a text that may be a path
 _COMMAND_BEGINS = re.compile(r"(?:^|[|;&(])\s*$")  # the end of a text after which the name of a program follows
 
-_is_inside = ThreadFlag()  # set while this thread runs a command of the script, for all ranks or for its own
+_is_inside = ThreadFlag()  # set while this thread runs a command that all ranks have reached
 _SHOWN_CHARACTERS = 60  # of a command in messages
 _STREAMS = ("stdout", "stderr")
 _OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")  # options that may differ between ranks for the same command
@@ -65,7 +65,7 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
     ops.records.mark_between_steps()
     hashes = objects.allgather(own_hash, "a command that the script runs")
     with _is_inside.set():
-        if len(set(hashes)) > 1:  # all ranks see the same hashes, so all of them run their own command here
+        if len(set(hashes)) > 1:  # all ranks see the same hashes, so each runs its own command here
             return run()
         with _adopt_changes(options):
             objects.barrier("a command begins")

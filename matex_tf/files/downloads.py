@@ -1,9 +1,8 @@
 """`keras.utils.get_file` and its users: of the ranks that share a file system, one downloads; the others find the file.
 
-One rank after the other takes a lock and calls the original function. The first of them downloads the file. In each
-later rank, the original function finds the complete file and returns. The lock is a file in the library's cache folder,
-because a script may list the folder of the download. No collective is used, because a script may download on one rank
-alone.
+One rank after the other takes a lock and calls the original function. On the first rank it downloads the file, on each
+later rank it finds the complete file. The lock is a file in the library's cache folder, because a script may list the
+folder of the download. No collective is used, because a script may download on one rank alone.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, questio
 def find_real_path(path: Any, mode: str | None, creates_more_files: bool = False) -> Any:
     """The real path of `path`, for a library that opens files itself: to read (mode None) or to write.
 
-    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. creates_more_files: in the
-    same folder.
+    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. creates_more_files: the
+    library also creates other files in the folder of the file.
     """
     key = find_key(path) if overlay.get_view() is not None else None
     if key is None:  # the view does not handle it
@@ -381,9 +381,7 @@ def wrap_getcwd(original: Any) -> Any:
 
 
 def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
-    """For a function that changes one path, replaced by `act(view, original, key, path, ...)`. follow: of a link, the
-    function changes the target.
-    """
+    """For a function that changes a path, or with `follow` the target of a link: `act` is called in its place."""
 
     def make(original: Any) -> Any:
         def change(path, *args, **kwargs):

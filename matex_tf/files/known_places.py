@@ -113,9 +113,7 @@ class KnownPlaces:
         return self._by_path.get(head) or self._read_places(head)
 
     def _read_places(self, head: str) -> Places | None:
-        """Find the places in the folder `head`, and store them; None if both layers must be searched, for example
-        because files were changed meanwhile.
-        """
+        """Find and store the places in the folder `head`; None if they are not cached, or files changed meanwhile."""
         version = self._version
         with real_files.use_real_files():
             key = self._key_of(head or os.curdir)

@@ -1,8 +1,8 @@
 """Libraries that open files in C code, such as h5py and pyarrow: their functions receive the real paths of files.
 
-A rank other than 0 has its files in a private folder (`overlay`), where C code does not look, unlike Python's functions
-(`files.python`). On rank 0 paths stay. There writes of h5py, netCDF4 and Parquet are noted in the journal (`journal`);
-SQLite raises audit events, which the journal hears.
+A rank other than 0 has its own files in a private folder (`overlay`). Python's functions find them there, because
+`files.python` replaces these functions; C code does not. On rank 0 the paths stay as they are; writes of h5py, netCDF4
+and Parquet are noted in the journal (`journal`). SQLite raises audit events, which the journal hears.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ class Mirror:
 
     copies: the copied files, by their paths in the mirror.
     links: the targets of the links, by the paths of the links.
-    files, folders: the originals that are linked, because they are too large or unreadable. Of folders, the paths in
-        the mirror, relative to it.
+    files, folders: the originals that are linked, because they are too large or unreadable; folders by relative path.
     """
 
     copies: dict[Path, Stamp] = field(default_factory=dict)

@@ -1,6 +1,5 @@
-"""Private folders: a rank other than 0 writes to one in place of the real files (`overlay`).
-
-This module chooses the disk, creates the folder, and ends the job if the files in the folder take too many bytes.
+"""The private folder to which a rank other than 0 writes in place of the real files (`overlay`): the choice of its
+disk, its creation, and the limit of its bytes.
 """
 
 from __future__ import annotations

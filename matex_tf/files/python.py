@@ -150,8 +150,7 @@ HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)(functions.wrap_argument("
 
 
 def _may_refer(module: str) -> bool:
-    """Whether references in a module are replaced."""
-    # These modules have the hooks themselves, or need the original functions.
+    """Whether references in a module are replaced: not in modules that have the hooks, or need the originals."""
     unchanged = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
     return module.split(".")[0] not in unchanged
 

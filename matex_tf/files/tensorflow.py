@@ -202,10 +202,8 @@ def _replace_argument(module: str, name: str, argument: str, find: Callable[[Any
     HOOKS.replace(module, name, _IF_HOOK_MISSING, **options)(wrap_argument(argument, find))
 
 
-_OF_EVENTS, _OF_PROFILER = (
-    "tensorflow.python.summary.writer.event_file_writer",
-    "tensorflow.python.profiler.profiler_v2",
-)
+_OF_EVENTS = "tensorflow.python.summary.writer.event_file_writer"
+_OF_PROFILER = "tensorflow.python.profiler.profiler_v2"
 _IN_VIEW = {"when": overlay.has_view}
 _replace_argument("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", "path", _find_writable)
 _replace_argument(_OF_EVENTS, "EventFileWriter.__init__", "logdir", _find_folder, later=True, **_IN_VIEW)

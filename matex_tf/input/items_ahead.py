@@ -32,8 +32,7 @@ class ItemsAhead(Iterator[Any]):
     convert: converts an item in a thread of this process, also ahead.
     stop: ends the making.
 
-    _receive: applied to a result of the pool in a thread of this process: `convert` if the pool has processes. Threads
-        of a pool call `convert` themselves.
+    _receive: applied to a result of the pool in this process: `convert`, except after threads, which have converted.
     """
 
     def __init__(self, py_dataset: Any, numbers: Sequence[int], convert: Callable[[Any], Any]):

@@ -37,9 +37,8 @@ _THREADS = 4
 
 
 class State(NamedTuple):
-    """The state of a file, by which a change is noticed.
+    """The state of a file, by which a change is noticed. `path` has no links.
 
-    path: without links.
     size: in bytes; `record_files.NO_SIZE` if the file cannot be found.
     code, problem: TensorFlow's code of the error, and its text, if the file cannot be found.
     """

@@ -131,8 +131,7 @@ def _find_step(dataset: Any) -> Any:
 
 
 def _count_script_cpus() -> int:
-    """The number of CPUs that the script alone would have: all of rank 0's host that the launcher leaves to the job.
-    Collective.
+    """The number of CPUs of the script alone: all CPUs of rank 0's host that the launcher gives the job. Collective.
 
     By this number TensorFlow chooses how many files it reads in turn, and thus the order of records.
     """

@@ -30,8 +30,7 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
     if any(inner.passed[index] is None for index in split.front_takes):  # the front needs results of the work
         inner = make_whole(dataset._input_dataset, False)
     ticket_size, input_count = len(flatten_specs(inner.tickets.element_spec)), len(split.back_takes)
-    # A new ticket is the ticket of `inner`, then the front's results. If `inner` has no work, the back needs no ticket
-    # of it: a new ticket has just the tensors that the back takes.
+    # A new ticket is the ticket of `inner` and the front's results; or, if `inner` has no work, what the back takes.
     extends_ticket = inner.is_work or split.front is None
 
     def take(ticket: Tensors, no_slice: None) -> Tensors:

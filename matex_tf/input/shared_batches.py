@@ -44,8 +44,7 @@ class Source:
     specs: the dtypes and shapes of the flat tensors of an element of the dataset of slices (see `Batch`).
     are_rows, pads: see `Deferred`.
 
-    _elements_come_again: no iteration changes what others see, so an element that is read ahead and not used is not
-        lost.
+    _elements_come_again: no iteration changes what others see, so an element that is read ahead and unused is not lost.
     _slices: the dataset of this rank's slices.
     _deal: which rows this rank works on (see `_make_deal`). _deal_variable: the same, read by running iterators.
     """
@@ -171,9 +170,7 @@ class Source:
 
     @functools.cached_property
     def _whole_function(self) -> Any:
-        """A ConcreteFunction that gives the next batch of an iterator of slices, whole. It takes an unused number, the
-        element of `_numbers`, and the handle of the iterator.
-        """
+        """A ConcreteFunction of a number, unused, and the handle of an iterator of slices: its next batch, whole."""
 
         def take_whole(number: Any, handle: Any) -> list[Any]:
             element = tickets.take_next(handle, self.specs)
@@ -254,9 +251,7 @@ def _make_options(steps: Sequence[Any]) -> Any:
 
 
 def give_whole(dataset: Any) -> Any:
-    """The dataset for a function that iterates over it itself. If ranks share it, it is made of the same tickets, whose
-    order it continues.
-    """
+    """The dataset for a function that iterates over it itself; if ranks share it, made of tickets, in their order."""
     source = find_source(dataset)
     return filled_caches.use_filled_caches(dataset) if source is None else source.whole
 

@@ -147,9 +147,7 @@ class Source:
         tags.set_tag(dataset, _SOURCE, self)
 
     def iterate(self, make_iterator: Callable[[Any], Any]) -> Any:
-        """An iterator of all items. Code that takes its elements itself makes this rank create all items. Steps take
-        the items from the iterator's `Pass` instead, by turns.
-        """
+        """An iterator of all items, for code that takes them itself. Steps take items from its `Pass`, by turns."""
         new_pass = Pass(self)
         self._next_pass = weakref.ref(new_pass)  # weak: a dropped pass makes no more items
         iterator = make_iterator(self.dataset)

@@ -60,8 +60,7 @@ class Choice:
 
     is_open: the ranks have not chosen yet.
     is_gathered: once chosen: ranks make slices and gather them; otherwise each rank makes whole batches.
-    batch_count: how often a batch was taken. A batch that fails on one rank counts on all, so that the ranks choose
-        after the same batch.
+    batch_count: how often a batch was taken. A batch that fails on one rank counts on all: all choose at the same one.
     whole_seconds, gathered_seconds: the times of the last batches that were made in each way.
     """
 
