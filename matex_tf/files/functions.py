@@ -39,11 +39,11 @@ class Proxy:
         return getattr(self._original, name)
 
 
-def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
+def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, reads_only: bool = False) -> str | None:
     """The key of `path` if the view handles it; None: the caller calls the original function with `path` itself.
 
     kwargs: arguments of the function. A path relative to the descriptor of a folder is not handled. follow: replace a
-    final link by its target. question: the caller only reads, so the result is also None if the view equals the disk.
+    final link by its target. reads_only: the result is also None if the view equals the disk.
     """
     if real_files.uses_real_files() or isinstance(path, int) or path is None:
         return None
@@ -51,7 +51,7 @@ def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, questio
         return None
     with real_files.use_real_files():
         view = overlay.get_own_view()
-        if question and view.is_untouched():
+        if reads_only and view.is_untouched():
             return None
         try:
             return view.find_key(path, follow)
@@ -110,7 +110,7 @@ def _find_text(path: Any) -> str | None:
 
 def _is_cache_valid() -> bool:
     """Whether no note of rank 0 holds for this rank, so that a cached location is still valid."""
-    return overlay.get_own_view().news.is_quiet()
+    return overlay.get_own_view().notes.is_quiet()
 
 
 # Opening
@@ -137,7 +137,7 @@ def wrap_os_open(original: Any) -> Any:
         writes = bool(flags & journal.WRITING)
 
         def open_by_view():
-            key = find_key(path, {"dir_fd": dir_fd}, question=not writes)
+            key = find_key(path, {"dir_fd": dir_fd}, reads_only=not writes)
             if key is None:
                 return original(path, flags, mode, dir_fd=dir_fd)
             return _open_descriptor(key, path, flags, mode)
@@ -191,7 +191,7 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 # Queries
 
 
-def wrap_question(original: Any, of_link: bool = False) -> Any:
+def wrap_query(original: Any, of_link: bool = False) -> Any:
     """For functions that return information about one path. of_link: about a link itself, not about its target."""
     is_state = original in (os.stat, _lstat)
 
@@ -199,7 +199,7 @@ def wrap_question(original: Any, of_link: bool = False) -> Any:
         follow = not of_link and kwargs.get("follow_symlinks", True)
 
         def answer():
-            key = find_key(path, kwargs, follow=follow, question=True)
+            key = find_key(path, kwargs, follow=follow, reads_only=True)
             if key is None:
                 return original(path, *args, **kwargs)
             with real_files.use_real_files():
@@ -260,7 +260,7 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, lis
                         return entries
 
             def list_both():
-                key = find_key(path, question=True)
+                key = find_key(path, reads_only=True)
                 if key is None:
                     needs_no_check = real_files.uses_real_files() or isinstance(path, int)
                     return original(path) if needs_no_check else list_disk(original, path)

@@ -79,7 +79,7 @@ class Journal(journal_reader.Notes):
     def describe(self) -> dict[str, Any]:
         """The arguments of `adopt`."""
         known = self._noted, self._touched, self._moved, self._is_over
-        is_on_one_host, number = self._count is not None, self.count_met()
+        is_on_one_host, number = self._count is not None, self.count_completed()
         return {"folder": self.folder, "is_on_one_host": is_on_one_host, "number": number, "known": known}
 
     @classmethod
@@ -89,7 +89,7 @@ class Journal(journal_reader.Notes):
         Without `known`, the rank's own records, this process would note files of the rank as old contents.
         """
         journal = cls(folder, is_on_one_host)
-        journal.met_by_parent = number
+        journal.completed_by_parent = number
         journal._noted, journal._touched, journal._moved, journal._is_over = known
         return journal
 
@@ -125,7 +125,7 @@ class Journal(journal_reader.Notes):
         """
         if self._is_over:
             return
-        number = self.count_met()
+        number = self.count_completed()
         state = journal_reader.read_file_state(key)
         # The path does not exist yet: ranks that have not reached its creation must not see it.
         if state is None:

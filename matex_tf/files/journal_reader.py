@@ -70,8 +70,8 @@ def lock_method(method: Callable[..., Any]) -> Callable[..., Any]:
 class Notes:
     """The notes in `folder`, read incrementally.
 
-    heard: called when there are new notes.
-    met_by_parent: in a child process of a rank, the number of collectives that the rank had completed at its start.
+    on_new_notes: called when there are new notes.
+    completed_by_parent: in a child process of a rank, the rank's number of completed collectives at its start.
     _count: `_count[0]` is the number of bytes in the file, in mapped memory; None if the ranks have several hosts.
     _notes: the notes that hold for this rank, by path.
     _seen: the number of bytes in the file at the last look. _offset: the number of bytes in the lines that were read.
@@ -86,9 +86,9 @@ class Notes:
         self._notes: dict[str, list[_Note]] = {}
         self._seen = self._offset = HEAD
         self._number = self._quiet_at = -1
-        self.heard: Callable[[], None] = lambda: None
+        self.on_new_notes: Callable[[], None] = lambda: None
         self._renew_lock()
-        self.met_by_parent = 0
+        self.completed_by_parent = 0
         os.register_at_fork(before=self._keep_number, after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
@@ -97,11 +97,11 @@ class Notes:
 
     def _keep_number(self) -> None:
         """Before a fork: keep the number of collectives for the new process, which counts none itself."""
-        self.met_by_parent = self.count_met()
+        self.completed_by_parent = self.count_completed()
 
-    def count_met(self) -> int:
+    def count_completed(self) -> int:
         """The number of collectives that this rank has completed; of a child process, the number at its start."""
-        return count_collectives() or self.met_by_parent
+        return count_collectives() or self.completed_by_parent
 
     def _map_count(self) -> Any:
         """Map the number of bytes written, so that reading it needs no system call."""
@@ -187,8 +187,8 @@ class Notes:
         if version != self._seen:
             self._read_notes()
             self._seen, self._number = version, -1
-            self.heard()
-        number = self.count_met() if self._notes else 0
+            self.on_new_notes()
+        number = self.count_completed() if self._notes else 0
         if self._notes and number != self._number:
             recent = {key: [note for note in notes if note.number >= number] for key, notes in self._notes.items()}
             self._notes = {key: notes for key, notes in recent.items() if notes}

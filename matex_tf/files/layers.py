@@ -25,7 +25,7 @@ class Layers:
     Methods name a file by its key, the canonical absolute path in the script.
 
     root: the folder of the upper layer: the file of a key is at `root + key`.
-    news: the journal.
+    notes: the journal, which has rank 0's notes.
     hidden: the keys that this rank has removed.
     used: the upper layer may have files.
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
@@ -37,23 +37,23 @@ class Layers:
         process, may create the files at any moment.
     """
 
-    def __init__(self, folder: str, news: journal.Journal):
+    def __init__(self, folder: str, notes: journal.Journal):
         self.root = os.path.join(os.path.realpath(folder), "files")
-        self.news = news
+        self.notes = notes
         self.hidden: set[str] = set()
         self._shown: set[str] = set()
         self.used = False
         self.is_left = False
         self._excluded = {
             *journal_reader.SYSTEM,
-            os.path.realpath(news.folder),
+            os.path.realpath(notes.folder),
             os.path.realpath(cache.find_cache_folder()),
         }
         if settings.get_settings().log_dir:
             self._excluded.add(os.path.realpath(settings.get_settings().log_dir))
         os.makedirs(folder, exist_ok=True)
         self.known = known_places.KnownPlaces(folder, self.find_key, self._list_places)
-        news.heard = self.known.forget_places
+        notes.on_new_notes = self.known.forget_places
         self._uncached: set[str] = set()
 
     def find_key(self, path: Any, follow: bool = True) -> str | None:
@@ -95,7 +95,7 @@ class Layers:
         # Rank 0 writes its note before it changes the disk. So the disk is read first: if it is already changed, the
         # note is found below. In the other order, a change between both would be taken for the old content.
         exists = os.path.lexists(key)
-        before = self.news.find_before(key)
+        before = self.notes.find_before(key)
         if before is None:  # no note: the disk has the content for this rank
             return key if exists else None
         return before or None  # "": the key did not exist before the change
@@ -130,14 +130,14 @@ class Layers:
         `drop`: releases an outdated answer; returns False if the answer cannot be released and must be used.
         """
         for _ in range(_MAX_TRIES - 1):
-            version = self.news.get_version()
+            version = self.notes.get_version()
             try:
                 answer = ask()
             except OSError:
-                if self.news.get_version() == version:
+                if self.notes.get_version() == version:
                     raise
                 continue
-            if self.news.get_version() == version or (drop is not None and not drop(answer)):
+            if self.notes.get_version() == version or (drop is not None and not drop(answer)):
                 return answer
         return ask()
 
@@ -158,7 +158,7 @@ class Layers:
         names = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # in the upper layer only, or removed by now
             names = os.listdir(key)
-        names += self.news.list_before(key)  # after the disk: removed entries, which it lacks, have notes by now
+        names += self.notes.list_before(key)  # after the disk: removed entries, which it lacks, have notes by now
         names = [name for name in dict.fromkeys(names) if self.exists(os.path.join(key, name))]
         if os.path.isdir(self.locate_upper(key)):
             on_disk = set(names)
@@ -177,7 +177,7 @@ class Layers:
 
     def is_untouched(self) -> bool:
         """Whether this rank's view equals the disk."""
-        return not self.used and not self.hidden and not self.news.has_news()
+        return not self.used and not self.hidden and not self.notes.has_news()
 
 
 def list_open_descriptors() -> Iterator[tuple[int, str]]:

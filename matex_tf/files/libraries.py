@@ -168,7 +168,7 @@ def _wrap_h5py_create(original: Any) -> Any:
 
 
 @HOOKS.replace("h5py.h5f", "is_hdf5", _IF_HOOK_MISSING, when=overlay.has_view)
-def _wrap_h5py_question(original: Any) -> Any:
+def _wrap_h5py_query(original: Any) -> Any:
     return lambda name: original(_find_hdf5(name, "r"))
 
 

@@ -66,15 +66,15 @@ def start_overlay() -> None:
     me = world.get_world()
     if settings.get_settings().output == "all":
         return
-    news = journal.share_journal()
+    notes = journal.share_journal()
     # Files of a measurement are not kept, not even rank 0's.
     if me.rank > 0 or settings.get_settings().plan is not None:
         root = private_folder.make_folder(_PREFIX, private_folder.choose_parent())
-        _view = View(root, news)
+        _view = View(root, notes)
         # After the last collective, because until then this rank may have to take over.
         shutdown.after_end.append(functools.partial(_remove_root, root, me.process))
     else:
-        news.start_writing()
+        notes.start_writing()
 
 
 def adopt_view(view: View) -> None:
@@ -126,7 +126,7 @@ def take_over_files(became_first: bool) -> None:
     if not became_first or view is None:
         return
     with real_files.use_real_files():
-        view.news.take_over()
+        view.notes.take_over()
         _remove_hidden(view)
         for folder, folders, names in os.walk(view.root):
             key = folder[len(view.root) :] or os.sep

@@ -41,8 +41,8 @@ def install_view() -> None:
 for _module, _names, _make in (
     ("builtins io", "open", functions.wrap_open),
     ("os", "open", functions.wrap_os_open),
-    ("os", "stat access statvfs getxattr listxattr", functions.wrap_question),
-    ("os", "lstat readlink", functools.partial(functions.wrap_question, of_link=True)),
+    ("os", "stat access statvfs getxattr listxattr", functions.wrap_query),
+    ("os", "lstat readlink", functools.partial(functions.wrap_query, of_link=True)),
     ("os", "truncate utime chmod chown setxattr removexattr", functions.wrap_change),
     ("os", "mkdir", functions.wrap_mkdir),
     ("os", "rmdir", functions.wrap_rmdir),
@@ -120,7 +120,7 @@ class _MergedFinder:
 
 def _list_layers(entry: str) -> list[str]:
     """The folders of both layers for `entry` of the path, in the order of the search. "": the working folder."""
-    key = functions.find_key(entry or os.curdir, question=True)
+    key = functions.find_key(entry or os.curdir, reads_only=True)
     if key is None:
         return [entry]
     with real_files.use_real_files():
@@ -133,7 +133,7 @@ def _list_layers(entry: str) -> list[str]:
 
 def _find_loadable(path: Any) -> Any:
     """This rank's location of the file `path`; `path` itself if it is on the disk, or missing."""
-    key = functions.find_key(path, question=True)
+    key = functions.find_key(path, reads_only=True)
     if key is None:
         return path
     with real_files.use_real_files():

@@ -24,8 +24,8 @@ from matex_tf.world import world
 class View(Layers):
     """This rank's view of the files, with methods that change it."""
 
-    def __init__(self, folder: str, news: journal.Journal):
-        super().__init__(folder, news)
+    def __init__(self, folder: str, notes: journal.Journal):
+        super().__init__(folder, notes)
         self._limit = private_folder.Limit(self.root)
 
     def share_with_child(self) -> dict[str, Any]:
@@ -34,14 +34,14 @@ class View(Layers):
         self._limit.start_watching()
         folder = os.path.dirname(self.root)
         return {
-            "folder": folder, "news": self.news.describe(), "hidden": self.hidden, "shown": self._shown,
+            "folder": folder, "notes": self.notes.describe(), "hidden": self.hidden, "shown": self._shown,
             "excluded": self._excluded,
         }  # fmt: skip
 
     @classmethod
-    def adopt(cls, folder: str, news: dict[str, Any], hidden: set[str], shown: set[str], excluded: set[str]) -> View:
+    def adopt(cls, folder: str, notes: dict[str, Any], hidden: set[str], shown: set[str], excluded: set[str]) -> View:
         """In a child process: the view of the rank that has started the process, from its `share_with_child`."""
-        view = cls(folder, journal.Journal.adopt(**news))
+        view = cls(folder, journal.Journal.adopt(**notes))
         view.hidden, view._shown, view._excluded, view.used = hidden, shown, excluded, True
         view._limit.stop_watching()  # the rank watches the size of the folder
         view.known.note_child()
@@ -245,7 +245,7 @@ class View(Layers):
                 copy = self.locate_lower(key)
                 if copy is not None:
                     return os.lstat(copy).st_mode
-        if self.is_hidden(key) or not self.news.is_gone(key):
+        if self.is_hidden(key) or not self.notes.is_gone(key):
             raise make_error(errno.ENOENT, key)
         return None
 

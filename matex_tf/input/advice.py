@@ -60,13 +60,13 @@ def explain(dataset: Any, text: str) -> None:
         notes.print_note(f"the pipeline {', '.join(kinds)}: {text}")
 
 
-def explain_kept(dataset: Any, kept: Iterable[str]) -> str:
-    """Text on all causes why every rank does work of a pipeline; "" if there is none. kept: see `Deferred.kept`."""
+def explain_causes(dataset: Any, causes: Iterable[str]) -> str:
+    """Text on all causes why every rank does work of a pipeline; "" if there is none. causes: `Deferred.causes`."""
     has_batches = any(name_step(one) in _BATCHES for one in slice_bounds.list_pipeline(dataset))
-    causes = dict.fromkeys(kept)
+    texts = dict.fromkeys(causes)  # each once
     if not has_batches and _has_work(dataset):
-        causes[explain_op(NO_BATCHES)] = None
-    return ", ".join(causes)
+        texts[explain_op(NO_BATCHES)] = None
+    return ", ".join(texts)
 
 
 def explain_op(op: str) -> str:
@@ -97,9 +97,9 @@ def explain_composites(spec: Any) -> list[str]:
     return sorted({explain_op(_COMPOSITE.get(name, "elements that are no tensors")) for name in types})
 
 
-def find_advice(kept: str, instead: Sequence[tuple[str, str]]) -> str:
+def find_advice(name: str, instead: Sequence[tuple[str, str]]) -> str:
     """The replacement of a step, or of an op, from one of the two tables."""
-    return next(text for pattern, text in instead if re.fullmatch(pattern, kept))
+    return next(text for pattern, text in instead if re.fullmatch(pattern, name))
 
 
 def name_step(dataset: Any) -> str:

@@ -77,26 +77,26 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
 def map_batches(dataset: Any, inner: Deferred) -> Deferred:
     """A map of the batches `inner`. If it treats rows independently, a rank computes it for its slice of them."""
     split = Split(dataset._map_func.function)
-    kept = (*inner.kept, *map(advice.explain_op, split.ordered))
+    causes = (*inner.causes, *map(advice.explain_op, split.ordered))
     needs_batch_in_order = bool(split.front_takes)
     computes_with_padding = not inner.pads.keys().isdisjoint(split.computes_with)
     if needs_batch_in_order or computes_with_padding:
         obstacle = "a map of padded batches" if inner.pads else "a map of batches"
-        return make_whole(dataset, True, *kept, advice.explain_op(obstacle))
+        return make_whole(dataset, are_batches=True, causes=[*causes, advice.explain_op(obstacle)])
     # The back takes tensors of the batch, then results of the front, which have no rows.
     input_count, front_count = len(split.back_takes), split.back_input_count - len(split.back_takes)
     are_rows = [inner.are_rows[index] for index in split.back_takes] + [False] * front_count
     row_map = find_row_map(split.trace_back(), are_rows)
     if isinstance(row_map, str):  # the obstacle
-        return make_whole(dataset, True, *kept, advice.explain_op(row_map))
+        return make_whole(dataset, are_batches=True, causes=[*causes, advice.explain_op(row_map)])
     ticket_size = len(flatten_specs(inner.tickets.element_spec))
 
     def run_front(*element: Any) -> Any:
         ticket = flatten_element(inner.tickets.element_spec, element)
         return *ticket, *split.build_front([None] * len(inner.are_rows))  # the front takes no tensor of the batch
 
-    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
-        batch = inner.take(ticket[:ticket_size], batch_slice)
+    def compute(ticket: Tensors, batch_slice: Slice) -> Tensors:
+        batch = inner.compute(ticket[:ticket_size], batch_slice)
         unused = [tensor for index, tensor in enumerate(batch) if inner.is_work and index not in split.back_takes]
         results = row_map.build([*(batch[index] for index in split.back_takes), *ticket[ticket_size:]], batch_slice)
         return require(unused, results)
@@ -111,11 +111,11 @@ def map_batches(dataset: Any, inner: Deferred) -> Deferred:
     return inner._replace(
         tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run_front),
         count_rows=lambda ticket: inner.count_rows(ticket[:ticket_size]),
-        take=take,
+        compute=compute,
         digest=digest,
         are_rows=row_map.are_rows,
         spec=dataset._map_func.output_structure,
         is_work=True,
-        kept=kept,
+        causes=causes,
         pads={at: inner.pads[index] for at, index in passed.items() if index in inner.pads},
     )

@@ -38,7 +38,7 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
         computed = list(range(len(specs)))
 
     def build(ticket: Tensors) -> Tensors:
-        row = inner.take(ticket, None)
+        row = inner.compute(ticket, None)
         return [row[at] for at in computed]
 
     @functools.cache
@@ -60,7 +60,7 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
             )
         )
 
-    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+    def compute(ticket: Tensors, batch_slice: Slice) -> Tensors:
         tickets_of_slice = slice_rows(ticket, [True] * len(ticket), batch_slice)
         results = dict(zip(computed, work_on(tickets_of_slice))) if computed else {}
         return [
@@ -70,7 +70,7 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
 
     return inner._replace(
         tickets=tickets,
-        take=take,
+        compute=compute,
         digest=digest_tensors,
         count_rows=lambda ticket: [tf.shape(ticket[0], tf.int64)[0]],
         are_rows=[True] * len(specs),
@@ -118,11 +118,11 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
     def count_rows(ticket: Tensors) -> Tensors:
         return [tf.data.experimental.cardinality(open_window(ticket))]
 
-    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+    def compute(ticket: Tensors, batch_slice: Slice) -> Tensors:
         rows = open_window(ticket).skip(batch_slice.first).take(batch_slice.count)
 
         def work(*row: Any) -> Any:
-            return pack(inner.spec, inner.take(flatten_element(inner.tickets.element_spec, row), None))
+            return pack(inner.spec, inner.compute(flatten_element(inner.tickets.element_spec, row), None))
 
         rows = map_dataset(rows, work, num_parallel_calls=_count_workers()) if inner.is_work else rows
         batch = batch_rows(rows, batch_slice.count)
@@ -140,7 +140,7 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
 
     return inner._replace(
         tickets=tickets,
-        take=take,
+        compute=compute,
         digest=digest,
         count_rows=count_rows,
         are_rows=[bool(shape.rank) for _, shape in flatten_specs(dataset.element_spec)],

@@ -72,14 +72,14 @@ def use_filled_caches(dataset: Any) -> Any:
         _note(random_caches, _AS_ELEMENTS)
         return dataset
     with tf.init_scope():
-        found = splitting.find_deferred(dataset, are_batches=False)
+        deferred = splitting.find_deferred(dataset, are_batches=False)
         # A cache that cannot hold tickets is filled a second time.
-        if not set(map(id, random_caches)) <= set(map(id, found.caches)):
+        if not set(map(id, random_caches)) <= set(map(id, deferred.caches)):
             _note_elements(random_caches)
             return dataset
 
         def work(*ticket: Any) -> Any:
-            tensors = found.take(tickets.flatten_element(found.tickets.element_spec, ticket), None)
+            tensors = deferred.compute(tickets.flatten_element(deferred.tickets.element_spec, ticket), None)
             return tickets.pack(dataset.element_spec, tensors)
 
-        return tickets.map_dataset(found.tickets, work).with_options(dataset.options())
+        return tickets.map_dataset(deferred.tickets, work).with_options(dataset.options())

@@ -30,7 +30,7 @@ FIRST = (0, 1)
 """The numbers of the items that are compared."""
 
 
-class Found(NamedTuple):
+class Comparison(NamedTuple):
     """The result of the comparison of the items `FIRST`.
 
     items: these items.
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     seconds: float
 
 
-def compare_items(source: Any, name: str) -> Found:
+def compare_items(source: Any, name: str) -> Comparison:
     """Compare the items `FIRST` of `source` between all ranks. Collective.
 
     If an item draws random numbers or sets attributes of `source`, these have the script's own values afterwards.
@@ -92,7 +92,7 @@ def compare_items(source: Any, name: str) -> Found:
         why = f"the making of an item changes its attribute {changed!r}"
     elif different_rank:
         why = f"ranks 0 and {different_rank} made different items of the same number"
-    return Found([items[number] for number in FIRST], why, min(all_seconds))
+    return Comparison([items[number] for number in FIRST], why, min(all_seconds))
 
 
 def _digest(item: Any) -> int:

@@ -10,13 +10,13 @@ from matex_tf.input.functions import PYTHON, Split, require
 from matex_tf.input.tickets import Tensors, digest_tensors, flatten, flatten_element, flatten_specs, map_dataset
 
 
-def read_records(dataset: Any, found: records.Records) -> Deferred:
+def read_records(dataset: Any, indexed: records.Records) -> Deferred:
     """The records of a dataset; the work is to read them."""
     spec = dataset.element_spec
     count = len(flatten_specs(spec))
-    return make_whole(dataset, False)._replace(
-        tickets=found.tickets,
-        take=lambda ticket, _: flatten(spec, found.read(ticket[0])),
+    return make_whole(dataset, are_batches=False)._replace(
+        tickets=indexed.tickets,
+        compute=lambda ticket, _: flatten(spec, indexed.read(ticket[0])),
         is_work=True,
         passed=[None] * count,
         files=(dataset,),
@@ -26,17 +26,17 @@ def read_records(dataset: Any, found: records.Records) -> Deferred:
 def map_rows(dataset: Any, inner: Deferred) -> Deferred:
     """A map of the rows `inner`: its front runs on the tickets, before batching; the rest is work."""
     split = Split(dataset._map_func.function)
-    kept = (*inner.kept, *map(advice.explain_op, split.ordered))
+    causes = (*inner.causes, *map(advice.explain_op, split.ordered))
     if any(inner.passed[index] is None for index in split.front_takes):  # the front needs results of the work
-        inner = make_whole(dataset._input_dataset, False)
+        inner = make_whole(dataset._input_dataset, are_batches=False)
     ticket_size, input_count = len(flatten_specs(inner.tickets.element_spec)), len(split.back_takes)
     # A new ticket is the ticket of `inner` and the front's results; or, if `inner` has no work, what the back takes.
     extends_ticket = inner.is_work or split.front is None
 
-    def take(ticket: Tensors, no_slice: None) -> Tensors:
+    def compute(ticket: Tensors, no_slice: None) -> Tensors:
         if not extends_ticket:
             return split.build_back(ticket)
-        row = inner.take(ticket[:ticket_size], no_slice)
+        row = inner.compute(ticket[:ticket_size], no_slice)
         computed = [index for index, passed in enumerate(inner.passed) if passed is None]
         unused = [row[index] for index in computed if index not in split.back_takes]  # their errors count
         results = split.build_back([*(row[index] for index in split.back_takes), *ticket[ticket_size:]])
@@ -52,13 +52,13 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
     spec = dataset._map_func.output_structure
     return inner._replace(
         tickets=inner.tickets if split.front is None else _run_front(inner, split, dataset),
-        take=take,
+        compute=compute,
         digest=digest_tensors,
         spec=spec,
         are_rows=[False] * len(flatten_specs(spec)),
         is_work=inner.is_work or split.is_work,
         passed=list(map(find_passed, split.passed)),
-        kept=kept,
+        causes=causes,
     )
 
 

@@ -49,22 +49,22 @@ class Source:
     _deal: which rows this rank works on (see `_make_deal`). _deal_variable: the same, read by running iterators.
     """
 
-    def __init__(self, dataset: Any, found: Deferred):
-        self.dataset, self.spec, self.batches = dataset, dataset.element_spec, found
+    def __init__(self, dataset: Any, deferred: Deferred):
+        self.dataset, self.spec, self.batches = dataset, dataset.element_spec, deferred
         self.batch_specs = tickets.flatten_specs(self.spec)
         self.is_compared = False
         steps = slice_bounds.list_pipeline(dataset)
         self._elements_come_again = not any(map(pipelines.has_outside_state, steps))
         self._options = dataset.options().merge(_make_options(steps))
-        self._ticket_size = len(tickets.flatten_specs(found.tickets.element_spec))
+        self._ticket_size = len(tickets.flatten_specs(deferred.tickets.element_spec))
         self._deal = self._make_deal(None)
         self._deal_variable = tf.Variable(self._deal, False, dtype=tf.int64, shape=[None], name="matex_tf_shares")
         self._slices = self._make_slices()
         self.specs = tickets.flatten_specs(self._slices.element_spec)
-        self.are_rows, self.pads = found.are_rows, found.pads
+        self.are_rows, self.pads = deferred.are_rows, deferred.pads
         shapes = [(dtype, None if shape.rank is None else tuple(shape.as_list())) for dtype, shape in self.specs]
-        pads = [(index, repr(value)) for index, value in found.pads.items()]
-        self.signature = tuple(shapes), tuple(found.are_rows), tuple(pads)
+        pads = [(index, repr(value)) for index, value in deferred.pads.items()]
+        self.signature = tuple(shapes), tuple(deferred.are_rows), tuple(pads)
 
     def _make_deal(self, ratios: Any) -> list[int]:
         """The argument `dealt` of `deal_rows`: 1 for slices, this rank, and the ratio of each rank.
@@ -77,7 +77,7 @@ class Source:
     def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
         """In a graph: the flat tensors with rows `first` to `first + count` of the batch of a ticket."""
         batch_slice = Slice(first, count, total, tf.constant(True), tf.constant(False))
-        rows = self.batches.take(list(ticket), batch_slice)
+        rows = self.batches.compute(list(ticket), batch_slice)
         for tensor, (_, shape) in zip(rows, tickets.open_rows(self.batch_specs, self.batches.are_rows)):
             tensor.set_shape(shape)
         return rows
@@ -270,24 +270,24 @@ def _make_source(dataset: Any) -> Source | None:
 
     if settings.is_asynchronous(settings.get_settings().strategy):
         return None  # ranks train whole batches in turn
-    obstacle, found, kept = "", None, ""
+    obstacle, deferred, causes_text = "", None, ""
     if debug_mode.DEBUG_MODE:
         obstacle = ": with enable_debug_mode() its functions are Python"
     elif conflict := changing_state.tell_conflict(dataset):
         obstacle = f": it has {conflict}"
     elif composites := advice.explain_composites(dataset.element_spec):  # before `find_deferred`, which indexes files
-        obstacle = f", because of {advice.explain_kept(dataset, composites)}"
+        obstacle = f", because of {advice.explain_causes(dataset, composites)}"
     else:
-        found = splitting.find_deferred(dataset, are_batches=True)
-        kept = advice.explain_kept(dataset, found.kept)
+        deferred = splitting.find_deferred(dataset, are_batches=True)
+        causes_text = advice.explain_causes(dataset, deferred.causes)
         are_rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
-        if not found.is_work or not any(are_rows) or are_rows != found.are_rows:
-            obstacle = f", because of {kept}" if kept else ": it has no map of rows"
-        elif not filled_caches.claim_for_tickets(dataset, found.caches):
+        if not deferred.is_work or not any(are_rows) or are_rows != deferred.are_rows:
+            obstacle = f", because of {causes_text}" if causes_text else ": it has no map of rows"
+        elif not filled_caches.claim_for_tickets(dataset, deferred.caches):
             obstacle = f", because of {filled_caches.CONFLICT}"
-    if obstacle or found is None:
+    if obstacle or deferred is None:
         advice.explain(dataset, f"every rank runs it whole{obstacle}")
         return None
-    in_order = f"; every rank runs, in the order of the script: {kept}" if kept else ""
+    in_order = f"; every rank runs, in the order of the script: {causes_text}" if causes_text else ""
     advice.explain(dataset, f"each rank reads and computes its rows of every batch{in_order}")
-    return Source(dataset, found)
+    return Source(dataset, deferred)

@@ -54,17 +54,17 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
     if obstacle:
         _explain(name, f"every rank makes all: {obstacle}")
         return make_dataset()
-    found = items.compare_items(whole, name)
-    source = None if found.why else Source(adapter, name, found.seconds)
-    adapter.py_dataset = _FirstItems(found.items)  # Keras learns the shapes of all items from them
+    comparison = items.compare_items(whole, name)
+    source = None if comparison.why else Source(adapter, name, comparison.seconds)
+    adapter.py_dataset = _FirstItems(comparison.items)  # Keras learns the shapes of all items from them
     try:
         dataset = make_dataset()
     finally:
         adapter.py_dataset = whole
     if source is None:
         notes.print_note(
-            f"every rank makes all items of {name}: {found.why}. Ranks take turns at items that depend on nothing but "
-            "their numbers, for instance drawn by np.random.default_rng([seed, number])"
+            f"every rank makes all items of {name}: {comparison.why}. Ranks take turns at items that depend on nothing "
+            "but their numbers, for instance drawn by np.random.default_rng([seed, number])"
         )
     elif why := source.find_obstacle(dataset):
         source.is_unused = True
