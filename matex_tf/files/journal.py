@@ -56,8 +56,8 @@ class _Move(NamedTuple):
 class Journal(journal_reader.Notes):
     """The journal of this run; rank 0 writes it by `note_change`. Keys are canonical absolute paths, as in `layers`.
 
-    `os.path.exists(folder)` must return on every rank what it returns in the script alone, although rank 0 often
-    creates the folder first.
+    Folders have notes, too: `os.path.exists(folder)` must return on every rank what it returns in the script alone,
+    although rank 0 often creates the folder first.
 
     _noted: for each path that rank 0 has created, the number of collectives in its note.
     _touched: for each path that rank 0 is about to change, its state before (None: missing). The change may fail, so a
@@ -78,19 +78,19 @@ class Journal(journal_reader.Notes):
 
     def describe(self) -> dict[str, Any]:
         """The arguments of `adopt`."""
-        known = self._noted, self._touched, self._moved, self._is_over
+        records = self._noted, self._touched, self._moved, self._is_over
         is_on_one_host, number = self._count is not None, self.count_completed()
-        return {"folder": self.folder, "is_on_one_host": is_on_one_host, "number": number, "known": known}
+        return {"folder": self.folder, "is_on_one_host": is_on_one_host, "number": number, "records": records}
 
     @classmethod
-    def adopt(cls, folder: str, is_on_one_host: bool, number: int, known: tuple[Any, ...]) -> Journal:
+    def adopt(cls, folder: str, is_on_one_host: bool, number: int, records: tuple[Any, ...]) -> Journal:
         """In a child process: the journal of the rank that has started the process, from its `describe`.
 
-        Without `known`, the rank's own records, this process would note files of the rank as old contents.
+        Without the `records` of the rank, this process would note the rank's own files as old contents.
         """
         journal = cls(folder, is_on_one_host)
         journal.completed_by_parent = number
-        journal._noted, journal._touched, journal._moved, journal._is_over = known
+        journal._noted, journal._touched, journal._moved, journal._is_over = records
         return journal
 
     def remove_at_end(self) -> None:

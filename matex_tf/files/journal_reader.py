@@ -131,8 +131,8 @@ class Notes:
 
     @lock_method
     def has_news(self) -> bool:
-        """Whether there are notes that this rank has not reached."""
-        self._read_news()
+        """Whether there are notes of changes that this rank has not reached."""
+        self._update_notes()
         return bool(self._notes)
 
     @lock_method
@@ -159,7 +159,7 @@ class Notes:
     @lock_method
     def list_before(self, folder: str) -> list[str]:
         """Names that this rank may see in `folder` in addition to the names there on the disk."""
-        self._read_news()
+        self._update_notes()
         copy = self.find_before(folder)
         names = os.listdir(copy) if copy and copy != folder and os.path.isdir(copy) else []
         return names + [os.path.basename(key) for key in self._notes if os.path.dirname(key) == folder]
@@ -169,7 +169,7 @@ class Notes:
 
         The first note has the oldest content, which this rank sees.
         """
-        self._read_news()
+        self._update_notes()
         if self._notes:
             # A child process, which may live long, does not know whether the script has asked for its rank since.
             may_expire = world.script_knows_ranks or not world.is_active()
@@ -181,11 +181,11 @@ class Notes:
                         return note, path
         return None, key
 
-    def _read_news(self) -> None:
+    def _update_notes(self) -> None:
         """Read new notes, and drop the notes that this rank has reached."""
         version = self.get_version()
         if version != self._seen:
-            self._read_notes()
+            self._read_lines()
             self._seen, self._number = version, -1
             self.on_new_notes()
         number = self.count_completed() if self._notes else 0
@@ -195,7 +195,7 @@ class Notes:
             self._number = number
         self._quiet_at = -1 if self._notes else version
 
-    def _read_notes(self) -> None:
+    def _read_lines(self) -> None:
         """Read the complete lines that rank 0 has written since the last call."""
         try:
             with open(self._path, "rb") as file:

@@ -15,8 +15,7 @@ COPIED_BYTES, ALL_COPIED_BYTES, ENTRIES = 16 << 20, 256 << 20, 5000
 """The limits of a mirror: bytes of one copy, bytes of all copies, and entries."""
 NOT_MIRRORED = {".git", "__pycache__", "node_modules"}
 
-Stamp = tuple[int, int]
-"""The size in bytes and the modification time in ns of a file, which tell whether the file has changed."""
+Stamp = tuple[int, int]  # size in bytes and modification time in ns, which tell whether a file has changed
 
 
 @dataclass

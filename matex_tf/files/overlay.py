@@ -2,8 +2,8 @@
 
 All ranks run the same script and write the same files, so one set of real files suffices: rank 0's. This module holds
 the view of this rank (`view`), which finds a file in the private folder or on the disk, and makes the private files
-real if rank 0 is lost. The view names a file by its key, the canonical absolute path. Methods of the view use Python's
-file functions, which the library replaces, so a caller must be within `real_files.use_real_files`.
+real if rank 0 is lost. Keys are canonical absolute paths. Callers of the view must be within
+`real_files.use_real_files`, because the view itself uses Python's file functions, which the library replaces.
 """
 
 from __future__ import annotations

@@ -111,13 +111,16 @@ class Split:
         self.front = Subgraph(arrange(front), [*self.inputs, *inner], front_results) if ordered else None
         front_inputs = {id(tensor) for op in front for tensor in op.inputs}
         self.front_takes = [index for index, tensor in enumerate(self.inputs) if id(tensor) in front_inputs]
-        computed = _find_needed(roots, available_ids, front_ids, and_awaited=True)
-        run_anyway = front_ids | set(map(id, computed))  # an output needs them; the rest must be waited for
+
+        # The outputs of the back wait for the effects that no output needs.
+        for_outputs = _find_needed(roots, available_ids, front_ids, and_awaited=True)
+        run_anyway = front_ids | set(map(id, for_outputs))
         awaited = [op for op in awaited if id(op) not in run_anyway]
         back_inputs = [*(self.inputs[index] for index in self.back_takes), *front_results]
         self.back_input_count = len(back_inputs)
         self.back = Subgraph(arrange(back), [*back_inputs, *inner], outputs, awaited)
         self.is_work = bool(back)
+
         outer = {id(tensor): id(captured) for tensor, captured in zip(inner, self.captured)}
         changing = (op for op in ordered if op.type not in pipelines.READS)
         self.writes = {outer[id(tensor)] for op in changing for tensor in op.inputs if id(tensor) in outer}

@@ -72,8 +72,8 @@ class Batch:
     ticket_digest: a hash of the ticket.
     is_even: all components of the batch have equally many rows; if not, this rank has made all rows.
 
-    _rows, _bounds: the rows that were made, and which they are.
-    _whole: the whole batch, once it is made. _error: of making the whole batch for a comparison; raised later.
+    _rows, _bounds: the rows that were made, and which they are. _whole: the whole batch, once it is made.
+    _error: the error of a whole batch that was made for a comparison.
     """
 
     def __init__(self, source: Any, element: Sequence[Any]):

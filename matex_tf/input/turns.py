@@ -140,7 +140,7 @@ class Source:
 
     def start_sharing(self, dataset: Any) -> None:
         """Let iterators of the dataset give the items by turns."""
-        self._adapter.enqueuer = None  # Keras would make all items
+        self._adapter.enqueuer = None  # with it, Keras would make all items
         self.dataset, self.spec = dataset, dataset.element_spec
         self.specs = tickets.flatten_specs(self.spec)
         self.are_rows = find_components([shape for _, shape in self.specs])
@@ -165,7 +165,8 @@ class Source:
 
     def make_item(self, number: int) -> list[Any]:
         """The flat tensors of an item, made by this rank now."""
-        return self.take_from(map(self._convert, map(self._adapter.py_dataset.__getitem__, [number])))
+        items_of_one = (self._convert(self._adapter.py_dataset[each]) for each in [number])
+        return self.take_from(items_of_one)  # which converts the errors of the generator
 
     def _convert(self, item: Any) -> list[Any]:
         """The flat tensors of an item of the object."""
