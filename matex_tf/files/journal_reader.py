@@ -165,10 +165,7 @@ class Notes:
         return names + [os.path.basename(key) for key in self._notes if os.path.dirname(key) == folder]
 
     def _find_note(self, key: str) -> tuple[_Note | None, str]:
-        """The first note that holds for `key`, or for the innermost folder with such a note; and the path of the note.
-
-        The first note has the oldest content, which this rank sees.
-        """
+        """The first, so oldest, note that holds for `key` or for the innermost folder that has one; and its path."""
         self._update_notes()
         if self._notes:
             # A child process, which may live long, does not know whether the script has asked for its rank since.

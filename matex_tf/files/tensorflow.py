@@ -35,8 +35,7 @@ _INDEX_SUFFIX = ".index"
 """The suffix of a file that exists once a dataset's cache, or a checkpoint, is complete."""
 
 
-# Paths. The functions `_find_...` map a path of the script to the real path. They return tensors, and paths in a
-# bucket, as they are.
+# Paths. Functions `_find_...` map a path of the script to the real path, and a tensor or a path in a bucket to itself.
 
 
 def is_local(path: Any) -> bool:
