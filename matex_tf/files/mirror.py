@@ -83,7 +83,7 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
                 mirror.make_link(here, inside)
                 continue
             is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
-            can_copy = not here.is_symlink() and os.access(path, os.R_OK)
+            can_copy = not here.is_symlink() and os.access(path, os.R_OK)  # `here` may be a link already
             if is_folder and can_copy and os.access(path, os.X_OK) and not here.is_file():
                 count = _count_entries(real)
                 if entries + count <= ENTRIES:
@@ -98,7 +98,7 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
                     copied_bytes += size
                     mirror.copy_file(path, here)
                     continue
-            # Too large or unreadable: a link to the original.
+            # What was not mirrored above is too large or unreadable: a link to the original.
             if not (is_folder or is_file) or not mirror.make_link(here, real):
                 continue
             if is_folder:
