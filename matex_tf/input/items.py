@@ -65,7 +65,7 @@ def compare_items(source: Any, name: str) -> Comparison:
             items[number] = source[number]
             seconds = time.perf_counter() - began
             after = State(source)
-            draws = draws or before.is_drawn_from()
+            draws = before.is_drawn_from() or draws
             attribute = before.find_changed(after)  # not by the first item, which may have opened a file
             before = after
         if (draws or attribute) and me.rank > 0 and first_state.can_be_restored():

@@ -115,7 +115,7 @@ class Source:
     are_rows: which of these tensors have rows.
     is_open: the ranks take turns, but only until they have chosen the faster way (`choose`).
     is_shared: ranks take turns; if it is False, each makes all items.
-    taken_count: the number of items that steps have taken in all passes.
+    taken_count: the number of items that have been taken by `Pass.take` in all passes.
     exchange_seconds: the times of the exchanges of items, while `is_open`.
     is_unused: ranks cannot share these items (`find_obstacle`), and Keras continues as without ranks.
 
@@ -165,8 +165,8 @@ class Source:
 
     def make_item(self, number: int) -> list[Any]:
         """The flat tensors of an item, made by this rank now."""
-        items_of_one = (self._convert(self._adapter.py_dataset[each]) for each in [number])
-        return self.take_from(items_of_one)  # which converts the errors of the generator
+        made = map(self._convert, map(self._adapter.py_dataset.__getitem__, [number]))  # lazy
+        return self.take_from(made)  # makes the item, and converts an error of the object
 
     def _convert(self, item: Any) -> list[Any]:
         """The flat tensors of an item of the object."""
