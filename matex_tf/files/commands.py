@@ -109,7 +109,7 @@ def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         pickle.dumps(outcome)  # raises if the result cannot be sent
     except Exception as error:
         try:
-            copy.deepcopy(error)  # fails if pickle would, which sends the error
+            copy.deepcopy(error)  # creates the error again as pickle does, which sends it
             outcome = None, error
         except Exception:
             outcome = None, RuntimeError(f"{type(error).__name__}: {error}")

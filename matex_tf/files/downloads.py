@@ -27,7 +27,8 @@ from matex_tf.world import world
 HOOKS = KerasTable()
 
 _HEAD_START_SECONDS = 2.0
-"""Ranks other than 0 take the lock after this time at the latest. Rank 0, which shows the progress, should be first."""
+"""Ranks other than 0 ask for the lock after this time at the latest. Rank 0, which shows the progress, should be first.
+"""
 
 
 def _put_everywhere(owner: Any, name: str, make: Any) -> None:

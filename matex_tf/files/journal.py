@@ -145,7 +145,7 @@ class Journal(journal_reader.Notes):
             copy = to or self._keep_copy(number, key)
             self._write_line(move.number, move.old_path, copy, inode if to else journal_reader.NOT_MOVED)
         if self._is_touched(key):
-            return  # rank 0 has written the content, and other ranks have written theirs
+            return  # the content is rank 0's own; other ranks write and read their own
         if not removed and not os.path.isfile(key):
             return  # a folder, whose entries have notes of their own; or a pipe
         # The content is common to all ranks, for example from before the run. Ranks that are behind still read it.

@@ -139,7 +139,7 @@ class Notes:
     def find_before(self, key: str) -> str | None:
         """The path of the old content of `key`; "" if it did not exist; None if no note of `key` holds for this rank.
 
-        For a file that was too large to copy, the path of the new content. A removed folder that was too large is "".
+        Of a file that was too large to copy, the path of the new content; of a removed folder that was too large, "".
         """
         note, noted_path = self._find_note(key)
         if note is None:

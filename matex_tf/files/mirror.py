@@ -149,7 +149,8 @@ def make_mirror_command(target: Sequence[str], source: Path, place: Path) -> lis
     """The command that runs `target` in `place`, the mirror of `source`. It names the copy of the script in the mirror,
     if there is one, so that the script finds and writes files next to itself there.
 
-    target: a script with its arguments, or `-m` and a module. A script that is a link in `source` is a link in `place`.
+    target: a script with its arguments, or `-m` and a module. A script that is a link to another file of `source` stays
+        a link.
     """
     if target[0] == "-m":
         return list(target)

@@ -95,7 +95,7 @@ def find_private_use() -> str:
                 if is_written and path and path[0].startswith(root):
                     return f"{path[0][len(root) - 1 :]} is mapped into memory"
         output_files = {(state.st_dev, state.st_ino) for state in terminal.list_stored_files()}
-        # Only a process that the script has started has a working folder or open files of this rank.
+        # A process with a working folder or open files of this rank counts as started by the script.
         for process in filter(str.isdigit, os.listdir("/proc")):
             if int(process) != os.getpid() and any(
                 path.startswith(root) or file in output_files for path, file in _list_used(process)

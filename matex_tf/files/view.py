@@ -250,7 +250,7 @@ class View(Layers):
         return None
 
     def _hide_key(self, key: str, is_folder: bool = True) -> None:
-        """Remove `key` from the upper layer, and hide it in the lower one. is_folder: it may be a folder there."""
+        """Remove `key` from the upper layer, and hide it in the lower one. is_folder: `key` may be a folder."""
         self._shown = {shown for shown in self._shown if key not in journal_reader.list_parents(shown)}
         self.hidden.add(key)
         upper = self.locate_upper(key)

@@ -30,8 +30,8 @@ def has_outside_state(step: Any) -> bool:
 
     A `repeat` or a `cache` after a `shuffle` does: the `shuffle` has another order in each iteration, and for each
     `repeat`; and the iteration that fills a `cache` determines its elements. A function of a step does if it has a
-    stateful op, such as a call of Python or an assignment. Exceptions are datasets that the function makes, and random
-    ops with a seed, whose state belongs to one iteration.
+    stateful op, such as a call of Python or an assignment. Exceptions are ops that make datasets, and random ops with
+    attributes for a seed: their state belongs to one iteration.
     """
     if name_kind(step) in ("RepeatDataset", "CacheDataset") and any(map(is_reshuffled, list_pipeline(step))):
         return True

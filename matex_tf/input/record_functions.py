@@ -48,7 +48,9 @@ _CONSTANT = frozenset(
     "If While DummySeedGenerator AnonymousSeedGenerator AnonymousRandomSeedGenerator DummyMemoryCache "
     "AnonymousMemoryCache".split()
 )
-"""Ops that TensorFlow calls stateful, but whose results do not vary. The functions that they call are checked apart."""
+"""Ops that TensorFlow calls stateful, but whose results vary only if variables, tables or files change. The functions
+that they call are checked apart.
+"""
 
 
 def read_kinds(nodes: Iterable[Any]) -> set[str]:

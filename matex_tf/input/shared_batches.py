@@ -185,7 +185,7 @@ class Source:
             return trace_own(take_whole, *specs)
 
     def _make_whole(self, *element: Any) -> list[Any]:
-        """A whole batch from an element of the iterator, in eager code, because `_whole_function` is then small."""
+        """A whole batch from an element of the iterator, in eager code: so `_whole_function` is fast to create."""
         self.work_whole()
         return self.open(element).take_whole()
 
