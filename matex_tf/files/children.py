@@ -1,7 +1,7 @@
 """Processes that a rank starts by `multiprocessing` see the files of the rank, and rank 0's write notes to the journal.
 
-A forked process has a copy of the view or the journal. A process of another start method, such as spawn, receives it
-with the data by which Python prepares such a process.
+A forked process has a copy of the view (`overlay`) or the journal (`journal`). A process of another start method, such
+as spawn, receives the view or the journal with the data by which Python prepares such a process.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from matex_tf.world import world
 
 HOOKS = Table(when=overlay.is_on, later=True)
 
-_KEY = "files of the rank"  # which Python ignores among the data
+_KEY = "files of the rank"  # Python unpickles this entry of the data, and ignores it otherwise
 
 
 class _Files:
-    """The view of this rank, or its journal. It takes effect in the process that unpickles it."""
+    """Stands for the view or the journal of this rank. A process that unpickles it adopts the view or the journal."""
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if (view := overlay.get_view()) is not None:
-            return _adopt_view, (view.describe(), world.script_knows_ranks)
-        writer = journal.get_writer()
-        return (dict, ({},)) if writer is None else (_adopt_journal, (writer.describe(),))
+            return _adopt_view, (view.share_with_child(), world.script_knows_ranks)
+        if (writer := journal.get_writer()) is not None:
+            return _adopt_journal, (writer.describe(),)
+        return dict, ({},)  # nothing to adopt
 
 
 @HOOKS.replace("multiprocessing.spawn", "get_preparation_data", "a process that a rank starts sees other files")

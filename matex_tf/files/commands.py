@@ -32,22 +32,22 @@ HOOKS = Table()
 _IF_HOOK_MISSING = "each rank runs a command of the script"
 _IF_PATHS_ARE_NOT_REPLACED = "a command does not find the files of its rank"
 
-_WORD = re.compile(r"[^\s'\"`$&|;<>(){}*?\[\]\\=]+")
-_COMMAND_BEGINS = re.compile(r"(?:^|[|;&(])\s*$")
+_WORD = re.compile(r"[^\s'\"`$&|;<>(){}*?\[\]\\=]+")  # of a shell command: a text that may be a path
+_COMMAND_BEGINS = re.compile(r"(?:^|[|;&(])\s*$")  # the end of a text after which the name of a program follows
 
-_is_inside = ThreadFlag()  # set while this thread runs a command for all ranks, or decides to run it by itself
+_is_inside = ThreadFlag()  # set while this thread runs a command that all ranks have reached
 _SHOWN_CHARACTERS = 60  # of a command in messages
 _STREAMS = ("stdout", "stderr")
 _OF_THE_RANK = ("env", "stdin", *_STREAMS, "preexec_fn")  # options that may differ between ranks for the same command
 
 
-def _are_shared() -> bool:
-    """Whether all ranks reach the command that this thread reaches now, so that rank 0 runs it for all."""
+def _is_of_all_ranks() -> bool:
+    """Whether all ranks reach the command that this thread reaches now, and the script runs it, not a library."""
     if _is_inside or settings.get_settings().output == "all" or not overlay.is_reached_by_all():
         return False
     caller = sys._getframe(2)  # the caller of the function that replaces `os.system` and the like
     while caller.f_back is not None and caller.f_globals.get("__name__") == "subprocess":
-        caller = caller.f_back
+        caller = caller.f_back  # such as `check_output`, which calls `run`
     is_ours = caller.f_globals.get("__name__", "").partition(".")[0] == "matex_tf"
     return not is_ours and not script_frames.is_library(caller.f_code.co_filename)
 
@@ -61,11 +61,11 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
         name: the name of the function that runs the command.
         arguments, options: the positional and keyword arguments of that function.
     """
-    mine = _hash_command(name, arguments, options)
+    own_hash = _hash_command(name, arguments, options)
     ops.records.mark_between_steps()
-    everyone = objects.allgather(mine, "a command that the script runs")
+    hashes = objects.allgather(own_hash, "a command that the script runs")
     with _is_inside.set():
-        if any(digest != mine for digest in everyone):  # all ranks see the same digests, so all of them run here
+        if len(set(hashes)) > 1:  # all ranks see the same hashes, so each runs its own command here
             return run()
         with _adopt_changes(options):
             objects.barrier("a command begins")
@@ -83,10 +83,10 @@ def _run_on_rank_0(run: Callable[[], Any], name: str, arguments: Sequence[Any], 
 
 @contextlib.contextmanager
 def _adopt_changes(options: Mapping[str, Any]) -> Iterator[None]:
-    """A context around a command on rank 0, whose changes of the disk become visible to the ranks of its host.
+    """A context around a command on rank 0: the ranks of rank 0's host then see how the command changed the disk.
 
-    All ranks enter before the command and leave after it, so that no other change by the script overlaps with it. Ranks
-    of other hosts adopt nothing: they may have other disks.
+    All ranks enter before the command and leave after it, so that no other change by the script overlaps with the
+    command. Ranks of other hosts adopt nothing, because they may have other disks.
     """
     me = world.get_world()
     view = overlay.get_view() if me.host == me.hosts[0] else None
@@ -109,15 +109,15 @@ def _catch_outcome(run: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         pickle.dumps(outcome)  # raises if the result cannot be sent
     except Exception as error:
         try:
-            copy.deepcopy(error)  # as pickle would
+            copy.deepcopy(error)  # creates the error again as pickle does, which sends it
             outcome = None, error
-        except Exception:  # it cannot be sent
+        except Exception:
             outcome = None, RuntimeError(f"{type(error).__name__}: {error}")
     return outcome
 
 
 def _hash_command(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> str:
-    """A hash of a command, without its open files, which belong to the rank."""
+    """A hash of a command and the working folder, without the options `_OF_THE_RANK`, such as open files."""
     common = {key: value for key, value in options.items() if key not in _OF_THE_RANK}
     text = repr((name, _normalize_value(list(arguments)), _normalize_value(common), os.getcwd()))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -134,21 +134,21 @@ def _normalize_value(value: Any) -> Any:
     return value if isinstance(value, (str, bytes, int, float, type(None))) else type(value).__name__
 
 
-def _point_to_own(command: Any) -> Any:
+def _point_command(command: Any) -> Any:
     """Replace paths of this rank's own files in a command for `os.system` by their real paths."""
     if isinstance(command, str) and overlay.has_view() and not real_files.uses_real_files():
         with contextlib.suppress(FileNotFoundError):  # the current folder was removed, and no own files are in it
             folder = os.getcwd()
-            return _point_text(command, folder, _find_place(folder) is not None)
+            return _point_text(command, folder, is_own=_find_place(folder) is not None)
     return command
 
 
 @HOOKS.replace("os", "system", _IF_HOOK_MISSING)
 def _wrap_system(original: Any) -> Any:
     def system(command):
-        if not _are_shared():
-            return original(_point_to_own(command))
-        return _run_on_rank_0(lambda: original(_point_to_own(command)), "system", [command], {})
+        if not _is_of_all_ranks():
+            return original(_point_command(command))
+        return _run_on_rank_0(lambda: original(_point_command(command)), "system", [command], {})
 
     return system
 
@@ -158,7 +158,7 @@ def _wrap_command(original: Any) -> Any:
     """A hook for `run` and `call`, on which the other functions of subprocess are based."""
 
     def run(*args, **kwargs):
-        if not _are_shared():
+        if not _is_of_all_ranks():
             return original(*args, **kwargs)
         return _run_on_rank_0(lambda: original(*args, **kwargs), original.__name__, args, kwargs)
 
@@ -180,7 +180,7 @@ class _Output(io.StringIO):
 @HOOKS.replace("os", "popen", _IF_HOOK_MISSING)
 def _wrap_popen(original: Any) -> Any:
     def popen(cmd, mode="r", buffering=-1):
-        if mode != "r" or not _are_shared():
+        if mode != "r" or not _is_of_all_ranks():
             return original(cmd, mode, buffering)
 
         def read() -> tuple[str, int | None]:
@@ -201,13 +201,13 @@ def _wrap_process(original: Any) -> Any:
         call = signature.bind(self, *args, **kwargs)
         if not real_files.uses_real_files():
             with contextlib.suppress(FileNotFoundError):  # the current folder was removed, and no own files are in it
-                _point_to_own_files(call.arguments)
+                _point_arguments(call.arguments)
         return original(*call.args, **call.kwargs)
 
     return __init__
 
 
-def _point_to_own_files(arguments: dict[str, Any]) -> None:
+def _point_arguments(arguments: dict[str, Any]) -> None:
     """Replace paths of this rank's own files in the `arguments` of `Popen` by their real paths.
 
     A process sees only the disk. It finds a rank's own files only through its working folder and the paths among its
@@ -218,7 +218,7 @@ def _point_to_own_files(arguments: dict[str, Any]) -> None:
     if real_folder is not None:
         arguments["cwd"] = real_folder
     if isinstance(words, str) and arguments.get("shell"):
-        arguments["args"] = _point_text(words, folder, real_folder is not None)
+        arguments["args"] = _point_text(words, folder, is_own=real_folder is not None)
     if not isinstance(words, (list, tuple)):
         return
     arguments["args"] = words = list(words)
@@ -226,8 +226,8 @@ def _point_to_own_files(arguments: dict[str, Any]) -> None:
         if not isinstance(word, (str, bytes, os.PathLike)):
             continue
         path = os.fsdecode(word)
-        is_program = index == 0 and os.sep not in path  # which the system searches in PATH
-        is_resolved = real_folder is not None and not os.path.isabs(path)  # a path relative to the real folder
+        is_program = index == 0 and os.sep not in path  # the system searches it in PATH
+        is_resolved = real_folder is not None and not os.path.isabs(path)  # relative to the real folder, so correct
         if not is_program and not is_resolved:
             words[index] = _find_place(os.path.join(folder, path)) or word
 
@@ -244,14 +244,17 @@ def _point_text(text: str, folder: str, is_own: bool) -> str:
         if is_program or (is_own and not os.path.isabs(word)):
             return word
         place = _find_place(os.path.join(folder, word))
-        return word if place is None or place != shlex.quote(place) else place
+        needs_quotes = place is not None and place != shlex.quote(place)  # `word` may be within quotes, or not
+        return word if place is None or needs_quotes else place
 
     return _WORD.sub(point, text)
 
 
 def _find_place(path: str) -> str | None:
-    """The real path where a process finds `path`; None if that is `path` itself."""
+    """The real path where a process finds `path`; None if the process finds it at `path` itself."""
+    if "\0" in path:
+        return None  # the original function reports the error
     with real_files.use_real_files():
-        key = overlay.get_own_view().find_key(path) if "\0" not in path else None
-        place = key if key is None else overlay.get_own_view().locate_for_child(key)
+        key = overlay.get_own_view().find_key(path)
+        place = None if key is None else overlay.get_own_view().locate_for_child(key)
     return None if place == key else place

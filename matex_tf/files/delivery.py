@@ -1,7 +1,7 @@
 """Makes files that rank 0 has saved available to every rank.
 
-Ranks read them from a shared file system. Where that is not possible, a copy is sent: to a host without this file
-system, and to a rank whose script saves to another path than rank 0's. A save may consist of several files, its parts.
+A rank on the same file system reads them there. Rank 0 sends a copy to a host without this file system, and to a rank
+whose script saves to another path than rank 0's. A save may consist of several files, its parts.
 """
 
 from __future__ import annotations
@@ -46,26 +46,27 @@ def list_parts(path: str) -> list[Part]:
 def deliver_file(path: str) -> None:
     """Wait until the files that rank 0 saved to its `path` exist at this rank's `path`. Collective."""
     me = world.get_world()
-    origin, parts = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
+    path_of_0, parts = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
     place = path
-    if path != origin:
-        # A rank with another path writes its copy to its private folder, except for temporary paths. There the folder
-        # of the file may be missing, which rank 0 has created to save.
+    if path != path_of_0:
+        # This rank writes a copy to its private folder, or at `path` if that is a temporary path. The folder of `path`
+        # may be missing, because rank 0 created its own one when it saved.
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         place = find_real_path(path, "w")
     missing = [part for part in parts if not _has_part(place, part)]
-    if path == origin:
+    if path == path_of_0:
         _show_parts(path, parts)
-    # Of each rank: its host, its path, and the files that it lacks.
+    # Of each rank: its host, its path, and the parts that it lacks.
     everyone = objects.allgather((me.host, os.path.realpath(place), missing), "which ranks lack saved files")
-    writers: dict[tuple[str, str], int] = {}  # the first rank without a file, by host and path
+    # Several ranks may lack the same files of a host. The first of them writes them for all.
+    writers: dict[tuple[str, str], int] = {}  # by host and path
     for rank, (host, real_path, missing_there) in enumerate(everyone):
         if missing_there:
             writers.setdefault((host, real_path), rank)
     if writers:
         for part in parts:
             if any(part in everyone[rank][2] for rank in writers.values()):
-                _send_part(path, place, part, me.rank in writers.values())
+                _send_part(path, place, part, writes=me.rank in writers.values())
         objects.barrier("copies of saved files are complete")
 
 
@@ -105,7 +106,7 @@ def _send_part(path: str, place: str, part: Part, writes: bool) -> None:
         if writes:
             os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
             sink = stack.enter_context(open(temporary, "wb"))
-        for _ in range(-(-part.size // _BLOCK_BYTES)):
+        for _ in range(-(-part.size // _BLOCK_BYTES)):  # rounded up
             block = objects.broadcast(source.read(_BLOCK_BYTES) if source else None, "a block of a saved file")
             if sink:
                 sink.write(block)

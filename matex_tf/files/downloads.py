@@ -1,8 +1,8 @@
-"""`keras.utils.get_file` and the functions that use it: one rank downloads for a file system, the others find the file.
+"""`keras.utils.get_file` and its users: of the ranks that share a file system, one downloads; the others find the file.
 
-Every rank takes a lock, and then calls the original function. The first rank downloads. The original function of each
-later rank finds the complete file and returns. The lock is a file in the library's cache folder, because a script may
-list the folder of the download. No collective is used, because a script may download on one rank alone.
+One rank after the other takes a lock and calls the original function. On the first rank it downloads the file, on each
+later rank it finds the complete file. The lock is a file in the library's cache folder, because a script may list the
+folder of the download. No collective is used, because a script may download on one rank alone.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from matex_tf.world import world
 HOOKS = KerasTable()
 
 _HEAD_START_SECONDS = 2.0
-"""The longest wait of other ranks before they take the lock. Rank 0, which shows the progress, should take it first."""
+"""Ranks other than 0 ask for the lock after this time at the latest. Rank 0, which shows the progress, should be first.
+"""
 
 
 def _put_everywhere(owner: Any, name: str, make: Any) -> None:
-    """Replace the function in all modules of Keras that refer to it: public modules, and modules of data sets."""
+    """Replace the function in all modules of Keras that refer to it, such as `keras.utils` and modules of data sets."""
     original = getattr(owner, name)
     for module, other in list(sys.modules.items()):
         if module.split(".")[0] in ("keras", "tf_keras") and getattr(other, "__dict__", {}).get(name) is original:
@@ -76,11 +77,13 @@ def _lock_download(folder: str, name: str) -> Iterator[None]:
     target = os.path.join(os.path.realpath(folder), name)
     path = os.path.join(locks, hashlib.blake2b(target.encode(), digest_size=8).hexdigest() + ".lock")
     stem = name.split(".")[0]
+    # What Keras may leave in the folder, by its version: the file, an archive, or the extracted contents.
     results = [os.path.join(folder, each) for each in (name, f"{name}_archive", f"{stem}_extracted", stem)]
-    # The deadline, in seconds of time.monotonic. Until then this rank waits for another rank's lock or result.
-    start = time.monotonic() + (_HEAD_START_SECONDS if world.get_world().rank > 0 else 0.0)
-    while time.monotonic() < start and not any(map(os.path.exists, (path, *results))):
-        time.sleep(0.02)
+    if world.get_world().rank > 0:
+        deadline = time.monotonic() + _HEAD_START_SECONDS
+        # A lock or a result: another rank is downloading, or has downloaded.
+        while time.monotonic() < deadline and not any(map(os.path.exists, (path, *results))):
+            time.sleep(0.02)
     handle = _acquire_lock(path)
     try:
         yield

@@ -2,12 +2,12 @@
 
 Such a rank writes to a private folder. Its view has two layers (`layers`): the files of this folder hide the files of
 the disk. The view names a file by its key, a canonical absolute path, and finds the real path in one of the layers.
-Rank 0 changes the disk itself and may be ahead in the script, so before each change it writes a note (`journal`): other
-ranks find the old content by it until they reach the change, too.
+Rank 0 changes the disk itself and may be ahead in the script. So before each change it writes a note (`journal`), by
+which another rank finds the old content until it reaches the change.
 
-To ask both layers at each call would be slow. So functions that read first look into a cache of locations
-(`known_places`), and answer from it if no note of rank 0 holds for this rank. Otherwise they ask the view, and ask
-again if rank 0 writes notes in the meantime. `python` installs the replacements.
+To ask both layers at each call would be slow. So functions that read have a fast way: they look into a cache of
+locations (`known_places`), and use its answer if no note of rank 0 holds for this rank. Otherwise they ask the view,
+and ask again if rank 0 writes notes in the meantime. `python` installs the replacements.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Proxy:
         return getattr(self._original, name)
 
 
-def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, question: bool = False) -> str | None:
-    """The key of `path` if the view handles it, else None.
+def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, reads_only: bool = False) -> str | None:
+    """The key of `path` if the view handles it; None: the caller calls the original function with `path` itself.
 
-    question: the caller only reads; None is returned if the view equals the disk, so that the original function
-    answers.
+    kwargs: arguments of the function. A path relative to the descriptor of a folder is not handled. follow: replace a
+    final link by its target. reads_only: the result is also None if the view equals the disk.
     """
     if real_files.uses_real_files() or isinstance(path, int) or path is None:
         return None
@@ -51,7 +51,7 @@ def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, questio
         return None
     with real_files.use_real_files():
         view = overlay.get_own_view()
-        if question and view.is_untouched():
+        if reads_only and view.is_untouched():
             return None
         try:
             return view.find_key(path, follow)
@@ -59,11 +59,11 @@ def find_key(path: Any, kwargs: dict | None = None, follow: bool = True, questio
             return None  # the original function reports the error
 
 
-def find_real_path(path: Any, mode: str | None, creates_others: bool = False) -> Any:
+def find_real_path(path: Any, mode: str | None, creates_more_files: bool = False) -> Any:
     """The real path of `path`, for a library that opens files itself: to read (mode None) or to write.
 
-    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. creates_others: the library
-    also creates other files in the same folder.
+    Mode "w" replaces the file, "x" and "w-" create a new one, other modes keep the content. creates_more_files: the
+    library also creates other files in the folder of the file.
     """
     key = find_key(path) if overlay.get_view() is not None else None
     if key is None:  # the view does not handle it
@@ -73,14 +73,14 @@ def find_real_path(path: Any, mode: str | None, creates_others: bool = False) ->
         if mode is None:
             return view.ask_until_steady(lambda: view.locate_readable(key))
         if mode == "r+" and not view.exists(key):
-            return view.locate_real(key)
+            return view.locate_real(key)  # no file is there, so that the library reports the error
         place = view.prepare_write(key, keep=mode != "w", exclusive=mode in ("x", "w-"))
-        view.stop_caching(os.path.dirname(key) if creates_others else key)
+        view.stop_caching(os.path.dirname(key) if creates_more_files else key)
         return place
 
 
 def wrap_argument(name: str, convert: Callable[[Any], Any]) -> Any:
-    """For Python functions: replaces their argument `name` by `convert(argument)`. The hook fails if there is none."""
+    """For Python functions with an argument `name`: replaces it by `convert(argument)`."""
 
     def make(original: Any) -> Any:
         index = list(inspect.signature(original).parameters).index(name)
@@ -103,21 +103,21 @@ def _ask_steadily(ask: Any, drop: Any = None) -> Any:
 
 
 def _find_text(path: Any) -> str | None:
-    """`path` as text, if the cache of this rank's view may know it."""
+    """`path` as text for a look into the cache; None for bytes, descriptors, and code that uses the real files."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     return text if type(text) is str and not real_files.uses_real_files() else None
 
 
 def _is_cache_valid() -> bool:
     """Whether no note of rank 0 holds for this rank, so that a cached location is still valid."""
-    return overlay.get_own_view().news.is_quiet()
+    return overlay.get_own_view().notes.is_quiet()
 
 
 # Opening
 
 
 def wrap_open(original: Any) -> Any:
-    """For `open`, which calls `os.open`."""
+    """For `open`: its `opener` is a function that calls the replaced `os.open`."""
 
     def open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
         if opener is None and not isinstance(file, int) and not real_files.uses_real_files():
@@ -128,7 +128,7 @@ def wrap_open(original: Any) -> Any:
 
 
 def open_for_all(path: Any, flags: int) -> int:
-    """The `opener` of Python's `open`: as without one, but through the replaced `os.open`."""
+    """The `opener` for Python's `open`: opens as `open` does without one, but through the replaced `os.open`."""
     return os.open(path, flags, 0o666)
 
 
@@ -137,7 +137,7 @@ def wrap_os_open(original: Any) -> Any:
         writes = bool(flags & journal.WRITING)
 
         def open_by_view():
-            key = find_key(path, {"dir_fd": dir_fd}, question=not writes)
+            key = find_key(path, {"dir_fd": dir_fd}, reads_only=not writes)
             if key is None:
                 return original(path, flags, mode, dir_fd=dir_fd)
             return _open_descriptor(key, path, flags, mode)
@@ -151,7 +151,7 @@ def wrap_os_open(original: Any) -> Any:
             try:
                 descriptor = _open_plainly(place, flags | os.O_NOFOLLOW, mode)
             except OSError as error:
-                is_link = error.errno == errno.ELOOP  # its target may have another location
+                is_link = error.errno == errno.ELOOP  # the target of the link may be in the other layer
                 if is_on_disk and not is_link and _is_cache_valid():
                     raise  # the error of the disk is the right one
             else:
@@ -164,7 +164,7 @@ def wrap_os_open(original: Any) -> Any:
 
 
 def _close_file(descriptor: int) -> bool:
-    """Close a regular file, to open it again. Returns False for others, such as pipes, whose other end would notice."""
+    """Close a regular file, to open it again. Returns False for a pipe and the like, whose other end would notice."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return False
     os.close(descriptor)
@@ -191,15 +191,15 @@ def _open_descriptor(key: str, path: Any, flags: int, mode: int) -> int:
 # Queries
 
 
-def wrap_question(original: Any, of_link: bool = False) -> Any:
-    """For functions that return information about one path."""
+def wrap_query(original: Any, of_link: bool = False) -> Any:
+    """For functions that return information about one path. of_link: about a link itself, not about its target."""
     is_state = original in (os.stat, _lstat)
 
     def ask(path, *args, **kwargs):
         follow = not of_link and kwargs.get("follow_symlinks", True)
 
         def answer():
-            key = find_key(path, kwargs, follow=follow, question=True)
+            key = find_key(path, kwargs, follow=follow, reads_only=True)
             if key is None:
                 return original(path, *args, **kwargs)
             with real_files.use_real_files():
@@ -240,7 +240,8 @@ def _read_known_state(path: Any, of_link: bool) -> os.stat_result | None:
 def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, list[str]], Any]) -> Any:
     """Wrap a function that lists a folder.
 
-    list_disk: `list_disk(original, path)` lists the disk. make: `make(path, names)` returns a result of the same type.
+    list_disk: `list_disk(original, path)` lists the disk, at once, so that the answer can be checked afterwards.
+    make: `make(path, names)` returns a result of the same type.
     """
 
     def wrap(original: Any) -> Any:
@@ -259,10 +260,10 @@ def _wrap_listing(list_disk: Callable[[Any, Any], Any], make: Callable[[Any, lis
                         return entries
 
             def list_both():
-                key = find_key(path, question=True)
+                key = find_key(path, reads_only=True)
                 if key is None:
-                    is_plain = real_files.uses_real_files() or isinstance(path, int)
-                    return original(path) if is_plain else list_disk(original, path)
+                    needs_no_check = real_files.uses_real_files() or isinstance(path, int)
+                    return original(path) if needs_no_check else list_disk(original, path)
                 with real_files.use_real_files():
                     names = overlay.get_own_view().list_names(key)
                 return make(path, names)
@@ -348,8 +349,8 @@ def wrap_chdir(original: Any) -> Any:
                 return original(path)
             with real_files.use_real_files():
                 if not view.is_own(key) or os.path.isdir(key):
-                    return original(key)  # the folder on disk, if any, for code outside Python
-                view.stop_caching(key)  # for processes that are started there
+                    return original(key)  # on the disk if the folder is there, also for code outside Python
+                view.stop_caching(key)  # a process that is started there may create files
                 return original(view.locate_upper(key))
         finally:
             view.known.forget_places()  # relative paths change
@@ -380,7 +381,7 @@ def wrap_getcwd(original: Any) -> Any:
 
 
 def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
-    """For a function of one path, replaced by `act(view, original, key, path, ...)`."""
+    """For a function that changes a path, or with `follow` the target of a link: `act` is called in its place."""
 
     def make(original: Any) -> Any:
         def change(path, *args, **kwargs):
@@ -395,7 +396,7 @@ def _wrap_change(act: Callable[..., Any], follow: bool = True) -> Any:
     return make
 
 
-def _change(view, original, key, path, *args, **kwargs):
+def _change_copy(view, original, key, path, *args, **kwargs):
     """Change a copy of the file in the upper layer. If there is no file, `original` raises the error."""
     return original(view.copy_file(key) if view.exists(key) else view.locate_real(key), *args, **kwargs)
 
@@ -413,7 +414,7 @@ def _remove_tree(view, original, key, path, ignore_errors=False, onerror=None, *
             raise
 
 
-wrap_change = _wrap_change(_change)
+wrap_change = _wrap_change(_change_copy)
 wrap_mkdir = _wrap_change(lambda view, _, key, path, mode=0o777, dir_fd=None: view.make_folder(key, mode))
 wrap_remove = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key), follow=False)
 wrap_rmdir = _wrap_change(lambda view, _, key, path, dir_fd=None: view.remove_file(key, folder=True), follow=False)
@@ -431,6 +432,8 @@ def wrap_rename(original: Any) -> Any:
 
 
 def wrap_link(original: Any) -> Any:
+    """For `os.link`: the view makes a copy in place of a hard link."""
+
     def link(src, dst, **kwargs):
         source, target = find_key(src, kwargs), find_key(dst, kwargs, follow=False)
         if target is None and source is None:
@@ -456,7 +459,8 @@ def wrap_symlink(original: Any) -> Any:
                 raise make_error(errno.EEXIST, dst)
             target = view.find_key(os.path.join(os.path.dirname(key), os.fsdecode(src)))
             view.ensure_folder(os.path.dirname(key))
+            # The link leads to the layer that has the target now.
             original(src if target is None else view.locate_real(target), view.locate_upper(key), target_is_directory)
-            view.known.put_place(key)
+            view.known.update_place(key)
 
     return symlink

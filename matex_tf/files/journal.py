@@ -2,11 +2,11 @@
 
 Only rank 0 changes the real files. It may do so while another rank is still at an earlier line of the script, which
 reads the old content. So before rank 0 changes a path, it writes a note: the number of collectives that it has
-completed, and the location of the old content. Let rank 0 overwrite a file after 7 collectives. A rank that has
-completed 8 has passed the place of the change in the script, and reads the file. A rank that has completed 7 or fewer
-may not have reached it, and reads the old content (`journal_reader`). No rank waits for another.
+completed, and the location of the old content, for example of a copy. Let rank 0 overwrite a file after 7 collectives.
+A rank that has completed 8 has passed the place of the change in the script, and reads the file. A rank that has
+completed 7 or fewer may be before that place, and reads the old content (`journal_reader`). No rank waits for another.
 
-Audit hooks of Python report most changes; code that changes files in another way calls `note_change`.
+An audit hook of Python reports most changes; code that changes files in another way calls `note_change`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EVENTS = set(
 )
 """The audit events that the Python interpreter raises before it changes a file."""
 _MAX_COPY_BYTES = 64 << 20
-"""The limit of all copies that may still be needed. More is rarely read and changed between two collectives."""
+"""The limit of all copies that may still be needed. Few scripts read and change more between two collectives."""
 
 
 class _Copy(NamedTuple):
@@ -49,22 +49,23 @@ class _Copy(NamedTuple):
 class _Move(NamedTuple):
     """A file that rank 0 has moved."""
 
-    number: int  # of collectives that rank 0 had completed
+    number: int  # of collectives that rank 0 had completed before the move
     old_path: str
 
 
 class Journal(journal_reader.Notes):
     """The journal of this run; rank 0 writes it by `note_change`. Keys are canonical absolute paths, as in `layers`.
 
-    `os.path.exists(folder)` must return on every rank what it returns in the script alone, although rank 0 often
-    creates the folder first.
+    Folders have notes, too: `os.path.exists(folder)` must return on every rank what it returns in the script alone,
+    although rank 0 often creates the folder first.
 
     _noted: for each path that rank 0 has created, the number of collectives in its note.
     _touched: for each path that rank 0 is about to change, its state before (None: missing). The change may fail, so a
         path counts as changed only if its present state differs.
-    _moved: the moves of files, by their present paths. Other ranks read such a file at its present path as long as they
-        see it at its old one.
+    _moved: the moves of files, by their present paths. For a rank that has not reached the move, the file is at its old
+        path; when the rank reads it there, it reads from the present path.
     _copies: the copies of old contents that other ranks may still need.
+    _is_over: all ranks have ended their scripts, so no rank needs notes.
     """
 
     def __init__(self, folder: str, is_on_one_host: bool = True):
@@ -77,19 +78,19 @@ class Journal(journal_reader.Notes):
 
     def describe(self) -> dict[str, Any]:
         """The arguments of `adopt`."""
-        known = self._noted, self._touched, self._moved, self._is_over
-        is_on_one_host, number = self._count is not None, self.count_met()
-        return {"folder": self.folder, "is_on_one_host": is_on_one_host, "number": number, "known": known}
+        records = self._noted, self._touched, self._moved, self._is_over
+        is_on_one_host, number = self._count is not None, self.count_completed()
+        return {"folder": self.folder, "is_on_one_host": is_on_one_host, "number": number, "records": records}
 
     @classmethod
-    def adopt(cls, folder: str, is_on_one_host: bool, number: int, known: tuple[Any, ...]) -> Journal:
-        """The journal of the rank that has started this process, from its `describe`.
+    def adopt(cls, folder: str, is_on_one_host: bool, number: int, records: tuple[Any, ...]) -> Journal:
+        """In a child process: the journal of the rank that has started the process, from its `describe`.
 
-        It knows the rank's notes: another note of a file that the rank has created would be read as its old content.
+        Without the `records` of the rank, this process would note the rank's own files as old contents.
         """
         journal = cls(folder, is_on_one_host)
-        journal.met_by_parent = number
-        journal._noted, journal._touched, journal._moved, journal._is_over = known
+        journal.completed_by_parent = number
+        journal._noted, journal._touched, journal._moved, journal._is_over = records
         return journal
 
     def remove_at_end(self) -> None:
@@ -114,38 +115,40 @@ class Journal(journal_reader.Notes):
 
     @journal_reader.lock_method
     def write_note(self, key: str, removed: bool = False, to: str = "") -> None:
-        """Record that rank 0 is about to create or change `key`. One note for each path suffices: ranks that are past
-        it have changed `key` themselves.
+        """Record that rank 0 is about to create or change `key`.
+
+        Only the first change of a path needs a note: a rank that has passed it has itself changed or removed `key`.
 
         Args:
             removed: `key` is about to be removed, with its contents.
-            to: the path to which `key` is about to be moved; `removed` is True, too. "": it is not moved.
+            to: the path to which `key` is about to be moved, and `removed` is True. "": `key` is not moved.
         """
         if self._is_over:
             return
-        number = self.count_met()
+        number = self.count_completed()
         state = journal_reader.read_file_state(key)
-        # A path that does not exist yet: other ranks must not see it.
+        # The path does not exist yet: ranks that have not reached its creation must not see it.
         if state is None:
             if removed:
                 return  # the script's removal of a missing file fails
-            # One note is enough in the time between two collectives. The note of a new folder covers its contents.
-            if number not in (self._noted.get(key), self._noted.get(os.path.dirname(key))):
+            # Between two collectives one note of a path is enough. The note of a new folder covers its contents.
+            noted_numbers = (self._noted.get(key), self._noted.get(os.path.dirname(key)))
+            if number not in noted_numbers:
                 self._noted[key] = number
                 self._write_line(number, key, copy="")  # "": it does not exist yet
             self._touched[key] = None
             return
         inode = state[0]
-        # A file that rank 0 has moved here: other ranks see it at its old path. Tell them where its content is now.
+        # Rank 0 has moved the file here. Ranks that have not reached the move read it at its old path: renew that note.
         if key in self._moved:
             move = self._moved.pop(key)
             copy = to or self._keep_copy(number, key)
             self._write_line(move.number, move.old_path, copy, inode if to else journal_reader.NOT_MOVED)
         if self._is_touched(key):
-            return  # rank 0's own file
+            return  # the content is rank 0's own; other ranks write and read their own
         if not removed and not os.path.isfile(key):
             return  # a folder, whose entries have notes of their own; or a pipe
-        # An old content, which other ranks may still read.
+        # The content is common to all ranks, for example from before the run. Ranks that are behind still read it.
         self._write_line(number, key, to or self._keep_copy(number, key), inode if to else 0)
         if to:  # later changes of the moved file replace its note
             self._moved[to] = _Move(number, key)
@@ -174,8 +177,8 @@ class Journal(journal_reader.Notes):
             os.close(handle)
 
     def _keep_copy(self, number: int, key: str) -> str | None:
-        """Copy the content of `key` without rank 0's changes. Returns the copy; None if too large or unreadable."""
-        # All ranks have entered a completed collective, so they have completed the preceding one.
+        """Copy `key`; of a folder, only unchanged files. Returns the copy's path; None if too large or unreadable."""
+        # All ranks have entered the last collective that rank 0 has completed, so they have completed the one before.
         for old in [copy for copy in self._copies if copy.number < number - 1]:
             self._copies.remove(old)
             _remove_path(old.path)
@@ -260,7 +263,7 @@ def _hear_event(event: str, arguments: tuple[Any, ...]) -> None:
     # The last one or two arguments are descriptors of folders to which paths are relative; -1: the working folder.
     folder_descriptors = arguments[-2:] if event in ("os.rename", "os.link") else arguments[-1:]
     if any(isinstance(value, int) and value != -1 for value in folder_descriptors):
-        return  # the path is relative to an open folder
+        return  # the path is relative to an open folder, and not known
     if event == "os.rename":
         note_change(arguments[1], removed=os.path.lexists(arguments[1]))  # the replaced file
         note_change(path, removed=True, to=arguments[1])

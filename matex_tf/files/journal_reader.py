@@ -1,8 +1,8 @@
 """The journal of rank 0 (see `journal`), as the other ranks read it.
 
 A note says that rank 0 is about to change a path, and where the old content is. The journal is one file of notes, a
-line of JSON each, in the order in which rank 0 has written them. A note holds for a rank, which therefore reads the old
-content, until the rank has completed more collectives than rank 0 had when it wrote the note. Then the rank drops it.
+line of JSON each, in the order in which rank 0 has written them. A note holds for a rank, which then reads the old
+content, until the rank has completed more collectives than rank 0 had at the note. Then the rank drops the note.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ HEAD = 8
 """Size in bytes of the header: the number of bytes written, which the ranks of one host share by memory mapping."""
 SYSTEM = ("/dev", "/proc", "/sys", "/run")
 NOT_MOVED = -1
-"""Replaces the inode of a moved file whose old content is in a copy now."""
+"""In place of an inode: the note replaces the note of a moved file, whose old content is in a copy now."""
 _KINDS = range(1, 8)  # of collectives, without 8, the rendezvous after a failed step (see `ops.count_completed`)
 _MAX_NOTE_SECONDS = 60.0
-"""A script that knows its rank may wait for a file of rank 0 without a collective, and a note would hide the file for
-ever. So for such a script a note holds this long at most.
+"""A script that knows its rank may wait in a loop for a file of rank 0, without a collective. Then a note would hide
+the file for ever. So for such a script a note holds this long at most.
 """
 
 
@@ -70,11 +70,12 @@ def lock_method(method: Callable[..., Any]) -> Callable[..., Any]:
 class Notes:
     """The notes in `folder`, read incrementally.
 
-    heard: called when there are new notes.
-    met_by_parent: in a child process of a rank, the number of collectives that the rank had completed at its start.
-    _count: the mapped number of bytes in the file; None if the ranks have several hosts.
-    _seen: the number of bytes in the file at the last look. _offset: the number of bytes that were read.
-    _number: the number of collectives for which notes were dropped last; -1: new notes have come since.
+    on_new_notes: called when there are new notes.
+    completed_by_parent: in a child process of a rank, the rank's number of completed collectives at its start.
+    _count: `_count[0]` is the number of bytes in the file, in mapped memory; None if the ranks have several hosts.
+    _notes: the notes that hold for this rank, by path.
+    _seen: the number of bytes in the file at the last look. _offset: the number of bytes in the lines that were read.
+    _number: the number of collectives at which notes were dropped last; -1: new notes have come since.
     _quiet_at: the number of bytes in the file when no note held for this rank; -1 if a note holds.
     """
 
@@ -85,9 +86,9 @@ class Notes:
         self._notes: dict[str, list[_Note]] = {}
         self._seen = self._offset = HEAD
         self._number = self._quiet_at = -1
-        self.heard: Callable[[], None] = lambda: None
+        self.on_new_notes: Callable[[], None] = lambda: None
         self._renew_lock()
-        self.met_by_parent = 0
+        self.completed_by_parent = 0
         os.register_at_fork(before=self._keep_number, after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
@@ -95,12 +96,12 @@ class Notes:
         self._lock = threading.RLock()
 
     def _keep_number(self) -> None:
-        """Before a fork; a forked process itself counts no collectives."""
-        self.met_by_parent = self.count_met()
+        """Before a fork: keep the number of collectives for the new process, which counts none itself."""
+        self.completed_by_parent = self.count_completed()
 
-    def count_met(self) -> int:
-        """The number of completed collectives. A child process stays at its start."""
-        return count_collectives() or self.met_by_parent
+    def count_completed(self) -> int:
+        """The number of collectives that this rank has completed; of a child process, the number at its start."""
+        return count_collectives() or self.completed_by_parent
 
     def _map_count(self) -> Any:
         """Map the number of bytes written, so that reading it needs no system call."""
@@ -130,16 +131,15 @@ class Notes:
 
     @lock_method
     def has_news(self) -> bool:
-        """Whether there are notes that this rank has not reached."""
-        self._read_news()
+        """Whether there are notes of changes that this rank has not reached."""
+        self._update_notes()
         return bool(self._notes)
 
     @lock_method
     def find_before(self, key: str) -> str | None:
-        """The path of the old content of `key`, "" if it did not exist; None if it has not changed since the last
-        collective.
+        """The path of the old content of `key`; "" if it did not exist; None if no note of `key` holds for this rank.
 
-        A file that was too large to copy is returned in its new state; a removed folder that was too large is empty.
+        Of a file that was too large to copy, the path of the new content; of a removed folder that was too large, "".
         """
         note, noted_path = self._find_note(key)
         if note is None:
@@ -147,26 +147,26 @@ class Notes:
         if note.copy:  # of `key`, or of a folder that contains it
             path = note.copy + key[len(noted_path) :]
             return path if os.path.lexists(path) else ""
-        # Without a copy: a file in its new state; else the path did not exist, or its content is lost.
+        # The file itself was too large to copy: its new content. Else `key` did not exist, or its content is lost.
         return key if note.copy is None and noted_path == key and os.path.isfile(key) else ""
 
     @lock_method
     def is_gone(self, key: str) -> bool:
-        """Whether rank 0 has removed `key`, which was too large to copy, since the last collective."""
+        """Whether the content of `key` that this rank should see is lost, because it was too large to copy."""
         note, _ = self._find_note(key)
         return note is not None and note.copy is None
 
     @lock_method
     def list_before(self, folder: str) -> list[str]:
-        """Names that may have been in `folder` at the last collective, in addition to its present contents."""
-        self._read_news()
+        """Names that this rank may see in `folder` in addition to the names there on the disk."""
+        self._update_notes()
         copy = self.find_before(folder)
         names = os.listdir(copy) if copy and copy != folder and os.path.isdir(copy) else []
         return names + [os.path.basename(key) for key in self._notes if os.path.dirname(key) == folder]
 
     def _find_note(self, key: str) -> tuple[_Note | None, str]:
-        """The first recent note of `key`, or of the innermost folder that has one, and the path of the note."""
-        self._read_news()
+        """The first, so oldest, note that holds for `key` or for the innermost folder that has one; and its path."""
+        self._update_notes()
         if self._notes:
             # A child process, which may live long, does not know whether the script has asked for its rank since.
             may_expire = world.script_knows_ranks or not world.is_active()
@@ -178,21 +178,21 @@ class Notes:
                         return note, path
         return None, key
 
-    def _read_news(self) -> None:
+    def _update_notes(self) -> None:
         """Read new notes, and drop the notes that this rank has reached."""
         version = self.get_version()
         if version != self._seen:
-            self._read_notes()
+            self._read_lines()
             self._seen, self._number = version, -1
-            self.heard()
-        number = self.count_met() if self._notes else 0
+            self.on_new_notes()
+        number = self.count_completed() if self._notes else 0
         if self._notes and number != self._number:
             recent = {key: [note for note in notes if note.number >= number] for key, notes in self._notes.items()}
             self._notes = {key: notes for key, notes in recent.items() if notes}
             self._number = number
         self._quiet_at = -1 if self._notes else version
 
-    def _read_notes(self) -> None:
+    def _read_lines(self) -> None:
         """Read the complete lines that rank 0 has written since the last call."""
         try:
             with open(self._path, "rb") as file:
@@ -206,15 +206,15 @@ class Notes:
         for line in complete.decode().splitlines():
             number, key, copy, inode = json.loads(line)
             notes = self._notes.setdefault(key, [])
-            # A file that was moved may be moved again or changed. Then the new note (an inode, or NOT_MOVED) replaces
-            # the note of the first move; otherwise `index` is the end of the list.
+            # A moved file may be moved again or changed. Then the new note, with an inode or NOT_MOVED, replaces the
+            # note of the first move. Other notes are appended: `index` is the end of the list.
             moved = (index for index, note in enumerate(notes) if note.inode and inode and note.number == number)
             index = next(moved, len(notes))
             notes[index : index + 1] = [_Note(number, copy, max(inode, 0), until)]
 
 
 def read_file_state(key: str) -> tuple[int, ...] | None:
-    """The inode and more of `key`, which differ after a change, or after a folder was replaced; None if missing."""
+    """The inode of `key` and, of a file, numbers that differ after a change; None if `key` is missing."""
     try:
         state = os.lstat(key)
     except OSError:

@@ -1,8 +1,8 @@
-"""A cache of the real locations of files, by folder, so that a query costs little more than a plain one.
+"""A cache of the real locations of files, by folder, so that a query such as `os.stat` takes little longer than before.
 
 A file that a script reads may be in one of two layers: the disk, or the rank's private folder (`layers`). `functions`
-asks the cache first. For each folder that the script has asked about, it holds the entries that are not on the disk: of
-most folders none. The cache is cleared when this rank changes files, and when rank 0 writes notes (`journal`).
+asks the cache first. The cache holds, for each folder that the script has asked about, the entries that are not on the
+disk: for most folders none. It is cleared when this rank changes files, and when rank 0 writes notes (`journal`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matex_tf.runtime import real_files
 
 _MAX_FOLDERS = 4096
 _SHARED = "changed"  # the file of the shared memory
-# Part of the places of every folder: a path that ends so is searched in both layers.
+# Last parts of a path that name no entry of the folder, as in `a/..`. Such a path is searched in both layers.
 _NO_NAMES: dict[str, str | None] = dict.fromkeys(("", os.curdir, os.pardir))
 
 IS_OWN = os.sep
@@ -41,26 +41,27 @@ class OwnPlaces(dict[str, str | None]):
 class KnownPlaces:
     """The cache. `key_of` returns the key of a path, `places_in` the locations in the folder of a key.
 
-    A child process of the rank does not use the cache. It stores the time at which it has changed a file in shared
-    memory, and its parent then clears the cache.
+    A child process of the rank does not use the cache. When it changes a file, it stores the time in shared memory, and
+    its parent then clears the cache.
 
-    _folders, _by_key: the known locations, by the folder's path as the script writes it, and by its key.
-    _changes: the number of changes of the cache.
-    _changed: the time of child processes' last change, ns of `time.monotonic_ns`. _since: the last such time seen.
+    _by_path, _by_key: the known locations, by the folder's path as the script writes it, and by its key.
+    _version: the number of changes of the cache.
+    _child_time: in shared memory, the time of the last change by a child process, in ns of `time.monotonic_ns`.
+    _seen_time: the `_child_time` at which the cache was last cleared for a child process.
     """
 
     def __init__(self, folder: str, key_of: Callable[[str], str | None], places_in: Callable[[str], Places | None]):
         """folder: the private folder, with a file for the shared memory."""
         self._key_of = key_of
         self._places_in = places_in
-        self._folders: dict[str, Places] = {}
+        self._by_path: dict[str, Places] = {}
         self._by_key: dict[str, Places] = {}
-        self._changes = 0
+        self._version = 0
         self._is_in_child = False
         with real_files.use_real_files(), open(os.path.join(folder, _SHARED), "a+b") as file:
             file.truncate(8)
-            self._changed = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
-        self._since = 0
+            self._child_time = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+        self._seen_time = 0
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self.note_child)
 
@@ -72,23 +73,23 @@ class KnownPlaces:
     def forget_places(self) -> None:
         """Clear the cache: files were created or removed, or are about to be."""
         with self._lock:
-            self._changes += 1
-            self._folders, self._by_key = {}, {}
+            self._version += 1
+            self._by_path, self._by_key = {}, {}
         if self._is_in_child:
-            self._changed[0] = time.monotonic_ns()
+            self._child_time[0] = time.monotonic_ns()
 
-    def put_place(self, key: str, place: str | None = None) -> None:
-        """Record that only `key` was created or removed: it is a file at `place`, or must be searched."""
+    def update_place(self, key: str, place: str | None = None) -> None:
+        """Record that `key` was created or removed, and nothing else: it is a file at `place`; None: search for it."""
         with self._lock:
-            self._changes += 1
+            self._version += 1
             places = self._by_key.get(os.path.dirname(key))
             if places is not None:
                 places[os.path.basename(key)] = place
-            inside = self._by_key.get(key)
+            inside = self._by_key.get(key)  # if `key` is a folder
             if inside is not None:
-                inside[IS_OWN] = None
+                inside[IS_OWN] = None  # so that `is_untouched` is False
         if self._is_in_child:
-            self._changed[0] = time.monotonic_ns()
+            self._child_time[0] = time.monotonic_ns()
 
     def find_place(self, path: str) -> str | None:
         """The real location of `path`, possibly `path` itself; None if both layers must be searched."""
@@ -106,14 +107,14 @@ class KnownPlaces:
         """The places in the folder `head`, cached or new; None if both layers must be searched."""
         if self._is_in_child:
             return None
-        if self._changed[0] != self._since:
-            self._since = self._changed[0]
+        if self._child_time[0] != self._seen_time:
+            self._seen_time = self._child_time[0]
             self.forget_places()
-        return self._folders.get(head) or self._read_places(head)
+        return self._by_path.get(head) or self._read_places(head)
 
     def _read_places(self, head: str) -> Places | None:
-        """The places in the folder `head`, which are stored unless files were changed meanwhile."""
-        changes = self._changes
+        """Find and store the places in the folder `head`; None if they are not cached, or files changed meanwhile."""
+        version = self._version
         with real_files.use_real_files():
             key = self._key_of(head or os.curdir)
             places: Places | None = {} if key is None else self._by_key.get(key)
@@ -123,12 +124,12 @@ class KnownPlaces:
             return None
         places.update(_NO_NAMES)
         with self._lock:
-            if self._changes != changes:
+            if self._version != version:
                 return None
-            if len(self._folders) >= _MAX_FOLDERS:
-                self._folders.clear()
+            if len(self._by_path) >= _MAX_FOLDERS:
+                self._by_path.clear()
                 self._by_key.clear()
-            self._folders[head] = places
+            self._by_path[head] = places
             if key is not None:
                 self._by_key[key] = places
         return places

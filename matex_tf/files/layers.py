@@ -1,8 +1,8 @@
 """Reading through the two layers of a rank: the disk (lower), and the files that the rank has written (upper).
 
 A file of the upper layer hides the file of the disk. Rank 0 writes to the disk itself, and may be ahead of this rank in
-the script. So before it changes a path, it writes a note to the journal (`journal`): the location of the old content.
-While a note holds for this rank, its lower layer has the old content at that path.
+the script. So before rank 0 changes a path, it writes a note to the journal (`journal`) with the location of the old
+content. Until this rank reaches the change in the script, its lower layer has the old content at that path.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from matex_tf import settings
 from matex_tf.files import journal, journal_reader, known_places
 from matex_tf.ops import cache
 
-_MAX_TRIES = 10
+_MAX_TRIES = 10  # of a query, while rank 0 writes notes
 
 
 class Layers:
     """The two layers of this rank; the upper one is in `folder`. `view.View` adds methods that change them.
 
-    Keys are canonical absolute paths.
+    Methods name a file by its key, the canonical absolute path in the script.
 
     root: the folder of the upper layer: the file of a key is at `root + key`.
-    news: the journal.
+    notes: the journal, which has rank 0's notes.
     hidden: the keys that this rank has removed.
     used: the upper layer may have files.
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
@@ -33,26 +33,27 @@ class Layers:
     _shown: keys that this rank had removed or written, and that were then saved on the disk for all ranks. They are
         visible again, also in a hidden folder.
     _excluded: paths that the view does not handle.
-    _uncached: keys that are not cached, nor their contents: code outside Python or another process may create them.
+    _uncached: keys whose locations, and those of their contents, are not cached: code outside Python, or another
+        process, may create the files at any moment.
     """
 
-    def __init__(self, folder: str, news: journal.Journal):
+    def __init__(self, folder: str, notes: journal.Journal):
         self.root = os.path.join(os.path.realpath(folder), "files")
-        self.news = news
+        self.notes = notes
         self.hidden: set[str] = set()
         self._shown: set[str] = set()
         self.used = False
         self.is_left = False
         self._excluded = {
             *journal_reader.SYSTEM,
-            os.path.realpath(news.folder),
+            os.path.realpath(notes.folder),
             os.path.realpath(cache.find_cache_folder()),
         }
         if settings.get_settings().log_dir:
             self._excluded.add(os.path.realpath(settings.get_settings().log_dir))
         os.makedirs(folder, exist_ok=True)
         self.known = known_places.KnownPlaces(folder, self.find_key, self._list_places)
-        news.heard = self.known.forget_places
+        notes.on_new_notes = self.known.forget_places
         self._uncached: set[str] = set()
 
     def find_key(self, path: Any, follow: bool = True) -> str | None:
@@ -60,6 +61,7 @@ class Layers:
         if isinstance(path, int) or path is None:
             return None
         text = os.path.abspath(os.fsdecode(path))
+        # A path in the upper layer, such as the working folder of C code, is the path in the script after `root`.
         if text == self.root or text.startswith(self.root + os.sep):
             text = text[len(self.root) :] or os.sep
         if follow:
@@ -81,7 +83,7 @@ class Layers:
         return os.path.lexists(self.locate_upper(key))
 
     def is_hidden(self, key: str) -> bool:
-        """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved it since."""
+        """Whether this rank has removed `key` or a parent folder, and rank 0 has not saved `key` for all since."""
         # The innermost path of either set decides. If there is none, `next` returns None, which is in no set.
         changed = (path for path in journal_reader.list_parents(key) if path in self.hidden or path in self._shown)
         return next(changed, None) in self.hidden
@@ -93,24 +95,24 @@ class Layers:
         # Rank 0 writes its note before it changes the disk. So the disk is read first: if it is already changed, the
         # note is found below. In the other order, a change between both would be taken for the old content.
         exists = os.path.lexists(key)
-        before = self.news.find_before(key)
+        before = self.notes.find_before(key)
         if before is None:  # no note: the disk has the content for this rank
             return key if exists else None
         return before or None  # "": the key did not exist before the change
 
     def stop_caching(self, key: str) -> None:
-        """Do not cache `key`, or the contents of that folder: code outside Python or another process may create it."""
+        """Do not cache the locations of `key` and its contents from now on; see `_uncached`."""
         self._uncached.add(key)
         self.known.forget_places()
 
     def _list_places(self, key: str) -> known_places.Places | None:
-        """The entries of the folder `key` that are not on the disk at their own path; None if it is not cached.
+        """The entries of the folder `key` that are not on the disk at their own path; None if they are not cached.
 
         An entry with a path is a file of the upper layer. For an entry with None, both layers are searched.
         """
         if not self._uncached.isdisjoint(journal_reader.list_parents(key)):
             return None
-        # A name that the result lacks is on the disk; in a hidden folder it does not exist.
+        # A name that is no entry of the result is at its path on the disk; in a hidden folder it does not exist.
         places = known_places.OwnPlaces() if self.is_hidden(key) else {}
         changed = [path for path in self.hidden | self._shown if os.path.dirname(path) == key]
         places.update({os.path.basename(path): None for path in changed})
@@ -122,20 +124,20 @@ class Layers:
         return places
 
     def ask_until_steady(self, ask: Callable[[], Any], drop: Callable[[Any], bool] | None = None) -> Any:
-        """Return `ask()`, or raise its OSError; repeat it while rank 0 writes notes during the call, a few times at
-        most.
+        """Return `ask()`, or raise its OSError. If rank 0 has written notes during the call, repeat it, because the
+        answer may be outdated; a few times at most.
 
         `drop`: releases an outdated answer; returns False if the answer cannot be released and must be used.
         """
         for _ in range(_MAX_TRIES - 1):
-            version = self.news.get_version()
+            version = self.notes.get_version()
             try:
                 answer = ask()
             except OSError:
-                if self.news.get_version() == version:
+                if self.notes.get_version() == version:
                     raise
                 continue
-            if self.news.get_version() == version or (drop is not None and not drop(answer)):
+            if self.notes.get_version() == version or (drop is not None and not drop(answer)):
                 return answer
         return ask()
 
@@ -156,7 +158,7 @@ class Layers:
         names = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # in the upper layer only, or removed by now
             names = os.listdir(key)
-        names += self.news.list_before(key)  # after the disk: entries removed meanwhile have notes by now
+        names += self.notes.list_before(key)  # after the disk: removed entries, which it lacks, have notes by now
         names = [name for name in dict.fromkeys(names) if self.exists(os.path.join(key, name))]
         if os.path.isdir(self.locate_upper(key)):
             on_disk = set(names)
@@ -175,7 +177,7 @@ class Layers:
 
     def is_untouched(self) -> bool:
         """Whether this rank's view equals the disk."""
-        return not self.used and not self.hidden and not self.news.has_news()
+        return not self.used and not self.hidden and not self.notes.has_news()
 
 
 def list_open_descriptors() -> Iterator[tuple[int, str]]:

@@ -1,7 +1,8 @@
-"""Libraries that open files in C code, which `files.python` cannot intercept: they receive real paths.
+"""Libraries that open files in C code, such as h5py and pyarrow: their functions receive the real paths of files.
 
-On ranks other than 0 these are in the rank's private folder. On rank 0, writes of h5py, netCDF4 and Parquet are noted
-here; SQLite raises audit events of Python.
+A rank other than 0 has its own files in a private folder (`overlay`). Python's functions find them there, because
+`files.python` replaces these functions; C code does not. On rank 0 the paths stay as they are; writes of h5py, netCDF4
+and Parquet are noted in the journal (`journal`). SQLite raises audit events, which the journal hears.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ HOOKS = Table(when=overlay.is_on)
 
 _IF_HOOK_MISSING = "the library does not open the rank's own file"
 
-# Functions with an argument that is a path: the name and position of the argument, and the mode in which the library
-# opens the file: r to read, w to replace the file, a to keep its content.
+# Functions with an argument that is a path. INDEX is the position of the argument, with `self`. MODE says how the
+# library opens the file: r to read, w to replace the file, a to keep its content.
 _PATHS = """
     MODULE FUNCTION_OR_METHOD ARGUMENT INDEX MODE
     pyarrow output_stream source 0 w
@@ -59,23 +60,23 @@ _PATHS = """
 _NOTED = ("ParquetWriter.__init__", "write_dataset")  # functions whose writes rank 0 notes in the journal
 
 
-def _find_place(path: Any, mode: str, creates_others: bool = False) -> Any:
-    """The real path that a library is to open: "r" to read, else to write, with the modes of `find_real_path`."""
+def _find_place(path: Any, mode: str, creates_more_files: bool = False) -> Any:
+    """The real path that a library is to open. mode: "r" to read, else a mode of `find_real_path` to write."""
     if mode != "r":
         journal.note_change(path)
-        return find_real_path(path, mode, creates_others)
-    if os.path.isdir(path) and not _is_completely_own(path):
-        return path  # this rank and others wrote there, and no folder has the files of both: use the one on disk
+        return find_real_path(path, mode, creates_more_files)
+    if os.path.isdir(path) and not _is_off_disk(path):
+        return path  # a folder with files of the disk, perhaps also of this rank: no real folder has the files of both
     return find_real_path(path, None)
 
 
-def _is_completely_own(folder: Any) -> bool:
-    """Whether all that this rank sees of `folder` is in another location than the disk, such as its private folder."""
+def _is_off_disk(folder: Any) -> bool:
+    """Whether `folder`, with all that this rank sees in it, is elsewhere than at its path on the disk."""
     view = overlay.get_view()
     if view is None:
         return False
     with real_files.use_real_files():
-        key = view.find_key(folder)
+        key = view.find_key(folder)  # None: the view does not handle the folder
         return key is not None and (not os.path.isdir(key) or view.has_only_own(key))
 
 
@@ -84,22 +85,22 @@ def _is_path(name: Any) -> TypeGuard[str | bytes | os.PathLike]:
 
 
 def _is_file_system(value: Any) -> bool:
-    return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # file systems of pyarrow and fsspec
+    return hasattr(value, "open_input_file") or hasattr(value, "protocol")  # of pyarrow, or of fsspec
 
 
 def _find_database(name: Any, is_uri: bool) -> Any:
-    """The real path of a database, maybe "file:PATH?OPTIONS", next to which SQLite creates and removes other files."""
+    """The real path of a database, next to which SQLite creates other files. is_uri: may be "file:PATH?OPTIONS"."""
     text = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
     if not text or ":memory:" in text:
         return name
     parts = urllib.parse.urlsplit(text)
     if not is_uri or parts.scheme != "file":
-        return _find_place(name, "a", creates_others=True)
+        return _find_place(name, "a", creates_more_files=True)
     sqlite_mode = dict(urllib.parse.parse_qsl(parts.query)).get("mode", "rwc")
     if not parts.path or sqlite_mode == "memory":
         return name
     mode = "r" if sqlite_mode == "ro" else "a"
-    place = os.path.abspath(_find_place(urllib.parse.unquote(parts.path), mode, creates_others=True))
+    place = os.path.abspath(_find_place(urllib.parse.unquote(parts.path), mode, creates_more_files=True))
     return parts._replace(netloc="", path=urllib.parse.quote(place)).geturl()
 
 
@@ -110,7 +111,7 @@ def _wrap_path_argument(name: str, index: int, mode: str) -> Any:
         def function(*args, **kwargs):
             path = kwargs.get(name, args[index] if len(args) > index else None)
             if any(map(_is_file_system, (*args[index + 1 :], *kwargs.values()))):
-                return original(*args, **kwargs)
+                return original(*args, **kwargs)  # the path is one of another file system
             if name == "database":
                 path = _find_database(path, bool(kwargs.get("uri")))
             elif _is_path(path):
@@ -141,7 +142,7 @@ def _find_hdf5(name: Any, mode: str, fapl: Any = None) -> Any:
     if not _is_path(name) or driver not in (h5fd.SEC2, h5fd.STDIO, h5fd.CORE):
         return name
     if driver == h5fd.CORE and fapl is not None and not fapl.get_fapl_core()[1]:
-        mode = "r"  # a file in memory that is not written
+        mode = "r"  # a file in memory: it may be read from the disk, and is not written there
     return os.fsencode(_find_place(name, mode))
 
 
@@ -167,22 +168,23 @@ def _wrap_h5py_create(original: Any) -> Any:
 
 
 @HOOKS.replace("h5py.h5f", "is_hdf5", _IF_HOOK_MISSING, when=overlay.has_view)
-def _wrap_h5py_question(original: Any) -> Any:
+def _wrap_h5py_query(original: Any) -> Any:
     return lambda name: original(_find_hdf5(name, "r"))
 
 
 def _put_public(owner: Any, name: str, make: Any) -> None:
+    """Replace a class of the module `owner` by a class that pickle finds there, and that is never freed."""
     put_function(owner, name, make)
     made = getattr(owner, name)
     made.__module__ = owner.__name__  # for pickle
-    # A data set that is freed at the very end looks up attributes here, so the class must never be freed.
+    # A data set that is freed at the very end of the process looks up attributes in the class.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
 
 
 @HOOKS.replace("netCDF4", "Dataset", _IF_HOOK_MISSING, put=_put_public)
 def _make_dataset(original: Any) -> Any:
     class Meta(type(original)):  # type: ignore[misc]
-        """Instances of the original class, such as groups and MFDataset, count as data sets."""
+        """Makes instances of the original class, such as groups and MFDataset, count as instances of `Dataset`."""
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, original) if cls is Dataset else super().__instancecheck__(instance)
@@ -197,9 +199,9 @@ def _make_dataset(original: Any) -> Any:
             self, filename, mode="r", clobber=True, format="NETCDF4", diskless=False, persist=False, *args, **kwargs
         ):
             # Files that all ranks open through MPI, and files in memory, are not a rank's own.
-            elsewhere = kwargs.get("parallel") or kwargs.get("memory") is not None or (diskless and not persist)
-            if _is_path(filename) and not elsewhere:
-                kind = mode.rstrip("s")
+            is_in_memory = kwargs.get("memory") is not None or (diskless and not persist)
+            if _is_path(filename) and not kwargs.get("parallel") and not is_in_memory:
+                kind = mode.rstrip("s")  # without the letter for unbuffered access
                 filename = _find_place(filename, "x" if kind == "w" and not clobber else kind)
             super().__init__(filename, mode, clobber, format, diskless, persist, *args, **kwargs)
 

@@ -1,6 +1,6 @@
-"""Mirrors a folder, so that a script can write there without changing the user's files.
+"""Mirrors a folder. `matex run --check` and `matex plan` run a script in the mirror, so the user's files do not change.
 
-`matex run --check` and `matex plan` run a script in a mirror of its folder.
+Small files are copied, so that the script can change them. Large files and large folders are links to the originals.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ COPIED_BYTES, ALL_COPIED_BYTES, ENTRIES = 16 << 20, 256 << 20, 5000
 """The limits of a mirror: bytes of one copy, bytes of all copies, and entries."""
 NOT_MIRRORED = {".git", "__pycache__", "node_modules"}
 
-Stamp = tuple[int, int]
+Stamp = tuple[int, int]  # size in bytes and modification time in ns, which tell whether a file has changed
 
 
 @dataclass
 class Mirror:
     """The contents of a mirror.
 
-    copies: the copied files, with size and modification time.
-    links: the links, with their targets.
+    copies: the copied files, by their paths in the mirror.
+    links: the targets of the links, by the paths of the links.
     files, folders: the originals that are linked, because they are too large or unreadable; folders by relative path.
     """
 
@@ -36,7 +36,7 @@ class Mirror:
         """Copy `path` to `here`, unless a script has written `here`."""
         if not here.exists():
             shutil.copy2(path, here)
-        if read_stamp(here) == read_stamp(path):
+        if read_stamp(here) == read_stamp(path):  # else the script's file
             self.copies[here] = read_stamp(here)
 
     def make_link(self, here: Path, target: Path) -> bool:
@@ -48,16 +48,16 @@ class Mirror:
         return exists
 
     def list_changed_originals(self) -> list[Path]:
-        """The linked originals that have changed since."""
+        """The linked original files that have changed since they were linked."""
         return [path for path, stamp in self.files.items() if not path.exists() or read_stamp(path) != stamp]
 
 
 def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), largest: int | None = None) -> Mirror:
     """Mirror the folder `source` in `target`, without `leave_out`: copy files, and link large files and large folders.
 
-    Works breadth-first, so that only deep folders are linked. A link into `source` becomes a link into `target`; the
-    targets of other links are copied, except for targets in `leave_out` and targets that contain `target`. Files that a
-    script has written in `target` stay.
+    Folders are visited breadth-first, so that the limits are reached in deep folders. A link into `source` becomes a
+    link into `target`; the targets of other links are copied, except for targets in `leave_out` and targets that
+    contain `target`. Files that a script has written in `target` stay.
 
     `largest`: size limit of copied files in bytes (default: COPIED_BYTES).
     """
@@ -66,8 +66,9 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
     # Links into this folder are skipped: the mirror would contain itself, or other mirrors.
     around_target = [path for path in left_out if real_target.is_relative_to(path)]
     skipped = max(around_target, key=lambda path: len(path.parts), default=real_target)
-    mirror, places, folders, copied_bytes = Mirror(), {source: target}, [source], 0
-    entries = _count_entries(source)
+    mirror, copied_bytes, entries = Mirror(), 0, _count_entries(source)
+    places = {source: target}  # the path in the mirror of each mirrored folder
+    folders = [source]  # the mirrored folders; the loop appends their subfolders
     target.mkdir(parents=True, exist_ok=True)
     for folder in folders:
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
@@ -82,7 +83,7 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
                 mirror.make_link(here, inside)
                 continue
             is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
-            can_copy = not here.is_symlink() and os.access(path, os.R_OK)
+            can_copy = not here.is_symlink() and os.access(path, os.R_OK)  # `here` may be a link already
             if is_folder and can_copy and os.access(path, os.X_OK) and not here.is_file():
                 count = _count_entries(real)
                 if entries + count <= ENTRIES:
@@ -97,7 +98,7 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
                     copied_bytes += size
                     mirror.copy_file(path, here)
                     continue
-            # Too large or unreadable: a link to the original.
+            # What was not mirrored above is too large or unreadable: a link to the original.
             if not (is_folder or is_file) or not mirror.make_link(here, real):
                 continue
             if is_folder:
@@ -108,7 +109,7 @@ def mirror_folder(source: Path, target: Path, leave_out: Collection[Path] = (), 
 
 
 def _find_place(real: Path, places: Mapping[Path, Path], leave_out: Collection[Path]) -> Path | None:
-    """The path of `real` in the mirror; None if it is not there."""
+    """The path of `real` in the mirror, in which `places` has the path of each folder; None if `real` is not there."""
     for folder in (real, *real.parents):
         if folder.name in NOT_MIRRORED or folder in leave_out or _is_environment(folder):
             return None
@@ -145,11 +146,11 @@ def list_files(folder: Path) -> dict[str, Stamp]:
 
 
 def make_mirror_command(target: Sequence[str], source: Path, place: Path) -> list[str]:
-    """The command that runs `target`, a script with its arguments or `-m` and a module, in `place`, the mirror of
-    `source`.
+    """The command that runs `target` in `place`, the mirror of `source`. It names the copy of the script in the mirror,
+    if there is one, so that the script finds and writes files next to itself there.
 
-    The script is its copy in the mirror, if there is one, so that it finds and writes files next to itself there. A
-    script that is a link to another file of `source` stays a link.
+    target: a script with its arguments, or `-m` and a module. A script that is a link to another file of `source` stays
+        a link.
     """
     if target[0] == "-m":
         return list(target)

@@ -2,7 +2,8 @@
 
 All ranks run the same script and write the same files, so one set of real files suffices: rank 0's. This module holds
 the view of this rank (`view`), which finds a file in the private folder or on the disk, and makes the private files
-real if rank 0 is lost. Keys are canonical absolute paths. Callers must be within `real_files.use_real_files`.
+real if rank 0 is lost. Keys are canonical absolute paths. Callers of the view must be within
+`real_files.use_real_files`, because the view itself uses Python's file functions, which the library replaces.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def is_on() -> bool:
 def is_reached_by_all() -> bool:
     """Whether all ranks reach the line of the script that this thread is at, so that rank 0 may act for all.
 
-    Other threads are not in step. If the script has asked for its rank, it decides itself which rank acts. The library
-    acts on one rank, for example to save a file for all, within `use_real_files`.
+    It is so on the main thread only, and only if the script has not asked for its rank: such a script decides itself
+    which rank acts. Within `use_real_files` one rank alone may act, for example to save a file for all ranks.
     """
     is_main = threading.current_thread() is threading.main_thread()
     return is_main and world.is_active() and not (world.script_knows_ranks or real_files.uses_real_files())
@@ -65,15 +66,15 @@ def start_overlay() -> None:
     me = world.get_world()
     if settings.get_settings().output == "all":
         return
-    news = journal.share_journal()
+    notes = journal.share_journal()
     # Files of a measurement are not kept, not even rank 0's.
     if me.rank > 0 or settings.get_settings().plan is not None:
         root = private_folder.make_folder(_PREFIX, private_folder.choose_parent())
-        _view = View(root, news)
-        # After the last collective: until then this rank may have to take over.
+        _view = View(root, notes)
+        # After the last collective, because until then this rank may have to take over.
         shutdown.after_end.append(functools.partial(_remove_root, root, me.process))
     else:
-        news.start_writing()
+        notes.start_writing()
 
 
 def adopt_view(view: View) -> None:
@@ -94,6 +95,7 @@ def find_private_use() -> str:
                 if is_written and path and path[0].startswith(root):
                     return f"{path[0][len(root) - 1 :]} is mapped into memory"
         output_files = {(state.st_dev, state.st_ino) for state in terminal.list_stored_files()}
+        # A process with a working folder or open files of this rank counts as started by the script.
         for process in filter(str.isdigit, os.listdir("/proc")):
             if int(process) != os.getpid() and any(
                 path.startswith(root) or file in output_files for path, file in _list_used(process)
@@ -115,8 +117,8 @@ def _list_used(process: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def take_over_files(became_first: bool) -> None:
-    """After the loss of rank 0, write the changes of the rank that becomes the first to the disk. Open files are
-    switched to the real ones.
+    """After the loss of rank 0: if this rank `became_first`, write its changes to the disk, and switch its open files
+    to the real ones.
 
     Rank 0 was not further in the script than this rank, so it had made no change that this rank lacks.
     """
@@ -124,13 +126,13 @@ def take_over_files(became_first: bool) -> None:
     if not became_first or view is None:
         return
     with real_files.use_real_files():
-        view.news.take_over()
+        view.notes.take_over()
         _remove_hidden(view)
         for folder, folders, names in os.walk(view.root):
             key = folder[len(view.root) :] or os.sep
             if not os.path.isdir(key):
                 os.mkdir(key, stat.S_IMODE(os.stat(folder).st_mode))
-            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]  # links to folders
             for name in names + links:
                 _install_file(os.path.join(folder, name), os.path.join(key, name))
         for descriptor, path in list(layers.list_open_descriptors()):

@@ -1,5 +1,5 @@
-"""The private folder of a rank, to which it writes in place of the real files (`overlay`): the choice of its disk, its
-creation, and the limit of its bytes.
+"""The private folder to which a rank other than 0 writes in place of the real files (`overlay`): the choice of its
+disk, its creation, and the limit of its bytes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from matex_tf.world import exit_codes, terminal, world
 
 _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 _CHECK_SECONDS = 1.0  # the least time between two checks of the size
-_CHECK_FACTOR = 20  # the time between two checks is at least this multiple of the time that a check takes
+_CHECK_FACTOR = 20  # the wait before a check is at least 20 times as long as the check before took, to cost little
 _made: list[str] = []  # the folders that this process has created
 
 
 def choose_parent() -> str:
-    """The folder for private folders: `MATEX_FILES_DIR`, else the first usual folder on a disk, else the first one."""
+    """The folder for private folders: `MATEX_FILES_DIR`, else the first usual folder on a disk, else the first one.
+
+    Files in a folder that is in memory, as `/tmp` is on some hosts, would take memory from the training.
+    """
     if settings.get_settings().files_dir:
         os.makedirs(settings.get_settings().files_dir, exist_ok=True)
         return settings.get_settings().files_dir
@@ -47,16 +50,17 @@ def is_in_memory(folder: str) -> bool:
 
 
 def make_folder(prefix: str, folder: str) -> str:
-    """Create a folder in `folder` that this process holds until it ends. Folders of ended processes are removed."""
+    """Create a folder in `folder` that this process holds until it ends. First, remove folders of ended processes."""
+    # None: the folder of temporary files, which no other host shares, so that folders are removed sooner.
     temp_folders.sweep_folders(prefix, None if folder == tempfile.gettempdir() else folder)
     path = temp_folders.make_folder(prefix, folder)[0]
     _made.append(path)
-    rank_records.note(host=socket.gethostname(), folders=_made)
+    rank_records.note(host=socket.gethostname(), folders=_made)  # for `matex run`, if this process is killed
     return path
 
 
 class Limit:
-    """Ends the job once the files in `folder` take more than `max_bytes`. A thread checks, from the first file on."""
+    """Ends the job once the files in `folder` take more than `max_bytes`. A thread checks after `start_watching`."""
 
     def __init__(self, folder: str):
         self._folder = folder
@@ -88,7 +92,7 @@ class Limit:
 
     def _list_sizes(self) -> Iterator[tuple[str, int]]:
         for folder, _, names in os.walk(self._folder):
-            if self._stopped.is_set():  # the folder may be a link to the disk by now
+            if self._stopped.is_set():  # the folder may hold links to the disk by now (`View.leave_layers`)
                 return
             for path in (os.path.join(folder, name) for name in names):
                 try:

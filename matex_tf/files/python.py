@@ -1,7 +1,7 @@
 """Installs the replacements of Python's file functions (`functions`) on ranks other than 0.
 
-Their reads and writes go through `view.View`, which finds a file in the private folder of the rank or on the disk.
-Temporary files, whose names differ between ranks, are not handled; neither are system folders, pipes and sockets.
+Reads and writes of the script then go through `view.View`, which finds a file in the private folder of the rank or on
+the disk. The view does not handle temporary files, whose names differ between ranks, system folders, pipes and sockets.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def install_view() -> None:
 for _module, _names, _make in (
     ("builtins io", "open", functions.wrap_open),
     ("os", "open", functions.wrap_os_open),
-    ("os", "stat access statvfs getxattr listxattr", functions.wrap_question),
-    ("os", "lstat readlink", functools.partial(functions.wrap_question, of_link=True)),
+    ("os", "stat access statvfs getxattr listxattr", functions.wrap_query),
+    ("os", "lstat readlink", functools.partial(functions.wrap_query, of_link=True)),
     ("os", "truncate utime chmod chown setxattr removexattr", functions.wrap_change),
     ("os", "mkdir", functions.wrap_mkdir),
     ("os", "rmdir", functions.wrap_rmdir),
@@ -57,11 +57,11 @@ for _module, _names, _make in (
     ("os", "getcwd", functions.wrap_getcwd),
     ("shutil", "rmtree", functions.wrap_rmtree),
 ):
-    # some exist on Linux only
+    # Some of the functions exist on Linux only.
     _existing = [name for name in _names.split() if hasattr(sys.modules[_module.split()[0]], name)]
     HOOKS.replace(_module, " ".join(_existing), _IF_HOOK_MISSING)(_make)
 REPLACED = [(sys.modules[hook.module], hook.name) for hook in HOOKS]
-"""Modules and names of the replaced functions; references in other modules are replaced, too."""
+"""Modules and names of the functions whose references in other modules are replaced with them."""
 
 
 def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
@@ -70,11 +70,13 @@ def _replace_captured(originals: list[tuple[Any, Any, str]]) -> None:
     originals: the functions, each with the module and the name under which its replacement is now.
     """
     new_of = {id(original): getattr(owner, name) for original, owner, name in originals}
+    # Modules such as `shutil` look up in these sets which arguments a function of `os` accepts.
     for capabilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         capabilities |= {new_of[id(original)] for original, _, _ in originals if original in capabilities}
     owners: list[Any] = [
         module for name, module in list(sys.modules.items()) if _may_refer(name) and hasattr(module, "__dict__")
     ]
+    # Classes that hold references, in some versions of Python.
     owners += [getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)]
     for owner in filter(None, owners):
         for name, value in list(vars(owner).items()):
@@ -92,7 +94,7 @@ def _renew_openers(original: Any) -> Any:
 
 @HOOKS.replace("io", "FileIO", _IF_HOOK_MISSING)
 def _make_file_class(original: Any) -> Any:
-    """`io.FileIO` opens files itself."""
+    """A class that opens files by the replaced `os.open`; the original one opens them in C code."""
 
     class Meta(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -117,20 +119,21 @@ class _MergedFinder:
 
 
 def _list_layers(entry: str) -> list[str]:
-    """The folders of both layers for `entry` of the path, in the order of the search."""
-    key = functions.find_key(entry or os.curdir, question=True)
+    """The folders of both layers for `entry` of the path, in the order of the search. "": the working folder."""
+    key = functions.find_key(entry or os.curdir, reads_only=True)
     if key is None:
         return [entry]
     with real_files.use_real_files():
         upper = overlay.get_own_view().locate_upper(key)
         if not os.path.isdir(upper):
             return [entry]
-        return [upper, key if os.path.realpath(entry or os.curdir) == upper else entry]
+        leads_to_upper = os.path.realpath(entry or os.curdir) == upper  # such as "" after `chdir` to an own folder
+        return [upper, key if leads_to_upper else entry]
 
 
 def _find_loadable(path: Any) -> Any:
     """This rank's location of the file `path`; `path` itself if it is on the disk, or missing."""
-    key = functions.find_key(path, question=True)
+    key = functions.find_key(path, reads_only=True)
     if key is None:
         return path
     with real_files.use_real_files():
@@ -147,7 +150,7 @@ HOOKS.replace("io _io", "open_code", _IF_HOOK_MISSING)(functions.wrap_argument("
 
 
 def _may_refer(module: str) -> bool:
-    """Whether references in a module are replaced. These modules have the hooks, or need the original functions."""
+    """Whether references in a module are replaced: not in modules that have the hooks, or need the originals."""
     unchanged = ("builtins", "io", "_io", "_pyio", "posix", "os", "importlib", "matex_tf")
     return module.split(".")[0] not in unchanged
 

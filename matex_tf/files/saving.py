@@ -31,7 +31,7 @@ _IF_HOOK_MISSING = "each rank writes the file that a script saves"
 
 _is_inside = ThreadFlag()  # set while this thread writes a save of its rank
 _is_atomic = ThreadFlag()
-"""Set while this thread writes a save to a temporary path. A save within that save is part of it."""
+"""Set while this thread writes a save to a temporary path. Saves that this save calls write a part of it, in place."""
 _is_by_clock = ThreadFlag()
 """Set in a hook that saves after some seconds. Each rank has its own time, so ranks do not wait for each other."""
 
@@ -52,13 +52,13 @@ def _wrap_save(original: Any) -> Any:
         # A single rank; or a buffer or an open file, which belongs to the rank.
         if not world.is_active() or path is None:
             return original(*args, **kwargs)
-        # Within a save of this rank: a part of it, or the file that it writes.
+        # The save of this rank has called this function, to write a part or the whole.
         if _is_inside:
             return _write_whole(original, call, path)
         # A measurement: each rank saves to its private folder.
         if _is_measured():
             place = find_real_path(path, "w")
-            call.arguments[list(call.arguments)[1]] = place
+            _set_path(call, place)
             return _save_plainly(lambda: _write_whole(original, call, place))
         return _save_once(lambda: _write_whole(original, call, path), path, original.__name__)
 
@@ -66,10 +66,15 @@ def _wrap_save(original: Any) -> Any:
 
 
 def _find_path(call: inspect.BoundArguments) -> str | None:
-    """The path to which a call saves: its second argument, after the saved object."""
+    """The path to which a call saves, its second argument, after the saved object; None if it is no local path."""
     arguments = list(call.arguments.values())
     path = arguments[1] if len(arguments) > 1 else None
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path) else None
+
+
+def _set_path(call: inspect.BoundArguments, path: str) -> None:
+    """Change the path to which a call saves, its second argument."""
+    call.arguments[list(call.arguments)[1]] = path
 
 
 def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
@@ -81,7 +86,7 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
             return None
         call.arguments["overwrite"] = True
     with atomic.write_beside(path, make_folder=_makes_folder(original, path)) as place:
-        call.arguments[list(call.arguments)[1]] = place
+        _set_path(call, place)
         with _is_atomic.set(place != path):
             result = original(*call.args, **call.kwargs)
     text = _find_path_text(result)  # it contains the temporary path `place`
@@ -92,7 +97,7 @@ def _write_whole(original: Any, call: inspect.BoundArguments, path: str) -> Any:
 
 
 def _ask_to_overwrite(original: Any, path: str) -> bool:
-    """Ask the user as Keras does, which checks only the temporary path."""
+    """Ask the user as Keras would. Keras itself is given the temporary path, where no file is."""
     package = original.__module__.partition(".")[0]
     answer: bool = sys.modules[f"{package}.src.utils.io_utils"].ask_to_proceed_with_overwrite(path)
     return answer
@@ -116,11 +121,11 @@ def _save_plainly(write: Callable[[], Any]) -> Any:
 
 
 def _save_once(write: Callable[[], Any], path: str, name: str) -> Any:
-    """Return the result of `write` on rank 0, on every rank, when its file at `path` exists there. Collective.
+    """Rank 0 calls `write`; every rank returns its result, once the file at `path` exists for the rank. Collective.
 
-    Another rank might still read the old file. So rank 0 writes after all ranks have arrived. On a thread of the
+    Another rank might still read the old file. So rank 0 writes after all ranks have arrived. But on a thread of the
     script, and in a hook that depends on the clock, each rank has its own time. There ranks do not wait: rank 0 writes,
-    and other ranks return the path.
+    and other ranks return the path at once.
     """
     if not _is_called_by_all():
         return write() if world.get_world().rank == 0 else path
@@ -143,13 +148,13 @@ def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
             error = raised
     # Of rank 0: its path, its result if that is a path, and its error.
     outcome = (path, _find_path_text(result), None if error is None else f"{type(error).__name__}: {error}")
-    origin, text, failure = objects.broadcast(outcome, f"saving ({name})")
+    path_of_0, text, failure = objects.broadcast(outcome, f"saving ({name})")
     if error is not None:
         raise error
     if failure is not None:
-        raise OSError(f"rank 0 could not save to {origin}: {failure}")
+        raise OSError(f"rank 0 could not save to {path_of_0}: {failure}")
     delivery.deliver_file(path)
-    return result if is_first or text is None else text.replace(origin, path)
+    return result if is_first or text is None else text.replace(path_of_0, path)
 
 
 class _WholeFiles(Proxy):

@@ -1,7 +1,8 @@
 """Standard input: rank 0 reads it, and every rank receives the same text.
 
 The launcher connects the standard input of the run to rank 0; the other ranks would find its end at once. Open MPI's
-mpirun passes lines on, but not the end of the input, and repeats parts of large files. So rank 0 reads a file itself.
+mpirun passes lines on, but not the end of the input, and repeats parts of large files. So if the input is a file, rank
+0 opens the file itself, through mpirun's descriptor.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class _SharedInput(io.RawIOBase):
         return _open_input()
 
     def close(self) -> None:
-        """In a worker process, also close the descriptor, as Python does for its workers: a command that the worker
-        starts must not read the input of the run.
+        """In a process that a rank has started, also close the descriptor, as `multiprocessing` does with `sys.stdin`:
+        a command that the process starts must not read the input of the run.
         """
         if not self.closed and not self._is_finalizing() and not world.is_active():
             with contextlib.suppress(OSError):
@@ -96,9 +97,8 @@ def _read_for_all(count: int) -> bytes:
 
 @functools.cache
 def _open_input() -> int:
-    """The descriptor of this rank's input: of mpirun's own if that is a file or the null device, else its standard one.
-
-    The file is read from its beginning.
+    """A descriptor of this rank's input. On rank 0 under mpirun: of mpirun's input, opened again and read from the
+    beginning, if that is a file or the null device. Else the standard one.
     """
     path = f"/proc/{os.getppid()}/fd/{_INPUT}"
     if world.get_world().rank > 0 or not task_environment.is_mpirun(os.getppid()):

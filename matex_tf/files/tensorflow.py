@@ -1,7 +1,8 @@
 """TensorFlow's files: `tf.io.gfile`, records, summaries, and the ops that read and write files.
 
-A rank other than 0 writes to a private folder (`overlay`), of which TensorFlow's C++ code knows nothing. So the Python
-functions of TensorFlow, and the functions that create ops, give it the real path of each file.
+A rank other than 0 has a view of the files (`overlay`): it writes to a private folder, and reads from there or from the
+disk. TensorFlow's C++ code does not know the view. So the functions of TensorFlow that take a path, also the functions
+that create ops, are replaced: they pass the real path on. On rank 0 they note its writes in the journal (`journal`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _INDEX_SUFFIX = ".index"
 """The suffix of a file that exists once a dataset's cache, or a checkpoint, is complete."""
 
 
-# Paths. The functions `_find_...` map a path of the script to the real path. Tensors, and paths in a bucket, stay.
+# Paths. Functions `_find_...` map a path of the script to the real path, and a tensor or a path in a bucket to itself.
 
 
 def is_local(path: Any) -> bool:
@@ -103,7 +104,7 @@ class _Files(Proxy):
     def FileExists(self, path: Any) -> Any:
         if not self._has_view(path):
             return self._original.FileExists(path)
-        if not os.path.exists(path):  # whatever the reason
+        if not os.path.exists(path):  # for any reason, as in TensorFlow
             raise _make_error(errno.ENOENT, path)
 
     def IsDirectory(self, path: Any) -> Any:
@@ -111,7 +112,7 @@ class _Files(Proxy):
 
     def Stat(self, path: Any) -> Any:
         if self._has_view(path):
-            _raise_as_tensorflow(os.stat, path)
+            _raise_as_tensorflow(os.stat, path)  # the error of a missing file names `path`, not the real path
         return self._original.Stat(_find_readable(path))
 
     def GetChildren(self, path: Any) -> Any:
@@ -153,12 +154,12 @@ class _Files(Proxy):
         return getattr(self._original, name)(path)
 
     def RenameFile(self, source: Any, target: Any, overwrite: bool) -> Any:
-        return self._put("RenameFile", os.replace, source, target, overwrite)
+        return self._rename_or_copy("RenameFile", os.replace, source, target, overwrite)
 
     def CopyFile(self, source: Any, target: Any, overwrite: bool) -> Any:
-        return self._put("CopyFile", shutil.copyfile, source, target, overwrite)
+        return self._rename_or_copy("CopyFile", shutil.copyfile, source, target, overwrite)
 
-    def _put(self, name: str, of_python: Callable[..., Any], source: Any, target: Any, overwrite: bool) -> Any:
+    def _rename_or_copy(self, name: str, of_python: Any, source: Any, target: Any, overwrite: bool) -> Any:
         if not self._has_view(source, target):
             journal.note_change(target)
             if name == "RenameFile":
@@ -181,17 +182,17 @@ class _Records(Proxy):
 
 
 def _find_list(names: Any) -> Any:
-    """The real paths of files to read, if `names` is a list; a tensor stays."""
+    """The real paths of files to read, if `names` is a list; a tensor is returned as it is."""
     return [_find_readable(path) for path in names] if isinstance(names, (list, tuple)) else names
 
 
 def _find_prefix(prefix: Any) -> Any:
-    """The real path of a checkpoint, the prefix of its files."""
+    """The real path of a checkpoint to read. The path of a checkpoint is the prefix of the paths of its files."""
     if not is_local(prefix):
         return prefix
     index = os.fsdecode(prefix) + _INDEX_SUFFIX
     place = os.fsdecode(find_real_path(index, None))
-    if place == os.path.realpath(index):  # the file itself, or what a link to it leads to
+    if place == os.path.realpath(index):  # on the disk, perhaps behind links: the script's own path is right
         return prefix
     return _match_type(prefix, place.removesuffix(_INDEX_SUFFIX))
 
@@ -200,10 +201,8 @@ def _replace_argument(module: str, name: str, argument: str, find: Callable[[Any
     HOOKS.replace(module, name, _IF_HOOK_MISSING, **options)(wrap_argument(argument, find))
 
 
-_OF_EVENTS, _OF_PROFILER = (
-    "tensorflow.python.summary.writer.event_file_writer",
-    "tensorflow.python.profiler.profiler_v2",
-)
+_OF_EVENTS = "tensorflow.python.summary.writer.event_file_writer"
+_OF_PROFILER = "tensorflow.python.profiler.profiler_v2"
 _IN_VIEW = {"when": overlay.has_view}
 _replace_argument("tensorflow.python.lib.io.tf_record", "TFRecordWriter.__init__", "path", _find_writable)
 _replace_argument(_OF_EVENTS, "EventFileWriter.__init__", "logdir", _find_folder, later=True, **_IN_VIEW)
@@ -247,24 +246,25 @@ def _find_all_readable(names: Any) -> Any:
 def _create_folder(path: Any) -> None:
     """Ranks with a view create the folder of the file `path` in it."""
     if overlay.get_view() is not None:
-        _raise_as_tensorflow(os.makedirs, os.path.dirname(path) or path[:0] or ".", exist_ok=True)
+        _raise_as_tensorflow(os.makedirs, os.path.dirname(path) or os.curdir, exist_ok=True)
 
 
 def _prepare_file(path: Any) -> Any:
-    """The real path of a file that an op writes. The folder of the file is created, as the op would."""
+    """The real path of a file that an op writes. Creates the folder of the file, as the op would."""
     _create_folder(path)
     return _find_writable(path)
 
 
 def _find_snapshot(path: Any) -> Any:
-    """The real path of a dataset's snapshot: of its folder if this rank sees one, else of a folder to write."""
+    """The real path of a dataset's snapshot, a folder: to read if this rank sees the folder, else to write."""
     return _find_readable(path) if os.path.isdir(path) else _find_folder(path)
 
 
 def _find_cache(name: Any) -> Any:
-    """The real path of a dataset's cache: a complete one that this rank sees, else one of its own.
+    """The real path of a dataset's cache: to read if this rank sees a complete cache, else to write.
 
-    The folder of its own one is created here: the script may create it later, before TensorFlow writes the cache.
+    To write, its folder is created here, because `find_real_path` needs it: the script may create the folder after
+    this call, before TensorFlow writes the cache.
     """
     if not os.fspath(name):
         return name
@@ -272,13 +272,13 @@ def _find_cache(name: Any) -> Any:
     mode = None if os.path.exists(index) else "w"
     if mode is not None:
         _create_folder(index)
-    place = os.fsdecode(_raise_as_tensorflow(find_real_path, index, mode, creates_others=True))
+    place = os.fsdecode(_raise_as_tensorflow(find_real_path, index, mode, creates_more_files=True))
     return _match_type(name, place[: -len(_INDEX_SUFFIX)])
 
 
-_READ = ("filename", "filenames", "data_source_name")
-"""Arguments that name files to read, for all ops except those of `_SPECIAL` and `_WRITING`."""
-_SPECIAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
+# The argument of an op that is a path. First, ops of `_OF_OP` have the argument given there. Of other ops, paths stay
+# as they are if the name of the op begins as in `_WRITING_OPS`; else the arguments in `_READ_ARGUMENTS` are paths.
+_OF_OP: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "writefile": ("filename", _prepare_file),
     "datasettotfrecord": ("filename", _prepare_file),
     "savedataset": ("path", _find_folder),
@@ -290,15 +290,15 @@ _SPECIAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "cachedatasetv2": ("filename", _find_cache),
     "createsummaryfilewriter": ("logdir", _find_folder),
 }
-"""Ops, by their names in lower case: the argument that is a path, and the function that finds its real path."""
+"""By the name of an op in lower case: the argument that is a path, and the function that finds its real path."""
+_WRITING_OPS = ("write", "save", "merge", "experimentaldataset")
+_READ_ARGUMENTS = ("filename", "filenames", "data_source_name")
 _NOTED = ("writefile", "datasettotfrecord", "savedataset", "savedatasetv2", "createsummaryfilewriter")
-"""Ops whose writes rank 0 notes in the journal."""
-_WRITING = ("write", "save", "merge", "experimentaldataset")
-"""The beginnings of the names of ops that write files. Except for the ops of `_SPECIAL`, their paths stay."""
+"""Ops of `_OF_OP` whose writes rank 0 notes in the journal."""
 
 
 def _put_into_ops(owner: Any, name: str, make: Any) -> None:
-    """Replace the generated functions of a module that create ops on files, also in modules that refer to them.
+    """Replace all functions of the generated module `owner` that create ops on files, and the references of modules.
 
     `name` is one of these functions. TensorFlow's own classes, Keras and `tf.raw_ops` call them.
     """
@@ -311,26 +311,29 @@ def _put_into_ops(owner: Any, name: str, make: Any) -> None:
         if getattr(owner, function_name) is not function:
             replaced[function] = getattr(owner, function_name)
     # TensorFlow's public modules, and its modules of ops, have attributes that still refer to the originals.
-    public = ("tensorflow", "tensorflow._api", "tensorflow.compat", "tensorflow.python.ops")
+    beginnings = ("tensorflow._api", "tensorflow.compat", "tensorflow.python.ops")
     for path, module in list(sys.modules.items()):
-        if path == public[0] or path.startswith(public[1:]):
+        if path == "tensorflow" or path.startswith(beginnings):
             for attribute, value in list(vars(module).items()):
                 if inspect.isfunction(value) and value in replaced:
                     setattr(module, attribute, replaced[value])
 
 
 def _wrap_op(original: Any) -> Any:
+    """For functions that create ops; a function of an op without files stays."""
     op = original.__name__.lower().replace("_", "")
     if op == "matchingfiles":
         return _wrap_matching_files(original) if overlay.has_view() else original
     names = list(inspect.signature(original).parameters)
-    path_names: tuple[str, ...]
-    find: Callable[[Any], Any]
-    if op in _SPECIAL:
-        path_names, find = (_SPECIAL[op][0],), _find_static(_SPECIAL[op][1])
-    else:
-        path_names, find = () if op.startswith(_WRITING) else _READ, _find_all_readable
-    if not (overlay.has_view() or op in _NOTED) or not set(path_names).intersection(names):
+    path_names: tuple[str, ...] = ()
+    find: Callable[[Any], Any] = _find_all_readable
+    if op in _OF_OP:
+        argument, find_path = _OF_OP[op]
+        path_names, find = (argument,), _apply_to_known(find_path)
+    elif not op.startswith(_WRITING_OPS):
+        path_names = _READ_ARGUMENTS
+    acts_on_rank = overlay.has_view() or op in _NOTED
+    if not acts_on_rank or set(path_names).isdisjoint(names):
         return original
 
     def create(*args, **kwargs):
@@ -352,8 +355,8 @@ for _module, _name, _when in (
     HOOKS.replace(_module, _name, _IF_HOOK_MISSING, put=_put_into_ops, when=_when)(_wrap_op)
 
 
-def _find_static(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`find` for a path, or a tensor whose value is known; other tensors stay."""
+def _apply_to_known(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that applies `find` to a path, or to a tensor whose value is known, and returns other tensors."""
 
     def find_known(path: Any) -> Any:
         known = _read_static(path)
@@ -363,7 +366,7 @@ def _find_static(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _read_static(value: Any) -> Any:
-    """The bytes, or the list of bytes, of a tensor; None if only a run of the graph computes it; other values stay."""
+    """Of a tensor, its bytes or list of bytes; None if only a run of the graph computes them. Else `value` itself."""
     if not isinstance(value, tf.Tensor):
         return value
     known = tf.get_static_value(value)
@@ -374,7 +377,8 @@ def _wrap_matching_files(original: Any) -> Any:
     def matching_files(pattern, name=None):
         known = _read_static(pattern)
         patterns = [known] if is_local(known) else known
-        if not isinstance(patterns, (list, tuple)) or not all(map(is_local, patterns)) or _is_like_disk():
+        are_paths = isinstance(patterns, (list, tuple)) and all(map(is_local, patterns))
+        if not are_paths or _view_equals_disk():
             return original(pattern, name)
         paths = sorted({path for each in patterns for path in _list_matching(os.fsdecode(each))})
         return tf.constant(paths, tf.string, shape=(len(paths),), name=name or "MatchingFiles")
@@ -382,7 +386,7 @@ def _wrap_matching_files(original: Any) -> Any:
     return matching_files
 
 
-def _is_like_disk() -> bool:
+def _view_equals_disk() -> bool:
     if real_files.uses_real_files():
         return True
     with real_files.use_real_files():

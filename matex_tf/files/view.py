@@ -1,5 +1,8 @@
-"""Writing through the two layers of a rank (`layers`): new files go to the upper layer, the private folder of the rank;
-removed files of the lower layer, the disk, are hidden.
+"""Changing files through the two layers of a rank (`layers`): the lower is the disk, the upper a private folder.
+
+Only rank 0 changes the disk. Another rank writes its files to the upper layer. If it removes a file of the disk, the
+file stays there, and its key is hidden: this rank no longer sees it. The key of a file is its canonical absolute path,
+such as `/home/me/log.txt`. Its place in the upper layer is `root + key`, below the private folder.
 """
 
 from __future__ import annotations
@@ -21,36 +24,37 @@ from matex_tf.world import world
 class View(Layers):
     """This rank's view of the files, with methods that change it."""
 
-    def __init__(self, folder: str, news: journal.Journal):
-        super().__init__(folder, news)
+    def __init__(self, folder: str, notes: journal.Journal):
+        super().__init__(folder, notes)
         self._limit = private_folder.Limit(self.root)
 
-    def describe(self) -> dict[str, Any]:
-        """The arguments of `adopt`. From now on a child process may write files into the upper layer."""
+    def share_with_child(self) -> dict[str, Any]:
+        """Return the arguments of `adopt` for a child process, which may write into the upper layer from now on."""
         self.used = True
         self._limit.start_watching()
         folder = os.path.dirname(self.root)
         return {
-            "folder": folder, "news": self.news.describe(), "hidden": self.hidden, "shown": self._shown,
+            "folder": folder, "notes": self.notes.describe(), "hidden": self.hidden, "shown": self._shown,
             "excluded": self._excluded,
         }  # fmt: skip
 
     @classmethod
-    def adopt(cls, folder: str, news: dict[str, Any], hidden: set[str], shown: set[str], excluded: set[str]) -> View:
-        """The view of the rank that has started this process, from its `describe`. The rank limits the size."""
-        view = cls(folder, journal.Journal.adopt(**news))
+    def adopt(cls, folder: str, notes: dict[str, Any], hidden: set[str], shown: set[str], excluded: set[str]) -> View:
+        """In a child process: the view of the rank that has started the process, from its `share_with_child`."""
+        view = cls(folder, journal.Journal.adopt(**notes))
         view.hidden, view._shown, view._excluded, view.used = hidden, shown, excluded, True
-        view._limit.stop_watching()
+        view._limit.stop_watching()  # the rank watches the size of the folder
         view.known.note_child()
         return view
 
     def show_file(self, key: str) -> None:
-        """Use the file `key` of the disk from now on, also if this rank has written or removed it."""
+        """Use the file `key` of the disk, saved by rank 0 for all, even if this rank has written or removed it."""
         try:
             if self.is_own(key) or self.is_hidden(key):
-                self._hide_key(key)
+                self._hide_key(key)  # removes this rank's own file
                 self.hidden.discard(key)
                 self._shown.add(key)
+                # This rank sees the folder of the file again, if it has removed the folder.
                 os.makedirs(os.path.dirname(self.locate_upper(key)), exist_ok=True)
         finally:
             self.known.forget_places()
@@ -64,15 +68,16 @@ class View(Layers):
         return set(filter(os.path.lexists, keys))
 
     def adopt_disk(self, own: set[str], written: Container[str] = ()) -> None:
-        """Update this rank's files to the content of the disk, after another process has changed it.
+        """Update this rank's files to the content of the disk, after a command on rank 0 has changed the disk.
 
-        Updated files stay this rank's own, because rank 0 may change or remove the real ones next. Files that this rank
-        has open are not updated, except for the keys in `written`, the output files of that process.
+        The updated files stay in the upper layer, because rank 0 may change or remove the real files next. Files that
+        this rank has open are not updated, except for the keys in `written`, the output files of the command.
 
-        `own`: the result of `list_own_on_disk` before the change.
+        `own`: the result of `list_own_on_disk` before the command.
         """
         self.return_to_disk()
         try:
+            # The script had removed these keys on all ranks; the command has created them.
             for key in filter(os.path.lexists, self.hidden.copy()):
                 self.hidden.discard(key)
                 self._shown.add(key)
@@ -95,39 +100,44 @@ class View(Layers):
         place = self.locate_upper(key) if self.is_own(key) else self.locate_lower(key)
         if place is not None:
             return place
-        # Missing for this rank. If the disk has it, because rank 0 is ahead, its path in the upper layer is missing.
+        # For this rank `key` does not exist. If the disk has it, because rank 0 is ahead in the script, the caller
+        # gets a path of the upper layer, where no file is, and so the error of a missing file.
         return self.locate_upper(key) if os.path.lexists(key) and not self._may_use_new(key) else key
 
     def _may_use_new(self, key: str) -> bool:
-        """Whether this rank may see `key`, which rank 0 has just created: a script that uses ranks may wait for it."""
+        """Whether this rank may see `key`, created by rank 0 ahead of it: a script that uses ranks may wait for it."""
         return world.script_knows_ranks and not self.is_hidden(key)
 
     def locate_for_child(self, key: str) -> str:
-        """The real path of `key` for a child process, which sees only the disk.
+        """The real path of `key` for a process that does not use the view, such as a command.
 
-        The upper layer has only this rank's own files. So for a folder with other files, too, the path is on the disk.
+        No real folder has the files of both layers. So a folder with files of both layers is at its path on the disk.
         """
         folder = os.path.dirname(key)
-        if self.is_own(key):
-            is_private = not self.is_folder(key) or self.locate_lower(key) is None or self.has_only_own(key)
-        else:  # a file that the process may create in this rank's own folder
-            is_private = self.is_own(folder) and self.locate_lower(folder) is None
-        if not is_private:
+        if not self.is_own(key):  # a file that the process may create in a folder of the upper layer
+            is_in_upper = self.is_own(folder) and self.locate_lower(folder) is None
+        elif self.is_folder(key):
+            is_in_upper = self.locate_lower(key) is None or self.has_only_own(key)
+        else:
+            is_in_upper = True
+        if not is_in_upper:
             return key
-        self.stop_caching(key if os.path.isdir(self.locate_upper(key)) else folder)
+        self.stop_caching(key if os.path.isdir(self.locate_upper(key)) else folder)  # the process may write there
         return self.locate_upper(key)
 
     def prepare_write(self, key: str, keep: bool, exclusive: bool = False) -> str:
-        """The real path for writing `key`, with its present content if `keep`. Raises OSError as the system would.
+        """The real path for writing `key`. Raises OSError as the system would.
 
-        The caller creates the file if it does not exist, and calls `confirm_written`.
+        The caller opens this path for writing, which may create the file, and then calls `confirm_written`. keep: the
+        file first has the present content of `key`. exclusive: the caller may create a file, but not change one.
         """
         self.used = True
         self._limit.start_watching()
         if self.is_own(key):
             return self.locate_upper(key)
-        self._uncached.add(key)  # until `confirm_written`
-        self.known.put_place(key)
+        # The caller creates the file later. So queries do not cache where it is until `confirm_written`.
+        self._uncached.add(key)
+        self.known.update_place(key)
         lower = self.locate_lower(key)
         if lower is None:  # a new file
             self.ensure_folder(os.path.dirname(key))
@@ -144,30 +154,31 @@ class View(Layers):
             return self.ensure_folder(key)
         self.ensure_folder(os.path.dirname(key))
         if keep:
-            # Again if rank 0 changes the file at this moment.
+            # The copy is repeated if rank 0 changes the file meanwhile.
             self.ask_until_steady(lambda: shutil.copy2(self.locate_lower(key) or lower, self.locate_upper(key)))
         return self.locate_upper(key)
 
     def confirm_written(self, key: str) -> None:
         """Record that the file of `prepare_write` exists now."""
         self._uncached.discard(key)
-        self.known.put_place(key, self.locate_upper(key))
+        self.known.update_place(key, self.locate_upper(key))
 
     def return_to_disk(self) -> None:
-        """If the working folder is in the upper layer, change to the same folder on the disk, if rank 0 has made it."""
+        """If the working folder is in the upper layer, change to the same folder on the disk, if it exists there."""
         folder = os.getcwd()
         if folder.startswith(self.root + os.sep) and os.path.isdir(folder[len(self.root) :]):
             os.chdir(folder[len(self.root) :])
 
     def leave_layers(self) -> None:
-        """Use the real files from now on, also for paths of the upper layer that C++ code may have stored.
+        """Use the real files from now on, because rank 0 was lost and this rank becomes the first.
 
-        The contents of the upper layer must be on the disk by now.
+        The caller has written the contents of the upper layer to the disk. C++ code may have stored paths of the upper
+        layer, which must lead to the real files now. So `root` becomes a folder of links, such as `home` to `/home`.
         """
         self.is_left = True
         self._limit.stop_watching()
         self.return_to_disk()
-        # Links below a real folder: a recursive listing follows a link at its root, but not links below it.
+        # Not one link at `root` itself: a recursive listing follows a link where it starts, but no link below.
         os.mkdir(links := f"{self.root}-links")
         for name in os.listdir(os.sep):
             os.symlink(os.sep + name, os.path.join(links, name))
@@ -178,15 +189,16 @@ class View(Layers):
     def ensure_folder(self, key: str) -> str:
         """Return the folder of the upper layer for `key`, a folder that this rank sees; create it if needed."""
         if not os.path.isdir(self.locate_upper(key)):
-            if not self.is_folder(key):
-                if not os.path.isdir(key) or not self._may_use_new(key):
-                    raise make_error(errno.ENOTDIR if self.exists(key) else errno.ENOENT, key)
-            elif not os.access(self.locate_lower(key) or key, os.W_OK):
-                raise make_error(errno.EACCES, key)
-            for path in reversed([path for path in journal_reader.list_parents(key) if not self.is_own(path)]):
+            if self.is_folder(key):
+                if not os.access(self.locate_lower(key) or key, os.W_OK):
+                    raise make_error(errno.EACCES, key)
+            elif not (os.path.isdir(key) and self._may_use_new(key)):
+                raise make_error(errno.ENOTDIR if self.exists(key) else errno.ENOENT, key)
+            missing = [path for path in journal_reader.list_parents(key) if not self.is_own(path)]
+            for path in reversed(missing):  # outermost first
                 with contextlib.suppress(FileExistsError):  # another thread was faster
                     os.mkdir(self.locate_upper(path))
-                self.known.put_place(path)
+                self.known.update_place(path)
         self.used = True
         return self.locate_upper(key)
 
@@ -195,10 +207,10 @@ class View(Layers):
             raise make_error(errno.EEXIST, key)
         self.ensure_folder(os.path.dirname(key))
         os.mkdir(self.locate_upper(key), mode)
-        self.known.put_place(key)
+        self.known.update_place(key)
 
     def remove_file(self, key: str, folder: bool = False) -> None:
-        """Remove the file `key`, or the empty folder."""
+        """Remove the file `key`; with `folder`, the empty folder `key`."""
         kind = self._find_mode(key)
         if kind is not None:
             is_folder = stat.S_ISDIR(kind)
@@ -217,7 +229,7 @@ class View(Layers):
         self._hide_key(key)
 
     def _find_mode(self, key: str) -> int | None:
-        """The mode of `key`, which is about to be removed; None if rank 0 has already removed it, and no copy is left.
+        """The mode of `key`, which is about to be removed; None if rank 0 has already removed it and kept no copy.
 
         Raises:
             FileNotFoundError: `key` does not exist for this rank.
@@ -229,16 +241,16 @@ class View(Layers):
             except FileNotFoundError:
                 if place != key:
                     raise
-                # Rank 0 has removed it from the disk meanwhile; its note may name a copy.
+                # Rank 0 has removed `key` from the disk since `place` was found. Its note may name a copy.
                 copy = self.locate_lower(key)
                 if copy is not None:
                     return os.lstat(copy).st_mode
-        if self.is_hidden(key) or not self.news.is_gone(key):
+        if self.is_hidden(key) or not self.notes.is_gone(key):
             raise make_error(errno.ENOENT, key)
         return None
 
     def _hide_key(self, key: str, is_folder: bool = True) -> None:
-        """Remove `key` from the upper layer, and hide it in the lower one. is_folder: it may have contents."""
+        """Remove `key` from the upper layer, and hide it in the lower one. is_folder: `key` may be a folder."""
         self._shown = {shown for shown in self._shown if key not in journal_reader.list_parents(shown)}
         self.hidden.add(key)
         upper = self.locate_upper(key)
@@ -247,10 +259,13 @@ class View(Layers):
         elif os.path.lexists(upper):
             os.unlink(upper)
             is_folder = False
-        self.known.forget_places() if is_folder else self.known.put_place(key)
+        if is_folder:
+            self.known.forget_places()  # also of the contents
+        else:
+            self.known.update_place(key)
 
     def copy_file(self, key: str) -> str:
-        """Copy the file `key` to the upper layer, or create the folder there, empty. Returns the real path."""
+        """Copy the file `key` to the upper layer. Of a folder, only the folder itself. Returns the real path."""
         place = self.prepare_write(key, keep=True)
         self.confirm_written(key)
         return place
@@ -267,7 +282,7 @@ class View(Layers):
         return self.locate_upper(key)
 
     def move_file(self, source: str, target: str) -> None:
-        """Rename `source` to `target`. The view may not handle one of them; it is a plain path then."""
+        """Rename `source` to `target`. One of them may be a path that the view does not handle."""
         source_key, target_key = self.find_key(source, follow=False), self.find_key(target, follow=False)
         place = source if source_key is None else self.copy_up(source_key)
         if source_key == target_key:
@@ -285,12 +300,12 @@ class View(Layers):
             target_place = self.locate_upper(target_key)
             shutil.move(place, target_place)
             if stat.S_ISREG(os.lstat(target_place).st_mode):
-                self.known.put_place(target_key, target_place)
+                self.known.update_place(target_key, target_place)
             else:
                 self.known.forget_places()
         if source_key is not None:
             self.hidden.add(source_key)
-            self.known.put_place(source_key)
+            self.known.update_place(source_key)
 
 
 def make_error(number: int, path: str) -> OSError:

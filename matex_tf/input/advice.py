@@ -1,4 +1,4 @@
-"""The advice of `--explain` on pipelines: the ops that keep work on every rank, and their replacements."""
+"""The advice of `--explain` on pipelines: which steps and ops make every rank do all work, and what to use instead."""
 
 from __future__ import annotations
 
@@ -60,22 +60,22 @@ def explain(dataset: Any, text: str) -> None:
         notes.print_note(f"the pipeline {', '.join(kinds)}: {text}")
 
 
-def explain_kept(dataset: Any, kept: Iterable[str]) -> str:
-    """Text on all causes that keep a pipeline's work on every rank; "" if there is none. kept: see `Deferred.kept`."""
+def explain_causes(dataset: Any, causes: Iterable[str]) -> str:
+    """Text on all causes why every rank does work of a pipeline; "" if there is none. causes: `Deferred.causes`."""
     has_batches = any(name_step(one) in _BATCHES for one in slice_bounds.list_pipeline(dataset))
-    causes = dict.fromkeys(kept)
+    texts = dict.fromkeys(causes)  # each once
     if not has_batches and _has_work(dataset):
-        causes[explain_op(NO_BATCHES)] = None
-    return ", ".join(causes)
+        texts[explain_op(NO_BATCHES)] = None
+    return ", ".join(texts)
 
 
 def explain_op(op: str) -> str:
-    """Text on an op, by its type, or another cause in `OF_OPS` that keeps work on every rank."""
+    """Text on the type of an op, or on another cause in `OF_OPS`, and its replacement."""
     return f"{op} (instead: {find_advice(op, OF_OPS)})"
 
 
 def explain_step(dataset: Any, reason: str = "") -> list[str]:
-    """Text on a step that keeps all work before it on every rank; none if there is no work.
+    """Text on a step, because of which every rank does all work before and in the step; none if there is no work.
 
     reason: why the records that the step reads are not indexed; "" if it reads none.
     """
@@ -91,15 +91,15 @@ def explain_step(dataset: Any, reason: str = "") -> list[str]:
 
 
 def explain_composites(spec: Any) -> list[str]:
-    """Texts on the components of an element, of this spec, that ranks do not slice: all but dense tensors."""
+    """Texts on the components, in an element with this spec, that ranks do not slice: all but dense tensors."""
     specs = tf.nest.flatten(spec, expand_composites=False)
     types = {type(each).__name__ for each in specs if not isinstance(each, tf.TensorSpec)}
     return sorted({explain_op(_COMPOSITE.get(name, "elements that are no tensors")) for name in types})
 
 
-def find_advice(kept: str, instead: Sequence[tuple[str, str]]) -> str:
+def find_advice(name: str, instead: Sequence[tuple[str, str]]) -> str:
     """The replacement of a step, or of an op, from one of the two tables."""
-    return next(text for pattern, text in instead if re.fullmatch(pattern, kept))
+    return next(text for pattern, text in instead if re.fullmatch(pattern, name))
 
 
 def name_step(dataset: Any) -> str:

@@ -1,6 +1,7 @@
-"""Maps of whole batches that treat rows independently, as the placements of their ops show.
+"""Maps of whole batches, after `batch`: a rank computes a map for its slice if the map treats rows independently.
 
-Example: `lambda x, y: (x / 255, y)` can be computed for a slice; `lambda x: x - tf.reduce_mean(x)` needs the batch.
+Example: `lambda x, y: (x / 255, y)` can be computed for a slice; `lambda x: x - tf.reduce_mean(x)` needs the batch. The
+placements of the ops (`rewrite.placement`) show which is the case.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from matex_tf.rewrite.sharing import Request, Slice
 
 
 class _NoExchanger:
-    """Takes the place of an `Exchanger` in copies of programs without collectives."""
+    """Takes the place of an `Exchanger`, which does the collectives of a program, in copies of programs without any."""
 
     rank, sums_early = 0, False
 
@@ -64,7 +65,7 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
     placements = [BATCH if has_rows else WHOLE for has_rows in are_rows] + [WHOLE] * len(captured)
     try:
         program = read_program(function.graph, placements, takes_batches=False)
-    except Exception as error:  # an error in any rule: the script's own function is always right
+    except Exception as error:  # a rule of `rewrite` has failed; the script's own function is always right
         return f"a map that cannot be read ({type(error).__name__}: {error})"
     outputs = [value.placement for value in program.outputs]
     can_share = all(placement == BATCH or placement.kind in (REPLICATED, SIZES) for placement in outputs)
@@ -74,27 +75,28 @@ def find_row_map(function: Any, are_rows: Sequence[bool]) -> RowMap | str:
 
 
 def map_batches(dataset: Any, inner: Deferred) -> Deferred:
-    """A map of batches. If it treats rows independently, a rank computes it for its slice, after the other work."""
+    """A map of the batches `inner`. If it treats rows independently, a rank computes it for its slice of them."""
     split = Split(dataset._map_func.function)
-    kept = (*inner.kept, *map(advice.explain_op, split.ordered))
+    causes = (*inner.causes, *map(advice.explain_op, split.ordered))
     needs_batch_in_order = bool(split.front_takes)
-    if needs_batch_in_order or not inner.pads.keys().isdisjoint(split.computes_with):
+    computes_with_padding = not inner.pads.keys().isdisjoint(split.computes_with)
+    if needs_batch_in_order or computes_with_padding:
         obstacle = "a map of padded batches" if inner.pads else "a map of batches"
-        return make_whole(dataset, True, *kept, advice.explain_op(obstacle))
+        return make_whole(dataset, are_batches=True, causes=[*causes, advice.explain_op(obstacle)])
     # The back takes tensors of the batch, then results of the front, which have no rows.
     input_count, front_count = len(split.back_takes), split.back_input_count - len(split.back_takes)
     are_rows = [inner.are_rows[index] for index in split.back_takes] + [False] * front_count
     row_map = find_row_map(split.trace_back(), are_rows)
     if isinstance(row_map, str):  # the obstacle
-        return make_whole(dataset, True, *kept, advice.explain_op(row_map))
+        return make_whole(dataset, are_batches=True, causes=[*causes, advice.explain_op(row_map)])
     ticket_size = len(flatten_specs(inner.tickets.element_spec))
 
     def run_front(*element: Any) -> Any:
         ticket = flatten_element(inner.tickets.element_spec, element)
         return *ticket, *split.build_front([None] * len(inner.are_rows))  # the front takes no tensor of the batch
 
-    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
-        batch = inner.take(ticket[:ticket_size], batch_slice)
+    def compute(ticket: Tensors, batch_slice: Slice) -> Tensors:
+        batch = inner.compute(ticket[:ticket_size], batch_slice)
         unused = [tensor for index, tensor in enumerate(batch) if inner.is_work and index not in split.back_takes]
         results = row_map.build([*(batch[index] for index in split.back_takes), *ticket[ticket_size:]], batch_slice)
         return require(unused, results)
@@ -103,17 +105,17 @@ def map_batches(dataset: Any, inner: Deferred) -> Deferred:
         front_results, digest_before = ticket[ticket_size:], inner.digest(ticket[:ticket_size])
         return digest_tensors([digest_before, *front_results]) if front_results else digest_before
 
-    # A component that the map passes on stays padded.
+    # A component that the map passes on stays padded. passed: by the index of a result, the index in the batch.
     are_inputs = [(at, index) for at, index in enumerate(split.passed) if index is not None and index < input_count]
     passed = {at: split.back_takes[index] for at, index in are_inputs}
     return inner._replace(
         tickets=inner.tickets if split.front is None else map_dataset(inner.tickets, run_front),
         count_rows=lambda ticket: inner.count_rows(ticket[:ticket_size]),
-        take=take,
+        compute=compute,
         digest=digest,
         are_rows=row_map.are_rows,
         spec=dataset._map_func.output_structure,
         is_work=True,
-        kept=kept,
+        causes=causes,
         pads={at: inner.pads[index] for at, index in passed.items() if index in inner.pads},
     )

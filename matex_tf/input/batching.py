@@ -1,6 +1,6 @@
-"""Batches of rows: the ticket of a batch has the tickets of its rows; a rank works on the rows of its slice.
+"""The steps `batch` and `padded_batch`: the ticket of a batch has the tickets of its rows; a rank works on its slice.
 
-The tickets of rows are batched as tensors; if their shapes differ, the ticket of a batch is a dataset of them.
+The ticket of a batch is a tensor with the tickets of its rows, or a dataset of them if their shapes differ.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
     specs, ticket_specs = flatten_specs(inner.spec), flatten_specs(inner.tickets.element_spec)
     # The tensors that the work computes; the others equal tensors of the ticket.
     computed = [at for at, index in enumerate(inner.passed) if index is None]
-    if inner.is_work and not computed:  # the work only checks
+    if inner.is_work and not computed:  # the work only checks, so take its results, to run it
         computed = list(range(len(specs)))
 
     def build(ticket: Tensors) -> Tensors:
-        row = inner.take(ticket, None)
+        row = inner.compute(ticket, None)
         return [row[at] for at in computed]
 
     @functools.cache
@@ -60,7 +60,7 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
             )
         )
 
-    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+    def compute(ticket: Tensors, batch_slice: Slice) -> Tensors:
         tickets_of_slice = slice_rows(ticket, [True] * len(ticket), batch_slice)
         results = dict(zip(computed, work_on(tickets_of_slice))) if computed else {}
         return [
@@ -70,7 +70,7 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
 
     return inner._replace(
         tickets=tickets,
-        take=take,
+        compute=compute,
         digest=digest_tensors,
         count_rows=lambda ticket: [tf.shape(ticket[0], tf.int64)[0]],
         are_rows=[True] * len(specs),
@@ -81,8 +81,8 @@ def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) 
     """A ConcreteFunction of tensors with these specs that computes `build`, with the same bits as in `map`.
 
     In the function of a `map` TensorFlow merges constants, but does not fold them, for instance into reciprocals of
-    divisors. In a function that is inlined or that `MapDefun` takes it does not merge constants. So the result calls a
-    function with the settings of `map`: not inlined, and without folding.
+    divisors. In a function that is inlined, or that `MapDefun` takes, TensorFlow does not merge constants. So the
+    result calls a function with the settings of `map`: not inlined, and without folding.
     """
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
@@ -108,7 +108,7 @@ def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) 
 
 
 def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
-    """Batches of tickets of any shapes: the ticket of a batch is a dataset of the tickets of its rows."""
+    """Batches of tickets of any shapes: the ticket of a batch is a window, a dataset of the tickets of its rows."""
     tickets = inner.tickets.window(dataset._batch_size, drop_remainder=dataset._drop_remainder)
     batch_rows = _make_padded_batch(dataset) if is_padded else lambda rows, count: rows.batch(count)
 
@@ -118,11 +118,11 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
     def count_rows(ticket: Tensors) -> Tensors:
         return [tf.data.experimental.cardinality(open_window(ticket))]
 
-    def take(ticket: Tensors, batch_slice: Slice) -> Tensors:
+    def compute(ticket: Tensors, batch_slice: Slice) -> Tensors:
         rows = open_window(ticket).skip(batch_slice.first).take(batch_slice.count)
 
         def work(*row: Any) -> Any:
-            return pack(inner.spec, inner.take(flatten_element(inner.tickets.element_spec, row), None))
+            return pack(inner.spec, inner.compute(flatten_element(inner.tickets.element_spec, row), None))
 
         rows = map_dataset(rows, work, num_parallel_calls=_count_workers()) if inner.is_work else rows
         batch = batch_rows(rows, batch_slice.count)
@@ -140,7 +140,7 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
 
     return inner._replace(
         tickets=tickets,
-        take=take,
+        compute=compute,
         digest=digest,
         count_rows=count_rows,
         are_rows=[bool(shape.rank) for _, shape in flatten_specs(dataset.element_spec)],

@@ -13,7 +13,8 @@ from matex_tf.sharding.slice_bounds import list_pipeline
 def tell_conflict(dataset: Any) -> str:
     """Text that names state which one function of a pipeline changes and another one reads; "" if there is none.
 
-    Every rank would change it for each element, and read it for its own elements later, after further changes.
+    Ranks cannot share such a pipeline. Every rank would change the state for each element, and read it for its own
+    elements only later, after further changes.
     """
     functions = [wrapped.function for step in list_pipeline(dataset) for wrapped in step._functions()]
     handles = [
@@ -27,22 +28,22 @@ def tell_conflict(dataset: Any) -> str:
 
 
 def reads_changing(dataset: Any) -> bool:
-    """Whether the functions of a pipeline read variables, or tables that can grow, which eager code can change.
+    """Whether the functions of a pipeline read state that eager code can change: variables, or tables that can grow.
 
-    Deferred work reads them when a rank takes the element, possibly after a change. Files count as data, which do not
-    change.
+    Deferred work reads the state when a rank takes the element, possibly after a change. Files count as data, which do
+    not change.
     """
     wrapped = [each for step in list_pipeline(dataset) for each in step._functions()]
     return any(_reads_changing(each.function) for each in wrapped)
 
 
 def _reads_changing(function: Any) -> bool:
-    captured = dict(zip(map(id, function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]),
-                        function.captured_inputs))  # fmt: skip
-    # Only tables of the function itself can be tested; others count as tables that can grow.
+    inner = function.graph.inputs[len(function.inputs) - len(function.captured_inputs) :]
+    captured = dict(zip(map(id, inner), function.captured_inputs))
+    # Only tables of the function itself can be tested. Tables in functions that it calls count as tables that can grow.
     tables = [op for op in function.graph.get_operations() if op.type in _TABLES and id(op.inputs[0]) in captured]
     fixed = sum(_is_fixed_table(captured[id(op.inputs[0])], op) for op in tables)
-    nodes = list(graph_ops.iterate_nodes(function.graph))
+    nodes = list(graph_ops.iterate_nodes(function.graph))  # also of the functions that it calls
     return any(node.op in _VARIABLES for node in nodes) or sum(node.op in _TABLES for node in nodes) > fixed
 
 

@@ -1,12 +1,13 @@
-"""The elements of a pipeline, split into tickets and deferred work (`splitting` splits them).
+"""The elements of a `tf.data` pipeline as tickets and deferred work; `splitting` finds both, step by step.
 
-Every rank takes all tickets, and works on the rows that it needs. Of `from_tensor_slices(paths).shuffle(100).map(load)
-.batch(32)` the ticket of a row is its path, and the ticket of a batch has 32 paths; the work is `load`.
+A ticket is a cheap stand-in for an element. Every rank takes all tickets, and works only on the rows that it needs. Of
+`from_tensor_slices(paths).shuffle(100).map(load).batch(32)` the ticket of a row is its path, and the ticket of a batch
+has 32 paths; the work is `load`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from matex_tf.input.tickets import Tensors, digest_tensors, flatten_specs
@@ -18,24 +19,25 @@ from matex_tf.rewrite.sharing import Slice
 class Deferred(NamedTuple):
     """The elements of a dataset, which are rows or batches, as tickets and work.
 
-    tickets: the dataset of their tickets.
-    take, digest, count_rows: these compute in a graph, from the flat tensors of a ticket:
-        take: the flat tensors of the element; of a batch, with the rows of a slice (None: the element is a row).
+    tickets: the dataset of the tickets.
+    compute, digest, count_rows: these compute in a graph, from the flat tensors of a ticket:
+        compute: the flat tensors of the element. Its second argument is the `Slice` of a batch that the result has;
+            None for a row.
         digest: a hash of the element: 8 bytes, uint8.
         count_rows: the row counts of a batch's components; int64 scalars.
     spec: of an element.
     are_rows: which flat tensors of an element have the rows of a batch.
-    is_work: there is something to compute or to check behind the tickets.
+    is_work: there is something to compute or to check after the tickets.
     passed: for each flat tensor of a row, the index of the ticket's tensor that it equals; None if it is computed.
         Empty for batches.
     pads: the padding values of the tensors that are padded to the longest row, by their indices.
-    kept: why every rank works on each element: texts for `--explain`.
-    files: the datasets of indexed records, which follow changes of files between iterations.
+    causes: why some work is in the tickets, which every rank makes for each element: texts for `--explain`.
+    files: the datasets of indexed records, whose files are indexed again if they change between iterations.
     caches: the datasets of caches that are replaced by caches of tickets.
     """
 
     tickets: Any
-    take: Callable[[Tensors, Any], Tensors]
+    compute: Callable[[Tensors, Any], Tensors]
     digest: Callable[[Tensors], Any]
     count_rows: Callable[[Tensors], Tensors]
     spec: Any
@@ -43,37 +45,37 @@ class Deferred(NamedTuple):
     is_work: bool
     passed: Sequence[int | None] = ()
     pads: dict[int, Any] = {}
-    kept: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
     files: tuple[Any, ...] = ()
     caches: tuple[Any, ...] = ()
 
 
-def make_whole(dataset: Any, are_batches: bool, *kept: str) -> Deferred:
-    """The elements as their own tickets: every rank computes them whole."""
+def make_whole(dataset: Any, are_batches: bool, causes: Iterable[str] = ()) -> Deferred:
+    """The elements as their own tickets: every rank computes them whole. causes: see `Deferred`."""
     specs = flatten_specs(dataset.element_spec)
     are_rows = sources.find_components([shape for _, shape in specs]) if are_batches else [False] * len(specs)
 
     def list_rows(batch: Tensors) -> Tensors:
         return [tensor for tensor, is_rows in zip(batch, are_rows) if is_rows]
 
-    def take(element: Tensors, batch_slice: Slice | None) -> Tensors:
+    def compute(element: Tensors, batch_slice: Slice | None) -> Tensors:
         return element if batch_slice is None else slice_rows(element, are_rows, batch_slice)
 
     return Deferred(
         tickets=dataset,
-        take=take,
+        compute=compute,
         digest=lambda element: digest_tensors(list_rows(element) if are_batches else element),
         count_rows=lambda batch: [tf.shape(tensor, tf.int64)[0] for tensor in list_rows(batch)],
         spec=dataset.element_spec,
         are_rows=are_rows,
         is_work=False,
         passed=() if are_batches else range(len(specs)),
-        kept=kept,
+        causes=tuple(causes),
     )
 
 
 def slice_rows(tensors: Tensors, are_rows: Sequence[bool], batch_slice: Slice) -> Tensors:
-    """The tensors of a batch, those with rows with the rows of a slice."""
+    """The tensors of a batch; a tensor that has rows (`are_rows`) with the rows of a slice only."""
     first = tf.reshape(batch_slice.first, [1])
     last = first + batch_slice.count
     return [tf.strided_slice(tensor, first, last) if is_rows else tensor for tensor, is_rows in zip(tensors, are_rows)]

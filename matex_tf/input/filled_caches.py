@@ -1,9 +1,9 @@
 """Fills a `cache()` of random elements only once, whether or not ranks share its iterations.
 
-Iterations that ranks share cache tickets (`tickets`), others elements. If a script iterates a cache in both ways,
-two fillings with random elements would differ, and the script alone has one. So the first iteration fills the cache.
-If it filled the cache with elements, later iterations are not shared (`claim_for_tickets`). If it filled the cache with
-tickets, an iteration that is not shared computes its elements from them (`use_filled_caches`).
+If ranks share an iteration, the cache keeps tickets (`tickets`), otherwise elements. If a script iterates a cache in
+both ways, two fillings with random elements would differ, and the script alone has one. So the first iteration fills
+the cache. If it has filled the cache with elements, later iterations are not shared (`claim_for_tickets`). If it has
+filled the cache with tickets, an iteration that is not shared computes its elements from them (`use_filled_caches`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _list_random_caches(dataset: Any) -> list[Any]:
 
 
 def _note(caches: Iterable[Any], contents: str) -> None:
-    """Record that caches are filled with `contents`, tickets or elements. A filled cache keeps its first contents."""
+    """Record that caches are filled with `contents`, tickets or elements. An earlier record of a cache stays."""
     for cache in caches:
         tags.get_or_make_tag(cache, _FILLED, lambda: contents)
 
@@ -72,14 +72,14 @@ def use_filled_caches(dataset: Any) -> Any:
         _note(random_caches, _AS_ELEMENTS)
         return dataset
     with tf.init_scope():
-        found = splitting.find_deferred(dataset, are_batches=False)
+        deferred = splitting.find_deferred(dataset, are_batches=False)
         # A cache that cannot hold tickets is filled a second time.
-        if not set(map(id, random_caches)) <= set(map(id, found.caches)):
+        if not set(map(id, random_caches)) <= set(map(id, deferred.caches)):
             _note_elements(random_caches)
             return dataset
 
         def work(*ticket: Any) -> Any:
-            tensors = found.take(tickets.flatten_element(found.tickets.element_spec, ticket), None)
+            tensors = deferred.compute(tickets.flatten_element(deferred.tickets.element_spec, ticket), None)
             return tickets.pack(dataset.element_spec, tensors)
 
-        return tickets.map_dataset(found.tickets, work).with_options(dataset.options())
+        return tickets.map_dataset(deferred.tickets, work).with_options(dataset.options())

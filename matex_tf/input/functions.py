@@ -1,7 +1,8 @@
 """Splits the function of a `tf.data` map: a front that runs in the script's order, and a back that can be deferred.
 
-Ops with effects, and ops whose results vary, stay in front with all their inputs: every rank runs them for every
-element, in order. The other ops give the same results for the same tensors, at any time and on any rank.
+Ops with effects, such as a write, and ops whose results vary, such as a random number, are in the front, with all ops
+that they need: every rank runs the front for every element, in order. The other ops give the same results for the same
+tensors, at any time and on any rank. They are in the back, which a rank runs for its own rows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Subgraph(NamedTuple):
 
     ops: the ops, in an order in which they can run.
     inputs, outputs: tensors of the function's graph.
-    awaited: the ops that must run before any output is used.
+    awaited: ops of `ops` that must run before any output is used.
     """
 
     ops: Sequence[Any]
@@ -67,12 +68,13 @@ class Split:
     Example: of `lambda path: decode(read(path)) + tf.random.normal([])`, the draw is the front. The back takes the path
     and the drawn number.
 
-    inputs: the inputs of the function's graph that are no captured tensors.
-    captured: further inputs of both parts: tensors outside of all pipeline graphs.
+    inputs: the inputs of the function's graph without the captured tensors: the tensors of an element.
+    captured: the captured tensors, further inputs of both parts from outside of the graph, such as a variable.
     front: computes, from an element, the tensors that the back needs; None if nothing must run in order.
     front_takes: the indices of the inputs that the front needs.
-    back: computes the results from the inputs `back_takes`, the front's results, and the captured tensors.
+    back: computes the results of the function from the inputs `back_takes`, the front's results, and `captured`.
     back_takes: the indices of the inputs that the back needs.
+    back_input_count: the number of inputs of the back without `captured`.
     is_work: the back computes or checks anything.
     ordered: the types of the ops because of which there is a front.
     writes, reads: the ids of the captured tensors that ops of the front may change, and that ops of the back use.
@@ -82,7 +84,7 @@ class Split:
         graph = function.graph
         self.captured = list(function.captured_inputs)
         count = len(graph.inputs) - len(self.captured)
-        self.inputs, inner = graph.inputs[:count], graph.inputs[count:]
+        self.inputs, inner = graph.inputs[:count], graph.inputs[count:]  # inner: stand for `captured` in the graph
         input_ids, inner_ids = set(map(id, graph.inputs)), set(map(id, inner))
         ordered = _list_ordered(graph)
         outputs = [_find_origin(tensor) for tensor in graph.outputs]
@@ -95,10 +97,10 @@ class Split:
         back = _find_needed([*roots, *awaited], available_ids, front_ids, and_awaited=True)
 
         # The tensors that the back takes: inputs of the function, and results of the front.
-        needed = {id(tensor): tensor for op in back for tensor in op.inputs} | {id(each): each for each in outputs}
-        taken = needed.keys() - _list_outputs(back) - inner_ids
-        self.back_takes = [index for index, tensor in enumerate(self.inputs) if id(tensor) in taken]
-        front_results = [tensor for key, tensor in needed.items() if key in taken and key not in input_ids]
+        used = {id(tensor): tensor for op in back for tensor in op.inputs} | {id(each): each for each in outputs}
+        taken_ids = used.keys() - _list_outputs(back) - inner_ids
+        self.back_takes = [index for index, tensor in enumerate(self.inputs) if id(tensor) in taken_ids]
+        front_results = [tensor for key, tensor in used.items() if key in taken_ids and key not in input_ids]
 
         order = {id(op): index for index, op in enumerate(graph.get_operations())}
 
@@ -109,20 +111,23 @@ class Split:
         self.front = Subgraph(arrange(front), [*self.inputs, *inner], front_results) if ordered else None
         front_inputs = {id(tensor) for op in front for tensor in op.inputs}
         self.front_takes = [index for index, tensor in enumerate(self.inputs) if id(tensor) in front_inputs]
-        computed = _find_needed(roots, available_ids, front_ids, and_awaited=True)
-        run_anyway = front_ids | set(map(id, computed))
+
+        # The outputs of the back wait for the effects that no output needs.
+        for_outputs = _find_needed(roots, available_ids, front_ids, and_awaited=True)
+        run_anyway = front_ids | set(map(id, for_outputs))
         awaited = [op for op in awaited if id(op) not in run_anyway]
         back_inputs = [*(self.inputs[index] for index in self.back_takes), *front_results]
-        self.back_input_count = len(back_inputs)  # without captured tensors
+        self.back_input_count = len(back_inputs)
         self.back = Subgraph(arrange(back), [*back_inputs, *inner], outputs, awaited)
         self.is_work = bool(back)
+
         outer = {id(tensor): id(captured) for tensor, captured in zip(inner, self.captured)}
         changing = (op for op in ordered if op.type not in pipelines.READS)
         self.writes = {outer[id(tensor)] for op in changing for tensor in op.inputs if id(tensor) in outer}
         self.reads = {outer[id(tensor)] for op in back for tensor in op.inputs if id(tensor) in outer}
 
     def build_front(self, element: Sequence[Any]) -> list[Any]:
-        """The results of the front, from the flat tensors of an element, of which only `front_takes` are used."""
+        """The results of the front, from the flat tensors of an element. Tensors not in `front_takes` may be None."""
         return self.front.build([*element, *self.captured]) if self.front else []
 
     def build_back(self, inputs: Sequence[Any]) -> list[Any]:
@@ -148,8 +153,8 @@ class Split:
 
 
 def _list_awaited(graph: Any, front: Iterable[Any]) -> list[Any]:
-    """The ops that run although no output needs their tensors: ops with effects, and control inputs of the front and of
-    copies of outputs.
+    """The ops that a function runs although no output needs their tensors: ops with effects, and ops for which the
+    front or a copy of an output waits.
     """
     copies = [copy for output in graph.outputs for copy in _list_copies(output)]
     awaited = [control for op in (*front, *copies) for control in op.control_inputs]
@@ -175,7 +180,7 @@ def _list_copies(tensor: Any) -> list[Any]:
 
 
 def _find_origin(tensor: Any) -> Any:
-    """The tensor that this one is a copy of. `_list_awaited` finds all ops that a copy waits for."""
+    """The tensor of which this one is a copy. The ops that a copy waits for are not lost: see `_list_awaited`."""
     copies = _list_copies(tensor)
     return copies[-1].inputs[0] if copies else tensor
 
@@ -186,7 +191,7 @@ def _list_outputs(ops: Iterable[Any]) -> set[int]:
 
 
 def _list_ordered(graph: Any) -> list[Any]:
-    """The ops that must run for each element in the script's order, and ops that read state which these ops change."""
+    """The ops that must run for each element in the script's order, and the ops that read state which these change."""
     ordered = [op for op in graph.get_operations() if _is_ordered(op)]
     written = {id(tensor) for op in ordered for tensor in op.inputs if tensor.dtype.name == "resource"}
     related = _find_related([op for op in ordered if _changes_anything(op)], graph)
@@ -196,7 +201,7 @@ def _list_ordered(graph: Any) -> list[Any]:
 
 
 def _find_related(changing: Sequence[Any], graph: Any) -> set[int]:
-    """The ids of the ops that always run before one of these ops, or always after it."""
+    """The ids of the ops whose order with one of these ops the graph fixes: the ops before it, and the ops after it."""
     before, pending = set[int](), list(changing)
     while pending:
         new = [op for op in _list_previous(pending.pop()) if id(op) not in before]
@@ -219,7 +224,7 @@ def _reads_state(op: Any) -> bool:
 
 
 def _changes_anything(op: Any) -> bool:
-    """Whether an op in front may change more than the resources that it takes and later random numbers."""
+    """Whether an op of the front may change any state, and not only its resources and the next random numbers."""
     return any(map(_changes_any_state, graph_ops.iterate_nodes(op.graph, [op])))
 
 
@@ -248,7 +253,7 @@ def _is_ordered(op: Any) -> bool:
 
 
 def _must_run(node: Any) -> bool:
-    """Whether an op must run for each element in the script's order, by its definition."""
+    """Whether an op must run for each element in the script's order. Functions that it calls are checked apart."""
     from tensorflow.python.framework import op_def_registry
 
     if pipelines.finds_files(node) or node.op in pipelines.CALLS | pipelines.HARMLESS or node.op == "Placeholder":
@@ -263,7 +268,7 @@ def _find_needed(
     """These ops and all ops that they need.
 
     Args:
-        available: the ids of tensors whose ops are not needed.
+        available: the ids of tensors that need no op, because they are given.
         without: the ids of ops to leave out.
         and_awaited: include the ops that needed ops wait for.
     """
@@ -279,10 +284,10 @@ def _find_needed(
 
 
 def require(unused: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """In a graph: `results`, which wait for `unused`, tensors that nothing takes, so that their errors are raised.
+    """In a graph: `results`, which wait for the `unused` tensors, so that an error of these is raised.
 
-    Alone, each function of a pipeline computes all of its results. Here several are one function, from which TensorFlow
-    would remove the ops whose results no later map takes.
+    In the script alone, each function of a pipeline computes all of its results. Here several functions are one, from
+    which TensorFlow would remove the ops whose results no later map takes.
     """
     if not unused:
         return list(results)
@@ -292,9 +297,9 @@ def require(unused: Sequence[Any], results: Sequence[Any]) -> list[Any]:
 
 
 def keep_apart(tensors: Sequence[Any]) -> list[Any]:
-    """Copies of tensors, across which TensorFlow does not merge sums.
+    """Copies of the results of a function. TensorFlow does not merge sums before and after them.
 
-    Alone, TensorFlow optimizes each function of a pipeline by itself. Here several are one function.
+    In the script alone, TensorFlow optimizes each function of a pipeline by itself. Here several functions are one.
     """
 
     def keep(tensor: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Checks whether an item of a Python object is a function of its number, on any rank, and after any other items.
+"""Checks whether item k of a Python object depends on nothing but k, so that any rank can make it at any time.
 
 Keras makes the first two items of a `PyDataset` before training, to learn their shapes. Here rank 0 makes them in that
-order and the other ranks in the reverse order, so an item that depends on earlier items differs between ranks. An item
-is no function of its number, either, if making it draws random numbers or changes the object.
+order and the other ranks in the reverse order, so an item that depends on earlier items differs between ranks. The
+check also fails if making an item draws random numbers or changes the object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIRST = (0, 1)
 """The numbers of the items that are compared."""
 
 
-class Found(NamedTuple):
+class Comparison(NamedTuple):
     """The result of the comparison of the items `FIRST`.
 
     items: these items.
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     seconds: float
 
 
-def compare_items(source: Any, name: str) -> Found:
+def compare_items(source: Any, name: str) -> Comparison:
     """Compare the items `FIRST` of `source` between all ranks. Collective.
 
     If an item draws random numbers or sets attributes of `source`, these have the script's own values afterwards.
@@ -56,7 +56,8 @@ def compare_items(source: Any, name: str) -> Found:
         RankError: another rank cannot make an item. If this rank cannot, it raises its own error.
     """
     me = world.get_world()
-    items, draws, attribute, seconds, failure = {}, False, "", 0.0, None  # attribute: one that changes; "": none
+    items, draws, seconds, failure = {}, False, 0.0, None
+    attribute = ""  # one that the making of the last item has changed
     try:
         first_state = before = State(source)
         for number in FIRST if me.rank == 0 else reversed(FIRST):
@@ -64,8 +65,9 @@ def compare_items(source: Any, name: str) -> Found:
             items[number] = source[number]
             seconds = time.perf_counter() - began
             after = State(source)
-            draws, attribute = before.is_drawn_from() or draws, before.find_changed(after)
-            before = after  # the first item may have opened a file, so only changes by the last one count
+            draws = before.is_drawn_from() or draws
+            attribute = before.find_changed(after)  # not by the first item, which may have opened a file
+            before = after
         if (draws or attribute) and me.rank > 0 and first_state.can_be_restored():
             first_state.restore()  # and make the items in the script's order
             items = {number: source[number] for number in FIRST}
@@ -90,7 +92,7 @@ def compare_items(source: Any, name: str) -> Found:
         why = f"the making of an item changes its attribute {changed!r}"
     elif different_rank:
         why = f"ranks 0 and {different_rank} made different items of the same number"
-    return Found([items[number] for number in FIRST], why, min(all_seconds))
+    return Comparison([items[number] for number in FIRST], why, min(all_seconds))
 
 
 def _digest(item: Any) -> int:
@@ -101,8 +103,8 @@ def _digest(item: Any) -> int:
 
 
 class State:
-    """State that the making of an item may change: the attributes of an object, the random generators of the object and
-    its classes' modules, and the global generators of Python, NumPy and TensorFlow.
+    """A record of the state that the making of an item may change: the attributes of an object, the random generators
+    of the object and its classes' modules, and the global generators of Python, NumPy and TensorFlow.
 
     _values, _hashes: the attributes of the object, and a hash of each with all objects that it refers to.
     _generators, _states: the random generators, and their states.
@@ -121,12 +123,12 @@ class State:
         self._spawned = seeding.count_spawned()
 
     def is_drawn_from(self) -> bool:
-        """Whether random numbers have been drawn since."""
+        """Whether random numbers have been drawn since the record was made."""
         states = list(map(_read_state, self._generators))
         return pickle.dumps(states) != pickle.dumps(self._states) or seeding.count_spawned() != self._spawned
 
     def can_be_restored(self) -> bool:
-        """Whether no attribute value was changed in place; then restoring the references suffices."""
+        """Whether no value of an attribute was changed in place, so that `restore` restores all of them."""
         walk = _Walk(self._source)
         for generator in _list_global(self._source):
             walk.visit(generator)
@@ -196,7 +198,7 @@ def _list_global(source: Any) -> list[Any]:
 
 
 class _Walk:
-    """A walk over all objects that an object refers to, except for code and modules. It does not go through `source`.
+    """A walk over objects and all objects that they refer to, except for code, modules and `source` itself.
 
     generators: the random generators among the objects, by id.
     """
@@ -236,7 +238,7 @@ class _Walk:
 
 
 _MAX_BYTES = 16 << 20
-"""Larger arrays count as data: writes of an item to them are not detected."""
+"""Larger arrays count as data: a change of their values is not detected."""
 _MAX_OBJECTS = 50_000
 """The number of objects that are visited from an attribute, in some 0.1 s; further ones count as data."""
 _VALUES = (str, bytes, int, float, complex, type(None))

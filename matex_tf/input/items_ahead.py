@@ -1,4 +1,4 @@
-"""Items of a `PyDataset`: their order in a pass, and a rank's items, made ahead."""
+"""Items of a `PyDataset`: `order_items` finds their order in a pass, `ItemsAhead` makes some of them before a step."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class ItemsAhead(Iterator[Any]):
 
     numbers: the numbers of the items.
     convert: converts an item in a thread of this process, also ahead.
+    stop: ends the making.
 
-    _receive: converts what the pool has made, in the pool's thread.
+    _receive: applied to a result of the pool in this process: `convert`, except after threads, which have converted.
     """
 
     def __init__(self, py_dataset: Any, numbers: Sequence[int], convert: Callable[[Any], Any]):
@@ -45,7 +46,7 @@ class ItemsAhead(Iterator[Any]):
             make = lambda number: convert(py_dataset[number])  # noqa: E731
             self._pool, self._receive = pool.ThreadPool(max(1, workers), _begin, (make,)), lambda item: item
         self._numbers, self._results = iter(numbers), collections.deque[futures.Future[Any]]()
-        # It does not wait for an item that a thread is making, so it may run while objects are finalized.
+        # `terminate` does not wait for an item that a thread is making, so it may run while objects are finalized.
         self.stop = self._pool.terminate
         limit = py_dataset.max_queue_size if has_workers else _ITEMS_AHEAD
         self._start(limit if limit > 0 else None)
@@ -90,6 +91,7 @@ class _Numbers:
 
 def order_items(adapter: Any) -> list[int]:
     """The numbers of the items of the next pass of a `PyDatasetAdapter`, in Keras' own order, with its random draws."""
-    of_numbers = copy.copy(adapter)
-    of_numbers.py_dataset, of_numbers._standardize_batch = _Numbers(adapter.py_dataset.num_batches), lambda item: item
-    return list(of_numbers._finite_generator())
+    copied = copy.copy(adapter)  # an adapter whose items are numbers
+    copied.py_dataset = _Numbers(adapter.py_dataset.num_batches)
+    copied._standardize_batch = lambda item: item
+    return list(copied._finite_generator())

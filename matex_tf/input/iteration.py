@@ -16,8 +16,8 @@ from matex_tf.sharding import slice_bounds
 def read_alike(dataset: Any) -> Any:
     """The dataset, read equally far ahead on all ranks, and as far as the script alone reads it.
 
-    If the script leaves the number of elements to TensorFlow, it grows from 1; here it stays 1 on all ranks. A pipeline
-    whose iterations do not affect one another is read ahead freely.
+    If the script leaves the number of elements to TensorFlow, TensorFlow lets the number grow from 1; here it stays 1
+    on all ranks. A pipeline whose iterations do not affect one another is returned as it is.
     """
     if not any(map(pipelines.has_outside_state, slice_bounds.list_pipeline(dataset))):
         return dataset

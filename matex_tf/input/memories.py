@@ -1,4 +1,4 @@
-"""The memory of a pipeline's `cache()` if its work is deferred: a rank keeps the rows that it has worked on."""
+"""The memory of a pipeline's `cache()` if the work before it is deferred: a rank keeps the results of its own rows."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Memory:
     def recall(self, number: Any, rows: Sequence[Any], work: Callable[[], list[Any]]) -> list[Any]:
         """In a graph: the tensors of the ticket `number`. If the memory has none, or other rows, `work` makes them.
 
-        rows: scalars that identify rows of the ticket's batch, with a digest of the ticket: after a pass that ended
-            early, its number may belong to another ticket.
+        rows: scalars that tell which rows: their bounds in a batch, and a digest of the ticket, because after a pass
+            that ended early the number may belong to another ticket.
         """
         rows_text = tf.strings.join(["rows", *map(tf.strings.as_string, rows)], ":")
         entry = self._table.lookup(number)  # the text of the rows, then the serialized tensors

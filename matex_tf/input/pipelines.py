@@ -26,14 +26,14 @@ def name_kind(dataset: Any) -> str:
 
 
 def has_outside_state(step: Any) -> bool:
-    """Whether a step of a pipeline changes what other iterations of it see.
+    """Whether a step of a pipeline changes what other iterations of the pipeline see.
 
-    A `shuffle` has another order in each iteration, and for each `repeat`. The iteration that fills a `cache`
-    determines its elements. A function may call Python or assign variables; but datasets that it makes, and random ops
-    with a seed of their own, belong to an iteration.
+    A `repeat` or a `cache` after a `shuffle` does: the `shuffle` has another order in each iteration, and for each
+    `repeat`; and the iteration that fills a `cache` determines its elements. A function of a step does if it has a
+    stateful op, such as a call of Python or an assignment. Exceptions are ops that make datasets, and random ops with
+    attributes for a seed: their state belongs to one iteration.
     """
-    keeps_order = name_kind(step) in ("RepeatDataset", "CacheDataset")
-    if keeps_order and any(map(is_reshuffled, list_pipeline(step))):
+    if name_kind(step) in ("RepeatDataset", "CacheDataset") and any(map(is_reshuffled, list_pipeline(step))):
         return True
     return not all(_makes_dataset(op) or _draws(op) for op in list_stateful(step))
 
@@ -60,7 +60,7 @@ def _draws(op: Any) -> bool:
 
 
 def skip_options(dataset: Any) -> Any:
-    """The last step of a pipeline that is not `with_options`."""
+    """The last step of a pipeline, without `with_options` behind it."""
     while name_kind(dataset) == "OptionsDataset":
         dataset = dataset._input_dataset
     return dataset
@@ -77,5 +77,5 @@ def list_stateful(step: Any) -> list[Any]:
 
 
 def finds_files(node: Any) -> bool:
-    """Whether an op is of matex_tf, which puts it into functions that read files, except on rank 0 (`real_files`)."""
+    """Whether an op finds the real paths of files: the library adds such ops on ranks other than 0 (`real_files`)."""
     return bool(node.name.split("/")[-1].startswith(real_files.PLACES_OF_FILES))

@@ -3,10 +3,10 @@
 Example: `lambda name: TFRecordDataset(name).take(10).map(parse)`, the function of an `interleave`, becomes a function
 that gives the tickets of the first 10 records of the file, and a `Map` for `parse`.
 
-The ops that read files are in the function, or in a function that it calls through datasets. A `Rewriter` creates all
-ops of the function again, but for each op that reads a file an op that gives tickets or names. Ops that only order
-elements stay, and maps of records are taken out, to be applied to the records later (`record_maps`). A function that
-does anything else to records cannot be rewritten.
+The ops that read files are in the function, or in a function that an op on datasets calls, such as an inner
+`interleave`. A `Rewriter` creates all ops of the function again. In place of an op that reads a file, it creates an op
+that gives tickets or names. Ops that only order elements stay. Maps of records are taken out, to be applied to the
+records later (`record_maps`). A function that does anything else to records cannot be rewritten.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ _CYCLE_INPUTS = {
     "ParallelInterleaveDatasetV4": -5,
     "LegacyParallelInterleaveDatasetV2": -4,
 }
-"""Ops whose functions return datasets, with the index of the input that gives the number of open datasets.
-
-The index counts from the last input. None: the op opens one dataset at a time.
+"""Ops whose functions return datasets, with the index, from the end, of the input that is the cycle length: the number
+of datasets that are open at a time, from which elements are taken in turn. None: the op has one open dataset.
 """
 AUTOTUNE = -1  # TensorFlow chooses the number
 _ORDERS = frozenset(
@@ -49,7 +48,9 @@ _CONSTANT = frozenset(
     "If While DummySeedGenerator AnonymousSeedGenerator AnonymousRandomSeedGenerator DummyMemoryCache "
     "AnonymousMemoryCache".split()
 )
-"""Ops that TensorFlow calls stateful, but that give the same file names each time, or call functions that do."""
+"""Ops that TensorFlow calls stateful, but whose results vary only if variables, tables or files change. The functions
+that they call are checked apart.
+"""
 
 
 def read_kinds(nodes: Iterable[Any]) -> set[str]:
@@ -76,11 +77,11 @@ class Rewriter:
     """Rewrites a function of a pipeline, and the functions that it calls.
 
     function: a ConcreteFunction that returns a dataset.
-    gives_names: the datasets give names of files, each once; otherwise tickets.
+    gives_names: the rewritten datasets give names of files, each once; otherwise tickets.
     cpus: see `choose_cycle_length`.
 
-    _origins: by the ids of captured tensors in functions, the tensors outside.
-    _graphs: the functions that were found, so that these ids stay theirs.
+    _origins: by the ids of the tensors that stand for captured tensors in functions, the captured tensors themselves.
+    _graphs: keeps these functions alive, so that the ids stay unique.
     """
 
     def __init__(self, function: Any, gives_names: bool, cpus: int):
@@ -109,7 +110,7 @@ class Rewriter:
     def _rewrite(self, graph: Any, captured: Sequence[Any]) -> tuple[Any, tuple[Map, ...]]:
         """A ConcreteFunction in place of the function with this graph, and the maps to apply to the records.
 
-        captured: the tensors outside that are the last inputs of the function.
+        captured: the captured tensors, which are the last inputs of the function.
         """
         self._graphs.append(graph)
         self._origins.update(zip(map(id, graph.inputs[len(graph.inputs) - len(captured) :]), captured))
@@ -149,7 +150,7 @@ class Rewriter:
     ) -> tuple[Any, tuple[Map, ...] | None]:
         """The op in place of `op`, and the maps to apply to the records of its dataset; None if it has no records.
 
-        sources: these maps of each input that is a dataset of records.
+        sources: for each input that is a dataset of records, the maps of this dataset.
         """
         if op.type in KINDS:
             return self._list_file(op, inputs), ()
@@ -164,15 +165,15 @@ class Rewriter:
             return inputs[0].op, (*sources[0], self._read_map(op))
         if not sources or op.type not in (*_ORDERS, "ConcatenateDataset"):
             raise CannotBeIndexed(f"records are worked on where their files are read ({op.type})")
-        needed = 2 if op.type == "ConcatenateDataset" else 1
+        needed = 2 if op.type == "ConcatenateDataset" else 1  # inputs with records, to which the same maps apply
         if len(sources) < needed or not record_maps.is_same(sources[0], sources[-1]):
             raise CannotBeIndexed(f"records are put together with other elements ({op.type})")
-        if self._gives_names and op.type in _ORDERS:  # a `skip` would leave out the name
+        if self._gives_names and op.type in _ORDERS:  # left out: a `skip` of records would skip the name
             return inputs[0].op, sources[0]
         return copy_op(op, inputs, self._make_attributes(op)), sources[0]
 
     def _make_attributes(self, op: Any) -> dict[str, Any]:
-        """The attributes of an op on datasets, with the element spec of names, strings, or tickets, three integers."""
+        """The attributes of an op on datasets, with the element spec of names (strings) or tickets (three integers)."""
         attributes = dict(op.node_def.attr.items())
         if "output_types" in attributes:
             dtype, shape = (tf.string, []) if self._gives_names else (tf.int64, [3])
@@ -184,7 +185,7 @@ class Rewriter:
     def _list_file(self, op: Any, inputs: Sequence[Any]) -> Any:
         """The op of the dataset of file names, or of tickets, in place of `op`, which reads files."""
         kind = KINDS[op.type]
-        compression = self._find_value(op.inputs[5 if kind == "fixed" else 1])
+        compression = self._find_value(op.inputs[5 if kind == "fixed" else 1])  # "": none
         if compression is None:
             raise CannotBeIndexed("whether its files are compressed is told as it runs")
         if compression:
@@ -206,9 +207,9 @@ class Rewriter:
         called = op.graph._get_function(name)
         graph = getattr(called, "graph", None)
         if not getattr(graph, "inputs", None):
-            with op.graph.as_default():  # which has the functions that this one calls
+            with op.graph.as_default():  # it has the functions that `called` calls
                 graph = function_def_to_graph(called.cached_definition)
-        # Behind its dataset the op takes the captured tensors, which are the last inputs of the function.
+        # The inputs of the op are its dataset, then the captured tensors, which are the last inputs of the function.
         rewritten, maps = self._rewrite(graph, op.inputs[1 : 1 + len(op.get_attr("Targuments"))])
         rewritten.add_to_graph(tf.compat.v1.get_default_graph())
         attributes["f"].func.name = tf.compat.as_str(rewritten.name)
@@ -218,7 +219,7 @@ class Rewriter:
             attributes["sloppy"].b = False
         cycle_input = _CYCLE_INPUTS[op.type]
         chosen = None if cycle_input is None else self._find_value(op.inputs[cycle_input])
-        if cycle_input is not None and chosen is not None and chosen < 0:
+        if cycle_input is not None and chosen is not None and chosen < 0:  # TensorFlow would choose by the CPUs
             # The number of files that are read concurrently. None: it is no constant; 0: the op has no such input.
             calls = self._find_value(op.inputs[-1]) if op.type.startswith("ParallelInterleaveDatasetV") else 0
             cycle = choose_cycle_length(chosen, AUTOTUNE if calls is None else calls, self._cpus)
@@ -237,7 +238,7 @@ class Rewriter:
         return record_maps.make_map(op, captured)
 
     def _find_constant(self, tensor: Any) -> Any:
-        """The value of a tensor in a function: an eager tensor or an array; None if it is no constant."""
+        """The value of a tensor in a function, as an eager tensor or an array; None if it is no constant."""
         while not hasattr(tensor, "numpy"):
             if id(tensor) in self._origins:
                 tensor = self._origins[id(tensor)]
@@ -254,7 +255,7 @@ class Rewriter:
 
 
 def choose_cycle_length(chosen: int, calls: int | None, cpus: int) -> int:
-    """The number of files that are read in turn, as TensorFlow chooses it for a process with `cpus`.
+    """The number of files that are read in turn, as TensorFlow chooses it for a process with `cpus` CPUs.
 
     chosen: the script's value, `AUTOTUNE` if there is none.
     calls: the script's number of files that are read concurrently, possibly `AUTOTUNE`; None or 0: one at a time.

@@ -1,7 +1,7 @@
 """The index of records: where the records of files begin. All ranks make it together; rank 0 keeps it for later runs.
 
-Of TFRecord files a rank reads the headers of its share of the files; of text files it reads its part of all bytes.
-Records of a fixed length need no index: the sizes of the files suffice.
+Of TFRecord files, each rank reads some files, and there only the headers of the records. Of text files, each rank reads
+an equal part of all bytes. Records of a fixed length need no index: the sizes of the files suffice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from matex_tf.world import world
 _NOT_FOUND, _UNAVAILABLE = 5, 14  # TensorFlow's codes of errors
 _VERSION = 2  # of kept files
 _SETTLED_SECONDS = 2.0
-"""Some file systems count modification times in seconds: a younger file may change and keep its modification time."""
+"""Some file systems count modification times in seconds. So a younger file may change without a change of its time."""
 _MAX_UNUSED_SECONDS = 90 * 24 * 3600.0
 """Kept files that no run has used for this time are removed."""
 _THREADS = 4
@@ -37,7 +37,7 @@ _THREADS = 4
 
 
 class State(NamedTuple):
-    """The state of a file, whose `path` has no links.
+    """The state of a file, by which a change is noticed. `path` has no links.
 
     size: in bytes; `record_files.NO_SIZE` if the file cannot be found.
     code, problem: TensorFlow's code of the error, and its text, if the file cannot be found.
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Bytes `first` up to `last` of a file. number: the index of the file in a list of files."""
+    """Bytes `first` to `last` - 1 of a file, which one rank reads. number: the index of the file in a list of files."""
 
     number: int
     first: int
@@ -66,8 +66,8 @@ _known: dict[tuple[str, bytes], State] = {}
 def name_alike(name: bytes) -> str:
     """The name by which ranks compare a file: the last two parts of its absolute path.
 
-    Each rank may have its own copy of a file that the script writes, in a folder of its own, under the same name. A
-    path below the current folder is relative on rank 0 and absolute on the others.
+    The whole path may differ: each rank may have its own copy of a file that the script writes, in a private folder,
+    and a path below the current folder is relative on rank 0 and absolute on the others.
     """
     return "/".join(os.path.abspath(os.fsdecode(name)).split("/")[-2:])
 
@@ -75,7 +75,7 @@ def name_alike(name: bytes) -> str:
 def index_files(names: Sequence[bytes], kind: str, reason: str = "") -> str:
     """Give the index of files to the ops that read them. Returns the reason if that is impossible, else "". Collective.
 
-    A broken or missing file is an error when its records are read, as it is alone.
+    A broken or missing file is an error only when its records are read, as in the script alone.
 
     Args:
         names: this rank's paths. All ranks must have files of the same names and sizes in the same order.
@@ -141,7 +141,7 @@ def _read_states(names: Sequence[bytes]) -> tuple[list[State], str]:
 
 
 def _is_settled(state: State) -> bool:
-    """Whether a later change of the file certainly changes its state."""
+    """Whether a later change of the file certainly changes its state; see `_SETTLED_SECONDS`."""
     return time.time() - state.mtime_ns / 1e9 > _SETTLED_SECONDS
 
 
@@ -168,9 +168,9 @@ def _find_records(
         me = world.get_world()
         parts = deal_parts([states[number].size for number in missing], kind, me.size)[me.rank]
         parts = [part._replace(number=missing[part.number]) for part in parts]
-        mine = [*zip(parts, _find_parts(parts, names, states, kind))]
-        everyone = itertools.chain(*objects.allgather(mine, "the index of records"))
-        in_order = sorted(everyone, key=lambda part_and_records: part_and_records[0])
+        own_records = [*zip(parts, _find_parts(parts, names, states, kind))]
+        all_records = itertools.chain(*objects.allgather(own_records, "the index of records"))
+        in_order = sorted(all_records, key=lambda part_and_records: part_and_records[0])
         for number in missing:
             pieces = [found for part, found in in_order if part.number == number]
             index[number] = _join_pieces(pieces, kind, states[number].size)
@@ -180,9 +180,9 @@ def _find_records(
 
 
 def deal_parts(sizes: Sequence[int], kind: str, ranks: int) -> list[list[Part]]:
-    """The parts of files of these sizes in bytes that each rank reads: equally many bytes of text, or whole files.
+    """The parts of files, of these sizes in bytes, that each rank reads: equally many bytes of text, or whole files.
 
-    A TFRecord file is a chain of records, which only one rank can follow.
+    One rank reads a whole TFRecord file, because the place of a record follows from the record before it.
     """
     ends = np.cumsum(sizes, dtype=np.int64).tolist()
     total = ends[-1] if ends else 0
@@ -194,11 +194,12 @@ def deal_parts(sizes: Sequence[int], kind: str, ranks: int) -> list[list[Part]]:
             rank = min(ranks - 1, twice_middle * ranks // (2 * total)) if total else 0
             dealt[rank].append(Part(number, 0, size))
             continue
+        begin = end - size  # of the file, in the bytes of all files
         for rank in range(ranks):
-            first = max(end - size, total * rank // ranks)
+            first = max(begin, total * rank // ranks)
             last = min(end, total * (rank + 1) // ranks)
             if first < last:
-                dealt[rank].append(Part(number, first - (end - size), last - (end - size)))
+                dealt[rank].append(Part(number, first - begin, last - begin))
     return dealt
 
 
@@ -221,7 +222,8 @@ def _join_pieces(pieces: Sequence[record_files.Found], kind: str, size: int) -> 
     for piece in pieces:
         if piece.code:
             return record_files.Found(_NO_NUMBERS, _NO_NUMBERS, code=piece.code, problem=piece.problem)
-    # A line begins after the end of the line before. The last start is the end of the file, if the last line ends.
+    # In a part of a text file, `offsets` are the ends of lines. A line begins after the end of the line before. If the
+    # last line has an end, the last of `starts` is the end of the file.
     ends = np.concatenate([_NO_NUMBERS, *(piece.offsets for piece in pieces)])
     starts = np.concatenate([np.zeros(1, np.int64), ends + 1])
     if max((piece.content for piece in pieces), default=-1) >= starts[-1]:

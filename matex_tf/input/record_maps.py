@@ -1,6 +1,6 @@
 """Maps of records in the functions that read files: `record_functions` takes them out, `records` applies them later.
 
-Records are first replaced by tickets. A map that the script applies to a record then runs on the rank that reads it.
+The functions then give tickets in place of records, and a map runs on the rank that reads the record of a ticket.
 Example: of `names.interleave(lambda name: TFRecordDataset(name).map(parse))`, the map of `parse`.
 """
 

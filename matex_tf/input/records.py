@@ -1,8 +1,8 @@
 """Datasets of records as tickets: file number, offset and length of each record, without its data.
 
 These datasets are `TFRecordDataset`, `TextLineDataset`, `FixedLengthRecordDataset`, and `interleave` and `flat_map`
-with functions that make them from file names. First all ranks list the names of the files and index them
-(`record_index`). Then in the function, an op that lists a file's tickets replaces the op that reads the file
+with functions that make such a dataset from a file name. First all ranks list the names of the files and index the
+files (`record_index`). Then in the function, an op that lists a file's tickets replaces the op that reads the file
 (`record_functions`). So TensorFlow's own ops order the tickets as they order records.
 """
 
@@ -28,7 +28,7 @@ _ORDERS = (
     "RepeatDataset", "TakeDataset", "SkipDataset", "ShardDataset", "ShuffleDataset", "PrefetchDataset", "CacheDataset",
     "OptionsDataset", "AssertCardinalityDataset",
 )  # fmt: skip
-"""Steps over file names: without them the dataset has the same names, or more."""
+"""Steps over file names that `_find_source` leaves out: without them the dataset has the same names, or more."""
 _SOURCES = ("TensorSliceDataset", "TensorDataset", "RangeDataset")
 _NAMES_PER_BATCH = 1 << 16
 """The number of file names that are listed at a time."""
@@ -40,7 +40,7 @@ _RECORDS = "its records"
 class Records(NamedTuple):
     """A dataset of records in two parts.
 
-    tickets: a dataset of int64 tensors [3], in the order of the script's dataset.
+    tickets: a dataset of tickets, int64 tensors [3], in the order of the script's dataset.
     read: computes the script's element from a ticket. The element is the record, a scalar string, or the result of maps
         in the function that reads the files. Without such maps `read` also takes tickets of shape [..., 3], and returns
         records of shape [...].
@@ -58,7 +58,7 @@ def make_tickets(dataset: Any) -> Records | str:
     """The records of a dataset as tickets, or the reason why that is impossible ("": it reads no records). Collective.
 
     All ranks call it with the dataset of the same place in the script. The first call indexes the records. Later calls
-    index files that have changed; earlier tickets then refer to the new files.
+    index files that have changed; tickets that were made before then refer to the new files.
     """
     known = tags.get_tag(dataset, _RECORDS)
     try:
@@ -79,11 +79,11 @@ def _make_tickets(dataset: Any) -> Records | str:
     [kind] = kinds
     cpus, maps, names, reason = _count_script_cpus(), tuple[Map, ...](), list[bytes](), ""
     try:
-        function, maps = record_functions.Rewriter(step._map_func.function, False, cpus).make()
+        function, maps = record_functions.Rewriter(step._map_func.function, gives_names=False, cpus=cpus).make()
         names = _list_names(step, cpus)
     except CannotBeIndexed as error:
         reason = str(error)
-    except Exception as error:  # possibly of this rank alone: the others wait for it
+    except Exception as error:  # perhaps on this rank alone: the others wait in the next collective
         reason = f"its names of files cannot be made ({type(error).__name__}: {error})"
     reason = record_index.index_files(names, kind, reason)
     if reason:
@@ -92,12 +92,13 @@ def _make_tickets(dataset: Any) -> Records | str:
     steps = slice_bounds.list_pipeline(step)
     wrapped = [getattr(each, name, None) for each in steps for name in _FUNCTIONS]
     nodes = (node for each in wrapped if each for node in graph_ops.iterate_nodes(each.function.graph))
-    names_may_vary = any(node.op in pipelines.READS for node in nodes)  # of variables, tables, whole files
+    # A function that reads variables, tables or whole files may give other names later.
+    names_may_vary = any(node.op in pipelines.READS for node in nodes)
     return Records(_make_dataset(step, function, cpus), read, () if names_may_vary else tuple(names), kind)
 
 
 def _renew(known: Records) -> Records | str:
-    """The same records if the files are unchanged or have been indexed again; otherwise the reason. Collective."""
+    """The records, after changed files were indexed again; or the reason why that is impossible. Collective."""
     return record_index.index_files(known.names, known.kind) or known
 
 
@@ -114,7 +115,7 @@ def _make_reader(maps: Sequence[Map], spec: Any) -> Callable[[Any], Any]:
 
 
 def _find_step(dataset: Any) -> Any:
-    """The step that makes a dataset of each file name and orders their elements."""
+    """The step that makes a dataset of each file name, and orders the elements of these datasets."""
     from tensorflow.python.data.ops import dataset_ops
 
     if not hasattr(dataset._variant_tensor, "numpy"):
@@ -130,7 +131,7 @@ def _find_step(dataset: Any) -> Any:
 
 
 def _count_script_cpus() -> int:
-    """The number of CPUs of the script alone: all of rank 0's host that the launcher leaves to the job. Collective.
+    """The number of CPUs of the script alone: all CPUs of rank 0's host that the launcher gives the job. Collective.
 
     By this number TensorFlow chooses how many files it reads in turn, and thus the order of records.
     """
@@ -142,7 +143,7 @@ def _count_script_cpus() -> int:
 
 
 def _build(function: Callable[..., Any], spec: Any, source: Any) -> Callable[..., Any]:
-    """A function for `flat_map` over `source`, whose dataset has elements of `spec`."""
+    """For `flat_map` over `source`: a function that makes the dataset, with elements of `spec`, of a variant tensor."""
     from tensorflow.python.data.ops import dataset_ops
 
     def make(*element: Any) -> Any:
@@ -170,7 +171,7 @@ def _make_dataset(step: Any, function: Callable[..., Any], cpus: int) -> Any:
     if calls is None:
         return source.interleave(make, cycle, step._block_length)
     if cycle != of_script:
-        calls = record_functions.AUTOTUNE  # must not exceed the cycle length
+        calls = record_functions.AUTOTUNE  # because the script's number may exceed the chosen cycle length
     return source.interleave(make, cycle, step._block_length, num_parallel_calls=calls, deterministic=True)
 
 
@@ -181,10 +182,10 @@ def _list_names(step: Any, cpus: int) -> list[bytes]:
     """
     function = step._map_func.function
     _check_function(function)
-    make, _ = record_functions.Rewriter(function, True, cpus).make()
+    make, _ = record_functions.Rewriter(function, gives_names=True, cpus=cpus).make()
     source = _find_source(step._input_dataset)
     names = source.flat_map(_build(make, tf.TensorSpec([], tf.string), source)).batch(_NAMES_PER_BATCH)
-    # `reduce` needs no iterator: the hook of iterators would run collectives.
+    # By `reduce`, which needs no iterator: the library's hook of iterators would run collectives.
     all_names = names.reduce(tf.zeros([0], tf.string), lambda first, second: tf.concat([first, second], 0))
     return list(dict.fromkeys(all_names.numpy().tolist()))
 

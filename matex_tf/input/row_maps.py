@@ -1,4 +1,4 @@
-"""Maps of rows, and records of files: what must run in order stays in the tickets, the rest becomes work."""
+"""Maps of rows, before `batch`, and records of files: what must run in order makes tickets, the rest becomes work."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from matex_tf.input.functions import PYTHON, Split, require
 from matex_tf.input.tickets import Tensors, digest_tensors, flatten, flatten_element, flatten_specs, map_dataset
 
 
-def read_records(dataset: Any, found: records.Records) -> Deferred:
+def read_records(dataset: Any, indexed: records.Records) -> Deferred:
     """The records of a dataset; the work is to read them."""
     spec = dataset.element_spec
     count = len(flatten_specs(spec))
-    return make_whole(dataset, False)._replace(
-        tickets=found.tickets,
-        take=lambda ticket, _: flatten(spec, found.read(ticket[0])),
+    return make_whole(dataset, are_batches=False)._replace(
+        tickets=indexed.tickets,
+        compute=lambda ticket, _: flatten(spec, indexed.read(ticket[0])),
         is_work=True,
         passed=[None] * count,
         files=(dataset,),
@@ -26,24 +26,24 @@ def read_records(dataset: Any, found: records.Records) -> Deferred:
 def map_rows(dataset: Any, inner: Deferred) -> Deferred:
     """A map of the rows `inner`: its front runs on the tickets, before batching; the rest is work."""
     split = Split(dataset._map_func.function)
-    kept = (*inner.kept, *map(advice.explain_op, split.ordered))
+    causes = (*inner.causes, *map(advice.explain_op, split.ordered))
     if any(inner.passed[index] is None for index in split.front_takes):  # the front needs results of the work
-        inner = make_whole(dataset._input_dataset, False)
+        inner = make_whole(dataset._input_dataset, are_batches=False)
     ticket_size, input_count = len(flatten_specs(inner.tickets.element_spec)), len(split.back_takes)
-    # A new ticket is the ticket of `inner` and the front's results; without work before, just what the back takes.
+    # A new ticket is the ticket of `inner` and the front's results; or, if `inner` has no work, what the back takes.
     extends_ticket = inner.is_work or split.front is None
 
-    def take(ticket: Tensors, no_slice: None) -> Tensors:
+    def compute(ticket: Tensors, no_slice: None) -> Tensors:
         if not extends_ticket:
             return split.build_back(ticket)
-        row = inner.take(ticket[:ticket_size], no_slice)
+        row = inner.compute(ticket[:ticket_size], no_slice)
         computed = [index for index, passed in enumerate(inner.passed) if passed is None]
-        unused = [row[index] for index in computed if index not in split.back_takes]
+        unused = [row[index] for index in computed if index not in split.back_takes]  # their errors count
         results = split.build_back([*(row[index] for index in split.back_takes), *ticket[ticket_size:]])
         return require(unused, results)
 
     def find_passed(index: int | None) -> int | None:
-        """The tensor of the new ticket that equals the input `index` of the back; None if it is computed."""
+        """The index, in the new ticket, of the tensor that the back takes as input `index`; None if it is computed."""
         if index is None or not extends_ticket:
             return index
         is_input = index < input_count
@@ -52,13 +52,13 @@ def map_rows(dataset: Any, inner: Deferred) -> Deferred:
     spec = dataset._map_func.output_structure
     return inner._replace(
         tickets=inner.tickets if split.front is None else _run_front(inner, split, dataset),
-        take=take,
+        compute=compute,
         digest=digest_tensors,
         spec=spec,
         are_rows=[False] * len(flatten_specs(spec)),
         is_work=inner.is_work or split.is_work,
         passed=list(map(find_passed, split.passed)),
-        kept=kept,
+        causes=causes,
     )
 
 
@@ -72,6 +72,7 @@ def _run_front(inner: Deferred, split: Split, dataset: Any) -> Any:
         return *before, *split.build_front(inputs)
 
     options: dict[str, Any] = {}
+    # Python code in the front runs in parallel if it does in the script.
     if not PYTHON.isdisjoint(split.ordered) and getattr(dataset, "_num_parallel_calls", None) is not None:
         deterministic = {"true": True, "false": False}.get(dataset._deterministic)
         options = {"num_parallel_calls": dataset._num_parallel_calls, "deterministic": deterministic}

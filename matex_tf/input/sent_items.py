@@ -1,4 +1,4 @@
-"""The rows of an item of a `PyDataset`, sent by the rank that has made it to the ranks that train them."""
+"""Sends an item of a `PyDataset` (`turns`): the rank that has made it, its maker, sends each rank the rows to train."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class SentItem:
     number: the number of the item.
     maker: the rank that has made the item.
     tensors: the flat tensors of the item on that rank; None on the others.
-    shapes: the shapes of these tensors.
+    shapes: the shapes of these tensors, on all ranks.
     failure: the code and the text of the error, if the item could not be made.
+    total: the number of rows. is_even: all tensors with rows have equally many.
 
-    _ranks: the number of ranks for which `_maker` holds.
+    _ranks: the number of ranks at which `_maker` was set. If ranks were lost since, ranks have other numbers.
     """
 
     def __init__(self, source: Any, number: int, maker: int, tensors: Any, shapes: Any, failure: Any):
@@ -71,7 +72,7 @@ class SentItem:
         return [tf.constant(array, dtype) for array, (dtype, _) in zip(arrays, self.source.specs)]
 
     def _replace_lost_maker(self) -> None:
-        """After a rank was lost, find the remaining rank that has the item; if none has it, rank 0 makes it again."""
+        """After a rank was lost, find a remaining rank that has the item; if none has it, rank 0 makes it again."""
         me = world.get_world()
         if self._ranks == me.size:
             return

@@ -1,11 +1,11 @@
-"""Iterators that give steps a rank's slice of each batch, and eager code whole batches.
+"""Iterators that give a step a rank's slice of each batch, and eager code whole batches.
 
-Beneath such an iterator runs an iterator of a `Source`. It makes the next batches ahead: on 2 ranks, rank 0 works on
-rows 0-15 of a batch of 32, and rank 1 on rows 16-31. Each of its elements, a `Batch`, also carries the batch's ticket,
-from which a rank can make any rows (`deferred`).
+Beneath such an iterator runs an iterator of slices. It makes the next slices ahead: on 2 ranks, rank 0 works on rows
+0-15 of a batch of 32, and rank 1 on rows 16-31. Each of its elements, a `Batch`, also carries the batch's ticket, a
+stand-in for the batch from which a rank can make any rows (`deferred`).
 
-If other rows are needed than were made (after a rank is lost, after a change of slice ratios, or for the whole batch),
-they are made again from the ticket. So ranks need no common state.
+A step may need other rows than were made: after a rank is lost, after a change of slice ratios, or for the whole batch.
+They are made again from the ticket. So no rank asks another one for rows.
 """
 
 from __future__ import annotations
@@ -37,38 +37,39 @@ _BATCHES_AHEAD = 2
 class Source:
     """A dataset whose batches ranks make in slices; a `batches.Dealer`.
 
-    dataset: the script's. spec: of its elements.
+    dataset: the script's dataset. spec: the spec of its elements.
     batches: the tickets of its batches, and the work on them.
     batch_specs: the dtypes and shapes of a whole batch's flat tensors.
     is_compared: the ranks have compared a batch.
-    specs: the dtypes and shapes of the flat tensors of an element of the slices (see `Batch`).
+    specs: the dtypes and shapes of the flat tensors of an element of the dataset of slices (see `Batch`).
     are_rows, pads: see `Deferred`.
 
-    _elements_come_again: no iteration changes what others see, so elements that are read too early are not lost.
-    _deal, _deal_variable: see `_make_deal`; running iterators read the variable.
+    _elements_come_again: no iteration changes what others see, so an element that is read ahead and unused is not lost.
+    _slices: the dataset of this rank's slices.
+    _deal: which rows this rank works on (see `_make_deal`). _deal_variable: the same, read by running iterators.
     """
 
-    def __init__(self, dataset: Any, found: Deferred):
-        self.dataset, self.spec, self.batches = dataset, dataset.element_spec, found
+    def __init__(self, dataset: Any, deferred: Deferred):
+        self.dataset, self.spec, self.batches = dataset, dataset.element_spec, deferred
         self.batch_specs = tickets.flatten_specs(self.spec)
         self.is_compared = False
         steps = slice_bounds.list_pipeline(dataset)
         self._elements_come_again = not any(map(pipelines.has_outside_state, steps))
         self._options = dataset.options().merge(_make_options(steps))
-        self._ticket_size = len(tickets.flatten_specs(found.tickets.element_spec))
+        self._ticket_size = len(tickets.flatten_specs(deferred.tickets.element_spec))
         self._deal = self._make_deal(None)
         self._deal_variable = tf.Variable(self._deal, False, dtype=tf.int64, shape=[None], name="matex_tf_shares")
         self._slices = self._make_slices()
         self.specs = tickets.flatten_specs(self._slices.element_spec)
-        self.are_rows, self.pads = found.are_rows, found.pads
+        self.are_rows, self.pads = deferred.are_rows, deferred.pads
         shapes = [(dtype, None if shape.rank is None else tuple(shape.as_list())) for dtype, shape in self.specs]
-        pads = [(index, repr(value)) for index, value in found.pads.items()]
-        self.signature = tuple(shapes), tuple(found.are_rows), tuple(pads)
+        pads = [(index, repr(value)) for index, value in deferred.pads.items()]
+        self.signature = tuple(shapes), tuple(deferred.are_rows), tuple(pads)
 
     def _make_deal(self, ratios: Any) -> list[int]:
-        """The argument `dealt` of `deal_rows`: 1 for slices, this rank, the ratio of each rank; all equal by default.
+        """The argument `dealt` of `deal_rows`: 1 for slices, this rank, and the ratio of each rank.
 
-        ratios: see `batches.find_bounds`.
+        ratios: see `batches.find_bounds`; None: equal slices.
         """
         me = world.get_world()
         return [1, me.rank, *(ratios or [1] * me.trainers + [0] * me.servers)]
@@ -76,7 +77,7 @@ class Source:
     def take(self, ticket: Sequence[Any], first: Any, count: Any, total: Any) -> list[Any]:
         """In a graph: the flat tensors with rows `first` to `first + count` of the batch of a ticket."""
         batch_slice = Slice(first, count, total, tf.constant(True), tf.constant(False))
-        rows = self.batches.take(list(ticket), batch_slice)
+        rows = self.batches.compute(list(ticket), batch_slice)
         for tensor, (_, shape) in zip(rows, tickets.open_rows(self.batch_specs, self.batches.are_rows)):
             tensor.set_shape(shape)
         return rows
@@ -96,11 +97,11 @@ class Source:
         count = _BATCHES_AHEAD if self._elements_come_again else iteration.count_ahead(self.dataset)
         slices = slices.prefetch(count) if count else slices
         if not any(map(pipelines.may_vary, slice_bounds.list_pipeline(self.dataset))):
-            slices = slices.take(0).concatenate(slices)  # starts late, see `_make_whole_batches`
+            slices = slices.take(0).concatenate(slices)  # an unused iterator costs little: `_make_whole_batches`
         return slices.with_options(self._options)
 
     def _choose_map_options(self) -> dict[str, Any]:
-        """How maps of the tickets run: in parallel only if elements that are read too early come again."""
+        """How maps of the tickets run: in parallel, which reads ahead, only if elements come again."""
         return {"num_parallel_calls": _BATCHES_AHEAD, "deterministic": True} if self._elements_come_again else {}
 
     def iterate(self, make_iterator: Any) -> Any:
@@ -119,8 +120,8 @@ class Source:
 
     @functools.cached_property
     def whole(self) -> Any:
-        """The dataset for functions: steps take slices from the dataset beneath it, other functions work on whole
-        batches.
+        """The dataset for functions of the script that iterate over it: it gives whole batches. A step takes slices
+        from the dataset of slices instead.
         """
         spec = self.batches.tickets.element_spec
 
@@ -140,9 +141,9 @@ class Source:
     def _make_whole_batches(self, shared: SharedBatches) -> Any:
         """The dataset of whole batches, from the remaining elements of an iterator of slices.
 
-        Few of its iterators are used, and Keras makes two for each epoch. An iterator costs milliseconds, because
-        TensorFlow prepares the functions of the maps for it. But an iterator of `empty.concatenate(dataset)` prepares
-        the functions of `dataset` only when its first element is taken.
+        Keras makes two of its iterators for each epoch, and uses few. An iterator costs milliseconds, because
+        TensorFlow prepares the functions of maps for it. But an iterator of `empty.concatenate(dataset)` prepares the
+        functions of `dataset` only when its first element is taken.
         """
         from tensorflow.python.data.ops import dataset_ops
 
@@ -162,7 +163,7 @@ class Source:
     @functools.cached_property
     def _numbers(self) -> Any:
         """An endless dataset, with the options of the datasets of whole batches."""
-        options = tf.data.Options()  # reading ahead would take batches from steps
+        options = tf.data.Options()  # no reading ahead, which would take batches away from steps
         options.autotune.enabled = options.experimental_optimization.apply_default_optimizations = False
         with tf.init_scope():
             return tf.data.Dataset.range(np.iinfo(np.int64).max).with_options(options)
@@ -184,7 +185,7 @@ class Source:
             return trace_own(take_whole, *specs)
 
     def _make_whole(self, *element: Any) -> list[Any]:
-        """A whole batch from an element of the iterator, in eager code: a function of few ops is fast to create."""
+        """A whole batch from an element of the iterator, in eager code: so `_whole_function` is fast to create."""
         self.work_whole()
         return self.open(element).take_whole()
 
@@ -222,14 +223,14 @@ class Source:
         return list(self._take_function(list(ticket), *numbers))
 
     def work_whole(self) -> None:
-        """Work on whole batches ahead from now on."""
-        self._work_as([0, *self._make_deal(None)[1:]])  # 0: whole batches
+        """Make whole batches ahead from now on."""
+        self._set_deal([0, *self._make_deal(None)[1:]])  # 0: whole batches
 
     def work_on(self, ratios: Any) -> None:
-        """Work on this rank's rows ahead from now on. ratios: see `batches.find_bounds`."""
-        self._work_as(self._make_deal(ratios))
+        """Make this rank's slices ahead from now on. ratios: see `batches.find_bounds`."""
+        self._set_deal(self._make_deal(ratios))
 
-    def _work_as(self, deal: list[int]) -> None:
+    def _set_deal(self, deal: list[int]) -> None:
         if deal != self._deal:
             self._deal = deal
             self._deal_variable.assign(np.array(deal, np.int64))
@@ -244,13 +245,13 @@ def _make_options(steps: Sequence[Any]) -> Any:
     # There is nothing to tune, and the tuning thread may sleep for a minute after the end.
     options.autotune.enabled = False
     if not any(map(pipelines.list_stateful, steps)):
-        # An iterator can be saved, as alone: the variable that these pipelines read is no state.
+        # The iterator can be saved, as in the script alone: `_deal_variable`, which it reads, is no state of it.
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return options
 
 
 def give_whole(dataset: Any) -> Any:
-    """The dataset for functions that iterate over it themselves: made of the tickets, whose order it continues."""
+    """The dataset for a function that iterates over it itself; if ranks share it, made of tickets, in their order."""
     source = find_source(dataset)
     return filled_caches.use_filled_caches(dataset) if source is None else source.whole
 
@@ -269,24 +270,24 @@ def _make_source(dataset: Any) -> Source | None:
 
     if settings.is_asynchronous(settings.get_settings().strategy):
         return None  # ranks train whole batches in turn
-    obstacle, found, kept = "", None, ""
+    obstacle, deferred, causes_text = "", None, ""
     if debug_mode.DEBUG_MODE:
         obstacle = ": with enable_debug_mode() its functions are Python"
     elif conflict := changing_state.tell_conflict(dataset):
         obstacle = f": it has {conflict}"
-    elif composites := advice.explain_composites(dataset.element_spec):  # needs no index of its files
-        obstacle = f", because of {advice.explain_kept(dataset, composites)}"
+    elif composites := advice.explain_composites(dataset.element_spec):  # before `find_deferred`, which indexes files
+        obstacle = f", because of {advice.explain_causes(dataset, composites)}"
     else:
-        found = splitting.find_deferred(dataset, are_batches=True)
-        kept = advice.explain_kept(dataset, found.kept)
+        deferred = splitting.find_deferred(dataset, are_batches=True)
+        causes_text = advice.explain_causes(dataset, deferred.causes)
         are_rows = find_components([shape for _, shape in tickets.flatten_specs(dataset.element_spec)])
-        if not found.is_work or not any(are_rows) or are_rows != found.are_rows:
-            obstacle = f", because of {kept}" if kept else ": it has no map of rows"
-        elif not filled_caches.claim_for_tickets(dataset, found.caches):
+        if not deferred.is_work or not any(are_rows) or are_rows != deferred.are_rows:
+            obstacle = f", because of {causes_text}" if causes_text else ": it has no map of rows"
+        elif not filled_caches.claim_for_tickets(dataset, deferred.caches):
             obstacle = f", because of {filled_caches.CONFLICT}"
-    if obstacle or found is None:
+    if obstacle or deferred is None:
         advice.explain(dataset, f"every rank runs it whole{obstacle}")
         return None
-    in_order = f"; every rank runs, in the order of the script: {kept}" if kept else ""
+    in_order = f"; every rank runs, in the order of the script: {causes_text}" if causes_text else ""
     advice.explain(dataset, f"each rank reads and computes its rows of every batch{in_order}")
-    return Source(dataset, found)
+    return Source(dataset, deferred)

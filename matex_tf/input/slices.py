@@ -1,4 +1,4 @@
-"""Iterators of slices of batches (`shared_batches`), and the batches that they give."""
+"""Iterators of slices of batches (see `shared_batches`): `SharedBatches` takes from one, `Batch` is what it gives."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _STATE = "_STATE"  # TensorFlow's key of the state of an iterator, a vector of v
 
 
 class SharedBatches:
-    """What an iterator of whole batches takes its batches from.
+    """The iterator of slices beneath an iterator of whole batches. See `batches.SharedBatches`.
 
     source: the `shared_batches.Source` of the dataset.
-    iterator: of the dataset of slices.
+    iterator: TensorFlow's iterator of the dataset of slices.
     """
 
     def __init__(self, source: Any, iterator: Any):
@@ -28,12 +28,12 @@ class SharedBatches:
         return Batch(self.source, tickets.take_next(self.iterator._iterator_resource, self.source.specs))
 
     def save(self, save: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """The state of the iterator, by `save` of TensorFlow, and of the seed generators of its shuffles.
+        """The state of the iterator, from the method `save` of TensorFlow, and of the seed generators of its shuffles.
 
         A generator counts the passes of all iterators. TensorFlow saves it only with an iterator of the `shuffle`, and
         between the last batch of a pass and the next pass there may be none.
         """
-        while True:  # until no pass begins while the state is saved: other threads read a few batches ahead
+        while True:  # until no pass has begun during `save`: other threads read a few batches ahead
             drawn = self._count_draws()
             state = save(self.iterator)[_STATE]
             if drawn == self._count_draws():
@@ -70,7 +70,10 @@ class Batch:
     element: the flat tensors of an element of the iterator of slices: first, count, total, contributes and digest (see
         `batches.NUMBERS`), the rows that were made, the ticket.
     ticket_digest: a hash of the ticket.
-    is_even: all of its components have equally many rows; if not, this rank has it whole.
+    is_even: all components of the batch have equally many rows; if not, this rank has made all rows.
+
+    _rows, _bounds: the rows that were made, and which they are. _whole: the whole batch, once it is made.
+    _error: the error of a whole batch that was made for a comparison.
     """
 
     def __init__(self, source: Any, element: Sequence[Any]):

@@ -26,7 +26,7 @@ from matex_tf.rewrite.sharing import Slice
 
 
 def find_deferred(dataset: Any, are_batches: bool) -> Deferred:
-    """The elements of a dataset as tickets and work; without work if a step cannot be deferred.
+    """The elements of a dataset as tickets and work. If a step cannot be deferred, all before it is in the tickets.
 
     are_batches: ranks share each element by its rows; otherwise each element is a row.
     """
@@ -43,58 +43,57 @@ def _find_deferred(dataset: Any, are_batches: bool) -> Deferred:
         map_elements = batch_maps.map_batches if are_batches else row_maps.map_rows
         return map_elements(dataset, find_deferred(dataset._input_dataset, are_batches))
     if kind in batching.KINDS and are_batches:
-        return batching.batch(dataset, find_deferred(dataset._input_dataset, False))
+        return batching.batch(dataset, find_deferred(dataset._input_dataset, are_batches=False))
     if kind == "CacheDataset" and is_in_memory(dataset):
         return _cache(dataset, find_deferred(dataset._input_dataset, are_batches), are_batches)
     if kind == "ZipDataset":
         return _zip(dataset, [find_deferred(each, are_batches) for each in tf.nest.flatten(dataset._datasets)])
-    found = "" if are_batches else records.make_tickets(dataset)
-    if isinstance(found, records.Records):
-        return row_maps.read_records(dataset, found)
-    return make_whole(dataset, are_batches, *advice.explain_step(dataset, reason=found))
+    indexed = "" if are_batches else records.make_tickets(dataset)
+    if isinstance(indexed, records.Records):
+        return row_maps.read_records(dataset, indexed)
+    return make_whole(dataset, are_batches, advice.explain_step(dataset, reason=indexed))
 
 
 def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
-    """A `cache`: the tickets are cached, and a rank keeps the rows that it has worked on in a `Memory`."""
+    """A `cache`: the tickets are cached, and a rank keeps its results of the work before the `cache` in a `Memory`."""
     inner = inner._replace(caches=(*inner.caches, dataset))
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = open_rows(flatten_specs(inner.spec), inner.are_rows)
     ticket_specs = [] if are_batches else flatten_specs(inner.tickets.element_spec)  # those that `digest` covers
     if not specs or not memories.can_keep([*specs, *ticket_specs]):
-        return make_whole(dataset, are_batches, *inner.kept)
+        return make_whole(dataset, are_batches, inner.causes)
     if reads_changing(dataset):
-        return make_whole(dataset, are_batches, *inner.kept, advice.explain_op(advice.CACHED_VARIABLES))
-    memory = memories.Memory(specs)  # by the number of the element, with which its ticket is cached
+        return make_whole(dataset, are_batches, [*inner.causes, advice.explain_op(advice.CACHED_VARIABLES)])
+    memory = memories.Memory(specs)  # the cached ticket of an element begins with its number, the key of the memory
 
-    def take(ticket: Tensors, batch_slice: Slice | None) -> Tensors:
+    def compute(ticket: Tensors, batch_slice: Slice | None) -> Tensors:
         number, *ticket = ticket
         rows = [] if batch_slice is None else [batch_slice.first, batch_slice.count]
         key = [*rows, tf.bitcast(inner.digest(ticket), tf.int64)]
-        return memory.recall(number, key, lambda: inner.take(ticket, batch_slice))
+        return memory.recall(number, key, lambda: inner.compute(ticket, batch_slice))
 
     return inner._replace(
         tickets=inner.tickets.enumerate().cache(),
-        take=take,
+        compute=compute,
         digest=lambda ticket: inner.digest(ticket[1:]),
         count_rows=lambda ticket: inner.count_rows(ticket[1:]),
-        passed=[None if index is None else index + 1 for index in inner.passed],  # behind the number
+        passed=[None if index is None else index + 1 for index in inner.passed],  # the number comes first
     )
 
 
 def _zip(dataset: Any, zipped: Sequence[Deferred]) -> Deferred:
     """A `zip`: its ticket joins the tickets of the zipped datasets."""
     tickets, split = zip_tickets([each.tickets for each in zipped])
-    indices = split(list(range(len(flatten_specs(tickets.element_spec)))))
-    starts = itertools.accumulate((len(each.are_rows) for each in zipped), initial=0)
+    indices = split(list(range(len(flatten_specs(tickets.element_spec)))))  # of each dataset's tensors in a ticket
+    starts = itertools.accumulate((len(each.are_rows) for each in zipped), initial=0)  # of each one's in an element
 
-    def take(ticket: Tensors, batch_slice: Slice | None) -> Tensors:
-        return join(each.take(own, batch_slice) for each, own in zip(zipped, split(ticket)))
+    def compute(ticket: Tensors, batch_slice: Slice | None) -> Tensors:
+        return join(each.compute(own, batch_slice) for each, own in zip(zipped, split(ticket)))
 
-    kept, files, caches = (tuple(join(getattr(each, name) for each in zipped)) for name in ("kept", "files", "caches"))
     return Deferred(
         tickets=tickets,
-        take=take,
+        compute=compute,
         digest=lambda ticket: digest_tensors([each.digest(own) for each, own in zip(zipped, split(ticket))]),
         count_rows=lambda ticket: join(each.count_rows(own) for each, own in zip(zipped, split(ticket))),
         spec=dataset.element_spec,
@@ -102,7 +101,7 @@ def _zip(dataset: Any, zipped: Sequence[Deferred]) -> Deferred:
         is_work=any(each.is_work for each in zipped),
         passed=[None if at is None else own[at] for each, own in zip(zipped, indices) for at in each.passed],
         pads={start + index: value for each, start in zip(zipped, starts) for index, value in each.pads.items()},
-        kept=kept,
-        files=files,
-        caches=caches,
+        causes=tuple(join(each.causes for each in zipped)),
+        files=tuple(join(each.files for each in zipped)),
+        caches=tuple(join(each.caches for each in zipped)),
     )

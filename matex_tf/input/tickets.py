@@ -1,9 +1,9 @@
-"""Tickets: the elements of a pipeline's source, which stand for the pipeline's elements until a rank works on them.
+"""Tickets: cheap stand-ins for the elements of a `tf.data` pipeline, until a rank computes the elements.
 
-A ticket is an element of the source, or the result of the last op that must run in order, such as a generator or a
-stateful map. `ORDER` has the steps that only order elements (`shuffle`, `repeat`, `take`, ...): they order tickets as
-well, with the script's seeds. The other functions help the modules that build tickets: they convert between elements
-and flat tensors, zip datasets, examine caches, and hash tensors.
+A ticket is an element of the pipeline's source, such as a file name, or the result of the last op that must run in
+order, such as a generator or a stateful map. `ORDER` has the steps that only order elements (`shuffle`, `repeat`,
+`take`, ...): they order tickets as well, with the script's seeds. The other functions help the modules that build
+tickets: they convert between elements and flat tensors, zip datasets, examine caches, and hash tensors.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _repeat(step: Any, tickets: Any) -> Any:
     """The same `repeat` over tickets, merged with a `shuffle` only if the script's is.
 
     TensorFlow merges `repeat` with a `shuffle` right before it. The merged step draws other seeds from the second
-    iteration on. In the script a step may stand between the two that the tickets lack; then an empty `with_options`
-    keeps them apart.
+    iteration on. In the script a step may stand between the two, such as a map, which the dataset of tickets lacks.
+    Then an empty `with_options` keeps them apart.
     """
     is_merged = pipelines.name_kind(step._input_dataset) == "ShuffleDataset"
     return (tickets if is_merged else tickets.with_options(tf.data.Options())).repeat(step._count)
@@ -106,7 +106,7 @@ ORDER: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def zip_tickets(datasets: Sequence[Any]) -> tuple[Any, Callable[[Tensors], list[Tensors]]]:
-    """The zipped dataset of datasets of tickets, with a function from the flat tensors of its ticket to theirs."""
+    """The zipped dataset of datasets of tickets, and a function that splits the flat tensors of a zipped ticket."""
     sizes = [len(flatten_specs(dataset.element_spec)) for dataset in datasets]
     ends = list(itertools.accumulate(sizes))
 
@@ -128,7 +128,7 @@ def flatten_specs(spec: Any) -> list[Any]:
 
 
 def open_rows(specs: Sequence[Any], are_rows: Sequence[bool]) -> list[Any]:
-    """Types and shapes of flat tensors, with an unknown number of rows. are_rows: the tensors whose axis 0 has rows."""
+    """Types and shapes of flat tensors, with an unknown number of rows. are_rows: which tensors have rows on axis 0."""
     return [
         (dtype, tf.TensorShape([None, *shape[1:]]) if is_rows else shape)
         for (dtype, shape), is_rows in zip(specs, are_rows)

@@ -3,10 +3,10 @@
 Example with 2 ranks: rank 0 makes items 0, 2, 4, ... and sends rank 1 the second half of the rows of each; rank 1 makes
 items 1, 3, 5, ... A rank makes its items ahead of the step, in the threads or processes that the object asks for.
 
-This is correct only if item k is a function of k. So `items` checks the first items, and all ranks make and compare
-some later ones. After a few items the ranks choose the faster way: turns, or all items on every rank.
+This is correct only if item k depends on nothing but k. So `items` checks the first items, and all ranks make and
+compare some later ones. After a few items the ranks choose the faster way: turns, or all items on every rank.
 
-`take_turns` is the entry. A `Source` is the dataset of an object, and a `Pass` one pass over its items.
+Keras calls `take_turns`. A `Source` is the dataset of a `PyDataset`, and a `Pass` is one pass over its items.
 """
 
 from __future__ import annotations
@@ -34,39 +34,37 @@ _ERRORS: dict[type[Exception] | tuple[type[Exception], ...], str] = {
     MemoryError: "ResourceExhaustedError",
     NotImplementedError: "UnimplementedError",
 }
-"""By errors of Python: the errors as which TensorFlow raises them in a generator; others are unknown errors."""
+"""The errors that TensorFlow raises in place of Python's errors in a generator. In place of others: UnknownError."""
 _MEASURED_ITEMS = 4
 """The number of items that are sent before the ranks choose between sending items and making all of them everywhere."""
 _FIRST_COMPARED = 4
-"""The number, from 1, of the first item that all ranks make and compare. The next are at 8, 16, ..., and the first of
-each pass.
-"""
+"""All ranks make and compare items 4, 8, 16, ... of all passes, counted from 1, and the first item of each pass."""
 
 
 def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = "") -> Any:
-    """The dataset of a `PyDataset`'s items for Keras; ranks take turns at them if they can. Collective.
+    """The dataset of a `PyDataset`'s items for Keras; ranks take turns at the items if they can. Collective.
 
     Args:
         adapter: Keras' `PyDatasetAdapter`.
-        make_dataset: makes the dataset from the results of its `_get_iterator`.
-        obstacle: the reason why Keras itself prevents turns.
+        make_dataset: Keras' method that makes the dataset from the items that `adapter._get_iterator` yields.
+        obstacle: the reason why Keras itself prevents turns; "" if there is none.
     """
     whole, name = adapter.py_dataset, type(adapter.py_dataset).__name__
     obstacle = obstacle or _find_obstacle(whole)
     if obstacle:
         _explain(name, f"every rank makes all: {obstacle}")
         return make_dataset()
-    found = items.compare_items(whole, name)
-    source = None if found.why else Source(adapter, name, found.seconds)
-    adapter.py_dataset = _FirstItems(found.items)  # from which Keras learns the shapes of all
+    comparison = items.compare_items(whole, name)
+    source = None if comparison.why else Source(adapter, name, comparison.seconds)
+    adapter.py_dataset = _FirstItems(comparison.items)  # Keras learns the shapes of all items from them
     try:
         dataset = make_dataset()
     finally:
         adapter.py_dataset = whole
     if source is None:
         notes.print_note(
-            f"every rank makes all items of {name}: {found.why}. Ranks take turns at items that depend on nothing but "
-            "their numbers, for instance drawn by np.random.default_rng([seed, number])"
+            f"every rank makes all items of {name}: {comparison.why}. Ranks take turns at items that depend on nothing "
+            "but their numbers, for instance drawn by np.random.default_rng([seed, number])"
         )
     elif why := source.find_obstacle(dataset):
         source.is_unused = True
@@ -111,17 +109,17 @@ def explain_generator() -> None:
 class Source:
     """A dataset of items that ranks make in turn.
 
-    name: the name of the object's class.
+    name: the name of the class of the `PyDataset`.
     making_seconds: the time to make an item.
     spec, specs: the element spec of the dataset, and the dtypes and shapes of an item's flat tensors.
     are_rows: which of these tensors have rows.
-    is_shared: ranks take turns; otherwise each makes all items.
-    is_open: the ranks have not chosen yet between the two ways.
-    taken_count: the number of items that have been taken in all passes.
+    is_open: the ranks take turns, but only until they have chosen the faster way (`choose`).
+    is_shared: ranks take turns; if it is False, each makes all items.
+    taken_count: the number of items that have been taken by `Pass.take` in all passes.
     exchange_seconds: the times of the exchanges of items, while `is_open`.
-    is_unused: ranks take no turns, and Keras continues as without ranks.
+    is_unused: ranks cannot share these items (`find_obstacle`), and Keras continues as without ranks.
 
-    _next_pass: a reference to the pass whose items the next iterator of the dataset gives.
+    _next_pass: a weak reference to the pass of the iterator that `iterate` creates; Keras' generator takes it.
     """
 
     def __init__(self, adapter: Any, name: str, making_seconds: float):
@@ -142,32 +140,33 @@ class Source:
 
     def start_sharing(self, dataset: Any) -> None:
         """Let iterators of the dataset give the items by turns."""
-        self._adapter.enqueuer = None  # Keras would make all items
+        self._adapter.enqueuer = None  # with it, Keras would make all items
         self.dataset, self.spec = dataset, dataset.element_spec
         self.specs = tickets.flatten_specs(self.spec)
         self.are_rows = find_components([shape for _, shape in self.specs])
         tags.set_tag(dataset, _SOURCE, self)
 
     def iterate(self, make_iterator: Callable[[Any], Any]) -> Any:
-        """An iterator of all items, which this rank would make. Steps take the items of its pass instead, by turns."""
+        """An iterator of all items, for code that takes them itself. Steps take items from its `Pass`, by turns."""
         new_pass = Pass(self)
-        self._next_pass = weakref.ref(new_pass)  # a pass that is dropped makes no more items
+        self._next_pass = weakref.ref(new_pass)  # weak: a dropped pass makes no more items
         iterator = make_iterator(self.dataset)
         new_pass.whole_iterator = weakref.ref(iterator)
         batches.note_shared_batches(iterator, new_pass)
         return iterator
 
     def order_items(self) -> list[int]:
-        """The numbers of the items of a pass, whose first item is taken."""
+        """The numbers of the items of a pass, in Keras' order. Called when the first item of the pass is taken."""
         return items_ahead.order_items(self._adapter)
 
     def make_ahead(self, numbers: Sequence[int]) -> items_ahead.ItemsAhead:
-        """The flat tensors of items. Raises any error of the object."""
+        """An iterator of the flat tensors of items, made ahead. Raises any error of the object."""
         return items_ahead.ItemsAhead(self._adapter.py_dataset, numbers, self._convert)
 
     def make_item(self, number: int) -> list[Any]:
         """The flat tensors of an item, made by this rank now."""
-        return self.take_from(map(self._convert, map(self._adapter.py_dataset.__getitem__, [number])))
+        made = map(self._convert, map(self._adapter.py_dataset.__getitem__, [number]))  # lazy
+        return self.take_from(made)  # makes the item, and converts an error of the object
 
     def _convert(self, item: Any) -> list[Any]:
         """The flat tensors of an item of the object."""
@@ -182,7 +181,7 @@ class Source:
         return tickets.flatten(self.spec, item)
 
     def take_from(self, made: Iterator[list[Any]]) -> list[Any]:
-        """The next tensors of `made`. Raises tf.errors.OpError if they cannot be made, as Keras does."""
+        """The next tensors of `made`. If the object fails, raises tf.errors.OpError, as a generator of Keras would."""
         try:
             return next(made)
         except Exception as error:
@@ -191,11 +190,12 @@ class Source:
             raise getattr(tf.errors, kind)(None, None, text) from error
 
     def _generate(self) -> Iterator[Any]:
-        """The generator of the dataset for Keras; runs in another thread if some code takes elements of an iterator."""
+        """The generator of Keras' dataset. TensorFlow runs it in a thread when code takes elements of an iterator."""
         if self.is_unused:
             yield from type(self._adapter)._get_iterator(self._adapter)
             return
-        whole_pass, self._next_pass = self._next_pass() or Pass(self), lambda: None
+        whole_pass = self._next_pass() or Pass(self)
+        self._next_pass = lambda: None
         numbers = whole_pass.give_up_turns()
         made = items_ahead.ItemsAhead(self._adapter.py_dataset, numbers, self._adapter._standardize_batch)
         try:
@@ -205,10 +205,11 @@ class Source:
 
     def choose(self) -> None:
         """Choose the faster way: turns, or all items on every rank. Collective."""
-        mine = min(self.exchange_seconds, default=0.0), self.making_seconds
-        sending, making = zip(*objects.allgather(mine, "choosing how items are made"))
+        own_seconds = min(self.exchange_seconds, default=0.0), self.making_seconds
+        sending, making = zip(*objects.allgather(own_seconds, "choosing how items are made"))
         saved_seconds = min(making) * (1 - 1 / world.get_world().trainers)  # a rank still makes 1 / N of the items
-        self.is_open, self.is_shared = False, max(sending) < saved_seconds
+        self.is_open = False
+        self.is_shared = max(sending) < saved_seconds
         if not self.is_shared:
             _explain(self.name, "every rank makes all from now on: that is faster than to send rows")
 
@@ -236,15 +237,15 @@ class _Report(NamedTuple):
 class Pass:
     """One pass over the items of a source. See `batches.SharedBatches`.
 
-    whole_iterator: a reference to the iterator of all items.
+    whole_iterator: a weak reference to the iterator of all items.
 
-    _position: the number of items of this pass that have been taken. _taken_before: the number of items of all passes
-        before.
+    _position: the number of items of this pass that have been taken. _taken_before: the number of items of all earlier
+        passes.
     _order: the numbers of the items, in the order of this pass; None before its first item.
-    _prepared_for: the number of ranks, and `Source.is_shared`, for which this rank makes items ahead.
-    _made: gives this rank's items. _stop: stops making them ahead.
-    _is_whole: this rank makes all items, because some code takes elements of the iterator itself.
     _is_order_agreed: the ranks have compared their orders.
+    _made: the iterator of the items that this rank makes ahead. _stop: ends the making.
+    _prepared_for: the number of ranks, and `Source.is_shared`, for which `_made` was created.
+    _is_whole: this rank makes all items, because some code takes elements of the iterator itself.
     """
 
     def __init__(self, source: Source):
@@ -288,12 +289,12 @@ class Pass:
             try:
                 tensors = source.take_from(self._made)
             except tf.errors.OpError:
-                self._move_to(len(self.order))  # Keras' generator ends with its error
+                self._move_to(len(self.order))  # the pass ends, as Keras' generator does with an error
                 raise
             self._move_to(self._position + 1)
             return batches.WholeBatch(tensors, source.are_rows)
-        position = self._position
-        item = membership.attempt_collectives(NEXT, self._take_turn, lambda: self._move_to(position))
+        position = self._position  # from which the turn is repeated if a rank is lost meanwhile
+        item = membership.attempt_collectives(NEXT, self._take_turn, undo=lambda: self._move_to(position))
         if item.failure:
             self._move_to(len(self.order))
             code, text = item.failure
@@ -305,8 +306,8 @@ class Pass:
         if self._is_order_agreed:
             return
         self._is_order_agreed = True
-        mine = fingerprint.digest_value(np.array(self.order))
-        if len(set(objects.allgather(mine, "comparing the order of items"))) > 1:
+        own_digest = fingerprint.digest_value(np.array(self.order))
+        if len(set(objects.allgather(own_digest, "comparing the order of items"))) > 1:
             self._order = objects.broadcast(self.order, "sending the order of items")
             notes.print_note(
                 f"ranks have put the items of {self.source.name} into different orders, as where one has drawn numbers "
@@ -314,11 +315,11 @@ class Pass:
             )
 
     def _move_to(self, position: int) -> None:
-        """Continue with the item at `position`, also backwards."""
+        """Continue with the item at `position`, which may also be an earlier one."""
         self._position, self.source.taken_count = position, self._taken_before + position
 
     def _find_maker(self, position: int) -> int:
-        """The rank that makes an item. Turns continue from pass to pass, so that ranks make equally many items."""
+        """The rank whose turn an item is. Turns continue from pass to pass, so that ranks make equally many items."""
         return (self._taken_before + position) % world.get_world().trainers
 
     def _is_compared(self, position: int) -> bool:
@@ -328,23 +329,23 @@ class Pass:
         return position == 0 or (number >= _FIRST_COMPARED and is_power_of_two)
 
     def _prepare_items(self) -> None:
-        """Start making this rank's remaining items ahead; again after ranks were lost, and if turns end."""
+        """Start making this rank's remaining items ahead. After ranks were lost, or turns have ended, start again."""
         me = world.get_world()
         current = me.size, self.source.is_shared
         if current == self._prepared_for:
             return
-
-        def is_mine(position: int) -> bool:
-            """Whether this rank makes the item: in its turn, for a comparison, or because ranks take no turns."""
-            makes = self._find_maker(position) == me.rank or (me.rank < me.trainers and self._is_compared(position))
-            return makes or not self.source.is_shared
-
-        numbers = [self.order[position] for position in range(self._position, len(self.order)) if is_mine(position)]
+        positions = range(self._position, len(self.order))
+        numbers = [self.order[at] for at in positions if self._makes(at) or not self.source.is_shared]
         self._stop()
         self._prepared_for = current
         if numbers:
             made = self.source.make_ahead(numbers)
             self._made, self._stop = made, weakref.finalize(self, made.stop)
+
+    def _makes(self, position: int) -> bool:
+        """Whether this rank makes an item, in its turn or for a comparison, while ranks take turns."""
+        me = world.get_world()
+        return self._find_maker(position) == me.rank or (me.rank < me.trainers and self._is_compared(position))
 
     def _take_turn(self) -> SentItem:
         """The next item, which one rank has made. Collective."""
@@ -352,21 +353,21 @@ class Pass:
         me, position = world.get_world(), self._position
         maker, number, is_compared = self._find_maker(position), self.order[position], self._is_compared(position)
         tensors = shapes = digest = failure = None
-        if me.rank == maker or (is_compared and me.rank < me.trainers):
+        if self._makes(position):
             try:
                 tensors = self.source.take_from(self._made)
                 shapes = [tuple(tensor.shape) for tensor in tensors]
                 digest = batches.digest_tensors(tensors) if is_compared else None
             except tf.errors.OpError as error:
                 failure = error.error_code, self._describe_failure(number, error)
-        mine = position, number, shapes, digest, failure
+        own_report = position, number, shapes, digest, failure  # a plain tuple to send
         if is_compared:
-            everyone = [_Report(*report) for report in objects.allgather(mine, NEXT)]
+            everyone = [_Report(*report) for report in objects.allgather(own_report, NEXT)]
             self._compare(everyone[: me.trainers])
             report = next((report for report in everyone if report.failure), everyone[maker])
         else:
             with objects.start_exchange(NEXT, f"sending from {maker}"):
-                report = _Report(*world.get_communicator("control").bcast(mine, root=maker))
+                report = _Report(*world.get_communicator("control").bcast(own_report, root=maker))
         if (report.position, report.number) != (position, number):
             raise errors.MismatchError(
                 f"ranks take other items of {self.source.name}: rank {maker} item {report.number} as number "

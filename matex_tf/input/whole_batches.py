@@ -2,7 +2,7 @@
 
 The ranks make the first four batches of a dataset in both ways in turn, time them, and agree on the faster way. Each
 rank makes batches 1 and 3 whole; batches 2 and 4 are made in slices and gathered. The times of batches 1 and 2 do not
-count, because functions run for the first time. All ranks compare batch 1.
+count, because functions run for the first time. The ranks also compare their batches 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLACE, _CHOICE = "the next batch of a dataset", "choice of whole or gathered ba
 def take_whole(shared: SharedBatches) -> Any:
     """The next element of an iterator of whole batches. At the end: tf.errors.OutOfRangeError.
 
-    Collective if ranks make it in slices.
+    Collective while ranks choose between the ways, and if they have chosen to gather slices.
     """
     source = shared.source
     if not agreement.is_watched():
@@ -59,8 +59,8 @@ class Choice:
     """How whole batches of a dataset are made.
 
     is_open: the ranks have not chosen yet.
-    is_gathered: ranks make slices and gather them; otherwise each rank makes whole batches.
-    batch_count: how often a batch was taken. A batch that fails on one rank counts on all, so that ranks keep in step.
+    is_gathered: once chosen: ranks make slices and gather them; otherwise each rank makes whole batches.
+    batch_count: how often a batch was taken. A batch that fails on one rank counts on all: all choose at the same one.
     whole_seconds, gathered_seconds: the times of the last batches that were made in each way.
     """
 
@@ -70,8 +70,8 @@ class Choice:
 
 
 def _take_timed(batch: Batch, choice: Choice) -> list[Any]:
-    """One of the first batches; choose after the last of them. Collective."""
-    batch.source.prepare()
+    """Take one of the first batches; choose the way after the last of them. Collective."""
+    batch.source.prepare()  # this and the next line trace functions, which is not to be timed
     _get_gather_function(batch)
     if choice.batch_count % 2:
         began = time.perf_counter()
@@ -96,8 +96,8 @@ def _choose(batch: Batch, choice: Choice) -> None:
 
     Gathering must save a batch's time on N ranks: alone * (1 - 1 / N), since a rank still makes 1 / N of the rows.
     """
-    mine = tf.constant([[choice.whole_seconds, choice.gathered_seconds]], tf.float64)
-    whole, gathered = ops.allgather(mine, _PLACE).numpy().T
+    own_seconds = tf.constant([[choice.whole_seconds, choice.gathered_seconds]], tf.float64)
+    whole, gathered = ops.allgather(own_seconds, _PLACE).numpy().T
     alone, together = whole.min(), gathered.max()
     choice.is_open, choice.is_gathered = False, bool(together < alone * (1 - 1 / world.get_world().trainers))
     chosen = "ranks make slices and gather them" if choice.is_gathered else "every rank makes all rows"
@@ -124,7 +124,7 @@ def _make_gather_function(batch: Batch) -> Any:
 
     def gather(own: Any, first: Any, count: Any, total: Any, digest: Any, contributes: Any) -> list[Any]:
         batch_slice = Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))
-        # The digests are equal if the largest one and the smallest one, - max(-digest), are.
+        # All digests are equal if the largest one equals the smallest one, which is -max(-digest).
         (largest,) = exchanger.exchange([Request("max", tf.stack([digest, -digest]))], batch_slice.of_all())
         is_same = tf.debugging.Assert(tf.equal(largest[0], -largest[1]), [_OTHERS], summarize=1)
         with tf.control_dependencies([is_same]):

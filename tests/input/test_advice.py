@@ -114,8 +114,8 @@ PIPELINES = {
 
 def explain(dataset):
     """What `--explain` says of causes."""
-    kept = splitting.find_deferred(dataset, are_batches=True).kept
-    return advice.explain_kept(dataset, [*advice.explain_composites(dataset.element_spec), *kept])
+    causes = splitting.find_deferred(dataset, are_batches=True).causes
+    return advice.explain_causes(dataset, [*advice.explain_composites(dataset.element_spec), *causes])
 
 
 @pytest.mark.parametrize("kept", PIPELINES)

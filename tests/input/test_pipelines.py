@@ -221,7 +221,7 @@ def test_each_rank_works_on_its_rows(name, ranks, files):
     want = make(name, files)
     sources = [shared_batches.find_source(make(name, files)) for _ in range(ranks)]
     for rank, source in enumerate(sources):
-        source._work_as([1, rank, *[1] * ranks])
+        source._set_deal([1, rank, *[1] * ranks])
     for _ in range(2):
         iterators = [batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__)) for source in sources]
         expected = [flat(batch) for batch in want]
@@ -276,7 +276,7 @@ def make_views_of_records(at):
 def test_each_row_is_worked_on_by_one_rank(make_rows, files):
     source = shared_batches.find_source(make_rows(files).batch(BATCH))
     for rank in range(2):
-        source._work_as([1, rank, 1, 1])
+        source._set_deal([1, rank, 1, 1])
         del worked[:]
         shares = batches.find_shared_batches(source.iterate(tf.data.Dataset.__iter__))
         for _ in range(-(-ROWS // BATCH)):
