@@ -14,7 +14,7 @@ import numpy as np
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value, require, require_known
-from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
+from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, make_piece
 from matex_tf.rewrite.rules.entrywise import IDENTITIES, TYPES
 
 _ENTRYWISE = TYPES.union(f"{IDENTITIES} FloorDiv Maximum Minimum FloorMod Select SelectV2 ZerosLike OnesLike".split())
@@ -44,7 +44,7 @@ def place(node: Node) -> Decision:
     first = node.get_placement(0)
     if first.is_piece_handle:
         if node.type == "ReadVariableOp":
-            return node.decide([None], cut(first.cuts))
+            return node.decide([None], make_piece(first.cuts))
         if node.type in ASSIGNS and not node.get_placement(1).is_piece_handle:
             return node.decide([None, _find_need(node.inputs[1], first.cuts)])
         raise NoRuleError
@@ -94,7 +94,7 @@ def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
     Raises NoRuleError if the value has another number of entries than the pieces.
     """
     require(count_entries(value) == cuts[-1])
-    return None if value.placement.has_layout(cut(cuts)) else cut(cuts)
+    return None if value.placement.has_layout(make_piece(cuts)) else make_piece(cuts)
 
 
 def _compute_entries(node: Node) -> Decision:
@@ -104,7 +104,7 @@ def _compute_entries(node: Node) -> Decision:
     require(len(node.outputs) == 1 and find_shape(node.outputs[0]) == shape)
     require(all(find_shape(value) in (shape, ()) for value in node.inputs))
     needs = [_find_need(value, cuts) if find_shape(value) == shape else WHOLE for value in node.inputs]
-    return node.decide(needs, cut(cuts))
+    return node.decide(needs, make_piece(cuts))
 
 
 def _describe(node: Node) -> Decision:

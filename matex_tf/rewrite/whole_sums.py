@@ -17,7 +17,7 @@ from typing import Any
 
 from matex_tf.rewrite import pieces
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
+from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, make_piece
 from matex_tf.rewrite.programs import Program
 
 Key = tuple[Any, ...]
@@ -118,4 +118,4 @@ class _PieceSearch:
         if pieces.count_entries(value) == cuts[-1]:
             self._cuts.setdefault(value.key, cuts)
             if value.placement.is_partial:
-                self.sums.setdefault(value.key, cut(cuts))
+                self.sums.setdefault(value.key, make_piece(cuts))
