@@ -4,9 +4,9 @@ A script computes all gradients, and then updates its variables, the first layer
 layer is ready first. `put_early` puts each op that takes no rows, such as the product of a gradient and a rate, right
 after the last op with rows that it needs.
 
-TensorFlow runs any op whose inputs are ready. A process with one thread goes on with the op that a finished op has made
-ready, and so computes the gradients of weights, for which no op waits, when it has gone through all layers. There
-`list_waits` makes later ops with rows wait for each sum.
+TensorFlow runs any op whose inputs are ready. With one thread, it goes on with an op that the finished op has made
+ready. So it goes back through all layers first, and then computes the gradients of weights, since no other layer needs
+them. `list_waits` prevents this: later ops with rows wait for the gradient of each weight.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ _THREADS = "TF_NUM_INTEROP_THREADS"
 
 
 def put_early(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes of a program, each after the nodes that it needs, and no later than after the last op with rows that it
-    needs. The order of the ops with rows stays.
+    """The nodes of a program, reordered: a node without rows comes right after the last node with rows that it needs.
+
+    The order of the nodes with rows stays.
     """
-    last: dict[int, int] = {}  # by ids of nodes: the number of the last op with rows that the node needs, or is
-    for number, node in enumerate(nodes):
-        last[id(node)] = (
-            number if node.has_rows else max((last.get(id(each), -1) for each in _list_before(node)), default=-1)
-        )
-    return sorted(nodes, key=lambda node: last[id(node)])
+    last_with_rows: dict[int, int] = {}  # by ids of nodes: the index of the last node with rows that it needs, or is
+    for index, node in enumerate(nodes):
+        needed = (last_with_rows.get(id(each), -1) for each in _list_needed(node))
+        last_with_rows[id(node)] = index if node.has_rows else max(needed, default=-1)
+    return sorted(nodes, key=lambda node: last_with_rows[id(node)])
 
 
 def list_waits(nodes: Iterable[Node], sums: Container[int]) -> dict[int, Node]:
-    """By the ids of nodes: a node for which each must wait in a process with one thread; none with several threads.
+    """For each node that must wait for a node besides its inputs, by its id, this other node.
 
-    Nodes with rows wait, and nodes that make sums.
+    With one thread, nodes with rows and nodes that make sums wait for the last node before them that makes a sum. With
+    several threads, no node waits.
 
     nodes: in the order of `put_early`.
     sums: the ids of values that are summed over the ranks.
@@ -45,17 +46,17 @@ def list_waits(nodes: Iterable[Node], sums: Container[int]) -> dict[int, Node]:
     if count_threads() > 1:
         return {}
     waits: dict[int, Node] = {}
-    made: list[Node] = []  # the nodes so far that make sums; each but the first waits for the one before
-    awaited: dict[int, int] = {}  # by ids of nodes: the number of nodes in `made` that run before the node
+    makers: list[Node] = []  # the nodes so far that make sums; each waits for the maker before it
+    counts: dict[int, int] = {}  # by ids of nodes: how many of `makers` have certainly run when the node has run
     for node in nodes:
-        count = max((awaited.get(id(each), 0) for each in _list_before(node)), default=0)
+        count = max((counts.get(id(each), 0) for each in _list_needed(node)), default=0)
         makes_sum = any(id(value) in sums for value in node.outputs)
-        if (node.has_rows or makes_sum) and count < len(made):
-            waits[id(node)], count = made[-1], len(made)
+        if (node.has_rows or makes_sum) and count < len(makers):
+            waits[id(node)], count = makers[-1], len(makers)
         if makes_sum:
-            made.append(node)
-            count = len(made)
-        awaited[id(node)] = count
+            makers.append(node)
+            count = len(makers)
+        counts[id(node)] = count
     return waits
 
 
@@ -67,10 +68,11 @@ def count_threads() -> int:
 
 
 def can_be_early(value: Value) -> bool:
-    """Whether a sum is a gradient of fixed shape, which can travel while the step computes others."""
+    """Whether a sum is a gradient of fixed shape, which can travel while the step computes other gradients."""
     is_fixed = value.shape is not None and None not in value.shape
     return is_fixed and value.dtype.is_floating and is_labelled(value)
 
 
-def _list_before(node: Node) -> list[Node]:
+def _list_needed(node: Node) -> list[Node]:
+    """The nodes that must run before a node."""
     return [*(value.node for value in node.inputs if value.node is not None), *node.controls]

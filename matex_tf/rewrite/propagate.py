@@ -161,31 +161,31 @@ class Reader:
             op_key = (*key, record.name)
             # If nothing that the op depends on has changed, its nodes of the last reading stay. It depends on its
             # inputs, on conversions of sums inside of it, and, if it has effects, on the nodes before the call.
-            is_same = record.number in reading.nodes and changed.isdisjoint(record.before)
-            is_same = is_same and not _has_old_inputs(reading, record.number)
+            is_same = record.id in reading.nodes and changed.isdisjoint(record.dependencies)
+            is_same = is_same and not _has_old_inputs(reading, record.id)
             if is_same and op_key not in self._changed_keys and not (have_controls_changed and record.is_stateful):
-                nodes += reading.nodes[record.number]
-                for node in filter(is_batch, reading.nodes[record.number]):
+                nodes += reading.nodes[record.id]
+                for node in filter(is_batch, reading.nodes[record.id]):
                     self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
                 continue
             # Otherwise read the op. If one of its results changes, the ops that take the result are read again, too.
-            before = [node for number in record.controls for node in reading.ends.get(number, ())]
+            before = [node for op_id in record.controls for node in reading.ends.get(op_id, ())]
             if record.is_stateful:
                 before += controls
-            values = [reading.values[number] for number in record.inputs]
+            values = [reading.values[tensor_id] for tensor_id in record.inputs]
             op_nodes: list[Node] = []
-            last_nodes = reading.nodes.get(record.number, ())
+            last_nodes = reading.nodes.get(record.id, ())
             outputs, ends = self._read_op(op_nodes, record, values, op_key, before, last_nodes)
-            if reading.ends.get(record.number) != ends:
-                reading.ends[record.number] = ends
-                changed.add(record.number)
-            for number, value in zip(record.outputs, outputs):
-                if number not in input_ids and reading.values.get(number) is not value:
-                    reading.values[number] = value
-                    changed.add(number)
-                if number in labels:
-                    value.label = labels[number][1]
-            reading.nodes[record.number] = op_nodes
+            if reading.ends.get(record.id) != ends:
+                reading.ends[record.id] = ends
+                changed.add(record.id)
+            for tensor_id, value in zip(record.outputs, outputs):
+                if tensor_id not in input_ids and reading.values.get(tensor_id) is not value:
+                    reading.values[tensor_id] = value
+                    changed.add(tensor_id)
+                if tensor_id in labels:
+                    value.label = labels[tensor_id][1]
+            reading.nodes[record.id] = op_nodes
             nodes += op_nodes
         self._readings[key] = reading
         all_ends = [node for op in effects for node in reading.ends.get(id(op), ())]
@@ -319,14 +319,14 @@ class Reader:
         return decision
 
 
-def _has_old_inputs(reading: _Reading, number: int) -> bool:
+def _has_old_inputs(reading: _Reading, op_id: int) -> bool:
     """Whether nodes that were added before the op's own node take values that a later reading has replaced.
 
     `spread_rows` adds nodes that repeat earlier ops. Their inputs may have changed although the op's inputs have not.
     If the op is a call whose function is inlined, these nodes are the function's, and take values of the function's own
     reading. Then the call is read again, and the function's reading repeats only what has changed.
     """
-    added = reading.nodes[number][:-1]  # the last node is the op's own
+    added = reading.nodes[op_id][:-1]  # the last node is the op's own
     own = {id(value) for node in added for value in node.outputs}
     inputs = (value for node in added for value in node.inputs if id(value) not in own)
     return any(reading.values.get(id(value.tensor)) is not value for value in inputs)

@@ -105,7 +105,7 @@ def _find_new_axis(placement: Placement, old_shape: list[int | None], new_sizes:
 
 
 def _scale(rows: Rows, factor: float | None) -> Rows:
-    """The rows of an axis with `factor` times as many entries, such as 3 or 1/3. Raises NoRuleError for a part of an entry."""
+    """The rows of an axis with `factor` (3 or 1/3) times as many entries. Raises NoRuleError for a part of an entry."""
     if factor == 1:
         return rows
     blocks = [block * require_known(factor) for block in rows.blocks if block is not None]
