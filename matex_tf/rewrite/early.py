@@ -6,7 +6,7 @@ after the last op with rows that it needs.
 
 TensorFlow runs any op whose inputs are ready. With one thread, it goes on with an op that the finished op has made
 ready. So it goes back through all layers first, and then computes the gradients of weights, since no other layer needs
-them. `list_waits` prevents this: later ops with rows wait for the gradient of each weight.
+them. `list_waits` prevents this: later ops with rows wait for each gradient that is summed.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def is_batch_of_all(own: tuple[int, int] | None, what: str) -> bool:
 
     own: (rows, hash) of this rank's batch; None if it has no batch.
     """
-    if len({(rows, content) for _, rows, content in _gather_batches(own, what)}) < 2:
+    different = {(rows, content) for _, rows, content in _gather_batches(own, what)}
+    if len(different) < 2:
         return True
     notes.print_note(f"{_OTHER_ROWS.format(what=what)} Each rank computes its own batch, whole.")
     return False
@@ -84,7 +85,7 @@ def check_rows(counts: Sequence[tuple[int, int]], what: str) -> None:
 
 
 def are_shares(arrays: list[np.ndarray], what: str) -> bool:
-    """Whether `arrays` are shards: each rank's own rows. Other arrays are equal on all ranks. Collective.
+    """Whether `arrays` are shards, each rank's own rows; if not, they are equal on all ranks. Collective.
 
     Raises BatchError on every rank if they are neither.
     """
@@ -93,6 +94,7 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
     all_shards = all(is_shard for is_shard, _ in contents)
     row_types = [[(dtype, shape[1:]) for dtype, shape, _ in of_rank] for _, of_rank in contents]
     compared: Sequence[Any] = row_types if all_shards else contents
+    # The first rank that differs from rank 0.
     other = next((rank for rank, of_rank in enumerate(compared) if of_rank != compared[0]), None)
     if other is None:
         return all_shards
