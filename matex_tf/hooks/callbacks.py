@@ -1,9 +1,8 @@
 """Adds two callbacks of the library to Keras' list: one before and one after the callbacks of the script.
 
 Every rank runs the script's callbacks, and a callback may change the model, or stop training, on one rank only. The
-first callback of the library compares the ranks' weights at the beginning of `fit`, `evaluate` and `predict`, and at
-the end of an epoch. The last one stops training on all ranks if one rank stops it. Both raise the events of training
-(`steps.events`).
+library's first callback compares the ranks' weights at the beginning of `fit`, `evaluate` and `predict`, and at the end
+of an epoch. The last one stops training on all ranks if one rank stops it. Both raise the events of `steps.events`.
 """
 
 from __future__ import annotations

@@ -126,8 +126,6 @@ def _cut_validation(arguments: dict[str, Any]) -> None:
         return
 
     def slice_all(make_slice: Callable[[int], slice]) -> Any:
-        """The inputs, each sliced by `make_slice(split)`. Rows from `split` on are for validation."""
-
         def slice_rows(array: Any) -> Any:
             return None if array is None else array[make_slice(math.floor(len(array) * (1.0 - fraction)))]
 

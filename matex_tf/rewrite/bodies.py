@@ -32,10 +32,9 @@ class Body:
     copy: the `emit.Copy` of the step.
     gives: the placements that the outputs are brought to.
     kept: the ops that the copy keeps unchanged.
-    publications: the nodes that assign a piece to a variable and are replaced by a publication, by the ids of the
-        pieces (values).
+    publications: the nodes that publications replace, assignments to variables, by the ids of the assigned pieces.
 
-    `build` sets `waits`, then fills the tables below level by level, and sets `after` in the end.
+    `build` fills the tables level by level, and sets `after` in the end.
 
     tensors: the tensors of values in the values' own placements, by the ids of the values.
     whole: the results of collectives that made values whole, by the ids of the values.
@@ -80,9 +79,7 @@ class Body:
         return self.build_levels(exchanges)
 
     def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
-        """The outputs, after the ops of each level and the exchanges of each wave. Nodes must be in the order of their
-        levels.
-        """
+        """The outputs, after the ops of each level and the exchanges of each wave. The nodes are sorted by level."""
         # Divide each wave into publications and other exchanges. An exchange of a gradient has a label.
         published_pieces = [[one.value for one in wave if id(one.value) in self.publications] for wave in exchanges]
         other_exchanges = [[one for one in wave if id(one.value) not in self.publications] for wave in exchanges]
@@ -219,10 +216,7 @@ class Body:
         return self.brought[key]
 
     def _exchange(self, wave: Sequence[waves.Exchange], labels_of_values: Sequence[Any], is_last: bool) -> None:
-        """Run the exchanges of one wave after the exchanges of the wave before it.
-
-        is_last: this is the last wave with labelled values.
-        """
+        """Run the exchanges of one wave, after the wave before it. is_last: no later wave has labelled values."""
         if not wave:
             return
         # One value may need several requests, because rows are gathered block by block.
@@ -274,11 +268,9 @@ class Body:
 def _find_publications(program: Program, needs: Sequence[Placement]) -> dict[int, Node]:
     """The nodes that a publication can replace, by the id of the assigned piece.
 
-    Such a node assigns a piece to a variable that every rank has whole, and no other op needs the piece as a whole
-    tensor.
+    Such a node assigns a piece to a whole variable, and no other op needs the piece as a whole tensor.
     """
-    # For each piece that is needed as a whole tensor: the nodes that assign it, and None for each other use.
-    users: dict[int, list[Node | None]] = {}
+    users: dict[int, list[Node | None]] = {}  # of each piece that is needed whole: assignments; None: another use
     for value, need, node in program.iterate_needs(needs):
         if value.placement.is_piece and needs_exchange(value.placement, need):
             is_assigned = node is not None and node.type in ASSIGNS and node.inputs[1] is value

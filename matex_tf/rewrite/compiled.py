@@ -45,8 +45,7 @@ def place_call(reader: Any, node: Node) -> Decision:
         inner.transform = None  # `microbatches` does not cut compiled functions
 
         def run() -> list[Any]:
-            # A function without outputs returns a tensor for which ops can wait.
-            return inner.build(body, inputs, gives) or [tf.constant(0)]
+            return inner.build(body, inputs, gives) or [tf.constant(0)]  # without outputs: a tensor to wait for
 
         run.__name__ = callee.name
         return list(compile_function(run)())
@@ -67,8 +66,7 @@ def compile_function(function: Callable[[], list[Any]]) -> Callable[[], list[Any
 def _can_exchange(value: Value) -> bool:
     """Whether compiled code can exchange a value, or the items of a list.
 
-    XLA has no strings. A rank does not know how many rows a mask selects on other ranks, so it cannot find the place
-    of its own rows among these.
+    XLA has no strings. A rank does not know how many rows a mask selects on other ranks, so it cannot place its own.
     """
     placement = value.placement.item or value.placement
     has_all_rows = placement.is_sharded and placement.rows.chosen is None

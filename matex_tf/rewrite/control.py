@@ -71,8 +71,7 @@ def place_branches(reader: Any, node: Node) -> Decision:
 
     def emit(copy: Any, index: Any, *arguments: Any) -> list[Any]:
         def run(body: Any) -> Any:
-            # A branch without outputs returns a tensor for which ops can wait.
-            return copy.build(body, arguments, body.gives) or [tf.constant(0)]
+            return copy.build(body, arguments, body.gives) or [tf.constant(0)]  # without outputs: a tensor to wait for
 
         branches = [functools.partial(run, body) for body in node.bodies]
         outputs = tf.cond(tf.cast(index, tf.bool), *branches) if has_condition else tf.switch_case(index, branches)

@@ -73,10 +73,7 @@ class Copy:
         return tf.where(self.batch_slice.keeps, tensor, tf.zeros_like(tensor))
 
     def make_once(self, key_parts: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
-        """The tensors that `make` creates, once for each graph and equal `key_parts`: a tensor, then hashable values.
-
-        An example is the number of random numbers of a shape, which several draws of this shape need.
-        """
+        """The tensors that `make` creates, once for each graph and equal `key_parts`: a tensor and hashable values."""
         tensor, *rest = key_parts
         key = id(tf.compat.v1.get_default_graph()), id(tensor), *rest
         if key not in self._once:

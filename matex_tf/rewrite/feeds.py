@@ -23,13 +23,13 @@ _SAME_ELEMENTS = ("TakeDataset", "SkipDataset", "RepeatDataset")
 
 
 class Feed(Protocol):
-    """Decides on the ops with a handle among their inputs: an iterator, a dataset or an optional."""
+    """Decides on the ops with a handle among their inputs."""
 
     def place_batch(self, node: Node, is_sliced: bool) -> Decision:
         """Decide on the op that returns a batch.
 
-        is_sliced: the op returns this rank's rows, because this is the batch that the ranks divide. A program has one
-            such batch. For any further batch, the op returns the rows of all ranks.
+        is_sliced: the op returns this rank's rows, because this is the one batch of the program that the ranks divide.
+            For any further batch, the op returns the rows of all ranks.
         """
 
     def place_end_check(self, node: Node) -> Decision:
@@ -87,10 +87,9 @@ class SharedFeed:
             if is_sliced:
                 copy.batch_slice = batch_slice
                 return tensors
-            # Gather the rows of all ranks.
             rows = [tensor for tensor, is_rows in zip(tensors, self.are_rows) if is_rows]
-            whole = iter(gather_rows(copy.exchanger, rows, batch_slice))
-            return [next(whole) if is_rows else tensor for tensor, is_rows in zip(tensors, self.are_rows)]
+            rows_of_all = iter(gather_rows(copy.exchanger, rows, batch_slice))
+            return [next(rows_of_all) if is_rows else tensor for tensor, is_rows in zip(tensors, self.are_rows)]
 
         gives = [BATCH if is_sliced and is_rows else WHOLE for is_rows in self.are_rows]
         return Decision([WHOLE], gives, emit, communicates=self.communicates or not is_sliced)
@@ -133,8 +132,8 @@ class SharedFeed:
         if None in types:
             why = f"{node.type} '{node.op.name}' takes another dataset, too, in which ranks may find different elements"
             raise FeedRefusedError(self.origin, why)
-        # The tensors from `start` to `end` of an element are of this feed. The dataset with this feed is the input with
-        # the number `start`: each dataset of numbers before it gives one tensor.
+        # Tensors `start` to `end` of an element are of this feed. `start` is also the index of this feed's dataset,
+        # because each dataset of numbers before it gives one tensor.
         start = next(index for index, value in enumerate(node.inputs) if value.placement.feed is not None)
         end = start + len(self.specs)
         numbers = [(dtype, tf.TensorShape([])) for dtype in types]
@@ -157,10 +156,7 @@ class SharedFeed:
 
 
 def _find_type_of_range(value: Value) -> Any:
-    """The dtype of the numbers of a `RangeDataset`, or of a dataset made of its elements; None for any other dataset.
-
-    All ranks have the same numbers.
-    """
+    """The dtype of the numbers of a range, or of a dataset made of its elements; None for any other dataset."""
     node = value.node
     while node is not None and node.type in ("RewriteDataset", *_SAME_ELEMENTS):
         node = node.inputs[0].node

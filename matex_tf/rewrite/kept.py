@@ -55,8 +55,7 @@ class _KeptOp(NamedTuple):
 class Kept:
     """The kept ops of one program in one graph.
 
-    `bodies.Body` calls `can_keep` and `add` for each op, `stand_in` and `wait_for` where created ops need kept ops, and
-    `finish` in the end. Then `trace_copy` reads the attributes.
+    `bodies.Body` adds ops, and calls `finish` in the end. Then `trace_copy` reads the attributes.
 
     ops: the kept ops.
     tensors: the tensors of the graph that are inputs of kept ops.
@@ -126,9 +125,7 @@ class Kept:
         return [op]
 
     def finish(self, effects: Sequence[Node]) -> list[Any]:
-        """Create `call`, the operation that takes `tensors` and waits for `effects`. Returns no operation if no op is
-        kept.
-        """
+        """Create `call`, which takes `tensors` and waits for `effects`. Returns [call], or [] if no op is kept."""
         from tensorflow.core.framework import attr_value_pb2
 
         if not self.ops:
@@ -205,10 +202,7 @@ class _Definition:
             self.spliced.ret[name] = self._find(result)
 
     def _name_nodes(self, kept: Kept, control_inputs: dict[str, list[str]]) -> dict[int, str]:
-        """The names in `spliced` of kept ops and their outputs, by the ids of nodes and values.
-
-        Adds to `_replaced` and `control_inputs`.
-        """
+        """The names in `spliced` of kept ops and outputs, by the ids of nodes and values. Adds to `control_inputs`."""
         names: dict[int, str] = {}
         for node in (kept_op.node for kept_op in kept.ops):
             name = names[id(node)] = self._find_name(node.definition.name)

@@ -34,8 +34,6 @@ def get_labels(graph: Any) -> dict[int, tuple[Any, Any]]:
 def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list[Any]]:
     """The label of each value of each wave; None if the value belongs to no labelled tensor, or to several.
 
-    waves: the values that collectives exchange together, see `waves`.
-
     A sum belongs to a labelled tensor if it is a linear combination of terms, one of them this tensor, or if the tensor
     is computed from the whole sum and other whole tensors. If the sums of one tensor are in several waves, only the
     sums of the last of these waves get its label.

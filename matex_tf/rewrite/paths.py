@@ -40,9 +40,7 @@ def find_path(value: Value, need: Placement | None) -> str:
 
 
 def uses_tensor(value: Value, need: Placement | None) -> bool:
-    """Whether the value's own tensor is used, possibly after a conversion or a collective. If not, a rank computes what
-    the op gets from its slice alone.
-    """
+    """Whether the value's own tensor is used, possibly after a conversion or a collective."""
     path = find_path(value, need)
     is_count_converted = path == CONVERTED and find_counts(value) is not None
     return path != COUNTED and not is_count_converted

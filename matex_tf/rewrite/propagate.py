@@ -36,9 +36,9 @@ ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient",
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _Reading:
-    """What the last reading of a graph has found. A graph has one for each call path.
+    """What the last reading of a graph at one call path has found.
 
-    A call path consists of the names of the ops that call the graph, the outermost first.
+    The call path consists of the names of the ops that call the graph, the outermost first.
 
     controls: the nodes that the call of the graph waits for.
     values: the values of tensors, by the ids of the tensors.
@@ -61,11 +61,9 @@ class Reader:
         returns the batch that the ranks divide; any further op returns whole tensors.
     rows: the number of rows of the batch in cost estimates; it changes no result.
     reused: for a part of a session's graph (`subgraphs`): the ops whose outputs the copy takes from the script's graph.
-        Ops of a session need not run in the order of their creation. None: the graph is the function of a call in eager
-        code.
+        Ops of a session may run in any order. None: the graph is the function of a call in eager code.
     converted: the placements to which partial sums are converted where they arise, by the keys of the sums.
-    refused: for variables that ranks cannot hold in pieces after all, by their numbers: an op that takes the variable
-        whole.
+    refused: an op that takes a variable whole which ranks would hold in pieces, by the number of the variable.
     loops: the number of loops around the op that is being read.
     batch_rows: the number of rows of the batch of the program that is being read, if it is fixed.
 
@@ -119,9 +117,7 @@ class Reader:
         return Program(put_first(needed) if takes_batch else needed, inputs, outputs, effects, takes_batch)
 
     def convert_sums(self, needed: dict[tuple[Any, ...], Placement]) -> bool:
-        """Convert these sums where they arise, in further readings. Returns whether any is new, so that the graph must
-        be read again.
-        """
+        """Convert these sums where they arise, in the next reading. Returns whether any is new, so that one is needed."""
         new = {key: need for key, need in needed.items() if self.converted.get(key) != need}
         self._changed_keys = {key[:length] for key in new for length in range(1, len(key) + 1)}
         self.converted |= new

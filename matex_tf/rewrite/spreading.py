@@ -16,9 +16,7 @@ from matex_tf.rewrite.rules.sizes import find_need, replace_size
 
 _SIZES = {"Tile": 1, "BroadcastTo": 1, "Fill": 0}
 """For each op that repeats entries: the number of its input with the numbers of repetitions, or with the new sizes."""
-
 _KNOWN = TYPES.union(_SIZES)
-"""The ops that can make a rank's rows only: repetitions, and elementwise ops on them."""
 
 Decide = Callable[[Node], Any]
 

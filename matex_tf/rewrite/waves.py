@@ -125,12 +125,10 @@ def schedule(
 def _choose_waves(
     sums: Sequence[tuple[Exchange, int]], is_early_sum: Callable[[Value], bool] | None
 ) -> Callable[[Value, int, int], int]:
-    """The function `choose_wave` of `schedule`.
+    """The function `choose_wave` of `schedule`. sums: in their latest waves, each with its first possible wave.
 
     A wave that is both the first and the latest possible of some sum has sums anyway. Any other sum that is not early
     joins the last such wave in which it can travel.
-
-    sums: the sums in their latest possible waves, each with the first wave in which it can travel.
     """
     early = _group_early([(one, first) for one, first in sums if is_early_sum is not None and is_early_sum(one.value)])
     sum_waves = {one.wave for one, first in sums if id(one.value) not in early and one.wave == first}

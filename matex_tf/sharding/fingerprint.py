@@ -94,7 +94,6 @@ def are_shares(arrays: list[np.ndarray], what: str) -> bool:
     all_shards = all(is_shard for is_shard, _ in contents)
     row_types = [[(dtype, shape[1:]) for dtype, shape, _ in of_rank] for _, of_rank in contents]
     compared: Sequence[Any] = row_types if all_shards else contents
-    # The first rank that differs from rank 0.
     other = next((rank for rank, of_rank in enumerate(compared) if of_rank != compared[0]), None)
     if other is None:
         return all_shards

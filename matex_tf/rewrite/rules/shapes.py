@@ -126,8 +126,7 @@ def expand(node: Node) -> Decision:
     new_axis = int(node.read_constant(1).reshape(()))
     if new_axis < 0:
         new_axis += node.count_axes(0) + 1
-    is_before_rows = new_axis <= placement.axis
-    return node.decide([None], placement._replace(axis=placement.axis + is_before_rows))
+    return node.decide([None], placement._replace(axis=placement.axis + (new_axis <= placement.axis)))
 
 
 @register_rule("Squeeze", moves=0)

@@ -125,10 +125,7 @@ def _may_be_equal(first: Size, second: Size) -> bool:
 
 @register_rule("DynamicStitch ParallelDynamicStitch")
 def stitch(node: Node) -> Decision:
-    """Merge vectors of numbers at constant positions. The inputs are all positions, and then all vectors.
-
-    Gradients of reductions use this for the shape before the reduction, with 1 for each reduced axis.
-    """
+    """Merge vectors of numbers at constant positions: the shape before a reduction, with 1 for each reduced axis."""
     needs, count = _keep_sizes(node), len(node.inputs) // 2
     merged: dict[int, Size] = {}
     for index in range(count):
