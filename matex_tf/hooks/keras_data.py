@@ -94,9 +94,7 @@ def _is_own(x: Any) -> bool:
 
 @contextlib.contextmanager
 def _call_kind(kind: str) -> Iterator[None]:
-    """A context of a call of "fit" or "predict". The first data that Keras prepares in it are the data of the call, and
-    reset `_state.kind`: further data, such as the validation data of `fit`, are prepared as in `evaluate`.
-    """
+    """A context of a call of "fit" or "predict". Only the first data that Keras prepares in it are the call's data."""
     _state.kind = kind
     try:
         yield

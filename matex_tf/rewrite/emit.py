@@ -142,12 +142,10 @@ class Copy:
         return rows
 
     def make_sizes_whole(self, tensor: Any, placement: Placement) -> Any:
-        """Turn sizes of this rank's slice into sizes of the batch: 6 entries for 2 rows become 15 entries for 5 rows.
-
-        Numbers of rows that a mask selects stay: a collective has added them up.
-        """
+        """Turn sizes of this rank's slice into sizes of the batch: 6 entries of 2 rows become 15 entries of 5 rows."""
         count, total = (tf.cast(number, tensor.dtype) for number in (self.batch_slice.count, self.batch_slice.total))
         are_counts = [size.rows is not None and size.rows.chosen is None for size in placement.sizes]
         mask = are_counts[0] if tensor.shape.rank == 0 else are_counts
-        counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)  # -1 stands for any size
+        # -1 stands for any size. A collective has added up numbers of rows that a mask selects (`chosen`).
+        counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)
         return tf.where(counts_rows, tensor * total // count, tensor)

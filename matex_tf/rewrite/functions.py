@@ -1,7 +1,4 @@
-"""Finds what `propagate` reads: a graph's ops in order, the graphs of functions that ops call, and of expansions.
-
-A rule may replace an op by a function (`nodes.Expansion`), which is traced to a graph here.
-"""
+"""Finds what `propagate` reads: a graph's ops in order, and graphs of functions that ops call, or that replace ops."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from matex_tf.rewrite.subgraphs import list_inputs
 
 
 def trace_expansion(expansion: Expansion, inputs: Sequence[Value]) -> Any:
-    """The graph of an expansion's function for inputs of these shapes and dtypes."""
+    """The graph of the function that replaces an op, for inputs of these shapes and dtypes."""
     specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
     # A function with a closure is not cached: it differs from one expansion to the next, and the cache would keep its
     # closure alive.
@@ -61,10 +58,8 @@ class OpRecord:
 @cache_by_type
 def is_stateful(op: Any) -> bool:
     """Whether an op has side effects, or returns other results each time."""
-    definition = op.op_def
-    if definition is None:  # the op's type is the name of a function, which the op calls
-        return True
-    return bool(definition.is_stateful)
+    definition = op.op_def  # None: the type of the op is the name of a function, which the op calls
+    return definition is None or bool(definition.is_stateful)
 
 
 @cache_by_type

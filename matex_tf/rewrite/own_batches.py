@@ -40,9 +40,8 @@ class OwnRows(NamedTuple):
 
 
 def takes_rows(node: Node) -> bool:
-    """Whether an op whose input is an iterator, a dataset or an optional reads data from this input.
-
-    The op itself returns data, or a function that it calls reads them. Any other op returns handles only.
+    """Whether an op whose input is an iterator, a dataset or an optional returns data from it, itself or in a function
+    that it calls. Any other op returns handles only.
     """
     return has_op(node.op, SOURCES) or any(tensor.dtype.name not in HANDLES for tensor in node.op.outputs)
 

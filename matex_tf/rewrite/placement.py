@@ -85,8 +85,7 @@ class Placement(NamedTuple):
             axis with these rows. An example is `tf.range(len(batch))`.
     Partial:
         reduction: "sum", "max" or "min".
-        owned: each term is computed from the piece that the rank owns, not from rows. So a rank without rows has a
-            term, too.
+        owned: each term is computed from the piece that a rank owns, so a rank without rows has a term, too.
     Replicated:
         is_zero: the tensor is 0 everywhere, so ops may take it as a partial sum, too.
         axes: for a vector of axes of a tensor, such as the axes of a reduction: for each axis of that tensor, whether
@@ -182,11 +181,9 @@ def list_of(item: Placement | None, dtype: Any = None) -> Placement:
 def make_sizes(sizes: Sequence[Size]) -> Placement:
     """The placement of a vector of these sizes: of the kind SIZES if a number counts rows, else replicated.
 
-    In a replicated vector, `sizes` tells its numbers to `propagate`, which makes a constant of them if all are known
-    (`constants.note_sizes`).
+    `propagate` makes a constant of a replicated vector if all `sizes` are known (`constants.note_sizes`).
     """
-    counts_rows = any(size.rows for size in sizes)
-    return Placement(SIZES if counts_rows else REPLICATED, sizes=tuple(sizes))
+    return Placement(SIZES if any(size.rows for size in sizes) else REPLICATED, sizes=tuple(sizes))
 
 
 def multiply_sizes(sizes: Sequence[Size]) -> Size | None:

@@ -67,8 +67,7 @@ class Reader:
     loops: the number of loops around the op that is being read.
     batch_rows: the number of rows of the batch of the program that is being read, if it is fixed.
 
-    _have_batch: for each program that is being read, the outermost first, whether it has a batch: from an input, from
-        an outer program, or from an op that has been read.
+    _have_batch: for each program that is being read, the outermost first, whether it has a batch so far.
     _changed_keys: the keys of the sums whose conversion is new in the next reading, and all prefixes of these keys.
     _inputs: the values of programs' inputs, by their keys.
     _readings: the last readings, by their call paths.
@@ -117,7 +116,7 @@ class Reader:
         return Program(put_first(needed) if takes_batch else needed, inputs, outputs, effects, takes_batch)
 
     def convert_sums(self, needed: dict[tuple[Any, ...], Placement]) -> bool:
-        """Convert these sums where they arise, in the next reading. Returns whether any is new, so that one is needed."""
+        """Convert these sums where they arise. Returns whether any is new, so that a further reading is needed."""
         new = {key: need for key, need in needed.items() if self.converted.get(key) != need}
         self._changed_keys = {key[:length] for key in new for length in range(1, len(key) + 1)}
         self.converted |= new

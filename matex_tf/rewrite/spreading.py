@@ -37,9 +37,8 @@ def spread_rows(node: Node, decide: Decide) -> list[Node]:
 
 
 def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], decide: Decide) -> list[Node]:
-    """The nodes that make this rank's rows of an input of `user`; the output of the last node is these rows.
-
-    need: the placement of the rows. Returns no nodes if the input must be sliced.
+    """The nodes that make this rank's rows of an input of `user`, in the placement `need`. The output of the last node
+    is the rows. Returns no nodes if the input must be sliced.
     """
     source = user.inputs[index].node
     if source is None or source.type not in _KNOWN or source.controls or not user.has_length(index, need):
@@ -72,9 +71,9 @@ def _repeat_rows(node: Node, need: Placement) -> Decision:
 
 
 def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:
-    """Decide that an elementwise op computes the rank's rows from the rows of its inputs.
+    """Decide that an elementwise op computes the rank's rows from rows of its inputs. Returns the nodes that make these.
 
-    Returns the nodes that make the rows of the inputs. The inputs are broadcast, so axes are counted from the end.
+    The inputs are broadcast, so axes are counted from the end.
     """
     count, added = len(node.outputs[0].whole_shape or []), list[Node]()
     for index in range(len(node.inputs)):

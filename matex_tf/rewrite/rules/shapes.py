@@ -33,6 +33,7 @@ def fill_like(node: Node) -> Decision:
         return node.decide([None], shard(*placement.layout))
     if placement.kind == LIST:
         return node.decide([None], placement)
+    # The op takes only the shape of a partial sum, which is the script's shape.
     return node.decide([None if placement.is_partial else WHOLE], ZERO if node.type == "ZerosLike" else WHOLE)
 
 

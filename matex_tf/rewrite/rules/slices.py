@@ -29,7 +29,7 @@ def slice_with_strides(node: Node) -> Decision:
     if placement.kind == PARTIAL and placement.sizes:
         return _take_size(node)
     placement = node.require_rows()
-    result, needs = _follow_axis(node, placement, node.count_axes(0), node.read_length(0))
+    result, needs = _place_slice(node, placement, node.count_axes(0), node.read_length(0))
     # In a matrix from `tf.where(mask)`, column 0 has indices of rows of the script's tensor: `index_rows` is set. It
     # stays set for the slice `[:, 0]`, which takes all entries of axis 0 and entry 0 of axis 1.
     is_column = placement.index_rows is not None and node.count_axes(0) == 2 and _list_entries(node) == (None, 0)
@@ -45,8 +45,7 @@ def _read_masks(node: Node) -> dict[str, int]:
 def _list_entries(node: Node) -> tuple[int | None, ...]:
     """For each named axis, what a slice takes of it: the index of one entry; None: all entries; -1: other entries.
 
-    -1 may also be the index of the last entry; callers refuse -1 in any case. Empty if the slice has an ellipsis or a
-    new axis.
+    Callers refuse -1, which may also be the index of the last entry. Empty if the slice has an ellipsis or a new axis.
     """
     begin, stride = node.read_constant(_BEGIN).tolist(), node.read_constant(_STRIDE).tolist()
     masks = _read_masks(node)
@@ -80,27 +79,27 @@ def _take_size(node: Node) -> Decision:
     return node.decide([None], make_sizes([Size(rows)]), emit=emit)
 
 
-def _follow_axis(
-    node: Node, placement: Placement, count: int, length: int | None
+def _place_slice(
+    node: Node, placement: Placement, rank: int, length: int | None
 ) -> tuple[Placement, list[Placement | None]]:
     """The placement of the result of a slice, and the placements that its begin, end and stride need.
 
-    placement: the placement of the sliced tensor, which has `count` axes.
+    placement: the placement of the sliced tensor, which has `rank` axes.
     length: the length of the axis with the rows, if it is constant.
     """
     masks = _read_masks(node)
-    entries = require_known(node.read_shape(_BEGIN)[0])
-    named = entries - (masks["new_axis"] | masks["ellipsis"]).bit_count()
+    entry_count = require_known(node.read_shape(_BEGIN)[0])
+    named_axes = entry_count - (masks["new_axis"] | masks["ellipsis"]).bit_count()
     result_axis = axis = 0  # the next axes of the result and of the sliced tensor
     result: Placement | None = None
     needs: list[Placement | None] = [  # of inputs 1 to 3
         None if node.get_placement(number).kind == SIZES else WHOLE for number in (_BEGIN, _END, _STRIDE)
     ]
     # Each entry of begin, end and stride is for one axis, for a new axis, or for "...": all axes without an entry.
-    for index in range(entries):
+    for index in range(entry_count):
         bits = {name for name, mask in masks.items() if mask >> index & 1}
         if "ellipsis" in bits:  # takes all entries of the axes that it stands for
-            skipped = count - named
+            skipped = rank - named_axes
             if axis <= placement.axis < axis + skipped:
                 result = shard(result_axis + placement.axis - axis, placement.rows)
             result_axis, axis = result_axis + skipped, axis + skipped
@@ -109,6 +108,7 @@ def _follow_axis(
             result_axis += 1
             continue
         takes_one = "shrink_axis" in bits  # the entry at `begin`; then the result does not have the axis
+        # A bit of the masks "begin" and "end" means that the slice has no such bound along the axis.
         bounding = [number for number, name in ((_BEGIN, "begin"), (_END, "end")) if name not in bits]
         if axis == placement.axis:  # the axis of the rows: the slice must take whole blocks, with stride 1
             require(not takes_one and node.read_sizes(_STRIDE)[index] == Size(None, 1))
@@ -117,7 +117,7 @@ def _follow_axis(
                 sizes = read_along(node, number, index, placement, length)
                 bounds[number], needs[number - 1] = sizes[index], find_need(node, number, sizes)
             result = shard(result_axis, _slice_blocks(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
-        else:  # another axis: its bounds must not count rows, because a rank has another number of rows than the script
+        else:  # another axis: its bounds must not count rows, of which a rank has another number than the script
             for number in bounding:
                 # A slice that takes one entry does not read its end.
                 is_read = node.get_placement(number).kind == SIZES and not (takes_one and number == _END)
@@ -141,10 +141,10 @@ def slice_backward(node: Node) -> Decision:
     if counted:  # a number of the shape counts rows
         candidates = [counted]
     else:  # a constant shape: the slice takes all rows, so the axis is as long as the gradient's axis of rows
-        axes = [axis for axis, size in enumerate(sizes) if size.value == length is not None]
+        axes = [axis for axis, size in enumerate(sizes) if length is not None and size.value == length]
         candidates = [shard(axis, gradient.rows) for axis in axes]
     for before in candidates:
-        after, needs = _follow_axis(node, before, len(sizes), None if counted else length)
+        after, needs = _place_slice(node, before, len(sizes), None if counted else length)
         if after.has_layout(gradient):
             # A rank pads to its own number of rows.
             need = find_need(node, 0, replace_size(sizes, before.axis, before.rows))
