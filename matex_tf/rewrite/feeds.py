@@ -49,15 +49,13 @@ class FeedRefusedError(Exception):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SharedFeed:
-    """The feed of data that give all ranks the same batches.
-
-    In the copy, the iterator returns *elements*, from which `make_rows` makes this rank's rows of a batch.
+    """The feed of data that give all ranks the same batches. In the copy, an iterator returns *elements* in their place.
 
     specs: the dtypes and shapes of the flat tensors of an element.
     are_rows: which of the flat tensors of a batch have rows.
     communicates: whether `make_rows` runs collectives.
-    make_rows: `make_rows(copy, element)` adds ops to the graph. It returns the tensors of a batch with this rank's
-        rows, and the rank's `sharing.Slice`.
+    make_rows: `make_rows(copy, element)` adds ops to the graph. It returns the tensors of the batch of an element with
+        this rank's rows, and the rank's `sharing.Slice`.
     origin: for the feed of a `ZipDataset` (`_zip_with_numbers`): the feed of the dataset with the batches. Otherwise
         this feed.
     _zipped: the placements of `ZipDataset` ops. The body of a loop is read until its placements no longer change, so

@@ -39,7 +39,7 @@ def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list
     sums of the last of these waves get its label.
     """
     labels_of_waves: list[list[Any]] = [[None] * len(wave) for wave in waves]
-    _spread_labels(program)
+    _label_inner_inputs(program)
     if not any(value.label is not None for node in program.nodes for value in (*node.inputs, *node.outputs)):
         return labels_of_waves
     users: dict[int, list[Node]] = {}
@@ -48,23 +48,23 @@ def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list
             users.setdefault(id(value), []).append(node)
     used: set[int] = set()  # the ids of labels of later waves
     for labels, wave in zip(reversed(labels_of_waves), reversed(waves)):
-        labels[:] = [_find_only(_list_before(value) or _list_after(value, users), used) for value in wave]
+        labels[:] = [_find_only(_list_labels_before(value) or _list_labels_after(value, users), used) for value in wave]
         used.update(map(id, labels))
     return labels_of_waves
 
 
 def is_labelled(value: Value) -> bool:
     """Whether some terms of the linear combination `value` have a label, and all of these the same label."""
-    return _find_only(_list_before(value), set()) is not None
+    return _find_only(_list_labels_before(value), set()) is not None
 
 
-def _spread_labels(program: Program) -> None:
+def _label_inner_inputs(program: Program) -> None:
     """Give the inputs of branches and loops the labels that they have outside."""
     for node in program.nodes:
         for body in node.bodies:
             # From the end: the first input of a branch op is its condition.
             for outer, inner in zip(reversed(node.inputs), reversed(body.inputs)):
-                inner.label = inner.label or _find_only(_list_before(outer), set())
+                inner.label = inner.label or _find_only(_list_labels_before(outer), set())
 
 
 def _find_only(labels: Iterable[Any], used: set[int]) -> Any:
@@ -76,8 +76,8 @@ def _find_only(labels: Iterable[Any], used: set[int]) -> Any:
     return None if label_id in used else label
 
 
-def _list_before(value: Value) -> list[Any]:
-    """The labels of the value and its terms. Going back from a partial sum, a labelled tensor ends the search."""
+def _list_labels_before(value: Value) -> list[Any]:
+    """The labels of the terms of a partial sum, found by going back from the sum. A labelled tensor ends the search."""
 
     def list_terms(current: Value) -> Sequence[Value]:
         if current.label is not None or current.node is None or not current.placement.is_partial:
@@ -87,8 +87,8 @@ def _list_before(value: Value) -> list[Any]:
     return [term.label for term in reach([value], list_terms) if term.label is not None]
 
 
-def _list_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
-    """The labels of whole tensors that are computed from a value. A labelled tensor ends the search."""
+def _list_labels_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
+    """The labels of whole tensors that are computed from a value, found by going on from the value."""
 
     def list_results(current: Value) -> list[Value]:
         nodes = users.get(id(current), ()) if current.label is None else ()

@@ -156,9 +156,9 @@ class Reader:
             op_key = (*key, record.name)
             # If nothing that the op depends on has changed, its nodes of the last reading stay. It depends on its
             # inputs, on conversions of sums inside of it, and, if it has effects, on the nodes before the call.
-            is_same = record.id in reading.nodes and changed.isdisjoint(record.dependencies)
-            is_same = is_same and not _has_old_inputs(reading, record.id)
-            if is_same and op_key not in self._changed_keys and not (have_controls_changed and record.is_stateful):
+            is_affected = not changed.isdisjoint(record.dependencies) or op_key in self._changed_keys
+            is_affected = is_affected or (have_controls_changed and record.is_stateful)
+            if record.id in reading.nodes and not is_affected and not _has_old_inputs(reading, record.id):
                 nodes += reading.nodes[record.id]
                 for node in filter(is_batch, reading.nodes[record.id]):
                     self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
@@ -296,6 +296,7 @@ class Reader:
                 self.refused.setdefault(placement.variable, node.op)
         if fed:
             return fed.feed.place_other(node, fed)
+        # One rank draws random numbers for all ranks. They travel as a sum, and there are no sums of strings.
         is_drawn = has_no_seed(node.op) and not any(value.dtype.name == "string" for value in node.outputs)
         return draw_once(node) if is_drawn else decide_without_rule(node)
 

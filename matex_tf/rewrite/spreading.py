@@ -71,7 +71,7 @@ def _repeat_rows(node: Node, need: Placement) -> Decision:
 
 
 def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:
-    """Decide that an elementwise op computes the rank's rows from rows of its inputs. Returns the nodes that make these.
+    """Decide that an elementwise op computes the rank's rows from its inputs' rows. Returns the nodes that make these.
 
     The inputs are broadcast, so axes are counted from the end.
     """

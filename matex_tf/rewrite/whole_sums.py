@@ -45,7 +45,8 @@ def _note_needs(program: Program, converted: set[Key], unchanged: set[Key]) -> N
     """Add the keys of a program's sums to `converted` and `unchanged`; see `find_needed_sums`."""
     for value, need, node in program.iterate_needs([WHOLE] * len(program.outputs)):
         if value.placement.kind == PARTIAL and (node is None or node.type != CONVERTED_SUM):
-            (unchanged if need is None else converted).add(value.key)
+            keys = unchanged if need is None else converted
+            keys.add(value.key)
     for node in program.nodes:
         for body in node.bodies:
             _note_needs(body, converted, unchanged)

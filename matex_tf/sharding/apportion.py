@@ -16,9 +16,7 @@ from matex_tf.sharding import slice_bounds
 
 
 def apportion_rows(counts: Sequence[int], rows: int) -> list[int]:
-    """The number of rows of each rank among the first `rows` rows, if the rows of all ranks are used up evenly.
-
-    counts: the number of rows of each rank.
+    """The number of rows of each rank among the first `rows` rows, if ranks with `counts` rows use them up evenly.
 
     Row i of a rank with n rows has the position (i + 1/2) / n. Rows are taken in the order of their positions; of rows
     at equal positions, the row of the lower rank comes first (Webster's method of apportionment). So a rank's number

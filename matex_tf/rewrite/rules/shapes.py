@@ -33,7 +33,7 @@ def fill_like(node: Node) -> Decision:
         return node.decide([None], shard(*placement.layout))
     if placement.kind == LIST:
         return node.decide([None], placement)
-    # The op takes only the shape of a partial sum, which is the script's shape.
+    # The op reads only the shape, and the shape of a partial sum is the script's.
     return node.decide([None if placement.is_partial else WHOLE], ZERO if node.type == "ZerosLike" else WHOLE)
 
 
