@@ -18,9 +18,7 @@ from matex_tf.world import world
 
 HOOKS = KerasTable()
 _IF_HOOK_MISSING = "a callback that stops fit stops one rank alone, and weights are not compared"
-_METHODS_WITHIN_EPOCHS = (
-    "on_train_begin on_epoch_begin on_batch_begin on_batch_end on_train_batch_begin on_train_batch_end"
-)
+_INNER_METHODS = "on_train_begin on_epoch_begin on_batch_begin on_batch_end on_train_batch_begin on_train_batch_end"
 
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, "callbacks.callback_list:CallbackList.__init__", "callbacks:CallbackList.__init__")
@@ -114,7 +112,7 @@ def _may_stop_within_epoch(callback: Any) -> bool:
     if kind.__name__ == "LambdaCallback":
         return True
     owners = [base for base in kind.__mro__ if not base.__module__.startswith(("keras.", "tf_keras."))]
-    return any(name in vars(owner) for owner in owners for name in _METHODS_WITHIN_EPOCHS.split())
+    return any(name in vars(owner) for owner in owners for name in _INNER_METHODS.split())
 
 
 def _agree_to_stop(model: Any) -> None:

@@ -45,9 +45,9 @@ def _wrap_iter(original: Any) -> Any:
         is_eager = tf.executing_eagerly()
         if is_eager:
             shard_batches.prepare_epoch(self)
-        # In eager code the iterator returns batches by turns, by tickets, or from the dataset itself. In a trace it is
-        # an iterator of the dataset: the step takes its rows by tickets. Ranks share no batches in other threads, where
-        # they are not in step, and no batches of a rank's own rows.
+        # In eager code the iterator returns batches by turns, by tickets, or from the dataset itself. In a trace it
+        # returns whole batches, and `steps.shared_feeds` replaces it in the copy of the step. Ranks share no batches in
+        # other threads, where they are not in step, and no batches of a rank's own rows.
         may_share = agreement.is_watched() and not shard_arrays.is_shard(self)
         by_turns = turns.find_source(self) if may_share and is_eager else None
         by_tickets = shared_batches.find_source(self) if may_share and by_turns is None else None

@@ -49,7 +49,7 @@ class FeedRefusedError(Exception):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SharedFeed:
-    """The feed of data that give all ranks the same batches. In the copy, an iterator returns *elements* in their place.
+    """The feed of data that give all ranks the same batches. In the copy, iterators return *elements* instead.
 
     specs: the dtypes and shapes of the flat tensors of an element.
     are_rows: which of the flat tensors of a batch have rows.
