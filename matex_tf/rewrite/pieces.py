@@ -78,7 +78,7 @@ def count_entries(value: Value) -> int | None:
 
 
 def list_matching_inputs(node: Node) -> list[Value]:
-    """The inputs of an elementwise op that have as many entries as its result; empty for any other op.
+    """The inputs of an op in `_ENTRYWISE` or `_SAME_ORDER` of which each entry makes one entry of the result.
 
     To compute a piece of the result, a rank needs the same piece of each of these inputs (`whole_sums`).
     """

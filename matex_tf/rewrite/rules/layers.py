@@ -28,6 +28,7 @@ _MIXES: dict[str, Mixes] = {
     "named by 1": lambda node, index, axis: axis in node.read_axes(1, node.count_axes(index)),
     "named by 2": lambda node, index, axis: axis in node.read_axes(2, node.count_axes(index)),
     "channels": lambda node, index, axis: axis == find_channel_axis(node),
+    # The table has one axis of rows for all inputs. If inputs are broadcast, this is not so.
     "equations": lambda node, *place: node.count_axes(0) != node.count_axes(1) or _MIXES["last 2"](node, *place),
     "batches": lambda node, index, axis: bool(node.read_attribute("batch_dims", 0)),
 }
