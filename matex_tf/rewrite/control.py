@@ -167,7 +167,7 @@ def _find_start(value: Value, is_kept: bool) -> Placement:
 def _can_carry_rows(first: Value, before: Placement, result: Value, after: Placement) -> bool:
     """Whether the loop can carry a rank's rows of a loop variable that is replicated, and of which a turn returns rows.
 
-    The variable must be sliced before the first turn. So it must have the length there that it has after a turn.
+    The variable is sliced before the first turn. So its length there must be fixed, and equal its length after a turn.
 
     first: the variable before the loop.
     before: its placement before a turn.

@@ -192,20 +192,20 @@ class _Definition:
             if node.name not in left_out:
                 new = self.spliced.node_def.add()
                 new.CopyFrom(node)
-                new.input[:] = [*map(self._find, node.input), *control_inputs.get(node.name, ())]
+                new.input[:] = [*map(self._replace, node.input), *control_inputs.get(node.name, ())]
         # Add the kept ops. A NoOp that waits for their effects replaces the call op, for ops that wait for it.
         for kept, names in zip(groups, names_of_groups):
             call = nodes[kept.call]
             self.spliced.node_def.add(name=call.name, op="NoOp", input=control_inputs[call.name])
-            self._add(kept, names, list(map(self._find, call.input)))
+            self._add(kept, names, list(map(self._replace, call.input)))
         for name, result in original.ret.items():
-            self.spliced.ret[name] = self._find(result)
+            self.spliced.ret[name] = self._replace(result)
 
     def _name_nodes(self, kept: Kept, control_inputs: dict[str, list[str]]) -> dict[int, str]:
         """The names in `spliced` of kept ops and outputs, by the ids of nodes and values. Adds to `control_inputs`."""
         names: dict[int, str] = {}
         for node in (kept_op.node for kept_op in kept.ops):
-            name = names[id(node)] = self._find_name(node.definition.name)
+            name = names[id(node)] = self._make_unique(node.definition.name)
             for value, suffix in zip(node.outputs, _name_outputs(node)):
                 names[id(value)] = name + suffix
         for op, value in kept.stand_ins.items():
@@ -224,18 +224,18 @@ class _Definition:
             inputs = [tensors[source] if type(source) is int else names[id(source)] for source in sources]
             control_names = (names[id(item)] if isinstance(item, Node) else self._names.get(item) for item in controls)
             # A control without a name is an input of the function, or is captured from outside: it has run before.
-            inputs += dict.fromkeys(self._find(f"^{name}") for name in control_names if name is not None)
+            inputs += dict.fromkeys(self._replace(f"^{name}") for name in control_names if name is not None)
             new.input[:] = inputs
             for name in [name for name in new.attr if name[0] == "_" and name != MUST_COMPILE]:
                 del new.attr[name]
             for name, value in ordered_sums.list_marks(node).items():
                 new.attr[name].CopyFrom(value)
 
-    def _find(self, name: str) -> str:
-        """The name in `spliced` of a tensor or a control input."""
+    def _replace(self, name: str) -> str:
+        """The name in `spliced` of a tensor or a control input, a kept op's in place of a stand-in's."""
         return self._replaced.get(name, name)
 
-    def _find_name(self, wanted: str) -> str:
+    def _make_unique(self, wanted: str) -> str:
         """A name that no other node has, `wanted` if it is free."""
         name = wanted
         while name in self._used:

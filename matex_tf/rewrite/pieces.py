@@ -78,7 +78,7 @@ def count_entries(value: Value) -> int | None:
 
 
 def list_matching_inputs(node: Node) -> list[Value]:
-    """The inputs of an op in `_ENTRYWISE` or `_SAME_ORDER` of which each entry makes one entry of the result.
+    """The inputs with as many entries as the result, of an op in `_ENTRYWISE` or `_SAME_ORDER`; empty for other ops.
 
     To compute a piece of the result, a rank needs the same piece of each of these inputs (`whole_sums`).
     """
