@@ -125,6 +125,13 @@ def _wrap_dataset_loop(original: Any) -> Any:
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._next_internal", _IF_HOOK_MISSING)
 def _wrap_next(original: Any) -> Any:
+    def take(self):
+        if own_data.is_own(self):
+            return own_data.take_whole(self)
+        shared = _find_shared_batches(self)
+        pull = lambda: original(self) if shared is None else _take_whole(shared)  # noqa: E731
+        return weak_scaling.take_next(self, pull) if weak_scaling.is_on() else pull()
+
     def take_next(self):
         if not tf.executing_eagerly():
             return _take_in_trace(self, original)
@@ -140,13 +147,6 @@ def _wrap_next(original: Any) -> Any:
             return batch
         finally:
             events.batch_given(self, is_over)
-
-    def take(self):
-        if own_data.is_own(self):
-            return own_data.take_whole(self)
-        shared = _find_shared_batches(self)
-        pull = lambda: original(self) if shared is None else _take_whole(shared)  # noqa: E731
-        return weak_scaling.take_next(self, pull) if weak_scaling.is_on() else pull()
 
     return take_next
 

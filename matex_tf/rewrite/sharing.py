@@ -85,7 +85,7 @@ class Slice(NamedTuple):
     """This rank's slice of the batch, as scalar tensors of the current graph or of an outer one.
 
     first, count, total: the index of its first row; its number of rows, at least 1; the rows of the batch. int64.
-    contributes: false if this rank has no rows. It then computes a row of another rank, or of zeros, and adds 0 to sums.
+    contributes: false if this rank has no rows. It computes a row of another rank, or of zeros, and adds 0 to sums.
     keeps: true on one rank only. Where a replicated tensor is a term of a sum, this rank adds it; other ranks add 0.
     """
 
