@@ -161,9 +161,9 @@ def _take_whole(shared: Any) -> Any:
     return turns.take_element(shared) if isinstance(shared, turns.Pass) else whole_batches.take_whole(shared)
 
 
-@HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "an iterator of shares cannot be saved")
+@HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "a shared iterator cannot be saved")
 def _wrap_serialize(original: Any) -> Any:
-    """The state of an iterator of whole batches is the state of the iterator of shares that makes them."""
+    """If ranks share an iterator's batches, its state is the state of the `slices.SharedBatches` that makes them."""
 
     def _serialize_to_tensors(self):
         shared = batches.find_shared_batches(self)
@@ -172,7 +172,7 @@ def _wrap_serialize(original: Any) -> Any:
     return _serialize_to_tensors
 
 
-@HOOKS.replace(_ITERATORS, "OwnedIterator._restore_from_tensors", "an iterator of shares cannot be saved")
+@HOOKS.replace(_ITERATORS, "OwnedIterator._restore_from_tensors", "a shared iterator cannot be saved")
 def _wrap_restore(original: Any) -> Any:
     def _restore_from_tensors(self, restored_tensors):
         shared = batches.find_shared_batches(self)
