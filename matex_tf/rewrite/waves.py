@@ -95,12 +95,14 @@ def schedule(
         for output, wanted in zip(program.outputs, needs):
             note_use(output, wanted, last_level)
         for node in reversed(program.nodes):
-            node.level = (earliest if is_early is not None and is_early(node) else latest)[id(node)]
+            runs_early = is_early is not None and is_early(node)
+            node.level = earliest[id(node)] if runs_early else latest[id(node)]
             for value, need in zip(node.inputs, node.decision.needs):
                 note_use(value, need, node.level)
+            last_before = node.level - 1 if id(node) in publishing else node.level  # the latest level of the controls
             for control in node.controls:
                 if id(control) in latest:
-                    latest[id(control)] = min(latest[id(control)], node.level - (id(node) in publishing))
+                    latest[id(control)] = min(latest[id(control)], last_before)
         return exchanges
 
     # Place all exchanges as late as possible. If `_choose_waves` has other waves for the sums, place all again.
