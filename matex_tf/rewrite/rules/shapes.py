@@ -124,9 +124,9 @@ def _divide_entries(old: list[int | None], new: list[int | None]) -> float | Non
 @register_rule("ExpandDims", moves=0)
 def expand(node: Node) -> Decision:
     placement = node.require_rows()
-    new_axis = int(node.read_constant(1).reshape(()))
+    count, new_axis = node.count_axes(0), int(node.read_constant(1).reshape(()))
     if new_axis < 0:
-        new_axis += node.count_axes(0) + 1
+        new_axis += count + 1
     return node.decide([None], placement._replace(axis=placement.axis + (new_axis <= placement.axis)))
 
 
