@@ -46,8 +46,9 @@ def _wrap_iter(original: Any) -> Any:
         if is_eager:
             shard_batches.prepare_epoch(self)
         # In eager code the iterator returns batches by turns, by tickets, or from the dataset itself. In a trace it
-        # returns whole batches, and `steps.shared_feeds` replaces it in the copy of the step. Ranks share no batches in
-        # other threads, where they are not in step, and no batches of a rank's own rows.
+        # returns batches of `by_tickets.whole`, and `steps.shared_feeds` replaces it in the copy of the step; otherwise
+        # it returns batches of the dataset. Ranks share no batches in other threads, where they are not in step, and no
+        # batches of a rank's own rows.
         may_share = agreement.is_watched() and not shard_arrays.is_shard(self)
         by_turns = turns.find_source(self) if may_share and is_eager else None
         by_tickets = shared_batches.find_source(self) if may_share and by_turns is None else None
@@ -163,7 +164,7 @@ def _take_whole(shared: Any) -> Any:
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "a shared iterator cannot be saved")
 def _wrap_serialize(original: Any) -> Any:
-    """If ranks share an iterator's batches, its state is the state of the `slices.SharedBatches` that makes them."""
+    """If ranks share an iterator's batches by tickets, its state is the state of the `slices.SharedBatches`."""
 
     def _serialize_to_tensors(self):
         shared = batches.find_shared_batches(self)

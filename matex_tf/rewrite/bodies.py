@@ -208,7 +208,7 @@ class Body:
             elif need.kind == PIECE:
                 self.brought[key] = cut_piece(self._convert(value, WHOLE), need.cuts, self.copy.exchanger.rank)
             elif value.placement.kind == SIZES:
-                # In `whole`, numbers of rows that a mask selects are those of all ranks. Other numbers are computed.
+                # In `whole`, numbers of rows that a mask selects are numbers of all ranks. Other numbers are computed.
                 tensor = self.whole[id(value)] if id(value) in self.whole else self._find_tensor(value)
                 self.brought[key] = self.copy.make_sizes_whole(tensor, value.placement)
             else:

@@ -1,7 +1,7 @@
 """Nodes and values: the ops and tensors of the script's graph, with called functions inlined, and the facts about them.
 
 `propagate` makes a `Node` of each op. The rule for the op's type reads the facts about the node's inputs, with the
-helper methods of `Node`, and returns a `Decision`: the placements that the op needs, and those of its outputs.
+helper methods of `Node`, and returns a `Decision`: the placements that the op needs, and the placements of its outputs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Value:
 
     @property
     def shape(self) -> list[int | None] | None:
-        """The fixed sizes of this rank's tensor: `whole_shape`, with None for the sharded axis."""
+        """`whole_shape` with None for the sharded axis, whose length is another on each rank."""
         known = self.whole_shape
         if known is not None and self.placement.is_sharded:
             return [None if axis == self.placement.axis else size for axis, size in enumerate(known)]

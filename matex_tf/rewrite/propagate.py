@@ -42,7 +42,7 @@ class _Reading:
 
     controls: the nodes that the call of the graph waits for.
     values: the values of tensors, by the ids of the tensors.
-    nodes: all nodes that were read for an op, by the op's id: several, if the op is a call whose function is inlined.
+    nodes: all nodes that were read for an op, by the op's id: several, for example, if a call's function is inlined.
     ends: the nodes that must have run when an op has run, by the op's id. An op with a control edge from that op waits
         for these nodes.
     """
@@ -296,7 +296,7 @@ class Reader:
                 self.refused.setdefault(placement.variable, node.op)
         if fed:
             return fed.feed.place_other(node, fed)
-        # One rank draws random numbers for all ranks. They travel as a sum, and there are no sums of strings.
+        # All ranks use the random numbers of one rank. They travel as a sum, and there are no sums of strings.
         is_drawn = has_no_seed(node.op) and not any(value.dtype.name == "string" for value in node.outputs)
         return draw_once(node) if is_drawn else decide_without_rule(node)
 
@@ -322,7 +322,7 @@ def _has_old_inputs(reading: _Reading, op_id: int) -> bool:
     If the op is a call whose function is inlined, these nodes are the function's, and take values of the function's own
     reading. Then the call is read again, and the function's reading repeats only what has changed.
     """
-    added = reading.nodes[op_id][:-1]  # the last node is the op's own
+    added = reading.nodes[op_id][:-1]  # the last node is the op's own, or converts its result
     own = {id(value) for node in added for value in node.outputs}
     inputs = (value for node in added for value in node.inputs if id(value) not in own)
     return any(reading.values.get(id(value.tensor)) is not value for value in inputs)

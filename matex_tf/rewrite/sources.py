@@ -57,8 +57,8 @@ def has_open_rows(shape: Any) -> bool:
 def find_components(shapes: Sequence[Any]) -> list[bool]:
     """For each component of a batch, whether it has rows, by its length along the first axis.
 
-    If lengths are unknown (None), these components have rows. Otherwise the components of the most common length have
-    rows: of lengths 64, 64 and 3, the first two. A wrong choice only makes the step slower.
+    If lengths are unknown (None), these components have rows. Otherwise the components of the most common length above
+    1 have rows: of lengths 64, 64 and 3, the first two. A wrong choice only makes the step slower.
     """
     opened = [has_open_rows(shape) for shape in shapes]
     if any(opened):
@@ -69,7 +69,7 @@ def find_components(shapes: Sequence[Any]) -> list[bool]:
 
 
 def count_rows(batch: Iterable[Value]) -> int | None:
-    """The number of rows of the script's batch, if all components with a known length have the same length."""
+    """The number of rows of the script's batch, if all components with rows show the same number; else None."""
     lengths = {value.whole_shape[0] for value in batch if value.placement == BATCH and value.whole_shape}
     return lengths.pop() if len(lengths) == 1 else None
 

@@ -1,7 +1,8 @@
 """Repetitions of one row, such as the gradient of a mean: each rank repeats the row for its own rows only.
 
 Otherwise a rank would repeat it for all rows of the batch, and slice the result. If the row is a partial sum, the
-repeated rows would even be all-reduced, not the one row. `propagate` calls `spread_rows` for each node.
+repeated rows would even be all-reduced, not the one row. `propagate` calls `spread_rows` for each node, except in the
+graph of a session.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class _PieceSearch:
         return not node.bodies and (has_rows or any(value.key in self.met_rows for value in node.outputs))
 
     def _pass_back(self, node: Node, result: Value) -> None:
-        """If the result of an elementwise op meets rows or is needed in pieces, so are its inputs of the same shape."""
+        """If a result meets rows, so do its matching inputs. If it is needed in pieces, so are they."""
         is_conversion = node.type == CONVERTED_SUM
         inputs = node.inputs if is_conversion else pieces.list_matching_inputs(node)
         if result.key in self.met_rows:

@@ -52,7 +52,8 @@ def put(node: Node) -> Decision:
     if any(rows.chosen is not None for rows in all_rows):
         item = WHOLE  # the masks of different turns select different rows
     item = item._replace(index_rows=None, is_zero=False)
-    # A whole item for a list of rows is sliced. Otherwise both placements must be equal or can be joined.
+    # A whole item for a list of rows is sliced. Any other item is brought to the placement of the old
+    # items, or is whole as they are.
     if old_item is not None and item.is_replicated and node.has_length(item_input, old_item):
         item = old_item
     elif old_item is not None:

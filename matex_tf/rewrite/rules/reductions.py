@@ -14,7 +14,7 @@ from matex_tf.rewrite.placement import HALF, PARTIAL, SIZES, SUM, WHOLE, Placeme
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 _REDUCTIONS = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
-"""The reductions that a collective can combine, and the collective. True is the maximum of booleans."""
+"""The reductions that a collective can combine, and the collective. All is the minimum of booleans, Any the maximum."""
 _COMPARABLE = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
 """The dtypes whose maximum and minimum a collective can compute."""
 
