@@ -36,7 +36,7 @@ _SIGNS = {"AssignAddVariableOp": 1, "AssignSubVariableOp": -1, "ResourceScatterA
 class _FlatReader(Reader):
     """Reads a graph with the ops of called functions inlined. All values are whole: nothing is divided among ranks."""
 
-    def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
+    def reads_functions(self, op: Any, inputs: Iterable[Value]) -> bool:
         """Whether the functions that `op` calls are read."""
         return op.type in CALLS
 

@@ -1,8 +1,8 @@
 """Adds two callbacks of the library to Keras' list: one before and one after the callbacks of the script.
 
-Every rank runs the script's callbacks, and one may change the model, or stop training, on one rank only. The first
-callback compares the ranks' weights at the beginning of `fit`, `evaluate` and `predict`, and at the end of an epoch.
-The last one stops training on all ranks if one rank stops it. Both raise the events of training (`steps.events`).
+Every rank runs the script's callbacks, and a callback may change the model, or stop training, on one rank only. The
+library's first callback compares the ranks' weights at the beginning of `fit`, `evaluate` and `predict`, and at the end
+of an epoch. The last one stops training on all ranks if one rank stops it. Both raise the events of `steps.events`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matex_tf.world import world
 
 HOOKS = KerasTable()
 _IF_HOOK_MISSING = "a callback that stops fit stops one rank alone, and weights are not compared"
-_WITHIN_EPOCHS = "on_train_begin on_epoch_begin on_batch_begin on_batch_end on_train_batch_begin on_train_batch_end"
+_INNER_METHODS = "on_train_begin on_epoch_begin on_batch_begin on_batch_end on_train_batch_begin on_train_batch_end"
 
 
 @HOOKS.replace_in(_IF_HOOK_MISSING, "callbacks.callback_list:CallbackList.__init__", "callbacks:CallbackList.__init__")
@@ -30,7 +30,7 @@ def _wrap_list(original: Any) -> Any:
         original(self, *args, **kwargs)
         if not world.is_active():
             return
-        stops_within = any(map(_is_used_within_epoch, self.callbacks))
+        stops_within = any(map(_may_stop_within_epoch, self.callbacks))
         hears_batches = stops_within or events.batch_ended.is_heard
         if hears_batches:
             self._async_train = False  # Keras 3: the ends of training batches are reported in this thread
@@ -46,10 +46,10 @@ def _wrap_list(original: Any) -> Any:
 
 
 def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
-    """Three classes: of the first callback, of the last one, and of the last one if the ends of batches matter."""
+    """The classes of the first callback and of the last one, and the latter's subclass that is called at each batch."""
 
     class CompareWeights(events.Watcher, base):
-        """The first callback. callbacks: Keras' list of all callbacks."""
+        """The first callback. callbacks: Keras' list of all callbacks. is_within_fit: `fit` is running."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -103,7 +103,7 @@ def _make_callbacks(base: Any) -> tuple[Any, Any, Any]:
     return CompareWeights, StopTogether, StopTogetherWithinEpochs
 
 
-def _is_used_within_epoch(callback: Any) -> bool:
+def _may_stop_within_epoch(callback: Any) -> bool:
     """Whether a callback may stop training on one rank within an epoch: the script wrote it, and Keras calls it there.
 
     Keras' own callbacks decide by the logs, which are equal on all ranks.
@@ -112,7 +112,7 @@ def _is_used_within_epoch(callback: Any) -> bool:
     if kind.__name__ == "LambdaCallback":
         return True
     owners = [base for base in kind.__mro__ if not base.__module__.startswith(("keras.", "tf_keras."))]
-    return any(name in vars(owner) for owner in owners for name in _WITHIN_EPOCHS.split())
+    return any(name in vars(owner) for owner in owners for name in _INNER_METHODS.split())
 
 
 def _agree_to_stop(model: Any) -> None:

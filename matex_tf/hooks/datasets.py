@@ -1,8 +1,8 @@
 """Datasets and their iterators in eager code and in traces of steps.
 
-Ranks share an iterator's batches by turns (`input.turns`: each rank makes some batches, and sends others their rows) or
-by tickets (`input.tickets`: each rank makes its rows from a cheap stand-in for a batch). Otherwise every rank makes
-whole batches. Eager code sees whole batches.
+Ranks share an iterator's batches by turns (`input.turns`: each rank makes some batches, and sends their rows to the
+other ranks) or by tickets (`input.tickets`: each rank makes its rows from a cheap stand-in for a batch). Otherwise
+every rank makes whole batches. Eager code gets whole batches in any case.
 
 A dataset may hold this rank's own rows only (`matex_tf.shard`). It is marked, and a step that takes its batches is
 traced for any number of rows, because ranks may have different numbers.
@@ -45,8 +45,10 @@ def _wrap_iter(original: Any) -> Any:
         is_eager = tf.executing_eagerly()
         if is_eager:
             shard_batches.prepare_epoch(self)
-        # The iterator gives batches by turns, by tickets in eager code, or else from the dataset itself. Ranks share no
-        # batches of other threads, nor of a rank's own rows.
+        # In eager code the iterator returns batches by turns, by tickets, or from the dataset itself. In a trace it
+        # returns batches of `by_tickets.whole`, and `steps.shared_feeds` replaces it in the copy of the step; otherwise
+        # it returns batches of the dataset. Ranks share no batches in other threads, where they are not in step, and no
+        # batches of a rank's own rows.
         may_share = agreement.is_watched() and not shard_arrays.is_shard(self)
         by_turns = turns.find_source(self) if may_share and is_eager else None
         by_tickets = shared_batches.find_source(self) if may_share and by_turns is None else None
@@ -57,8 +59,8 @@ def _wrap_iter(original: Any) -> Any:
         else:
             dataset = filled_caches.use_filled_caches(self) if may_share and by_tickets is None else self
             if is_eager:
-                # All ranks read equally far ahead: elements that a generator has given do not come again, so ranks
-                # would later find different elements.
+                # All ranks read equally far ahead. Otherwise a generator would be at different elements on the ranks,
+                # and a later iteration would begin there.
                 iterator = original(iteration.read_alike(dataset))
             else:
                 with tf.control_dependencies(_list_effects()):
@@ -72,10 +74,10 @@ def _wrap_iter(original: Any) -> Any:
 
 
 def _list_effects() -> list[Any]:
-    """The ops with effects in the graph that is being traced. An iterator that is created there comes after them.
+    """The ops with effects in the graph that is being traced. A new iterator there waits for them.
 
-    A shuffled dataset draws a seed for each iterator. TensorFlow orders ops by the resources that they share, and two
-    iterators of one dataset share none.
+    This is because a shuffled dataset draws a seed for each iterator. TensorFlow orders ops by the resources that they
+    share, and two iterators of one dataset share none.
     """
     return [op for op in tf.compat.v1.get_default_graph().get_operations() if functions.is_stateful(op)]
 
@@ -93,7 +95,7 @@ def _wrap_create(original: Any) -> Any:
 
 
 def _take_in_trace(iterator: Any, take: Callable[[Any], Any]) -> Any:
-    """The result of `take(iterator)` in a trace. Batches of each rank's own rows have any number of rows there."""
+    """The result of `take(iterator)` in a trace. Batches of each rank's own rows are traced for any number of rows."""
     from tensorflow.python.data.util import structure
 
     own_data.require_shared(iterator)
@@ -124,6 +126,13 @@ def _wrap_dataset_loop(original: Any) -> Any:
 
 @HOOKS.replace(_ITERATORS, "OwnedIterator._next_internal", _IF_HOOK_MISSING)
 def _wrap_next(original: Any) -> Any:
+    def take(self):
+        if own_data.is_own(self):
+            return own_data.take_whole(self)
+        shared = _find_shared_batches(self)
+        pull = lambda: original(self) if shared is None else _take_whole(shared)  # noqa: E731
+        return weak_scaling.take_next(self, pull) if weak_scaling.is_on() else pull()
+
     def take_next(self):
         if not tf.executing_eagerly():
             return _take_in_trace(self, original)
@@ -140,18 +149,11 @@ def _wrap_next(original: Any) -> Any:
         finally:
             events.batch_given(self, is_over)
 
-    def take(self):
-        if own_data.is_own(self):
-            return own_data.take_whole(self)
-        shared = _find_shared_batches(self)
-        pull = lambda: original(self) if shared is None else _take_whole(shared)  # noqa: E731
-        return weak_scaling.take_next(self, pull) if weak_scaling.is_on() else pull()
-
     return take_next
 
 
 def _find_shared_batches(iterator: Any) -> Any:
-    """The object that makes an iterator's batches for eager code; None if the iterator itself does."""
+    """The object that makes an iterator's batches for eager code; None if the iterator itself makes them."""
     shared = batches.find_shared_batches(iterator)
     return None if isinstance(shared, turns.Pass) and not agreement.is_watched() else shared
 
@@ -160,9 +162,9 @@ def _take_whole(shared: Any) -> Any:
     return turns.take_element(shared) if isinstance(shared, turns.Pass) else whole_batches.take_whole(shared)
 
 
-@HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "an iterator of shares cannot be saved")
+@HOOKS.replace(_ITERATORS, "OwnedIterator._serialize_to_tensors", "a shared iterator cannot be saved")
 def _wrap_serialize(original: Any) -> Any:
-    """The state of an iterator of whole batches is the state of the iterator of shares that makes them."""
+    """If ranks share an iterator's batches by tickets, its state is the state of the `slices.SharedBatches`."""
 
     def _serialize_to_tensors(self):
         shared = batches.find_shared_batches(self)
@@ -171,7 +173,7 @@ def _wrap_serialize(original: Any) -> Any:
     return _serialize_to_tensors
 
 
-@HOOKS.replace(_ITERATORS, "OwnedIterator._restore_from_tensors", "an iterator of shares cannot be saved")
+@HOOKS.replace(_ITERATORS, "OwnedIterator._restore_from_tensors", "a shared iterator cannot be saved")
 def _wrap_restore(original: Any) -> Any:
     def _restore_from_tensors(self, restored_tensors):
         shared = batches.find_shared_batches(self)
@@ -225,7 +227,7 @@ def _wrap_make_initializer(original: Any) -> Any:
 
 @HOOKS.replace("tensorflow.python.ops.gen_dataset_ops", "shuffle_dataset_v3", "tickets have an order of their own")
 def _wrap_shuffle(original: Any) -> Any:
-    """The script's dataset and its tickets have one seed generator. It counts iterations: each has another order."""
+    """Give the script's dataset and its tickets one seed generator. It counts iterations: each has another order."""
 
     def shuffle_dataset_v3(input_dataset, buffer_size, seed, seed2, seed_generator, *args, **kwargs):
         if not tf.executing_eagerly():

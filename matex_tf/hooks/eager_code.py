@@ -1,8 +1,9 @@
 """Training steps in eager code: gradients of tapes, optimizers of Keras 3 and 2, and calls of models.
 
-Every rank computes such a step whole. The first hooks keep the ranks' weights equal, after each gradient and update.
-Only calls of Keras models are shared, by the last hook. The hooks before it observe the first calls, which decide
-whether that is possible (`first_calls`): reads of tensors, random numbers, and the tapes that record.
+Every rank computes such a step whole, except for calls of Keras models, which ranks can share. The first hooks keep the
+ranks' weights equal, after each gradient and update. The next hooks observe what happens in the first call of a model
+(`first_calls`): reads of tensors, random numbers, and the tapes that record. This decides whether ranks can share its
+calls. The last hook shares them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _wrap_gradient(original: Any) -> Any:
 
 
 def _wrap_update(list_updated: Callable[[Any, list[Any], Any], Iterable[Any]]) -> Any:
-    """A hook for a method of optimizers, after which all ranks have the same values of new variables.
+    """A hook for a method of optimizers that updates variables. It gives all ranks the same values of new variables.
 
     list_updated: returns the variables of an update, from the optimizer and the first two arguments of the method.
     """

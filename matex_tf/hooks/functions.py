@@ -20,7 +20,7 @@ _FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
     "tensorflow.python.autograph.core.config", "CONVERSION_RULES", "AutoGraph converts matex_tf", optional=True
 )
 def _add_rule(original: Any) -> Any:
-    """Exclude the library from AutoGraph, which would take each rank over a second to convert."""
+    """Exclude the library from AutoGraph, which would need over a second on each rank to convert it."""
     from tensorflow.python.autograph.core import config_lib
 
     return (config_lib.DoNotConvert("matex_tf"), *original)
@@ -62,8 +62,8 @@ def _wrap_concrete_call(original: Any) -> Any:
 
 
 def _give_whole(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments of a call, with a dataset of whole batches in place of each dataset whose batches ranks share: the
-    function is traced for whole batches.
+    """The arguments of a call, for which the function is traced: a dataset whose batches ranks share is replaced by one
+    of whole batches.
     """
 
     def give(argument: Any) -> Any:

@@ -1,9 +1,9 @@
-"""The data that a script gives to Keras' `fit`, `evaluate` and `predict`, if these are each rank's own rows.
+"""Prepares the data that a script gives to Keras' `fit`, `evaluate` and `predict`, if they are each rank's own rows.
 
 Such data are arrays or datasets of `matex_tf.shard`, or of a reader. Ranks may have different numbers of rows, and must
-make equally many steps. So `fit` and `evaluate` get a dataset in place of arrays, which gives each step this rank's
-share of the rows (`own_arrays`). In `predict` each rank computes its rows by itself. Data that all ranks have whole
-stay as they are, except in weak scaling, where the batch of `fit` becomes one batch for each rank.
+make equally many steps. So `fit` and `evaluate` get a dataset in place of arrays, with this rank's share of the rows of
+each step (`own_arrays`). In `predict` each rank computes its rows by itself. Data that all ranks have whole stay as
+they are, except in weak scaling, where the batch of `fit` becomes one batch for each rank.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from matex_tf.world import world
 _TRAINING, _TESTED = "the training data of fit", "the data of evaluate"
 _INPUTS = ("x", "y", "sample_weight")
 _BATCH_SIZE = 32  # Keras' default
-_state = threading.local()  # `kind`: "fit" or "predict", the call for which Keras prepares data; "" (`_call_kind`)
+_state = threading.local()  # `kind`: "fit" or "predict" before Keras has prepared the data of such a call, else ""
 
 HOOKS = KerasTable()
 _TRAINERS = ("models.model:Model", "engine.training:Model")
-_IF_HOOK_MISSING = "data of each rank's own is taken for that of all ranks"
+_IF_HOOK_MISSING = "rows of each rank's own are taken for rows of all ranks"
 
 
 def _replace_method(name: str) -> Any:
@@ -61,7 +61,7 @@ def _prepare(arguments: dict[str, Any], trains: bool) -> None:
     if not inputs:
         return
     are_own = own_arrays.are_own(inputs, name)
-    factor = world.get_world().trainers if is_weak else 1  # of the batch size
+    factor = world.get_world().trainers if is_weak else 1  # by which the batch size grows
     if is_weak:
         weak_scaling.say_weak("the batch given to fit is each rank's own")
     if not are_own:
@@ -76,12 +76,12 @@ def _prepare(arguments: dict[str, Any], trains: bool) -> None:
     shuffle = bool(arguments.get("shuffle"))
     dealt = own_arrays.agree_on_deal(inputs, batch_size, shuffle, name) if trains else shard_arrays.Dealt()
     dataset = own_arrays.make_dataset(inputs, counts, batch_size, shuffle, dealt)
-    # The dataset shuffles. Keras would warn that it does not shuffle a dataset.
+    # The dataset shuffles by itself. With shuffle=True, Keras would warn that it does not shuffle a dataset.
     arguments.update(x=dataset, y=None, sample_weight=None, batch_size=None, shuffle=False)
 
 
 def _list_inputs(arguments: dict[str, Any]) -> tuple[Any, ...]:
-    """(x, y, sample_weight) of the arguments, up to the last that is not None."""
+    """(x, y, sample_weight) of the arguments, without the None values at the end."""
     inputs = [arguments.get(name) for name in _INPUTS]
     while inputs and inputs[-1] is None:
         inputs.pop()
@@ -94,7 +94,7 @@ def _is_own(x: Any) -> bool:
 
 @contextlib.contextmanager
 def _call_kind(kind: str) -> Iterator[None]:
-    """A context around "fit" or "predict". Only the first data that Keras prepares in it are the data of the call."""
+    """A context of a call of "fit" or "predict". Only the first data that Keras prepares in it are the call's data."""
     _state.kind = kind
     try:
         yield
@@ -123,14 +123,14 @@ def _cut_validation(arguments: dict[str, Any]) -> None:
     if not is_split or not any(map(shard_arrays.is_shard, tf.nest.flatten(inputs))):
         return
 
-    def cut(make_slice: Callable[[int], slice]) -> Any:
-        def take(array: Any) -> Any:
+    def slice_all(make_slice: Callable[[int], slice]) -> Any:
+        def slice_rows(array: Any) -> Any:
             return None if array is None else array[make_slice(math.floor(len(array) * (1.0 - fraction)))]
 
-        return tuple(tf.nest.map_structure(take, part) for part in inputs)
+        return tuple(tf.nest.map_structure(slice_rows, part) for part in inputs)
 
-    arguments.update(zip(_INPUTS, cut(lambda split: slice(0, split))))
-    arguments.update(validation_data=cut(lambda split: slice(split, None)), validation_split=0.0)
+    arguments.update(zip(_INPUTS, slice_all(lambda split: slice(0, split))))
+    arguments.update(validation_data=slice_all(lambda split: slice(split, None)), validation_split=0.0)
 
 
 @HOOKS.replace_in(
@@ -168,7 +168,7 @@ def _wrap_batch(original: Any) -> Any:
 @_replace_method("predict")
 @_replace_method("predict_on_batch")
 def _wrap_predict(original: Any) -> Any:
-    """A rank predicts its own rows by itself, and arrays that differ between ranks."""
+    """Let a rank predict by itself, if the data are its own rows or arrays that differ between ranks."""
     signature = inspect.signature(original)
 
     def predict(*args, **kwargs):
@@ -176,8 +176,8 @@ def _wrap_predict(original: Any) -> Any:
         x = call.arguments.get("x")
         if not world.is_active() or own_data.is_alone():
             return original(*args, **kwargs)
-        # If all ranks have the same data, they share the batches.
-        if not (_is_own(x) if _is_source(x) else own_arrays.are_computed_alone(x, "the data of predict")):
+        is_own = _is_own(x) if _is_source(x) else own_arrays.are_computed_alone(x, "the data of predict")
+        if not is_own:  # all ranks have the same data, and share the batches
             with _call_kind("predict"):
                 return original(*args, **kwargs)
         # A rank without rows predicts a row of zeros, and returns no predictions.

@@ -1,7 +1,7 @@
 """`PyDataset` and `Sequence` of Keras 3: ranks take turns (`input.turns`), so that one rank makes each item.
 
 Such an object computes an item, a batch, in Python. Without turns every rank would compute all items. The first hook
-finds whether ranks can take turns in a call of `fit` or the like; the second one makes the dataset of Keras' batches.
+finds whether ranks can take turns in a call such as `fit`. The second one makes the dataset of Keras' batches by turns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _wrap_source(original: Any) -> Any:
 
 
 def _is_read_ahead(adapter: Any) -> bool:
-    """Whether the number of items that have been made ahead matters at the end of an epoch that does not use all items.
+    """Whether the number of items that Keras makes ahead matters, if an epoch does not use all items.
 
     Keras' threads and processes keep the unused items for the next epoch, for which the object may make other items.
     """

@@ -1,7 +1,7 @@
 """Pauses Python's garbage collection while TensorFlow and Keras are imported, which saves a seventh of the time.
 
-An import creates half a million objects, none of which is garbage. To be there when the script imports a package,
-`install` puts a finder in front of Python's own: it gives the package a loader that pauses the collection.
+An import creates half a million objects, none of which is garbage. `install` puts a finder in front of Python's own
+finders. When the script imports such a package, the finder gives it a loader that pauses the collection.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _LargeFinder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module through its original loader, which then becomes the module's loader."""
+    """Loads a module through its original loader, and restores this loader as the module's loader."""
 
     def __init__(self, loader: Loader):
         self._loader = loader

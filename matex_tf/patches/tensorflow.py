@@ -1,7 +1,7 @@
-"""Hooks of TensorFlow itself, which are not about training steps.
+"""Hooks of TensorFlow that are not about training steps.
 
-They let a script call collectives in branches and loops, and in functions that XLA compiles; they leave the library's
-frames out of the text of errors; and they refuse `tf.distribute`.
+They let a script call collectives in branches and loops, and in functions that XLA compiles. They leave the library's
+frames out of the text of errors. And they refuse `tf.distribute`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SKIPPED_PACKAGES = ("matex_tf", "tensorflow", "keras", "tf_keras", "wrapt", "ru
     "a collective within a branch or a loop cannot be traced",
 )
 def _wrap_capture(original: Any) -> Any:
-    """Collectives take the order handle, an eager tensor, so that they run in one order (`ops.order`).
+    """Collectives in a branch or loop take the order handle, an eager tensor that keeps them in order (`ops.order`).
 
     A branch or loop in a function would capture an eager tensor directly. In its gradients TensorFlow looks for the
     graph of each captured tensor, and an eager tensor has none. So the function captures the handle first, and the

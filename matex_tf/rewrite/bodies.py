@@ -3,8 +3,8 @@
 A wave is a group of collectives that travel together (`waves`). Ops that need no change are *kept*: their definitions
 are copied in the end (`kept`), which is faster than creating ops.
 
-A *publication* is used if each rank has computed a piece of a weight's new value. Without it, an all-gather would make
-the new value whole, and an op would assign it. A publication brings each piece into the variables of all ranks at once.
+If each rank has computed a piece of a weight's new value, a *publication* brings all pieces into the variables of all
+ranks. Without it, an all-gather would make the new value whole, and an op would assign the whole value.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ class Body:
     copy: the `emit.Copy` of the step.
     gives: the placements that the outputs are brought to.
     kept: the ops that the copy keeps unchanged.
-    publications: the assignments of pieces to variables that are published, by the ids of the pieces.
-    tensors: the tensors of values in the placements of the values, by the ids of the values.
+    publications: the nodes that publications replace, assignments to variables, by the ids of the assigned pieces.
+
+    `build` fills the tables level by level, and sets `after` in the end.
+
+    tensors: the tensors of values in the values' own placements, by the ids of the values.
     whole: the results of collectives that made values whole, by the ids of the values.
     brought: the tensors of values in other placements, by the ids of the values and the placements.
     counted: the tensors of sizes that count rows, each made once.
@@ -76,11 +79,9 @@ class Body:
         return self.build_levels(exchanges)
 
     def build_levels(self, exchanges: Sequence[Sequence[waves.Exchange]]) -> list[Any]:
-        """The outputs, after the ops of each level and the exchanges of each wave. Nodes must be in the order of their
-        levels.
-        """
-        # Divide each wave into publications and other exchanges. Labels tell which of these carry gradients.
-        pieces = [[one.value for one in wave if id(one.value) in self.publications] for wave in exchanges]
+        """The outputs, after the ops of each level and the exchanges of each wave. The nodes are sorted by level."""
+        # Divide each wave into publications and other exchanges. An exchange of a gradient has a label.
+        published_pieces = [[one.value for one in wave if id(one.value) in self.publications] for wave in exchanges]
         other_exchanges = [[one for one in wave if id(one.value) not in self.publications] for wave in exchanges]
         labels_of_waves = labels.label_waves(self.program, [[one.value for one in wave] for wave in other_exchanges])
         last_labelled = max((level for level, wave in enumerate(labels_of_waves) if any(wave)), default=None)
@@ -90,25 +91,26 @@ class Body:
         nodes_of_levels = {level: list(group) for level, group in itertools.groupby(nodes, lambda node: node.level)}
         for level in range(len(exchanges) + 1):
             for node in nodes_of_levels.get(level, ()):
-                if self.kept.takes(node):
+                if self.kept.can_keep(node):
                     self._keep(node)
                 else:
                     self._build_node(node)
             if level < len(exchanges):
                 self._exchange(other_exchanges[level], labels_of_waves[level], is_last=level == last_labelled)
-                self._publish(pieces[level])
+                self._publish(published_pieces[level])
         outputs = [self._convert(value, need) for value, need in zip(self.program.outputs, self.gives)]
         for tensor, value, need in zip(outputs, self.program.outputs, self.gives):
-            if (shape := self._find_shape(value, need)) is not None:
+            shape = self._find_shape(value, need)
+            if shape is not None:
                 tensor.set_shape(shape)
-        # Effects of kept ops have happened when the op that stands for all kept ops has run.
+        # Effects of kept ops have happened when the operation that `finish` returns has run.
         kept = [node for node in self.program.effects if node in self.kept]
         self.after = self._wait_for([node for node in self.program.effects if node not in self.kept])
         self.after += self.kept.finish(kept)
         return outputs
 
     def _list_published(self) -> set[int]:
-        """The ids of the nodes that a publication replaces: they assign pieces to variables."""
+        """The ids of the nodes that a publication replaces."""
         return {id(node) for node in self.publications.values()}
 
     def _build_node(self, node: Node) -> None:
@@ -119,20 +121,21 @@ class Body:
             return
         inputs = [self._convert(value, need) for value, need in zip(node.inputs, node.decision.needs)]
         before = self._wait_for(self._list_controls(node))
-        # All ranks must run collectives in the same order, so an op with collectives waits for the last one. If ops are
-        # not ordered otherwise, any branch or loop waits.
+        # All ranks must run collectives in the same order, so an op with collectives waits for the last one. In a
+        # session, where ops have no other order, any branch or loop waits.
         has_collectives = node.decision.communicates or any(body.has_collectives for body in node.bodies)
-        is_ordered = has_collectives or (bool(node.bodies) and not self.copy.is_ordered)
-        before += self.last if is_ordered else []
+        is_in_sequence = has_collectives or (bool(node.bodies) and not self.copy.is_ordered)
+        if is_in_sequence:
+            before += self.last
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             emit = node.decision.emit
             tensors = self.copy.create_op(node, inputs) if emit is None else emit(self.copy, *inputs)
         self.tensors.update((id(value), tensor) for value, tensor in zip(node.outputs, tensors))
         if tensors:
             self.operations[id(node)] = [tensors[0].op]
-        elif emit is None:
+        elif emit is None:  # an op without outputs: the last one that was created
             self.operations[id(node)] = [tf.compat.v1.get_default_graph().get_operations()[-1]]
-        if is_ordered:
+        if is_in_sequence:
             self.last = [tensors[0].op]
 
     def _list_controls(self, node: Node) -> list[Node]:
@@ -157,7 +160,7 @@ class Body:
         if paths.find_path(value, need) != paths.SAME:
             return self._convert(value, need)
         node = value.node
-        if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.takes(node):
+        if node is not None and paths.is_constant(node) and node not in self.kept and self.kept.can_keep(node):
             self.kept.add(node, [], [])
         return value if value in self.kept else self._convert(value, need)
 
@@ -174,7 +177,7 @@ class Body:
         return self.tensors[id(value)]
 
     def _count(self, value: Value, sizes: Sequence[Size], rows: Any) -> Any:
-        """The numbers of a `sizes` placement as a tensor. rows: the number of rows that they count, a scalar."""
+        """The numbers `sizes` of a value as a tensor. rows: a scalar, the rows of this rank or of the batch."""
         key = tuple(sizes), value.dtype, value.shape == [], id(rows)
         if key not in self.counted:
             with tf.control_dependencies(None):
@@ -192,7 +195,7 @@ class Body:
         path = paths.find_path(value, need)
         if path == paths.SAME or need is None:
             return self._find_tensor(value)
-        if path == paths.COUNTED:  # the numbers follow from the number of rows of the batch, or of this rank's slice
+        if path == paths.COUNTED:  # the numbers follow from the number of rows of the batch, or of the rank's slice
             batch_slice = self.copy.batch_slice
             sizes = value.placement.sizes or need.sizes
             return self._count(value, sizes, batch_slice.total if need.kind == REPLICATED else batch_slice.count)
@@ -204,7 +207,8 @@ class Body:
                 self.brought[key] = self.copy.slice_rows(self._convert(value, WHOLE), need)
             elif need.kind == PIECE:
                 self.brought[key] = cut_piece(self._convert(value, WHOLE), need.cuts, self.copy.exchanger.rank)
-            elif value.placement.kind == SIZES:  # numbers of rows; `whole` has numbers of rows that a mask selects
+            elif value.placement.kind == SIZES:
+                # In `whole`, numbers of rows that a mask selects are numbers of all ranks. Other numbers are computed.
                 tensor = self.whole[id(value)] if id(value) in self.whole else self._find_tensor(value)
                 self.brought[key] = self.copy.make_sizes_whole(tensor, value.placement)
             else:
@@ -212,10 +216,10 @@ class Body:
         return self.brought[key]
 
     def _exchange(self, wave: Sequence[waves.Exchange], labels_of_values: Sequence[Any], is_last: bool) -> None:
-        """Run the exchanges of one wave after those of the wave before. is_last: no later wave has labelled values."""
+        """Run the exchanges of one wave, after the wave before it. is_last: no later wave has labelled values."""
         if not wave:
             return
-        # One value may need several requests: rows are gathered block by block.
+        # One value may need several requests, because rows are gathered block by block.
         values, pieces = [exchange.value for exchange in wave], [exchange.find_piece() for exchange in wave]
         prepared = [prepare(self.copy, value, self._find_tensor(value), piece) for value, piece in zip(values, pieces)]
         requests = [request for each in prepared for request in each.requests]
@@ -226,9 +230,10 @@ class Body:
             results = self.copy.exchanger.exchange(
                 requests, self.copy.batch_slice, labels_of_requests, is_last, can_wait
             )
-        awaited = [result for result, waits in zip(results, can_wait, strict=True) if not waits]
-        if awaited:
-            self.last = [awaited[-1].op] if self.copy.is_ordered else [tf.group(*results)]
+        # The next collective waits for the results that are needed at once.
+        needed_now = [result for result, waits in zip(results, can_wait, strict=True) if not waits]
+        if needed_now:
+            self.last = [needed_now[-1].op] if self.copy.is_ordered else [tf.group(*results)]
         remaining = iter(results)
         for value, each, piece in zip(values, prepared, pieces):
             tensor = each.finish(list(itertools.islice(remaining, len(each.requests))))
@@ -261,11 +266,11 @@ class Body:
 
 
 def _find_publications(program: Program, needs: Sequence[Placement]) -> dict[int, Node]:
-    """The assignments that a publication replaces, by the id of the assigned piece.
+    """The nodes that a publication can replace, by the id of the assigned piece.
 
-    It replaces an assignment of a piece to a whole variable if no other op needs the piece as a whole tensor.
+    Such a node assigns a piece to a whole variable, and no other op needs the piece as a whole tensor.
     """
-    users: dict[int, list[Node | None]] = {}  # of each piece that becomes whole: assignments; None: another use
+    users: dict[int, list[Node | None]] = {}  # of each piece that is needed whole: assignments; None: another use
     for value, need, node in program.iterate_needs(needs):
         if value.placement.is_piece and needs_exchange(value.placement, need):
             is_assigned = node is not None and node.type in ASSIGNS and node.inputs[1] is value

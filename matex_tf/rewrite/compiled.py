@@ -2,8 +2,8 @@
 
 The collectives of such a function are inside of the compiled code. XLA needs the shapes of all tensors when it
 compiles, but a rank does not know how many rows each other rank has, so compiled code cannot gather rows. Instead, each
-rank puts its rows into a tensor of zeros with space for the rows of all ranks, and a sum over the ranks joins these
-tensors.
+rank puts its rows into a tensor of zeros with space for the rows of all ranks. The sum of these tensors over the ranks
+has all rows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from matex_tf.rewrite.placement import PARTIAL
 from matex_tf.rewrite.sharing import Request, Slice
 
 MUST_COMPILE = "_XlaMustCompile"
+"""The attribute by which `tf.function` marks a call of a function that XLA compiles."""
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -28,7 +29,7 @@ def is_compiled(op: Any) -> bool:
 
 
 def place_call(reader: Any, node: Node) -> Decision:
-    """Decide on a call whose inputs have rows: its function becomes a body, as a branch does.
+    """Decide on a call whose inputs have rows: its function becomes a body of the node, as a branch does.
 
     Raises NoRuleError if XLA cannot compile one of the exchanges: the call then takes whole inputs.
     """
@@ -40,11 +41,11 @@ def place_call(reader: Any, node: Node) -> Decision:
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
         inner = copies.copy(copy)
-        inner.exchanger = _Padding(copy)
+        inner.exchanger = _PaddingExchanger(copy)
         inner.transform = None  # `microbatches` does not cut compiled functions
 
         def run() -> list[Any]:
-            return inner.build(body, inputs, gives) or [tf.constant(0)]  # a tensor for which ops can wait
+            return inner.build(body, inputs, gives) or [tf.constant(0)]  # without outputs: a tensor to wait for
 
         run.__name__ = callee.name
         return list(compile_function(run)())
@@ -68,11 +69,11 @@ def _can_exchange(value: Value) -> bool:
     XLA has no strings. A rank does not know how many rows a mask selects on other ranks, so it cannot place its own.
     """
     placement = value.placement.item or value.placement
-    is_counted = placement.kind == PARTIAL or (placement.is_sharded and placement.rows.chosen is None)
-    return is_counted and value.dtype.name != "string"
+    has_all_rows = placement.is_sharded and placement.rows.chosen is None
+    return (placement.kind == PARTIAL or has_all_rows) and value.dtype.name != "string"
 
 
-class _Padding:
+class _PaddingExchanger:
     """The `sharing.Exchanger` inside of a compiled function: it gathers rows by sums of padded tensors."""
 
     sums_early = False  # XLA itself chooses the order in which the ops of a compiled function run
@@ -91,7 +92,7 @@ class _Padding:
             return list(self.exchanger.exchange(padded, batch_slice, labels, is_last, can_wait))
 
     def _pad(self, rows: Any) -> Any:
-        """This rank's entries at their place among the entries of all ranks along axis 0, and 0 elsewhere."""
+        """A tensor for the entries of all ranks along axis 0: this rank's entries in their place, and 0 elsewhere."""
         batch_slice, length = self.batch_slice, tf.shape(rows, tf.int64)[0]
         unit = length // batch_slice.count  # the entries for each row of the batch
         before = unit * batch_slice.first

@@ -1,4 +1,4 @@
-"""Constant folding: finds values that are fixed before the graph runs. Rules need the axes and shapes of many ops."""
+"""Constant folding: finds values that are fixed before the graph runs, such as the axes and shapes that rules need."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def note_sizes(value: Value) -> None:
 
 
 def find_shapes(node: Node) -> list[list[int | None] | None]:
-    """Infer the shapes of a node's outputs, where its inputs have more known sizes than the script's graph shows."""
+    """Infer the shapes of a node's outputs from its inputs, of which more sizes are known than the graph shows."""
     op = node.op
     if op.op_def is None or op.op_def.is_stateful:
         return []
@@ -81,7 +81,7 @@ _MAX_EVALUATED = 4096
 
 
 def evaluate(node: Node, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Run the op of a node on these arrays. Returns an empty list if the op cannot run now."""
+    """Run the op of a node on these arrays, or return an earlier result. Empty if the op cannot run now."""
     attributes = tuple(
         (name, value.SerializeToString(deterministic=True)) for name, value in sorted(node.definition.attr.items())
     )

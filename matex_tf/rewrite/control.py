@@ -1,9 +1,9 @@
 """Rules for `tf.cond`, `tf.switch_case` and `tf.while_loop`. Each branch and loop body is a program of its own.
 
-Conditions become whole, so all ranks take the same branch, and the same number of turns of a loop. An output needs one
-placement whichever branch was taken, and a variable of a loop needs one before and after each turn. For example, if one
-branch returns a partial sum and the other a constant, the output is a partial sum: rank 0 keeps the constant, the other
-ranks have 0.
+Conditions become whole, so all ranks take the same branch, and make the same number of turns of a loop. An output of a
+branch op must have one placement, whichever branch runs. A loop variable must have one placement before and after each
+turn. For example, if one branch returns a partial sum and the other a constant, the output is a partial sum: rank 0
+keeps the constant, the other ranks have 0.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value
 from matex_tf.rewrite.placement import LIST, PARTIAL, PIECE, REPLICATED, SHARDED, SIZES, WHOLE, Placement, join, list_of
 
 MAX_READINGS = 12
-"""How often the body of a loop is read at most, until its output placements equal its input placements."""
+"""The body of a loop is read until its output placements equal its input placements, at most so often."""
 
 
 def needs_exchange(placement: Placement, need: Placement | None) -> bool:
-    """Whether a collective is needed to bring a tensor from `placement` to `need`; None: it stays as it is."""
+    """Whether a collective is needed to bring a tensor from `placement` to `need`; a need of None keeps it as it is."""
     if placement.kind == REPLICATED or need is None:
         return False
     if placement.kind == PARTIAL:
         return need.kind != PARTIAL
     if placement.kind in (SHARDED, PIECE):
         return not placement.has_layout(need)
-    if placement.kind == SIZES:  # a rank does not know how many rows a mask has selected on the others
+    if placement.kind == SIZES:  # a rank does not know how many rows a mask has selected on other ranks
         return any(size.rows is not None and size.rows.chosen is not None for size in placement.sizes)
-    if placement.kind == LIST:
-        item, needed_item = (each.item if each.kind == LIST else None for each in (placement, need))
-        return item != needed_item and needs_exchange(item or WHOLE, WHOLE)
+    if placement.kind == LIST:  # items with another placement than the need's are made whole
+        needed_item = need.item if need.kind == LIST else None
+        return placement.item != needed_item and needs_exchange(placement.item or WHOLE, WHOLE)
     return False
 
 
-def strip_placement(placement: Placement) -> Placement:
-    """Remove the parts of a placement that hold within one turn or branch only."""
+def _drop_inner_facts(placement: Placement) -> Placement:
+    """The placement of an output of a branch or turn, without facts that may not hold in another branch or turn."""
     if placement.kind == LIST and placement.item is not None:
-        return list_of(strip_placement(placement.item), placement.dtype)
+        return list_of(_drop_inner_facts(placement.item), placement.dtype)
     return placement._replace(index_rows=None, is_zero=False)
 
 
-def strip_slice(placement: Placement) -> Placement:
-    """Remove from the placement of an output all that depends on the slice of a batch which the body took by itself."""
-    stripped = strip_placement(placement)
-    if stripped.feed is not None:
-        return stripped
-    if stripped.kind == LIST and (stripped.item is None or stripped.item.is_replicated):
-        return stripped
-    return WHOLE
+def _drop_inner_slice(placement: Placement) -> Placement:
+    """The placement of an output of a body that takes a batch itself: whole, because the slice ends with the body.
+
+    Iterators with a feed, and lists of whole items, do not depend on the slice.
+    """
+    outer = _drop_inner_facts(placement)
+    is_whole_list = outer.kind == LIST and (outer.item is None or outer.item.is_replicated)
+    return outer if outer.feed is not None or is_whole_list else WHOLE
 
 
 def place_branches(reader: Any, node: Node) -> Decision:
-    """`tf.cond` and `tf.switch_case`: where branches give an output different placements, each converts it to one."""
+    """`tf.cond` and `tf.switch_case`: each branch brings an output to the placement that all branches can give it."""
     values = node.inputs[1:]
     placements, constants = [value.placement for value in values], [value.constant for value in values]
     names, has_condition = list_functions(node.definition), node.type in ("If", "StatelessIf")
     if has_condition:
-        names.reverse()  # else_branch comes first by name, and last for `tf.cond`
+        names.reverse()  # `names` begins with the attribute else_branch; `tf.cond` takes then_branch first
     node.bodies = [
         reader.read(find_callee(node.op, name, list(node.op.inputs)[1:]), placements, (*node.key, index), constants)
         for index, name in enumerate(names)
@@ -71,7 +71,7 @@ def place_branches(reader: Any, node: Node) -> Decision:
 
     def emit(copy: Any, index: Any, *arguments: Any) -> list[Any]:
         def run(body: Any) -> Any:
-            return copy.build(body, arguments, body.gives) or [tf.constant(0)]  # a tensor for which ops can wait
+            return copy.build(body, arguments, body.gives) or [tf.constant(0)]  # without outputs: a tensor to wait for
 
         branches = [functools.partial(run, body) for body in node.bodies]
         outputs = tf.cond(tf.cast(index, tf.bool), *branches) if has_condition else tf.switch_case(index, branches)
@@ -82,17 +82,17 @@ def place_branches(reader: Any, node: Node) -> Decision:
 
 def _join_branches(node: Node, index: int) -> Placement:
     """The placement of an output to which each branch can be brought."""
-    placements = [strip_placement(body.outputs[index].placement) for body in node.bodies]
+    placements = [_drop_inner_facts(body.outputs[index].placement) for body in node.bodies]
     joined = functools.reduce(join, placements)
     if any(body.takes_batch for body in node.bodies):
-        joined = strip_slice(joined)
+        joined = _drop_inner_slice(joined)
     elif joined.is_sharded and joined.rows.chosen is not None:  # a mask of one branch means nothing outside
         joined = WHOLE
-    if any(
-        needs_exchange(placement, joined) and placement.kind == LIST and placement.dtype is None
-        for placement in placements
-    ):
-        raise NoRuleError  # residuals of different branches cannot be combined
+    for placement in placements:
+        # A residual of a branch is an optional, a list without a dtype, which no collective can make whole.
+        is_optional = placement.kind == LIST and placement.dtype is None
+        if is_optional and needs_exchange(placement, joined):
+            raise NoRuleError
     return joined
 
 
@@ -104,26 +104,27 @@ def place_loop(reader: Any, node: Node) -> Decision:
     """
     cond_name, body_name = (node.read_attribute(name).name for name in ("cond", "body"))
     body_graph, inputs = find_callee(node.op, body_name), node.inputs
-    # For each loop variable: whether a turn leaves it unchanged, its placement, and whether that placement is final.
+    # For each loop variable: whether a turn leaves it unchanged (`are_kept`), the placement in which turns begin and
+    # end with it (`carried`), and whether this placement is final (`are_fixed`).
     are_kept = [output is tensor for tensor, output in zip(body_graph.inputs, body_graph.outputs, strict=True)]
     constants = [value.constant if is_kept else None for value, is_kept in zip(inputs, are_kept)]
     carried = [_find_start(value, is_kept) for value, is_kept in zip(inputs, are_kept)]
     are_fixed = are_kept
     for _ in range(MAX_READINGS):
         body = reader.read_turn(body_graph, carried, (*node.key, "body"), constants)
-        strip = strip_slice if body.takes_batch else strip_placement
-        results = [strip(value.placement) for value in body.outputs]
-        # First, variables that can be carried in slices get slices, since other placements may follow from these.
-        can_slice = map(_can_slice, inputs, carried, body.outputs, results)
+        drop = _drop_inner_slice if body.takes_batch else _drop_inner_facts
+        results = [drop(value.placement) for value in body.outputs]
+        # First, variables that can be carried in rows get rows, since placements of other variables may follow.
+        get_rows = map(_can_carry_rows, inputs, carried, body.outputs, results)
         new = [
-            result if is_sliced and not is_fixed else old
-            for old, result, is_sliced, is_fixed in zip(carried, results, can_slice, are_fixed)
+            result if gets_rows and not is_fixed else old
+            for old, result, gets_rows, is_fixed in zip(carried, results, get_rows, are_fixed)
         ]
-        if new == carried:  # no slice was added: join the placements of all variables
+        if new == carried:  # no variable got rows: join the placements of all variables
             new = [old if is_fixed else join(old, result) for old, result, is_fixed in zip(carried, results, are_fixed)]
         if new == carried:
             break
-        # A variable that became whole stays whole; otherwise its placement could change back and forth.
+        # A variable that has become whole stays whole. Otherwise its placement could change back and forth.
         are_fixed = [
             is_fixed or (placement == WHOLE and not old.is_replicated)
             for old, placement, is_fixed in zip(carried, new, are_fixed)
@@ -151,20 +152,22 @@ def place_loop(reader: Any, node: Node) -> Decision:
 
 
 def _find_start(value: Value, is_kept: bool) -> Placement:
-    """The placement in which a loop variable enters the loop. is_kept: a turn leaves it unchanged."""
+    """The placement in which a loop variable enters the first turn. is_kept: a turn leaves it unchanged."""
     placement = value.placement
     if placement.is_piece:
         return WHOLE
     if is_kept:
         return placement
-    if placement.is_sharded and placement.rows.chosen is not None:
+    if placement.is_sharded and placement.rows.chosen is not None:  # a mask may select other rows in each turn
         return WHOLE
     # A loop variable that begins as zeros may be a partial sum, such as a gradient that each turn adds to.
-    return strip_placement(placement)._replace(is_zero=placement.is_zero)
+    return _drop_inner_facts(placement)._replace(is_zero=placement.is_zero)
 
 
-def _can_slice(first: Value, before: Placement, result: Value, after: Placement) -> bool:
-    """Whether the loop can carry slices of a replicated loop variable whose length is the number of rows.
+def _can_carry_rows(first: Value, before: Placement, result: Value, after: Placement) -> bool:
+    """Whether the loop can carry a rank's rows of a loop variable that is replicated, and of which a turn returns rows.
+
+    The variable is sliced before the first turn. So its length there must be fixed, and equal its length after a turn.
 
     first: the variable before the loop.
     before: its placement before a turn.

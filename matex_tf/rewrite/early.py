@@ -4,9 +4,9 @@ A script computes all gradients, and then updates its variables, the first layer
 layer is ready first. `put_early` puts each op that takes no rows, such as the product of a gradient and a rate, right
 after the last op with rows that it needs.
 
-TensorFlow runs any op whose inputs are ready. A process with one thread goes on with the op that a finished op has made
-ready, and so computes the gradients of weights, for which no op waits, when it has gone through all layers. There
-`list_waits` makes later ops with rows wait for each sum.
+TensorFlow runs any op whose inputs are ready. With one thread, it goes on with an op that the finished op has made
+ready. So it goes back through all layers first, and then computes the gradients of weights, since no other layer needs
+them. `list_waits` prevents this: later ops with rows wait for each gradient that is summed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ _MERGED = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
 
 
 def put_early(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes of a program, each after the nodes that it needs, and no later than after the last op with rows that it
-    needs. The order of the ops with rows stays.
+    """The nodes of a program, reordered: a node without rows comes right after the last node with rows that it needs.
+
+    The order of the nodes with rows stays.
     """
-    last: dict[int, int] = {}  # by ids of nodes: the number of the last op with rows that the node needs, or is
-    for number, node in enumerate(nodes):
-        last[id(node)] = (
-            number if node.has_rows else max((last.get(id(each), -1) for each in _list_before(node)), default=-1)
-        )
-    return sorted(nodes, key=lambda node: last[id(node)])
+    last_with_rows: dict[int, int] = {}  # by ids of nodes: the index of the last node with rows that it needs, or is
+    for index, node in enumerate(nodes):
+        needed = (last_with_rows.get(id(each), -1) for each in _list_needed(node))
+        last_with_rows[id(node)] = index if node.has_rows else max(needed, default=-1)
+    return sorted(nodes, key=lambda node: last_with_rows[id(node)])
 
 
 def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[Node]]:
-    """By the ids of nodes: nodes for which each must wait in a process with one thread; none with several threads.
+    """For each node that must wait for nodes besides its inputs, by its id, these other nodes.
 
-    Nodes with rows wait, and nodes that make sums, for all sums that are made before them. But a wait between two ops
-    that TensorFlow merges would make the merged op wait for itself. So from the first to the last of ops that are
-    merged, no node waits for a sum that is made after the first one.
+    With one thread, nodes with rows and nodes that make sums wait for all sums that are made before them. With several
+    threads, no node waits.
+
+    A wait between two ops that TensorFlow merges would make the merged op wait for itself. So from the first to the
+    last of ops that are merged, no node waits for a sum that is made after the first one.
 
     nodes: in the order of `put_early`.
     sums: the ids of values that are summed over the ranks.
@@ -49,24 +51,24 @@ def list_waits(nodes: Sequence[Node], sums: Container[int]) -> dict[int, list[No
     if count_threads() > 1:
         return {}
     waits: dict[int, list[Node]] = {}
-    made: list[Node] = []  # the nodes so far that make sums
-    awaited: dict[int, int] = {}  # by ids of nodes: so many of the first nodes in `made` run before the node, or are it
-    last_merged = {taken: node for node in nodes if (taken := _find_merged(node)) is not None}
-    limits: dict[int, int] = {}  # by the id of the last of ops that are merged: the length of `made` at the first one
+    makers: list[Node] = []  # the nodes so far that make sums
+    counts: dict[int, int] = {}  # by ids of nodes: how many of the first `makers` have run when the node has run
+    last_merged = {gradient: node for node in nodes if (gradient := _find_merged(node)) is not None}
+    limits: dict[int, int] = {}  # by the id of the last of ops that are merged: the number of makers before the first
     for node in nodes:
-        if (taken := _find_merged(node)) is not None:
-            limits.setdefault(id(last_merged[taken]), len(made))
-        limit = min(limits.values(), default=len(made))
-        count = max((awaited.get(id(each), 0) for each in _list_before(node)), default=0)
+        if (gradient := _find_merged(node)) is not None:
+            limits.setdefault(id(last_merged[gradient]), len(makers))
+        limit = min(limits.values(), default=len(makers))
+        count = max((counts.get(id(each), 0) for each in _list_needed(node)), default=0)
         makes_sum = any(id(value) in sums for value in node.outputs)
         if (node.has_rows or makes_sum) and count < limit:
-            last = made[limit - 1]
-            waits[id(node)] = [*made[max(count, awaited[id(last)]) : limit - 1], last]
+            last = makers[limit - 1]
+            waits[id(node)] = [*makers[max(count, counts[id(last)]) : limit - 1], last]
             count = limit
         if makes_sum:
-            count += count == len(made)
-            made.append(node)
-        awaited[id(node)] = count
+            count += count == len(makers)
+            makers.append(node)
+        counts[id(node)] = count
         limits.pop(id(node), None)
     return waits
 
@@ -84,10 +86,11 @@ def count_threads() -> int:
 
 
 def can_be_early(value: Value) -> bool:
-    """Whether a sum is a gradient of fixed shape, which can travel while the step computes others."""
+    """Whether a sum is a gradient of fixed shape, which can travel while the step computes other gradients."""
     is_fixed = value.shape is not None and None not in value.shape
     return is_fixed and value.dtype.is_floating and is_labelled(value)
 
 
-def _list_before(node: Node) -> list[Node]:
+def _list_needed(node: Node) -> list[Node]:
+    """The nodes that must run before a node."""
     return [*(value.node for value in node.inputs if value.node is not None), *node.controls]

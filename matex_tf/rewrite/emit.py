@@ -1,7 +1,7 @@
 """Builds the copy of a step: its ops on this rank's rows, with collectives between them.
 
 A step has a program for its graph, and one for each branch and loop body. `Copy.build` makes the ops of one program
-(`bodies.Body`). Where a rule replaces an op, its `emit` function gets the `Copy`, and finds there this rank's slice.
+(`bodies.Body`). Where a rule replaces an op, the rule's `emit` function gets the `Copy`, which has this rank's slice.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from matex_tf.rewrite.sharing import Exchanger, Slice
 class Copy:
     """Builds the copies of all programs of one step.
 
-    batch_slice: this rank's slice of the batch that the inputs hold. If the program takes its batch by itself, the op
-        that takes the batch sets this attribute.
-    make_slice: `make_slice(components)` returns this rank's slice of a batch that the program takes by itself.
-    make_own_slice: `make_own_slice(components, has_batch)` returns the `OwnRows` of a batch of which each rank holds
-        rows of its own. has_batch: whether this rank's data have not ended.
+    batch_slice: this rank's slice of the batch that the inputs hold. If an op of the program takes the batch, such as
+        from an iterator, this op sets the attribute.
+    make_slice: `make_slice(components)` returns this rank's slice of a batch that an op of the program takes.
+    make_own_slice: `make_own_slice(components, has_batch)` returns the `OwnRows` of a batch of which each rank has read
+        rows of its own. has_batch: whether this rank has read any; False when its data have ended.
     transform: `transform(program, gives)` returns the program that is built in place of `program`; None: `program` is
         built itself.
     """
@@ -49,7 +49,7 @@ class Copy:
 
     def build(self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]) -> list[Any]:
         """The outputs of a program for these inputs, brought to the placements `gives`, after its effects."""
-        # If a branch or a turn of a loop takes a batch by itself, the slice of that batch is valid inside of it only.
+        # If a branch or loop body takes a batch itself, the slice of this batch is valid inside of it only.
         copy = copies.copy(self) if program.takes_batch else self
         outputs, after = copy.build_apart(program, inputs, gives)
         with tf.control_dependencies(after):
@@ -58,8 +58,8 @@ class Copy:
     def build_apart(
         self, program: Program, inputs: Sequence[Any], gives: Sequence[Placement]
     ) -> tuple[list[Any], list[Any]]:
-        """The outputs as `build` returns them, but before the effects; and the operations after which all effects have
-        happened.
+        """The outputs as `build` returns them, without waiting for the effects; and the operations after which all
+        effects have happened.
         """
         with pause_collection():
             if self.transform is not None:
@@ -73,7 +73,7 @@ class Copy:
         return tf.where(self.batch_slice.keeps, tensor, tf.zeros_like(tensor))
 
     def make_once(self, key_parts: Sequence[Any], make: Callable[[], list[Any]]) -> list[Any]:
-        """The tensors that `make` creates, once for each graph and equal `key_parts`: a tensor, and hashable values."""
+        """The tensors that `make` creates, once for each graph and equal `key_parts`: a tensor and hashable values."""
         tensor, *rest = key_parts
         key = id(tf.compat.v1.get_default_graph()), id(tensor), *rest
         if key not in self._once:
@@ -142,9 +142,10 @@ class Copy:
         return rows
 
     def make_sizes_whole(self, tensor: Any, placement: Placement) -> Any:
-        """Turn sizes of this rank's slice into sizes of the whole batch: 6 entries of 2 rows are 15 of 5 rows."""
+        """Turn sizes of this rank's slice into sizes of the batch: 6 entries of 2 rows become 15 entries of 5 rows."""
         count, total = (tf.cast(number, tensor.dtype) for number in (self.batch_slice.count, self.batch_slice.total))
-        counts = [size.rows is not None and size.rows.chosen is None for size in placement.sizes]
-        mask = counts[0] if tensor.shape.rank == 0 else counts
-        counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)  # -1 stands for any size
+        are_counts = [size.rows is not None and size.rows.chosen is None for size in placement.sizes]
+        mask = are_counts[0] if tensor.shape.rank == 0 else are_counts
+        # -1 stands for any size. A collective has added up numbers of rows that a mask selects (`chosen`).
+        counts_rows = tf.logical_and(tf.constant(mask), tensor >= 0)
         return tf.where(counts_rows, tensor * total // count, tensor)

@@ -1,4 +1,4 @@
-"""What `propagate` reads: a graph's ops in order, and the graphs of functions that ops call, or that replace ops."""
+"""Finds what `propagate` reads: a graph's ops in order, and graphs of functions that ops call, or that replace ops."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from matex_tf.rewrite.subgraphs import list_inputs
 
 
 def trace_expansion(expansion: Expansion, inputs: Sequence[Value]) -> Any:
-    """The graph of an expansion's function for inputs of these shapes and dtypes."""
+    """The graph of the function that replaces an op, for inputs of these shapes and dtypes."""
     specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
-    # A closure may differ from one expansion to the next, and the cache would keep it alive.
+    # A function with a closure is not cached: it differs from one expansion to the next, and the cache would keep its
+    # closure alive.
     trace = _trace.__wrapped__ if expansion.function.__closure__ else _trace
     return trace(expansion, specs)
 
@@ -32,38 +33,38 @@ def _trace(expansion: Expansion, specs: tuple[Any, ...]) -> Any:
 
 
 class OpRecord:
-    """The facts about an op that each reading of its graph needs. TensorFlow computes them at each access.
+    """The facts about an op that each reading of its graph needs. TensorFlow would compute them at each access.
 
-    number: the id of the op.
-    needs: the ops that run before it.
+    id: the id of the op.
+    makers: the ops that run before it: the makers of its inputs, and its control inputs.
     inputs, outputs, controls: the ids of its tensors and control inputs.
-    before: the ids of its inputs and control inputs.
+    dependencies: the ids of its inputs and control inputs.
     """
 
-    __slots__ = ("before", "controls", "inputs", "is_stateful", "name", "needs", "number", "op", "outputs", "type")
+    __slots__ = ("controls", "dependencies", "id", "inputs", "is_stateful", "makers", "name", "op", "outputs", "type")
 
     def __init__(self, op: Any, inputs: Sequence[Any], input_ids: Container[int]):
         """input_ids: the ids of the inputs of the graph."""
         controls = op.control_inputs
-        self.op, self.number, self.name, self.type = op, id(op), op.name, op.type
-        self.needs = [tensor.op for tensor in inputs if id(tensor) not in input_ids] + controls
+        self.op, self.id, self.name, self.type = op, id(op), op.name, op.type
+        self.makers = [tensor.op for tensor in inputs if id(tensor) not in input_ids] + controls
         self.inputs = [id(tensor) for tensor in inputs]
         self.outputs = [id(tensor) for tensor in op.outputs]
         self.controls = [id(control) for control in controls]
-        self.before = [*self.inputs, *self.controls] if controls else self.inputs
+        self.dependencies = [*self.inputs, *self.controls] if controls else self.inputs
         self.is_stateful = is_stateful(op)
 
 
 @cache_by_type
 def is_stateful(op: Any) -> bool:
     """Whether an op has side effects, or returns other results each time."""
-    definition = op.op_def
-    return definition is None or bool(definition.is_stateful)  # None: a call of a function by the function's name
+    definition = op.op_def  # None: the type of the op is the name of a function, which the op calls
+    return definition is None or bool(definition.is_stateful)
 
 
 @cache_by_type
 def is_movable(op: Any) -> bool:
-    """Whether an op can move into another function: it calls no function and takes no reference of a variable."""
+    """Whether an op can move into another function: it calls no function, and has no reference of a variable."""
     definition = op.op_def
     if definition is None:
         return False
@@ -116,7 +117,7 @@ def list_ops(graph: Any, effects: Iterable[Any], has_loops: bool = False) -> lis
         op = pending.pop()
         if op not in records:
             records[op] = OpRecord(op, list_inputs(op) if has_loops else op.inputs, input_ids)
-            pending += records[op].needs
+            pending += records[op].makers
     # List them in the order of their creation, each after the ops that it needs (a depth-first search).
     ordered: list[OpRecord] = []
     is_listed: dict[Any, bool] = {}  # False: the op waits for its inputs
@@ -124,7 +125,7 @@ def list_ops(graph: Any, effects: Iterable[Any], has_loops: bool = False) -> lis
         waiting = [created] if created in records else []
         while waiting:
             op = waiting[-1]
-            missing = [needed for needed in records[op].needs if not is_listed.get(needed)]
+            missing = [maker for maker in records[op].makers if not is_listed.get(maker)]
             if not missing:
                 if not is_listed.get(op):
                     is_listed[op] = True

@@ -1,7 +1,7 @@
-"""How a value is exchanged: the requests to the ranks, and the whole tensor that is made of their results.
+"""How a value is exchanged between ranks: the requests for collectives, and the whole tensor made of their results.
 
-`bodies.Body` prepares all exchanges of a wave (a group that travels together, see `waves`), hands their requests to the
-exchanger (the ranks' collectives, see `sharing`) together, and finishes each one.
+`bodies.Body` prepares all exchanges of a wave (a group that travels together, see `waves`), gives all their requests to
+the `sharing.Exchanger`, which runs the collectives, and finishes each exchange.
 
 Ranks gather along the first axis. So a tensor that is sharded along axis 2 is gathered with this axis in front, and a
 tensor of two blocks (`placement.Rows`) block by block: all rows of block 0 come before the rows of block 1.
@@ -19,7 +19,7 @@ from matex_tf.rewrite.sharing import Request
 
 
 class Prepared(NamedTuple):
-    """An exchange that is ready to run. finish: makes the whole tensor of the results of the requests."""
+    """An exchange that is ready to run. finish: makes the whole tensor from the results of the requests."""
 
     requests: list[Request]
     finish: Callable[[Sequence[Any]], Any]
@@ -30,14 +30,13 @@ def prepare(copy: Any, value: Value, tensor: Any, piece: Placement | None = None
 
     copy: the copy that is built of the step's program (`emit`); it knows this rank's slice of the batch.
     tensor: the value in this copy.
-    piece: the placement of the piece that is needed of a partial sum; None: the whole sum.
+    piece: of a partial sum of which a piece is needed: the placement of the piece. None: the whole value is needed.
     """
     placement = value.placement
     if placement.kind == PARTIAL:
         cuts = () if piece is None else piece.cuts
         return Prepared([Request(placement.reduction, tensor, cuts, placement.owned)], lambda results: results[0])
     if placement.kind == PIECE:
-        # owned: a rank without rows contributes its piece, too.
         request = Request("gather", tensor, placement.cuts, owned=True)
         return Prepared([request], lambda results: tf.reshape(results[0], value.shape))
     if placement.kind == SIZES:
@@ -61,7 +60,7 @@ def _prepare_rows(copy: Any, tensor: Any, axis: int, rows: Rows) -> Prepared:
 def split_blocks(tensor: Any, axis: int, rows: Rows, count: Any) -> list[Any]:
     """The blocks of a tensor that is sharded along `axis`, each with this axis in front.
 
-    count: the number of rows of the batch that this rank has. A block has `block` entries for each of them.
+    count: the number of rows of the batch that this rank has. `Rows.blocks` has each block's entries for one row.
     """
     rows_first = _swap_axes(tensor, axis)
     if len(rows.blocks) == 1:
@@ -84,10 +83,7 @@ def _swap_axes(tensor: Any, axis: int) -> Any:
 
 
 def _prepare_sizes(tensor: Any, placement: Placement) -> Prepared:
-    """Adds up the sizes that count rows selected by a mask: each rank knows only how many of its rows are selected.
-
-    Other sizes stay.
-    """
+    """Adds up numbers of rows that a mask selects: each rank knows only its own number. Other sizes stay."""
     are_selected = [size.rows is not None and size.rows.chosen is not None for size in placement.sizes]
     mask = tf.constant(are_selected[0] if tensor.shape.rank == 0 else are_selected)
     part = tf.where(mask, tensor, tf.zeros_like(tensor))

@@ -1,9 +1,9 @@
 """Ops that the copy of a step keeps as they are: their definitions are added to the copy's function after its trace.
 
 The reason is time: creating an op from Python takes 0.1 ms, copying its definition 0.001 ms. While the copy is traced,
-the kept ops do not exist. If a created op takes the output of a kept op, a `FakeParam` op stands in for the output. One
-call op, "matex_tf_kept", takes all tensors that kept ops take from created ops. When the trace has ended, `trace_copy`
-replaces the stand-ins and the call op by the kept ops in the definition of the function.
+the kept ops do not exist. Where a created op needs an output of a kept op, a `FakeParam` op *stands in* for the output.
+Where kept ops need outputs of created ops, one call op, "matex_tf_kept", has all of these outputs as inputs. When the
+trace has ended, `trace_copy` replaces the stand-ins and the call op by the kept ops in the function's definition.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from matex_tf.rewrite.nodes import Node, Value
 from matex_tf.thread_flag import ThreadFlag
 
 _KEPT = "ops that are kept"
-_are_kept = ThreadFlag()
+_keeps_ops = ThreadFlag()
+"""Set while `trace_copy` traces: only then are the kept ops added in the end."""
 
 
 def trace_copy(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """The ConcreteFunction of a Python function that builds copies, for inputs of these specs; see `tf.function`."""
-    with _are_kept.set():
+    with _keeps_ops.set():
         traced = trace_own(function, input_signature=specs)
-    pending = [(traced.name, traced.graph)]  # and the functions that these call
+    pending = [(traced.name, traced.graph)]  # grows by the functions that these call
     for name, graph in pending:
         if groups := tags.get_tag(graph, _KEPT):
             _splice_into(name, graph, groups)
@@ -39,9 +40,11 @@ def trace_copy(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     return traced
 
 
-class _Use(NamedTuple):
-    """A kept op. inputs: values of other kept ops, or indices into `Kept.tensors`. controls: kept nodes, or operations
-    of the graph.
+class _KeptOp(NamedTuple):
+    """A kept op.
+
+    inputs: values of other kept ops, or indices into `Kept.tensors`.
+    controls: kept nodes, or operations of the graph.
     """
 
     node: Node
@@ -52,47 +55,49 @@ class _Use(NamedTuple):
 class Kept:
     """The kept ops of one program in one graph.
 
-    uses: the kept ops.
-    tensors: the tensors of the graph that kept ops take.
+    `bodies.Body` adds ops, and calls `finish` in the end. Then `trace_copy` reads the attributes.
+
+    ops: the kept ops.
+    tensors: the tensors of the graph that are inputs of kept ops.
     stand_ins: for each operation that stands in for an output of a kept op, the value of the output.
     waiting: for each operation of the graph that waits for kept ops, their nodes.
-    call: the operation that consumes `tensors`.
+    call: the operation that has `tensors` as inputs.
 
     _node_ids, _value_ids: the ids of the kept nodes, and of their outputs.
     _indices: the indices of `tensors`, by the ids of the tensors.
-    _written: the indices of tensors that a kept op may write to.
+    _written: the indices of tensors to which a kept op may write.
     """
 
     def __init__(self, graph: Any):
-        self.uses: list[_Use] = []
+        self.ops: list[_KeptOp] = []
         self.tensors: list[Any] = []
         self.stand_ins: dict[Any, Value] = {}
         self.waiting: dict[Any, list[Node]] = {}
         self.call: Any = None
-        self._graph, self._are_kept = graph, bool(_are_kept)
+        self._graph, self._keeps_ops = graph, bool(_keeps_ops)
         self._node_ids, self._value_ids = set[int](), set[int]()
         self._indices: dict[int, int] = {}
         self._written: set[int] = set()
 
-    def takes(self, node: Node) -> bool:
+    def can_keep(self, node: Node) -> bool:
         """Whether the op of a node can be kept."""
         is_unchanged = node.decision.emit is None and not ordered_sums.is_unordered(node)
-        return self._are_kept and is_unchanged and is_movable(node.op)
+        return self._keeps_ops and is_unchanged and is_movable(node.op)
 
     def __contains__(self, item: Node | Value) -> bool:
         return id(item) in (self._node_ids if isinstance(item, Node) else self._value_ids)
 
     def add(self, node: Node, inputs: Sequence[Any], controls: Sequence[Any]) -> None:
         """Keep an op. `inputs`: values of kept ops, or tensors. `controls`: kept nodes, or operations of the graph."""
-        sources = [item if isinstance(item, Value) else self._find_index(item) for item in inputs]
-        self.uses.append(_Use(node, sources, list(controls)))
+        values_or_indices = [item if isinstance(item, Value) else self._find_or_add(item) for item in inputs]
+        self.ops.append(_KeptOp(node, values_or_indices, list(controls)))
         self._node_ids.add(id(node))
         self._value_ids.update(map(id, node.outputs))
         if node.type not in read_only_types():
-            self._written.update(source for source in sources if isinstance(source, int))
+            self._written.update(index for index in values_or_indices if isinstance(index, int))
 
-    def _find_index(self, tensor: Any) -> int:
-        """The index of a tensor in `tensors`, to which it is added if need be."""
+    def _find_or_add(self, tensor: Any) -> int:
+        """The index of a tensor in `tensors`. A new tensor is added."""
         index = self._indices.setdefault(id(tensor), len(self.tensors))
         if index == len(self.tensors):
             self.tensors.append(tensor)
@@ -111,7 +116,7 @@ class Kept:
         return op.outputs[0]
 
     def wait_for(self, nodes: Sequence[Node]) -> list[Any]:
-        """An operation that waits for these kept ops, if there are any."""
+        """A new operation that waits for these kept ops, in a list; an empty list if `nodes` is empty."""
         if not nodes:
             return []
         with tf.control_dependencies(None):
@@ -120,10 +125,10 @@ class Kept:
         return [op]
 
     def finish(self, effects: Sequence[Node]) -> list[Any]:
-        """The operation that consumes all inputs of kept ops and waits for `effects`; none if no op is kept."""
+        """Create `call`, which takes `tensors` and waits for `effects`. Returns [call], or [] if no op is kept."""
         from tensorflow.core.framework import attr_value_pb2
 
-        if not self.uses:
+        if not self.ops:
             return []
         graph, Attribute = self._graph, attr_value_pb2.AttrValue
         with tf.control_dependencies(None):
@@ -138,8 +143,9 @@ class Kept:
                 # `tf.function` orders effects by this attribute: the call writes to no other resources.
                 "_read_only_resource_inputs": Attribute(list=Attribute.ListValue(i=read_only)),
             }
-            kind = CALLS[any(is_stateful(use.node.op) for use in self.uses)]  # the second one is stateful
-            self.call = graph._create_op_internal(kind, inputs, [], attrs=attributes)
+            plain_call, stateful_call = CALLS
+            call = stateful_call if any(is_stateful(kept.node.op) for kept in self.ops) else plain_call
+            self.call = graph._create_op_internal(call, inputs, [], attrs=attributes)
         self.waiting[self.call] = list(effects)
         tags.get_or_make_tag(graph, _KEPT, list[Kept]).append(self)
         return [self.call]
@@ -160,7 +166,7 @@ class _Definition:
 
     _names: the names of the graph's operations in the definition.
     _used: all names in use.
-    _numbers: for each name that several nodes had, the last number that was added to make one unique.
+    _numbers: for each name that several nodes have, the last number that was appended to make a name unique.
     _replaced: names of tensors and control inputs of kept ops, by the names of their stand-ins.
     """
 
@@ -177,58 +183,59 @@ class _Definition:
         self._used = {definition.name for definition in (*original.signature.input_arg, *original.node_def)}
         self._numbers = collections.Counter[str]()
         self._replaced: dict[str, str] = {}
-        # Name the kept ops. waited: the control inputs that waiting operations get, by the operations' names.
-        waited: dict[str, list[str]] = {}
-        names_of_groups = [self._name_nodes(kept, waited) for kept in groups]
+        # Name the kept ops, and find the control inputs of operations that wait for them, by the operations' names.
+        control_inputs: dict[str, list[str]] = {}
+        names_of_groups = [self._name_nodes(kept, control_inputs) for kept in groups]
         # Copy the created ops, with kept ops in place of stand-ins.
         left_out = {self._names[op] for kept in groups for op in (kept.call, *kept.stand_ins)}
         for node in original.node_def:
             if node.name not in left_out:
                 new = self.spliced.node_def.add()
                 new.CopyFrom(node)
-                new.input[:] = [*map(self._find, node.input), *waited.get(node.name, ())]
+                new.input[:] = [*map(self._replace, node.input), *control_inputs.get(node.name, ())]
         # Add the kept ops. A NoOp that waits for their effects replaces the call op, for ops that wait for it.
         for kept, names in zip(groups, names_of_groups):
             call = nodes[kept.call]
-            self.spliced.node_def.add(name=call.name, op="NoOp", input=waited[call.name])
-            self._add(kept, names, list(map(self._find, call.input)))
+            self.spliced.node_def.add(name=call.name, op="NoOp", input=control_inputs[call.name])
+            self._add(kept, names, list(map(self._replace, call.input)))
         for name, result in original.ret.items():
-            self.spliced.ret[name] = self._find(result)
+            self.spliced.ret[name] = self._replace(result)
 
-    def _name_nodes(self, kept: Kept, waited: dict[str, list[str]]) -> dict[int, str]:
-        """The names in `spliced` of kept ops and their outputs, by the ids of nodes and values. Fills `waited`."""
+    def _name_nodes(self, kept: Kept, control_inputs: dict[str, list[str]]) -> dict[int, str]:
+        """The names in `spliced` of kept ops and outputs, by the ids of nodes and values. Adds to `control_inputs`."""
         names: dict[int, str] = {}
-        for node in (use.node for use in kept.uses):
-            name = names[id(node)] = self._find_name(node.definition.name)
+        for node in (kept_op.node for kept_op in kept.ops):
+            name = names[id(node)] = self._make_unique(node.definition.name)
             for value, suffix in zip(node.outputs, _name_outputs(node)):
                 names[id(value)] = name + suffix
         for op, value in kept.stand_ins.items():
             self._replaced[f"{self._names[op]}:output:0"] = names[id(value)]
             self._replaced[f"^{self._names[op]}"] = f"^{names[id(value.node)]}"
-        waited |= {self._names[op]: [f"^{names[id(node)]}" for node in nodes] for op, nodes in kept.waiting.items()}
+        for op, nodes in kept.waiting.items():
+            control_inputs[self._names[op]] = [f"^{names[id(node)]}" for node in nodes]
         return names
 
     def _add(self, kept: Kept, names: dict[int, str], tensors: Sequence[str]) -> None:
         """Add kept ops. names: see `_name_nodes`. tensors: the names of the tensors that `kept.tensors` lists."""
         start = len(self.spliced.node_def)
-        self.spliced.node_def.extend(use.node.definition for use in kept.uses)
-        for use, new in zip(kept.uses, self.spliced.node_def[start:]):
-            new.name = names[id(use.node)]
-            inputs = [tensors[source] if type(source) is int else names[id(source)] for source in use.inputs]
-            controls = (names[id(item)] if isinstance(item, Node) else self._names.get(item) for item in use.controls)
+        self.spliced.node_def.extend(kept_op.node.definition for kept_op in kept.ops)
+        for (node, sources, controls), new in zip(kept.ops, self.spliced.node_def[start:]):
+            new.name = names[id(node)]
+            inputs = [tensors[source] if type(source) is int else names[id(source)] for source in sources]
+            control_names = (names[id(item)] if isinstance(item, Node) else self._names.get(item) for item in controls)
             # A control without a name is an input of the function, or is captured from outside: it has run before.
-            inputs += dict.fromkeys(self._find(f"^{name}") for name in controls if name is not None)
+            inputs += dict.fromkeys(self._replace(f"^{name}") for name in control_names if name is not None)
             new.input[:] = inputs
             for name in [name for name in new.attr if name[0] == "_" and name != MUST_COMPILE]:
                 del new.attr[name]
-            for name, value in ordered_sums.list_marks(use.node).items():
+            for name, value in ordered_sums.list_marks(node).items():
                 new.attr[name].CopyFrom(value)
 
-    def _find(self, name: str) -> str:
-        """The name in `spliced` of a tensor or a control input."""
+    def _replace(self, name: str) -> str:
+        """The name in `spliced` of a tensor or a control input, a kept op's in place of a stand-in's."""
         return self._replaced.get(name, name)
 
-    def _find_name(self, wanted: str) -> str:
+    def _make_unique(self, wanted: str) -> str:
         """A name that no other node has, `wanted` if it is free."""
         name = wanted
         while name in self._used:

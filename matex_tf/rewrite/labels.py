@@ -1,8 +1,8 @@
 """Finds, for each sum over the ranks, the gradient to which it belongs.
 
 The script's gradients have labels, which name their variables (`steps.gradients`). But the copy may add up other
-tensors than these. For a gradient `g = a + b`, it may add up `a` and `b` over the ranks: both sums get the label of
-`g`. If the script scales `g`, the copy may add up the scaled tensor, which gets the label of `g`, too.
+tensors over the ranks than these. For a gradient `g = a + b`, it may add up `a` and `b`: both sums get the label of
+`g`. If the script scales `g`, the copy may add up the scaled tensor: this sum gets the label of `g`, too.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def get_labels(graph: Any) -> dict[int, tuple[Any, Any]]:
 def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list[Any]]:
     """The label of each value of each wave; None if the value belongs to no labelled tensor, or to several.
 
-    A sum belongs to a labelled tensor if it is a linear combination of terms of which that tensor is one, or if that
-    tensor is computed from the whole sum and other whole tensors. If sums of one tensor are in several waves, only the
+    A sum belongs to a labelled tensor if it is a linear combination of terms, one of them this tensor, or if the tensor
+    is computed from the whole sum and other whole tensors. If the sums of one tensor are in several waves, only the
     sums of the last of these waves get its label.
     """
     labels_of_waves: list[list[Any]] = [[None] * len(wave) for wave in waves]
-    _spread_labels(program)
+    _label_inner_inputs(program)
     if not any(value.label is not None for node in program.nodes for value in (*node.inputs, *node.outputs)):
         return labels_of_waves
     users: dict[int, list[Node]] = {}
@@ -48,36 +48,36 @@ def label_waves(program: Program, waves: Sequence[Sequence[Value]]) -> list[list
             users.setdefault(id(value), []).append(node)
     used: set[int] = set()  # the ids of labels of later waves
     for labels, wave in zip(reversed(labels_of_waves), reversed(waves)):
-        labels[:] = [_find_only(_list_before(value) or _list_after(value, users), used) for value in wave]
+        labels[:] = [_find_only(_list_labels_before(value) or _list_labels_after(value, users), used) for value in wave]
         used.update(map(id, labels))
     return labels_of_waves
 
 
 def is_labelled(value: Value) -> bool:
-    """Whether a value is a linear combination of terms of which some have one label, and no term has another."""
-    return _find_only(_list_before(value), set()) is not None
+    """Whether some terms of the linear combination `value` have a label, and all of these the same label."""
+    return _find_only(_list_labels_before(value), set()) is not None
 
 
-def _spread_labels(program: Program) -> None:
+def _label_inner_inputs(program: Program) -> None:
     """Give the inputs of branches and loops the labels that they have outside."""
     for node in program.nodes:
         for body in node.bodies:
             # From the end: the first input of a branch op is its condition.
             for outer, inner in zip(reversed(node.inputs), reversed(body.inputs)):
-                inner.label = inner.label or _find_only(_list_before(outer), set())
+                inner.label = inner.label or _find_only(_list_labels_before(outer), set())
 
 
 def _find_only(labels: Iterable[Any], used: set[int]) -> Any:
-    """The label, if all are one and its id is not in `used`; else None."""
-    different = {id(label): label for label in labels}
-    if len(different) != 1:
+    """The label, if all `labels` are the same and its id is not in `used`; else None."""
+    by_id = {id(label): label for label in labels}
+    if len(by_id) != 1:
         return None
-    ((label_id, label),) = different.items()
+    ((label_id, label),) = by_id.items()
     return None if label_id in used else label
 
 
-def _list_before(value: Value) -> list[Any]:
-    """The labels of the nearest tensors that a value is made of by sums alone."""
+def _list_labels_before(value: Value) -> list[Any]:
+    """The labels of the terms of a partial sum, found by going back from the sum. A labelled tensor ends the search."""
 
     def list_terms(current: Value) -> Sequence[Value]:
         if current.label is not None or current.node is None or not current.placement.is_partial:
@@ -87,8 +87,8 @@ def _list_before(value: Value) -> list[Any]:
     return [term.label for term in reach([value], list_terms) if term.label is not None]
 
 
-def _list_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
-    """The labels of the nearest tensors that are made of a value without a label after it became whole."""
+def _list_labels_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
+    """The labels of whole tensors that are computed from a value, found by going on from the value."""
 
     def list_results(current: Value) -> list[Value]:
         nodes = users.get(id(current), ()) if current.label is None else ()
@@ -99,7 +99,7 @@ def _list_after(value: Value, users: dict[int, list[Node]]) -> list[Any]:
 
 def checks_labelled(program: Program, types: Sequence[str]) -> bool:
     """Whether an op of these types, such as IsFinite, takes whole tensors that are made of labelled tensors."""
-    made: set[int] = set()
+    made: set[int] = set()  # the ids of values that are made of labelled tensors
     for node in program.nodes:
         is_made = any(value.label is not None or id(value) in made for value in node.inputs)
         if is_made and node.type in types:

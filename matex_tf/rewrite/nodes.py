@@ -1,6 +1,7 @@
 """Nodes and values: the ops and tensors of the script's graph, with called functions inlined, and the facts about them.
 
-A rule reads the facts about a `Node`'s inputs, and returns a `Decision`; the helper methods of `Node` are for rules.
+`propagate` makes a `Node` of each op. The rule for the op's type reads the facts about the node's inputs, with the
+helper methods of `Node`, and returns a `Decision`: the placements that the op needs, and the placements of its outputs.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ class Value:
     """A tensor of the script's graph.
 
     tensor: the tensor in the script's graph.
-    key: the call path, the op and the output; the same in each reading of the graph.
+    key: the names of the calling ops and the op, and the number of the output; the same in each reading of the graph.
     placement: how the tensors of the ranks make up the script's tensor.
     node: the node that makes the value; None for an input of the program.
     constant: the array of numbers, if it is fixed before the graph runs.
-    label: see `labels`.
+    label: the gradient to which the value belongs, see `labels`.
     has_more_shape: more sizes are known than the script's graph shows.
+    _shape: the known sizes of the script's tensor; computed at the first use, since TensorFlow's shapes are slow.
     """
 
     __slots__ = ("_shape", "constant", "has_more_shape", "key", "label", "node", "placement", "tensor")
@@ -50,9 +52,7 @@ class Value:
 
     @property
     def shape(self) -> list[int | None] | None:
-        """The sizes that are fixed and the same here as in the script's tensor; None if the rank of the tensor is
-        unknown.
-        """
+        """`whole_shape` with None for the sharded axis, whose length is another on each rank."""
         known = self.whole_shape
         if known is not None and self.placement.is_sharded:
             return [None if axis == self.placement.axis else size for axis, size in enumerate(known)]
@@ -67,14 +67,15 @@ class Value:
         return self._shape
 
     def set_shape(self, shape: list[int | None]) -> None:
-        """Add fixed sizes that the script's graph does not show."""
+        """Add fixed sizes that the script's graph does not show. A shape of another rank is ignored."""
         known = self.whole_shape
         joined = shape if known is None else [new if old is None else old for old, new in zip(known, shape)]
-        if joined != known and (known is None or len(known) == len(shape)):
+        has_same_rank = known is None or len(known) == len(shape)
+        if joined != known and has_same_rank:
             self._shape, self.has_more_shape = joined, True
 
     def estimate_bytes(self, rows: int) -> int:
-        """Bytes of the script's tensor for a batch of so many rows; unknown sizes count as `USUAL_SIZE`."""
+        """Bytes of the script's tensor for a batch of `rows` rows; unknown sizes count as `USUAL_SIZE`."""
         product = int(self.dtype.size)
         for axis, size in enumerate(self.shape or [None]):
             if size is not None:
@@ -87,7 +88,7 @@ class Value:
 
     @property
     def sizes(self) -> tuple[Size, ...] | None:
-        """The entries of an integer scalar or short vector; None if their number is unknown."""
+        """The entries of an integer scalar or short vector; None for another tensor, or if their number is unknown."""
         if self.placement.kind == SIZES:
             return self.placement.sizes
         if self.placement.kind != REPLICATED or not self.dtype.is_integer or self.shape is None or len(self.shape) > 1:
@@ -103,9 +104,9 @@ class Decision(NamedTuple):
 
     needs: for each input, the placement that it is brought to; None: unchanged.
     gives: the placements of the outputs.
-    emit: `emit(copy, *inputs)` creates ops in the copy, and returns the outputs (`rewrite.emit`); None: the copy has
-        the op itself.
-    constants, shapes: further known facts about the outputs, see `Value`.
+    emit: `emit(copy, *inputs)` creates ops in the `emit.Copy` in place of the op, and returns the outputs; None: the
+        copy has the op itself.
+    constants, shapes: what is known of each output besides its placement, see `Value`; empty: nothing.
     communicates: `emit` creates collectives.
     """
 
@@ -134,8 +135,8 @@ class Expansion(NamedTuple):
 class Node:
     """An op of the script's graph; an op of a function has one node for each call of the function.
 
-    key: the call path and the op; the same in each reading of the graph.
-    controls: the nodes that run before.
+    key: the names of the calling ops and the op; the same in each reading of the graph.
+    controls: the nodes that must run before, besides the makers of the inputs.
     rows: the number of rows of the batch in cost estimates.
     batch_rows: the number of rows of the batch, if it is fixed.
     repeats: the op is inside of a loop.
@@ -186,11 +187,10 @@ class Node:
             if shape is not None:
                 value.set_shape(shape)
 
-    def become(self, other: Node) -> Node:
-        """Take over the inputs and the decision of an equal node of the same op."""
+    def update_from(self, other: Node) -> None:
+        """Take over the inputs and the decision of a new node of the same op, and keep the own outputs."""
         self.inputs, self.controls = other.inputs, other.controls
         self.decision, self.bodies = other.decision, other.bodies
-        return self
 
     def get_placement(self, index: int) -> Placement:
         return self.inputs[index].placement
@@ -206,16 +206,16 @@ class Node:
         return require_known(next((index for index in indexes if self.inputs[index].placement.is_sharded), None))
 
     def bring_rows(self, index: int, placement: Placement) -> Placement | None:
-        """The placement that an input needs in order to have the rows of `placement`, or one entry for all rows.
+        """The placement that an input needs for an op with the rows of `placement`: these rows.
 
-        None: the input has these rows already.
+        None: the input has these rows already. WHOLE: the input has one entry along the axis, which is broadcast.
         """
         value = self.inputs[index]
         if value.placement.has_layout(placement):
             return None
         if value.shape is not None and len(value.shape) > placement.axis and value.shape[placement.axis] == 1:
             return WHOLE
-        require(placement.rows.chosen is None)  # only the ranks that hold selected rows know which rows these are
+        require(placement.rows.chosen is None)  # a rank knows only which of its own rows a mask selects
         return placement
 
     @property
@@ -242,12 +242,12 @@ class Node:
         return require_known(self.inputs[index].shape)
 
     def read_length(self, index: int) -> int | None:
-        """The number of entries that the script's tensor, an input, has along its sharded axis."""
+        """The fixed length of the script's tensor along the axis along which this input is sharded; None: unknown."""
         value = self.inputs[index]
         return None if value.whole_shape is None else value.whole_shape[value.placement.axis]
 
     def has_length(self, index: int, placement: Placement) -> bool:
-        """Whether an input certainly has, along the axis of `placement`, as many entries as the rows of all ranks."""
+        """Whether an input certainly has as many entries along the axis of `placement` as all ranks have together."""
         shape, unit = self.inputs[index].whole_shape, placement.rows.unit
         if not placement.is_sharded or not shape or len(shape) <= placement.axis or not (self.batch_rows and unit):
             return False
@@ -264,7 +264,7 @@ class Node:
         """For each axis: whether the input names it; None if that is unknown."""
         axes = self.get_placement(index).axes
         if axes is not None and len(axes) <= rank:
-            return [*axes, *[False] * (rank - len(axes))]  # of a matrix product only the outer axes are compared
+            return [*axes, *[False] * (rank - len(axes))]  # a matrix product broadcasts only its outer axes
         named = self.read_axes(index, rank)
         return [axis in named for axis in range(rank)]
 

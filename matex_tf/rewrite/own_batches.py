@@ -1,8 +1,8 @@
-"""Own batches: each rank has rows of its own, for instance from an iterator over the rank's part of the data.
+"""Own batches: each rank reads rows of its own, for instance from an iterator over the rank's part of the data.
 
 The script's batch is the concatenation of the ranks' rows. With each batch the ranks exchange their numbers of rows.
-When the data of one rank have ended, the rank goes on without rows until the data of all ranks have ended. Ops need not
-accept 0 rows, so a rank without rows computes one row of zeros, and adds 0 to every sum.
+When the data of one rank have ended, the rank goes on without rows until the data of all ranks have ended. Some ops
+fail with 0 rows, so a rank without rows computes one row of zeros, and adds 0 to every sum.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ class OwnRowsError(Exception):
 
 
 class OwnRows(NamedTuple):
-    """A batch, after the ranks have exchanged their numbers of rows.
+    """What a rank knows of a batch when the ranks have exchanged their numbers of rows.
 
     batch_slice: this rank's slice, a `sharing.Slice`.
     any_has_batch: a scalar bool: at least one rank has a batch.
-    sizes: for each component, a vector of int64: the largest sizes among the ranks, without the number of rows.
+    sizes: for each component, a vector of int64: the sizes of a row, each the largest among the ranks. A rank without
+        rows makes its row of zeros of these sizes.
     """
 
     batch_slice: Any
@@ -39,16 +40,16 @@ class OwnRows(NamedTuple):
 
 
 def takes_rows(node: Node) -> bool:
-    """Whether an op that takes an iterator, a dataset or an optional returns data from it, itself or in a function that
-    the op calls. Other ops return handles only.
+    """Whether an op whose input is an iterator, a dataset or an optional returns data from it, itself or in a function
+    that it calls. Any other op returns handles only.
     """
     return has_op(node.op, SOURCES) or any(tensor.dtype.name not in HANDLES for tensor in node.op.outputs)
 
 
 class OwnFeed:
-    """The `feeds.Feed` of own batches: it decides on the ops that take an iterator over a rank's part of the data."""
+    """The `feeds.Feed` of own batches: it decides on the ops whose input is an iterator over a rank's own data."""
 
-    def place_batch(self, node: Node, is_divided: bool) -> Decision:
+    def place_batch(self, node: Node, is_sliced: bool) -> Decision:
         outputs = node.op.outputs
         check_components([(tensor.dtype, tensor.shape) for tensor in outputs])
         if any(tensor.shape.as_list()[0] is not None for tensor in outputs):
@@ -56,15 +57,15 @@ class OwnFeed:
 
         def emit(copy: Any, handle: Any) -> list[Any]:
             tensors, own = take_own_rows(copy.make_own_slice, node.type, handle, outputs)
-            if not is_divided:  # the program computes whole tensors from this batch
+            if not is_sliced:  # the program computes with the rows of all ranks
                 return gather_rows(copy.exchanger, tensors, own.batch_slice)
             copy.batch_slice = own.batch_slice
             return tensors
 
-        return Decision([WHOLE], [BATCH if is_divided else WHOLE] * len(outputs), emit, communicates=True)
+        return Decision([WHOLE], [BATCH if is_sliced else WHOLE] * len(outputs), emit, communicates=True)
 
-    def place_end(self, node: Node) -> Decision:
-        """Decide on `OptionalHasValue`: the copy gives True on all ranks as long as any rank has a batch."""
+    def place_end_check(self, node: Node) -> Decision:
+        """Decide on `OptionalHasValue`: in the copy it returns True on all ranks as long as any rank has a batch."""
 
         def emit(copy: Any, optional: Any) -> list[Any]:
             has_batch = tf.cast(tf.raw_ops.OptionalHasValue(optional=optional), tf.int32)
@@ -73,9 +74,9 @@ class OwnFeed:
 
         return Decision([WHOLE], [WHOLE], emit, communicates=True)
 
-    def pass_on(self, node: Node, placement: Placement) -> Decision:
-        if node.type == "MakeIterator":
-            node.inputs[1].placement = placement  # the iterator gives the batches of this dataset from now on
+    def place_other(self, node: Node, placement: Placement) -> Decision:
+        if node.type == "MakeIterator":  # (dataset, iterator): the iterator gets the placement of the dataset
+            node.inputs[1].placement = placement
         if takes_rows(node):
             raise OwnRowsError(f"{node.type} '{node.op.name}' takes rows out of their dataset by itself")
         return Decision([WHOLE] * len(node.inputs), [placement] * len(node.outputs))
@@ -86,7 +87,7 @@ OWN = Placement(REPLICATED, feed=OwnFeed())
 
 
 def check_components(components: Sequence[tuple[Any, Any]]) -> None:
-    """Raise OwnRowsError if a component, a dtype and a shape, is no dense tensor with rows."""
+    """Raise OwnRowsError if a component is no dense tensor with rows. components: pairs of dtype and shape."""
     for dtype, shape in components:
         if dtype.name in HANDLES or not shape.rank:
             kind = "is sparse, ragged or a dataset" if dtype.name in HANDLES else "has no rows"
@@ -96,9 +97,9 @@ def check_components(components: Sequence[tuple[Any, Any]]) -> None:
 def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence[Any]) -> tuple[list[Any], OwnRows]:
     """The components of the next batch with this rank's rows, or one row of zeros if it has none; and the `OwnRows`.
 
-    kind: the type of the op that returns the batch: OptionalGetValue, or an op that takes the next batch of an iterator
-        and raises the end-of-data error. The copy raises this error once no rank has a batch.
-    handle: the input of that op, an optional or an iterator.
+    kind: the type of the script's op that returns the batch: OptionalGetValue, or an op such as IteratorGetNext, which
+        raises the end-of-data error. The copy raises this error once no rank has a batch.
+    handle: the input of the script's op, an optional or an iterator.
     outputs: the components of the batch, tensors or specs.
     make_own_slice: see `emit.Copy`.
     """
@@ -110,12 +111,12 @@ def take_own_rows(make_own_slice: Any, kind: str, handle: Any, outputs: Sequence
     def make_no_rows() -> list[Any]:
         return [tf.zeros([0, *(size or 0 for size in output.shape.as_list()[1:])], output.dtype) for output in outputs]
 
-    rows = _choose(has_batch, lambda: tf.raw_ops.OptionalGetValue(optional=optional, **specs), make_no_rows, outputs)
+    rows = _cond(has_batch, lambda: tf.raw_ops.OptionalGetValue(optional=optional, **specs), make_no_rows, outputs)
     own = make_own_slice(rows, has_batch)
     if not is_optional:
         # When the data of all ranks have ended, IteratorGetNext raises the end-of-data error, as in the script. The
         # ops of the step need the slice, and the slice waits for the rows. So no op has an effect before the error.
-        rows = _choose(
+        rows = _cond(
             own.any_has_batch, lambda: rows, lambda: tf.raw_ops.IteratorGetNext(iterator=handle, **specs), outputs
         )
         with tf.control_dependencies(rows):
@@ -130,16 +131,16 @@ def fill_rows(rows: Sequence[Any], own: OwnRows) -> list[Any]:
         shapes = [tf.concat([[tf.constant(1, tf.int64)], sizes], 0) for sizes in own.sizes]
         return [tf.zeros(shape, component.dtype) for shape, component in zip(shapes, rows)]
 
-    return _choose(own.batch_slice.contributes, lambda: list(rows), make_row, rows)
+    return _cond(own.batch_slice.contributes, lambda: list(rows), make_row, rows)
 
 
-def _choose(condition: Any, first: Any, second: Any, outputs: Sequence[Any]) -> list[Any]:
+def _cond(condition: Any, make_if_true: Any, make_if_false: Any, outputs: Sequence[Any]) -> list[Any]:
     """The results of `tf.cond`, as a list. Their static shapes are the shapes of `outputs` with any number of rows."""
-    chosen = tf.cond(condition, first, second)
-    chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
-    for tensor, output in zip(chosen, outputs):
+    results = tf.cond(condition, make_if_true, make_if_false)
+    results = list(results) if isinstance(results, (list, tuple)) else [results]
+    for tensor, output in zip(results, outputs):
         tensor.set_shape([None, *output.shape[1:]])
-    return chosen
+    return results
 
 
 def gather_rows(exchanger: Any, tensors: Sequence[Any], batch_slice: Any) -> list[Any]:

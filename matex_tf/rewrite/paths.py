@@ -1,7 +1,7 @@
-"""How an op of the copy gets a value in the placement that it needs: by which of four paths.
+"""Finds on which of four paths an op of the copy gets a value in the placement that it needs.
 
-The number of rows n is an example of the second path. The script computes n as the size of a tensor. In the copy it is
-a constant of the rank's slice, and the ops that compute the script's n are left out (`drop_unused`).
+The number of rows n is an example of the path COUNTED. The script computes n as the size of a tensor. In the copy n is
+a number of the rank's slice, and the ops that compute the script's n are left out (`drop_unused`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAME, COUNTED, EXCHANGED, CONVERTED = "same", "counted", "exchanged", "converted
 
 
 def find_path(value: Value, need: Placement | None) -> str:
-    """The path on which an op gets a value in the placement `need`; None: in the value's own placement."""
+    """The path on which an op gets a value in the placement `need`; a need of None is the value's own placement."""
     placement = value.placement
     if find_counts(value) is not None and (need is None or need.kind in (SIZES, REPLICATED)):
         return COUNTED
@@ -42,7 +42,8 @@ def find_path(value: Value, need: Placement | None) -> str:
 def uses_tensor(value: Value, need: Placement | None) -> bool:
     """Whether the value's own tensor is used, possibly after a conversion or a collective."""
     path = find_path(value, need)
-    return path != COUNTED and not (path == CONVERTED and find_counts(value) is not None)
+    is_count_converted = path == CONVERTED and find_counts(value) is not None
+    return path != COUNTED and not is_count_converted
 
 
 def find_counts(value: Value) -> tuple[Size, ...] | None:
@@ -58,7 +59,7 @@ def find_counts(value: Value) -> tuple[Size, ...] | None:
 
 
 def drop_unused(program: Program, gives: Sequence[Placement]) -> Program:
-    """The program without the ops whose results follow from the rank's slice of the batch."""
+    """The program without the ops whose only use is to compute numbers that follow from the rank's slice."""
     outputs = [value for value, need in zip(program.outputs, gives) if uses_tensor(value, need)]
     nodes = drop_unneeded(
         program.nodes,

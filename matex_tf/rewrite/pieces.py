@@ -1,8 +1,8 @@
 """Rules for pieces: the entries of a flattened tensor, such as an optimizer's slot, are divided between the ranks.
 
-Two ranks may hold entries 0-7 and 8-14 of a 5x3 slot. Elementwise ops compute a piece from pieces. Reductions over all
-entries reduce each piece, and a collective reduces the results. Every other op takes whole tensors. This is
-weight-update sharding (Xu et al., arXiv 2004.13336).
+Two ranks may hold entries 0-7 and 8-14 of a 5x3 slot; its *cuts* are (0, 8, 15). Elementwise ops compute a piece from
+pieces. Reductions over all entries reduce each piece, and a collective reduces the results. Every other op takes whole
+tensors. This is weight-update sharding (Xu et al., arXiv 2004.13336).
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import numpy as np
 
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, Value, require, require_known
-from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
+from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, make_piece
 from matex_tf.rewrite.rules.entrywise import IDENTITIES, TYPES
 
 _ENTRYWISE = TYPES.union(f"{IDENTITIES} FloorDiv Maximum Minimum FloorMod Select SelectV2 ZerosLike OnesLike".split())
 _SAME_ORDER = {"Reshape", "ExpandDims", "Squeeze", "EnsureShape"}
 """Ops that keep the order of the flattened entries, so that pieces stay as they are."""
-_REDUCED_BY = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "min", "Any": "max", "L2Loss": "sum"}
+_COMBINED_BY = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "min", "Any": "max", "L2Loss": "sum"}
+"""For each reduction, the collective that combines the ranks' results."""
 ASSIGNS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
 class PiecesRefusedError(Exception):
-    """Ranks hold variables in pieces that ops take whole.
+    """Ops take variables whole that ranks would hold in pieces.
 
     refused: by the number of such a variable, an op that takes it whole (`propagate.Reader`).
     """
@@ -40,15 +41,15 @@ def place(node: Node) -> Decision:
 
     Raises NoRuleError if the op must take whole tensors.
     """
-    # Input 0 is the handle of a variable in pieces: a read gives a piece, an assignment takes one.
+    # Input 0 is the handle of a variable in pieces: a read returns a piece, an assignment takes one.
     first = node.get_placement(0)
     if first.is_piece_handle:
         if node.type == "ReadVariableOp":
-            return node.decide([None], cut(first.cuts))
+            return node.decide([None], make_piece(first.cuts))
         if node.type in ASSIGNS and not node.get_placement(1).is_piece_handle:
             return node.decide([None, _find_need(node.inputs[1], first.cuts)])
         raise NoRuleError
-    # Some inputs are pieces; no input is such a handle.
+    # Otherwise some inputs are pieces.
     require(not any(placement.is_piece_handle for placement in node.placements))
     if node.type in _ENTRYWISE:
         return _compute_entries(node)
@@ -59,7 +60,7 @@ def place(node: Node) -> Decision:
         return node.decide([None], first, emit=lambda _, piece, *shape: [piece])
     if node.type in ("Shape", "Size", "Rank"):
         return _describe(node)
-    if node.type in _REDUCED_BY:
+    if node.type in _COMBINED_BY:
         return _reduce(node)
     raise NoRuleError
 
@@ -77,7 +78,7 @@ def count_entries(value: Value) -> int | None:
 
 
 def list_matching_inputs(node: Node) -> list[Value]:
-    """The inputs of an elementwise op that have as many entries as its result; empty for any other op.
+    """The inputs with as many entries as the result, of an op in `_ENTRYWISE` or `_SAME_ORDER`; empty for other ops.
 
     To compute a piece of the result, a rank needs the same piece of each of these inputs (`whole_sums`).
     """
@@ -94,7 +95,7 @@ def _find_need(value: Value, cuts: tuple[int, ...]) -> Placement | None:
     Raises NoRuleError if the value has another number of entries than the pieces.
     """
     require(count_entries(value) == cuts[-1])
-    return None if value.placement.has_layout(cut(cuts)) else cut(cuts)
+    return None if value.placement.has_layout(make_piece(cuts)) else make_piece(cuts)
 
 
 def _compute_entries(node: Node) -> Decision:
@@ -104,7 +105,7 @@ def _compute_entries(node: Node) -> Decision:
     require(len(node.outputs) == 1 and find_shape(node.outputs[0]) == shape)
     require(all(find_shape(value) in (shape, ()) for value in node.inputs))
     needs = [_find_need(value, cuts) if find_shape(value) == shape else WHOLE for value in node.inputs]
-    return node.decide(needs, cut(cuts))
+    return node.decide(needs, make_piece(cuts))
 
 
 def _describe(node: Node) -> Decision:
@@ -116,10 +117,7 @@ def _describe(node: Node) -> Decision:
 
 
 def _reduce(node: Node) -> Decision:
-    """A reduction over all entries: each rank reduces its piece, and a collective reduces the results.
-
-    owned=True: the results come from pieces and not from rows, so a rank without rows contributes, too.
-    """
+    """A reduction over all entries: each rank reduces its piece, and a collective combines the results (`owned`)."""
     if node.type == "L2Loss":
         return node.decide([None], Placement(PARTIAL, owned=True))
     rank, entries = node.count_axes(0), node.get_placement(0).cuts[-1]
@@ -131,5 +129,5 @@ def _reduce(node: Node) -> Decision:
         result = getattr(tf, f"reduce_{kind}")(piece)
         return [tf.reshape(result / entries if node.type == "Mean" else result, new_shape)]
 
-    partial = Placement(PARTIAL, reduction=_REDUCED_BY[node.type], owned=True)
+    partial = Placement(PARTIAL, reduction=_COMBINED_BY[node.type], owned=True)
     return node.decide([None], partial, emit=emit, shapes=[new_shape])

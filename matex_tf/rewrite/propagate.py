@@ -3,7 +3,8 @@
 An op's outputs get their placements from its inputs' placements, by the rule for its type. One decision needs the ops
 that follow. The op `s * s` needs the partial sum s whole, the op `2 * s` could take it as it is. If a graph has both,
 s is best all-reduced once, where it arises. So `read_program` finds such sums in the program, and reads the graph
-again, until no sum is new. A further reading keeps the nodes of the last reading whose inputs are the same.
+again with these sums converted, until it finds no new sum. Each further reading keeps the nodes of the last reading
+whose inputs have not changed.
 """
 
 from __future__ import annotations
@@ -30,17 +31,20 @@ from matex_tf.rewrite.spreading import spread_rows
 from matex_tf.rewrite.whole_sums import CONVERTED_SUM, find_needed_sums
 
 ALIASES = frozenset(("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot"))
-"""Identity ops, which the copy of a graph leaves out."""
+"""Ops whose outputs are their inputs. The copy of a graph leaves them out."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _Reading:
-    """The last reading of one graph at one call path: the names of the ops that call it, the outermost first.
+    """What the last reading of a graph at one call path has found.
+
+    The call path consists of the names of the ops that call the graph, the outermost first.
 
     controls: the nodes that the call of the graph waits for.
     values: the values of tensors, by the ids of the tensors.
-    nodes: all nodes that were read for an op, by the op's id.
-    ends: the nodes that must have run when an op has run, by the op's id. Ops wait for them by a control edge.
+    nodes: all nodes that were read for an op, by the op's id: several, for example, if a call's function is inlined.
+    ends: the nodes that must have run when an op has run, by the op's id. An op with a control edge from that op waits
+        for these nodes.
     """
 
     graph: Any
@@ -53,17 +57,17 @@ class _Reading:
 class Reader:
     """Reads graphs into programs. A further reading repeats only what has changed.
 
-    takes_batches: an op inside may give the batch (`sources`). If no input of a program has rows, the first such op
-        gives its batch; the others give whole tensors.
+    takes_batches: an op inside may return the batch (`sources`). If no input of a program has rows, the first such op
+        returns the batch that the ranks divide; any further op returns whole tensors.
     rows: the number of rows of the batch in cost estimates; it changes no result.
-    reused: for a part of a session's graph, the ops that the copy takes from the script's graph. Ops there need not run
-        in the order of their creation. None: the graph is the function of a call in eager code.
+    reused: for a part of a session's graph (`subgraphs`): the ops whose outputs the copy takes from the script's graph.
+        Ops of a session may run in any order. None: the graph is the function of a call in eager code.
     converted: the placements to which partial sums are converted where they arise, by the keys of the sums.
-    refused: for variables that ranks hold in pieces, by their numbers: an op that takes the variable whole.
+    refused: an op that takes a variable whole which ranks would hold in pieces, by the number of the variable.
     loops: the number of loops around the op that is being read.
     batch_rows: the number of rows of the batch of the program that is being read, if it is fixed.
 
-    _have_batch: for each program that is being read, the outermost first, whether it has a batch.
+    _have_batch: for each program that is being read, the outermost first, whether it has a batch so far.
     _changed_keys: the keys of the sums whose conversion is new in the next reading, and all prefixes of these keys.
     _inputs: the values of programs' inputs, by their keys.
     _readings: the last readings, by their call paths.
@@ -95,7 +99,7 @@ class Reader:
         ]
         nodes: list[Node] = []
         is_outermost, outer_rows = not self._have_batch, self.batch_rows
-        has_batch = _is_split(inputs) or (not is_outermost and self._have_batch[-1])
+        has_batch = _has_parts(inputs) or (not is_outermost and self._have_batch[-1])
         if has_batch and is_outermost:
             self.batch_rows = count_rows(inputs)
         self._have_batch.append(has_batch)
@@ -112,24 +116,24 @@ class Reader:
         return Program(put_first(needed) if takes_batch else needed, inputs, outputs, effects, takes_batch)
 
     def convert_sums(self, needed: dict[tuple[Any, ...], Placement]) -> bool:
-        """Convert these sums, too, where they arise. Returns whether any is new; then the graph must be read again."""
+        """Convert these sums where they arise. Returns whether any is new, so that a further reading is needed."""
         new = {key: need for key, need in needed.items() if self.converted.get(key) != need}
         self._changed_keys = {key[:length] for key in new for length in range(1, len(key) + 1)}
         self.converted |= new
         return bool(new)
 
-    def read_turn(self, *given: Any) -> Program:
+    def read_turn(self, *arguments: Any) -> Program:
         """`read` for the body of a loop."""
         self.loops += 1
         try:
-            return self.read(*given)
+            return self.read(*arguments)
         finally:
             self.loops -= 1
 
     def _read_into(
         self, nodes: list[Node], graph: Any, inputs: list[Value], key: tuple[Any, ...], controls: list[Node]
     ) -> tuple[list[Value], list[Node]]:
-        """Read a graph at a call path, and append its nodes to `nodes`.
+        """Read a graph at the call path `key`, and append its nodes to `nodes`. controls: nodes that its ops wait for.
 
         Returns the values of the outputs of `graph`, and the nodes that must run before ops that wait for the graph.
         """
@@ -137,7 +141,7 @@ class Reader:
             effects = self._list_effects(graph)
             self._ops[id(graph)] = graph, effects, list_ops(graph, effects, self.reused is not None)
         _, effects, records = self._ops[id(graph)]
-        last = self._readings.pop(key, None)  # a reading that failed is not resumed
+        last = self._readings.pop(key, None)  # put back at the end: a reading that fails must not be used again
         reading = last if last is not None and last.graph is graph else _Reading(graph)
         changed: set[int] = set()  # the ids of tensors and ops that differ from the last reading
         for tensor, value in zip(graph.inputs, inputs):
@@ -152,31 +156,31 @@ class Reader:
             op_key = (*key, record.name)
             # If nothing that the op depends on has changed, its nodes of the last reading stay. It depends on its
             # inputs, on conversions of sums inside of it, and, if it has effects, on the nodes before the call.
-            is_same = record.number in reading.nodes and changed.isdisjoint(record.before)
-            is_same = is_same and not _has_old_inputs(reading, record.number)
-            if is_same and op_key not in self._changed_keys and not (have_controls_changed and record.is_stateful):
-                nodes += reading.nodes[record.number]
-                for node in filter(is_batch, reading.nodes[record.number]):
+            is_affected = not changed.isdisjoint(record.dependencies) or op_key in self._changed_keys
+            is_affected = is_affected or (have_controls_changed and record.is_stateful)
+            if record.id in reading.nodes and not is_affected and not _has_old_inputs(reading, record.id):
+                nodes += reading.nodes[record.id]
+                for node in filter(is_batch, reading.nodes[record.id]):
                     self._have_batch[-1], self.batch_rows = True, count_rows(node.outputs)
                 continue
-            # Otherwise the op is read. The ops after it are read again, too, if one of its results is another one.
-            before = [node for number in record.controls for node in reading.ends.get(number, ())]
+            # Otherwise read the op. If one of its results changes, the ops that take the result are read again, too.
+            before = [node for op_id in record.controls for node in reading.ends.get(op_id, ())]
             if record.is_stateful:
                 before += controls
-            values = [reading.values[number] for number in record.inputs]
+            values = [reading.values[tensor_id] for tensor_id in record.inputs]
             op_nodes: list[Node] = []
-            last_nodes = reading.nodes.get(record.number, ())
+            last_nodes = reading.nodes.get(record.id, ())
             outputs, ends = self._read_op(op_nodes, record, values, op_key, before, last_nodes)
-            if reading.ends.get(record.number) != ends:
-                reading.ends[record.number] = ends
-                changed.add(record.number)
-            for number, value in zip(record.outputs, outputs):
-                if number not in input_ids and reading.values.get(number) is not value:
-                    reading.values[number] = value
-                    changed.add(number)
-                if number in labels:
-                    value.label = labels[number][1]
-            reading.nodes[record.number] = op_nodes
+            if reading.ends.get(record.id) != ends:
+                reading.ends[record.id] = ends
+                changed.add(record.id)
+            for tensor_id, value in zip(record.outputs, outputs):
+                if tensor_id not in input_ids and reading.values.get(tensor_id) is not value:
+                    reading.values[tensor_id] = value
+                    changed.add(tensor_id)
+                if tensor_id in labels:
+                    value.label = labels[tensor_id][1]
+            reading.nodes[record.id] = op_nodes
             nodes += op_nodes
         self._readings[key] = reading
         all_ends = [node for op in effects for node in reading.ends.get(id(op), ())]
@@ -185,7 +189,7 @@ class Reader:
     def _list_effects(self, graph: Any) -> list[Any]:
         """The ops that run although no output needs them."""
         effects = list(graph.control_outputs)
-        if self.reused is not None and graph.building_function:  # all of these run, though no op waits for them
+        if self.reused is not None and graph.building_function:  # a session runs all stateful ops of a function
             effects += [op for op in graph.get_operations() if is_stateful(op) and op not in effects]
         return effects
 
@@ -195,18 +199,18 @@ class Reader:
     ) -> tuple[list[Value], list[Node]]:  # fmt: skip
         """Read an op, and append its nodes to `nodes`. last_nodes: the nodes of the last reading of the op.
 
-        Returns the values of the op's outputs, and the nodes that ops wait for whose control input this op is.
+        Returns the values of the op's outputs, and the nodes for which an op waits if this op is its control input.
         """
         op = record.op
         # Calls of functions are inlined. An op without a definition calls the function that its type names.
         if op.op_def is None and op not in (self.reused or ()):
             return self._read_into(nodes, find_callee(op, op.type), inputs, key, controls)
-        if record.type in compiled.CALLS and not compiled.is_compiled(op) and self.is_shared(op, inputs):
+        if record.type in compiled.CALLS and not compiled.is_compiled(op) and self.reads_functions(op, inputs):
             return self._read_into(nodes, find_callee(op, op.get_attr("f").name), inputs, key, controls)
         # Aliases are left out, except in a session's graph, where an alias orders ops, or ends a branch.
         if record.type in ALIASES and self.reused is None:
             return inputs, controls + [value.node for value in inputs if value.node is not None]
-        # Any other op becomes a node, or the ops by which its rule replaces it.
+        # Any other op becomes a node, or is replaced by the ops of its rule's `Expansion`.
         node = Node(op, key, inputs, controls, self.rows, self.batch_rows, repeats=bool(self.loops))
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
@@ -225,7 +229,9 @@ class Reader:
             node.set_shapes(find_shapes(node))
         last_node = next((each for each in last_nodes if each.key == key), None)
         if last_node is not None and has_same_outputs(last_node, node):
-            node = last_node.become(node)  # later ops see the values of the last reading, and need not be read again
+            # Keep the node of the last reading. Later ops take its values as before, and need not be read again.
+            last_node.update_from(node)
+            node = last_node
         nodes.append(node)
         return [self._convert_sum(nodes, value) for value in node.outputs], [node]
 
@@ -237,7 +243,7 @@ class Reader:
         return value
 
     def _convert_sum(self, nodes: list[Node], value: Value) -> Value:
-        """The value that later ops take. If `value` is a sum that is converted where it arises: the converted sum."""
+        """The value that later ops take: the converted sum, if `value` is a sum that is converted where it arises."""
         if value.placement.kind != PARTIAL:
             return value
         is_rounded = value.dtype.name in HALF and not self.loops  # see `HALF`
@@ -251,9 +257,9 @@ class Reader:
         nodes.append(node)
         return node.outputs[0]
 
-    def is_shared(self, op: Any, inputs: Iterable[Value]) -> bool:
-        """Whether the functions that `op` calls must be read: they take rows, or a batch by themselves."""
-        if _is_split(inputs) or any(value.placement.feed or value.placement.is_piece_handle for value in inputs):
+    def reads_functions(self, op: Any, inputs: Iterable[Value]) -> bool:
+        """Whether the functions that `op` calls must be read: an input is not whole, or they may take the batch."""
+        if _has_parts(inputs) or any(value.placement.feed or value.placement.is_piece_handle for value in inputs):
             return True
         return self.takes_batches and not self._have_batch[-1] and has_op(op, SOURCES)
 
@@ -262,45 +268,46 @@ class Reader:
         bodies of a branch or loop, pieces of variables, compilation, the rule of the op's type; else whole inputs.
         """
         special = [value.placement for value in node.inputs if value.placement is not WHOLE]
-        # The placement of an iterator, dataset or optional of divided batches. Its feed decides on ops that take it.
+        # The placement of an input with a feed: an iterator, dataset or optional of batches that ranks share (`feeds`).
         fed = next((placement for placement in special if placement.feed is not None), None)
         if node.type in SOURCES:
-            is_divided = self.takes_batches and not self._have_batch[-1]
-            if fed or (is_divided and all(placement.is_replicated for placement in special)):
-                return self._decide_on_source(node, fed, is_divided)
+            is_sliced = self.takes_batches and not self._have_batch[-1]
+            if fed or (is_sliced and all(placement.is_replicated for placement in special)):
+                return self._decide_on_source(node, fed, is_sliced)
         if fed and node.type == "OptionalHasValue":
-            return fed.feed.place_end(node)
+            return fed.feed.place_end_check(node)
         if node.type in ALIASES:
             return Decision([None] * len(node.inputs), node.placements)
         try:  # the rules, each of which may raise NoRuleError
-            if node.type in control.FLOW and self.is_shared(node.op, node.inputs):
+            if node.type in control.FLOW and self.reads_functions(node.op, node.inputs):
                 return control.FLOW[node.type](self, node)
             if any(placement.is_piece_handle or placement.is_piece for placement in special):
                 return pieces.place(node)
-            # A session does not run collectives inside of a compiled function: all ranks call it with all rows.
-            if special and self.reused is None and compiled.is_compiled(node.op) and _is_split(node.inputs):
+            # A session cannot run collectives in a compiled function. There each rank calls the function with all rows.
+            if special and self.reused is None and compiled.is_compiled(node.op) and _has_parts(node.inputs):
                 return compiled.place_call(self, node)
             if node.type in RULES:
                 return RULES[node.type](node)
         except NoRuleError:
-            node.bodies = []  # which a failed rule has read
+            node.bodies = []  # a rule that failed may have set them
         # No rule applies: the op takes whole inputs.
         for placement in special:
             if placement.is_piece_handle:
                 self.refused.setdefault(placement.variable, node.op)
         if fed:
-            return fed.feed.pass_on(node, fed)
+            return fed.feed.place_other(node, fed)
+        # All ranks use the random numbers of one rank. They travel as a sum, and there are no sums of strings.
         is_drawn = has_no_seed(node.op) and not any(value.dtype.name == "string" for value in node.outputs)
         return draw_once(node) if is_drawn else decide_without_rule(node)
 
-    def _decide_on_source(self, node: Node, fed: Placement | None, is_divided: bool) -> Decision:
+    def _decide_on_source(self, node: Node, fed: Placement | None, is_sliced: bool) -> Decision:
         """Decide on an op that returns a batch.
 
-        fed: the placement of the op's input, if that has a feed.
-        is_divided: this is the batch that the ranks divide in the program; otherwise all ranks take all rows.
+        fed: the placement of the op's input, if this placement has a feed.
+        is_sliced: this is the batch that the ranks divide in the program; any other batch has the rows of all ranks.
         """
-        decision = fed.feed.place_batch(node, is_divided) if fed else place_batch(node)
-        if is_divided:
+        decision = fed.feed.place_batch(node, is_sliced) if fed else place_batch(node)
+        if is_sliced:
             self._have_batch[-1] = any(placement.is_sharded for placement in decision.gives)
             for value, placement in zip(node.outputs, decision.gives):
                 value.placement = placement
@@ -308,20 +315,21 @@ class Reader:
         return decision
 
 
-def _has_old_inputs(reading: _Reading, number: int) -> bool:
-    """Whether `spread_rows` made nodes for this op from values that a later reading has replaced.
+def _has_old_inputs(reading: _Reading, op_id: int) -> bool:
+    """Whether nodes that were added before the op's own node take values that a later reading has replaced.
 
-    Such nodes repeat ops that stand before the inputs of the op, which may be unchanged. Nodes of an inlined function
-    take values of another reading, so the call is read again; its own reading then repeats only what has changed.
+    `spread_rows` adds nodes that repeat earlier ops. Their inputs may have changed although the op's inputs have not.
+    If the op is a call whose function is inlined, these nodes are the function's, and take values of the function's own
+    reading. Then the call is read again, and the function's reading repeats only what has changed.
     """
-    made = reading.nodes[number][:-1]  # none if the op has one node: its own
-    own = {id(value) for node in made for value in node.outputs}
-    inputs = (value for node in made for value in node.inputs if id(value) not in own)
+    added = reading.nodes[op_id][:-1]  # the last node is the op's own, or converts its result
+    own = {id(value) for node in added for value in node.outputs}
+    inputs = (value for node in added for value in node.inputs if id(value) not in own)
     return any(reading.values.get(id(value.tensor)) is not value for value in inputs)
 
 
-def _is_split(inputs: Iterable[Value]) -> bool:
-    """Whether an input differs between ranks, or is a part, so that a function with these inputs must be copied."""
+def _has_parts(inputs: Iterable[Value]) -> bool:
+    """Whether a rank has only a part of an input, such as its rows, so that a function with these inputs is copied."""
     return any(
         value.placement.kind not in (REPLICATED, ANY)
         and not (value.placement.kind == LIST and (value.placement.item or WHOLE).is_replicated)
@@ -330,9 +338,10 @@ def _is_split(inputs: Iterable[Value]) -> bool:
 
 
 def _wrap_whole(nodes: list[Node], outputs: Iterable[Value]) -> None:
-    """Make values whole before an op wraps them in optionals for code outside of the program.
+    """Make values whole before an op wraps them in optionals that are outputs of a program.
 
-    A residual of a branch is such an optional. If an op of the program takes the optional, too, it stays as it is.
+    An example is a residual of a branch, which code outside of the program takes. If an op of the program takes the
+    optional, too, the optional stays as it is.
     """
     for value in outputs:
         node = value.node
@@ -345,9 +354,9 @@ def read_program(
     graph: Any, placements: Sequence[Placement], takes_batches: bool = True, rows: int = USUAL_SIZE,
     constants: Sequence[Any] = (), reused: Container[Any] | None = None,
 ) -> Program:  # fmt: skip
-    """The program of `graph`, with each partial sum converted once; see `Reader` and `Reader.read`.
+    """The program of `graph`, with each partial sum converted once. For the arguments see `Reader` and `Reader.read`.
 
-    Raises PiecesRefusedError if ops take variables whole that are given in pieces.
+    Raises PiecesRefusedError if `placements` has variables in pieces that some op takes whole.
     """
     reader = Reader(takes_batches, rows, reused)
     with pause_collection():

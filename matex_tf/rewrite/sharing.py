@@ -1,6 +1,6 @@
-"""The interface between the copy of a step and the ranks: this rank's slice of the batch, and the collectives.
+"""What the copy of a step knows of the ranks: this rank's slice of the batch, and an interface of the collectives.
 
-The copy knows ranks only by these classes. So tests can build copies for several simulated ranks in one process.
+The copy uses nothing else of the ranks. So tests can build copies for several simulated ranks in one process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Request(NamedTuple):
         ranks' rows. Sums of half precision are computed in float32 and rounded once.
     cuts: the boundaries of the ranks' pieces; empty: none. A sum with cuts gives each rank its piece only, flattened.
         A gather with cuts takes each rank's piece.
-    owned: a rank without rows contributes, too.
+    owned: the tensor is, or is computed from, the piece that the rank owns. So a rank without rows contributes, too.
     """
 
     kind: str
@@ -28,9 +28,11 @@ class Request(NamedTuple):
 
 
 class Publication(NamedTuple):
-    """The update of a variable, by its `handle`: each rank changes its piece by `value`, with an assignment of this
-    kind.
+    """The update of a variable that all ranks have whole: each rank assigns its piece, and sends it to all ranks.
 
+    kind: the type of the assignment, such as "AssignSubVariableOp".
+    handle, value: the variable, and the piece that is assigned.
+    cuts: the boundaries of the ranks' pieces.
     before: the operations that must run first.
     """
 
@@ -58,7 +60,7 @@ class Exchanger(Protocol):
 
     @property
     def sums_early(self) -> bool:
-        """Whether labelled sums run while the step computes others, each in the first wave in which it can."""
+        """Whether sums of gradients run as early as they can, while the step computes other gradients."""
 
     def exchange(
         self, requests: Sequence[Request], batch_slice: Slice, labels: Sequence[Any] = (), is_last: bool = False,
@@ -66,10 +68,10 @@ class Exchanger(Protocol):
     ) -> list[Any]:  # fmt: skip
         """The results of one wave, in order.
 
-        batch_slice: if it does not contribute, this rank adds 0, whatever its tensors hold.
+        batch_slice: if its `contributes` is false, this rank adds 0, whatever its tensors hold.
         labels: the label of each request, see `rewrite.labels`.
         is_last: no later wave of the copy has a label.
-        can_wait: for each request, whether the wave can end without its result; by default none can.
+        can_wait: for each request, whether the next wave may begin before it ends; by default none may.
         """
 
     def can_publish(self, handle: Any, dtype: Any) -> bool:
@@ -83,8 +85,8 @@ class Slice(NamedTuple):
     """This rank's slice of the batch, as scalar tensors of the current graph or of an outer one.
 
     first, count, total: the index of its first row; its number of rows, at least 1; the rows of the batch. int64.
-    contributes: false if this rank has no rows, and computes a duplicate of another rank's row.
-    keeps: true on the one rank that adds a replicated tensor to a sum; the other ranks add 0.
+    contributes: false if this rank has no rows. It computes a row of another rank, or of zeros, and adds 0 to sums.
+    keeps: true on one rank only. Where a replicated tensor is a term of a sum, this rank adds it; other ranks add 0.
     """
 
     first: Any
@@ -94,7 +96,7 @@ class Slice(NamedTuple):
     keeps: Any
 
     def of_all(self) -> Slice:
-        """The slice for tensors of which every rank has a part, with or without rows."""
+        """This slice for an exchange to which every rank contributes, with or without rows."""
         return self._replace(contributes=tf.constant(True))
 
     def map(self, function: Callable[[Any], Any]) -> Slice:

@@ -1,8 +1,8 @@
-"""Steps that take their batch themselves, such as `next(iterator)` in a `tf.function`: each rank then slices the batch.
+"""Steps that take their batch themselves, such as by `next(iterator)` in a `tf.function`.
 
-If the op that takes the batch comes first, it is left out of the copy: the library takes the batch before the call, and
-the batch becomes an input (`find_source`, `give_batch`). Otherwise the op stays in the copy, followed by ops that slice
-its outputs (`place_batch`, `take_rows`).
+If the op that takes the batch, the *source*, comes first, it is left out of the copy: the library takes the batch
+before the call, and the batch becomes an input (`find_source`, `give_batch`). Otherwise the op stays in the copy,
+followed by ops that slice its outputs to this rank's rows (`place_batch`, `take_rows`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from matex_tf.rewrite.subgraphs import Subgraph, reach
 
 _ITERATIONS = ("IteratorGetNext", "IteratorGetNextSync")
 SOURCES = frozenset((*_ITERATIONS, "OptionalGetValue"))
+"""The types of ops that may return a batch."""
 
 
 def give_batch(graph: Any, source: Any) -> Subgraph:
@@ -31,11 +32,11 @@ def find_source(graph: Any) -> Any:
     The op waits for no other op, so the batch can be taken before the function is called.
     """
     handles = {id(tensor) for tensor in graph.inputs if tensor.dtype.name == "resource"}
-    used: set[int] = set()
+    used: set[int] = set()  # the ids of the inputs of the ops so far
     for op in graph.get_operations():
         handle = id(op.inputs[0]) if op.type in _ITERATIONS else None
-        is_first = handle in handles - used and not op.control_inputs
-        if is_first and any(find_components([tensor.shape for tensor in op.outputs])):
+        is_first_use = handle in handles - used and not op.control_inputs
+        if is_first_use and any(find_components([tensor.shape for tensor in op.outputs])):
             return op
         if has_op(op, SOURCES):
             return None
@@ -44,7 +45,7 @@ def find_source(graph: Any) -> Any:
 
 
 def around_pull(pull: Callable[[], list[Any]]) -> list[Any]:
-    """Run `pull`, which takes a batch in a copied step. A module that measures its time may replace this function."""
+    """Run `pull`, which takes a batch in a copied step. Another module may replace this function to time it."""
     return pull()
 
 
@@ -54,9 +55,10 @@ def has_open_rows(shape: Any) -> bool:
 
 
 def find_components(shapes: Sequence[Any]) -> list[bool]:
-    """For each component of a batch, whether it has rows: its length is unknown, or else is the most common length.
+    """For each component of a batch, whether it has rows, by its length along the first axis.
 
-    Example: lengths 64, 64 and 3: the first two have rows. A wrong choice only makes the step slower.
+    If lengths are unknown (None), these components have rows. Otherwise the components of the most common length above
+    1 have rows: of lengths 64, 64 and 3, the first two. A wrong choice only makes the step slower.
     """
     opened = [has_open_rows(shape) for shape in shapes]
     if any(opened):
@@ -67,9 +69,9 @@ def find_components(shapes: Sequence[Any]) -> list[bool]:
 
 
 def count_rows(batch: Iterable[Value]) -> int | None:
-    """The number of rows of the script's batch, if all of its components show the same number."""
-    found = {value.whole_shape[0] for value in batch if value.placement == BATCH and value.whole_shape}
-    return found.pop() if len(found) == 1 else None
+    """The number of rows of the script's batch, if all components with rows show the same number; else None."""
+    lengths = {value.whole_shape[0] for value in batch if value.placement == BATCH and value.whole_shape}
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def are_in(graph: Any) -> bool:
@@ -79,12 +81,12 @@ def are_in(graph: Any) -> bool:
 
 def place_batch(node: Node) -> Decision:
     """Decide on the op that takes the batch of the program: components with rows are sliced."""
-    rows = find_components([tensor.shape for tensor in node.op.outputs])
+    are_rows = find_components([tensor.shape for tensor in node.op.outputs])
 
     def emit(copy: Any, *inputs: Any) -> list[Any]:
-        return take_rows(copy, around_pull(lambda: copy.create_op(node, inputs)), rows)
+        return take_rows(copy, around_pull(lambda: copy.create_op(node, inputs)), are_rows)
 
-    gives = [BATCH if has_rows else WHOLE for has_rows in rows]
+    gives = [BATCH if has_rows else WHOLE for has_rows in are_rows]
     return Decision([WHOLE] * len(node.inputs), gives, emit)
 
 
@@ -96,8 +98,8 @@ def is_batch(node: Node) -> bool:
 def put_first(nodes: list[Node]) -> list[Node]:
     """The nodes of a program, reordered: the op that takes the batch, and the ops that it needs, come first.
 
-    Ops that compute sizes may need the rank's slice, but no tensor of the batch. The slice is known when the batch has
-    been taken. So such ops get a control edge from the op that takes it.
+    The rank's slice is known when the batch has been taken. Ops that compute sizes may need the slice, but no tensor of
+    the batch. So such ops get a control edge from the op that takes the batch.
     """
     source = next(node for node in nodes if is_batch(node))
 
@@ -113,15 +115,15 @@ def put_first(nodes: list[Node]) -> list[Node]:
 
 
 def _uses_slice(node: Node) -> bool:
-    """Whether what a node computes may depend on the slice of the rank."""
+    """Whether the results of a node may depend on the rank's slice."""
     slices = any(need is not None and need.is_sharded for need in node.decision.needs)
     return node.decision.emit is not None or slices or any(placement.kind == SIZES for placement in node.placements)
 
 
 def take_rows(copy: Any, tensors: list[Any], are_rows: list[bool]) -> list[Any]:
-    """This rank's rows of the whole `tensors` that have rows; the copy goes on with that slice.
+    """The components `tensors` of a whole batch, cut to this rank's rows if they have rows. Sets the copy's slice.
 
-    If the copy has no `make_slice`, the inputs are sliced already.
+    If the copy has no `make_slice`, the components are sliced already.
     """
     if copy.make_slice is None or not any(are_rows):
         return tensors

@@ -1,7 +1,8 @@
-"""Tensors that repeat one row, such as the gradient of a mean: each rank repeats it for its own rows only.
+"""Repetitions of one row, such as the gradient of a mean: each rank repeats the row for its own rows only.
 
-Without this, a rank would make all rows and slice them. If the row is a partial sum, its all-reduce would even come
-after the repetition, and send the same row many times. `propagate` calls `spread_rows` for each op with a sliced input.
+Otherwise a rank would repeat it for all rows of the batch, and slice the result. If the row is a partial sum, the
+repeated rows would even be all-reduced, not the one row. `propagate` calls `spread_rows` for each node, except in the
+graph of a session.
 """
 
 from __future__ import annotations
@@ -15,17 +16,16 @@ from matex_tf.rewrite.rules.entrywise import TYPES
 from matex_tf.rewrite.rules.sizes import find_need, replace_size
 
 _SIZES = {"Tile": 1, "BroadcastTo": 1, "Fill": 0}
-"""For ops that repeat entries: the input that gives the number of repetitions, or the new sizes."""
-
+"""For each op that repeats entries: the number of its input with the numbers of repetitions, or with the new sizes."""
 _KNOWN = TYPES.union(_SIZES)
 
 Decide = Callable[[Node], Any]
 
 
 def spread_rows(node: Node, decide: Decide) -> list[Node]:
-    """New nodes that make the rows of replicated or partial inputs that `node` needs. Its decision is known.
+    """New nodes that make this rank's rows of the inputs that `node` would otherwise slice. Its decision is known.
 
-    The inputs of `node` become the outputs of new nodes. An input that cannot be made by rows stays, and is sliced.
+    The outputs of the new nodes replace these inputs of `node`. An input that cannot be made by rows stays.
     """
     added: list[Node] = []
     for index, need in enumerate(node.decision.needs):
@@ -38,28 +38,32 @@ def spread_rows(node: Node, decide: Decide) -> list[Node]:
 
 
 def _make_rows(user: Node, index: int, need: Placement, key: tuple[Any, ...], decide: Decide) -> list[Node]:
-    """The nodes that make the rows of an input of `user`, the last one of them its value; none if it must be sliced."""
+    """The nodes that make this rank's rows of an input of `user`, in the placement `need`. The output of the last node
+    is the rows. Returns no nodes if the input must be sliced.
+    """
     source = user.inputs[index].node
     if source is None or source.type not in _KNOWN or source.controls or not user.has_length(index, need):
         return []
     node = Node(source.op, key, list(source.inputs), [], source.rows, user.batch_rows, source.repeats)
     node.outputs = [Value(source.outputs[0].tensor, (*key, 0), need, node)]
-    before: list[Node] = []
+    input_nodes: list[Node] = []
     try:
         if source.type in _SIZES:
             node.decide_on(_repeat_rows(node, need))
         else:
-            before = _compute_rows(node, need, decide)
+            input_nodes = _compute_rows(node, need, decide)
     except NoRuleError:
         return []
-    return [*before, node] if node.decision.gives and node.outputs[0].placement.has_layout(need) else []
+    is_decided = bool(node.decision.gives)
+    return [*input_nodes, node] if is_decided and node.outputs[0].placement.has_layout(need) else []
 
 
 def _repeat_rows(node: Node, need: Placement) -> Decision:
-    """The op repeats the entry for the rank's rows only."""
+    """The decision that the op repeats an entry for the rank's rows only."""
     sizes_input = _SIZES[node.type]
     if node.type != "Fill":
         shape = node.read_shape(0)
+        # The axis of the rows in the input. The last axes of input and output correspond.
         axis = need.axis - len(node.outputs[0].whole_shape or []) + len(shape)
         require(axis < 0 or shape[axis] == 1)
     sizes = replace_size(node.read_sizes(sizes_input), need.axis, need.rows)
@@ -68,7 +72,10 @@ def _repeat_rows(node: Node, need: Placement) -> Decision:
 
 
 def _compute_rows(node: Node, need: Placement, decide: Decide) -> list[Node]:
-    """The op computes the rank's rows from the rows of its inputs. Returns the nodes that make these rows."""
+    """Decide that an elementwise op computes the rank's rows from its inputs' rows. Returns the nodes that make these.
+
+    The inputs are broadcast, so axes are counted from the end.
+    """
     count, added = len(node.outputs[0].whole_shape or []), list[Node]()
     for index in range(len(node.inputs)):
         shape = node.read_shape(index)

@@ -1,11 +1,11 @@
 """Parts of a graph, which `propagate` reads in place of the graph of a function.
 
-Three parts are used: a step's function without the op that takes the batch, if the batch is taken before the call; a
+There are three uses: a step's function without the op that takes the batch, if the batch is taken before the call; a
 call with its residuals, the tensors that its gradient needs, as further outputs; and one run of a session.
 
-A run of a session gives values to some tensors, which are *fed*, and returns the values of others, the *fetches*. Ranks
-slice the fed tensors that have the rows of the batch. The ops that depend on *sliced* tensors are *copied*; the other
-ops that the run needs are *reused*: the copy takes their outputs from the script's graph. In
+A run of a session gives values to some tensors, which are *fed*, and returns the values of other tensors, the
+*fetches*. Ranks slice the fed tensors that have the rows of the batch. The ops that depend on *sliced* tensors are
+*copied*. The other ops that the run needs are *reused*: the copy takes their outputs from the script's graph. In
 `session.run([loss, rate], {x: batch})` the ops from `x` to `loss` are copied, and an op that computes `rate` from a
 step counter is reused.
 """
@@ -21,7 +21,7 @@ FLOW = tuple(
 """Ops of branches and loops of tf.compat.v1: a tensor of one branch or turn does not exist in another."""
 _LOOPS = tuple(name for name in FLOW if not name.endswith(("Switch", "Merge")))
 _WAY_BACK = ("NextIteration", "RefNextIteration")
-"""Ops that pass a value from one turn of a loop to the next: their inputs are the back edges of the graph."""
+"""Ops that pass a value from one turn of a loop to the next. The edges to them are back edges, which close a cycle."""
 _CALLS = ("StatefulPartitionedCall",)
 
 _Item = TypeVar("_Item")
@@ -30,7 +30,7 @@ _Item = TypeVar("_Item")
 class Subgraph:
     """The ops of `whole_graph` between `inputs` and `outputs`, and the ops `control_outputs`, which run in any case.
 
-    It has the attributes of a FuncGraph that `propagate` reads.
+    `propagate` reads it like a FuncGraph, whose attributes of these names it has.
     """
 
     building_function = False
@@ -87,7 +87,7 @@ def list_inputs(op: Any) -> Sequence[Any]:
 
 
 def reach(starts: Iterable[_Item], list_next: Callable[[_Item], Iterable[_Item]]) -> list[_Item]:
-    """The items that are reached from `starts`, each once. `list_next`: the items that an item leads to."""
+    """The items that are reached from `starts`, each once. `list_next(item)`: the items to which an item leads."""
     found: dict[int, _Item] = {}
     pending = list(starts)
     while pending:

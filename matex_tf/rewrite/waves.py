@@ -3,12 +3,13 @@
 The ops of a program run in levels: the ops of level 0, then the collectives of wave 0, the ops of level 1, wave 1, and
 so on. An op that takes the result of a collective of wave 0 is in level 1 or later. For example, batch normalization
 takes the mean over all rows: its sum is wave 0. The loss, the metrics and the gradients follow from the normalized
-rows, and do not depend on one another: they are wave 1. No schedule has fewer waves, since two collectives of which one
-needs the result of the other cannot share a wave.
+rows, and do not depend on one another: they are wave 1. No schedule has fewer waves, because a collective cannot share
+a wave with a collective whose result it needs.
 
 Ops and collectives run as late as possible. But a sum that could travel in several waves joins the last wave that has
-sums anyway, so that it causes no further message. If gradients are summed while others are computed, the sums of
-gradients run as early as possible instead: between the collectives of a backward pass through normalizations.
+sums anyway, so that it causes no further message. If gradients are summed while other gradients are computed
+(`Exchanger.sums_early`), their sums run as early as possible instead: in a backward pass through normalizations, the
+waves of the normalizations carry gradients, too.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from matex_tf.rewrite.placement import Placement
 from matex_tf.rewrite.programs import Program
 
 _MIN_EARLY_BYTES = 256 << 10
-"""The minimum size of the sums of gradients in a wave: their rendezvous takes about 0.1 ms over Ethernet, and so many
-bytes 2 ms at 1 Gbit/s."""
+"""The minimum size of early sums in a wave: over Ethernet of 1 Gbit/s so many bytes take 2 ms, and the rendezvous of
+their message takes only 0.1 ms."""
 _MAX_EARLY_WAVES = 16
 
 
@@ -33,7 +34,7 @@ class Exchange:
 
     wave: the number of its wave, from 0.
     first_use: the lowest level of an op that takes the result.
-    needs: the placements that ops need.
+    needs: the placements to which ops need the value brought.
     """
 
     value: Value
@@ -47,7 +48,7 @@ class Exchange:
         return self.first_use > self.wave + 1
 
     def find_piece(self) -> Placement | None:
-        """The piece of a sum, if no op needs more of it; None: the whole value is needed."""
+        """The piece that all ops need of a sum, if it is the same; None: the whole value is needed."""
         need = next(iter(self.needs))
         return need if self.value.placement.is_partial and len(self.needs) == 1 and need.is_piece else None
 
@@ -59,19 +60,21 @@ def schedule(
     """Set the level of each node, and list the exchanges of each wave.
 
     needs: the placements that the outputs are brought to.
-    publishing: the ids of nodes that an exchange replaces: the exchange runs one level after the node's controls.
+    publishing: the ids of nodes that a publication (`bodies`) replaces. It runs in the wave before the node's level, so
+        the node's level is at least one after the levels of its controls.
     is_early: whether a node runs as early as it can; else it runs as late as it can.
-    is_early_sum: whether the sum of a value runs as early as it can, with others of some size in its wave.
+    is_early_sum: whether the sum of a value runs as early as it can (see `_group_early`).
     """
     earliest = _find_earliest(program, publishing)
     ends = (_find_ready(earliest, value, need) for value, need in zip(program.outputs, needs))
     last_level = max([0, *earliest.values(), *ends])
 
     def place(choose_wave: Callable[[Value, int, int], int]) -> dict[int, Exchange]:
-        """The exchanges, by the ids of their values, each as late as possible, but sums in the waves that
-        `choose_wave(value, latest, first)` returns.
+        """Set the levels of nodes. Returns the exchanges, by the ids of their values, each as late as possible.
 
         Walks back from the outputs: each use of a value lowers the latest level of the node that makes it.
+
+        choose_wave: `choose_wave(sum, latest, first)` returns the wave of a sum, between the first and latest possible.
         """
         latest = {id(node): last_level for node in program.nodes}
         exchanges: dict[int, Exchange] = {}
@@ -92,15 +95,17 @@ def schedule(
         for output, wanted in zip(program.outputs, needs):
             note_use(output, wanted, last_level)
         for node in reversed(program.nodes):
-            node.level = (earliest if is_early is not None and is_early(node) else latest)[id(node)]
+            runs_early = is_early is not None and is_early(node)
+            node.level = earliest[id(node)] if runs_early else latest[id(node)]
             for value, need in zip(node.inputs, node.decision.needs):
                 note_use(value, need, node.level)
+            last_before = node.level - 1 if id(node) in publishing else node.level  # the latest level of the controls
             for control in node.controls:
                 if id(control) in latest:
-                    latest[id(control)] = min(latest[id(control)], node.level - (id(node) in publishing))
+                    latest[id(control)] = min(latest[id(control)], last_before)
         return exchanges
 
-    # Place all exchanges as late as possible. If sums are to be in other waves, place all again.
+    # Place all exchanges as late as possible. If `_choose_waves` has other waves for the sums, place all again.
     exchanges = place(lambda value, latest, first: latest)
     sums = [
         (exchange, earliest.get(id(exchange.value.node), 0))
@@ -110,7 +115,7 @@ def schedule(
     choose_wave = _choose_waves(sums, is_early_sum)
     if any(exchange.wave != choose_wave(exchange.value, exchange.wave, first) for exchange, first in sums):
         exchanges = place(choose_wave)
-    # List each wave in the order of the values, which is equal on all ranks. The order of their uses may not be: a
+    # List each wave in the order of the values, which is the same on all ranks. The order of their uses may differ: a
     # script may keep variables in a set.
     waves: list[list[Exchange]] = [[] for _ in range(last_level)]
     for value in (*program.inputs, *(value for node in program.nodes for value in node.outputs)):
@@ -122,13 +127,15 @@ def schedule(
 def _choose_waves(
     sums: Sequence[tuple[Exchange, int]], is_early_sum: Callable[[Value], bool] | None
 ) -> Callable[[Value, int, int], int]:
-    """The argument of `schedule.place`. sums: as late as possible, each with the first wave in which it can travel.
+    """The function `choose_wave` of `schedule`. sums: in their latest waves, each with its first possible wave.
 
-    A wave with a sum that cannot travel earlier has sums anyway: other sums join the last such wave that they can.
+    A wave that is both the first and the latest possible of some sum has sums anyway. Any other sum that is not early
+    joins the last such wave in which it can travel.
     """
     early = _group_early([(one, first) for one, first in sums if is_early_sum is not None and is_early_sum(one.value)])
     sum_waves = {one.wave for one, first in sums if id(one.value) not in early and one.wave == first}
-    sum_waves.update([max(early.values())] if early else [])
+    if early:
+        sum_waves.add(max(early.values()))
 
     def choose_wave(value: Value, latest: int, first: int) -> int:
         if id(value) in early:

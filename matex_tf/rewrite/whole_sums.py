@@ -1,14 +1,14 @@
 """Finds the partial sums that are best converted where they arise, to whole tensors or to pieces.
 
-Otherwise, each op that needs a sum in another placement converts it for itself, and other ops take it as it is.
+Any other sum is converted separately for each op that needs it in another placement.
 
 Whole: if one op needs a sum whole, and another op takes the same sum unchanged, the sum is all-reduced where it arises.
 Otherwise the result of the second op would be a partial sum, too, and would need a collective of its own later.
 
 Pieces: each rank updates its piece of an optimizer's variable (`pieces`), so it needs the same piece of the gradient.
-An example is the gradient's sum times a factor. This product is elementwise, so the sum is reduced to pieces where it
-arises, and the product is computed on pieces: each rank receives its piece of the sum only. But an op that combines a
-sum with rows cannot take a piece of it, and would gather the other pieces. Such a sum becomes whole.
+For example, the update needs a piece of the gradient's sum times a factor. This product is elementwise. So the sum is
+reduced to pieces where it arises, and each rank multiplies its piece: it receives no other piece. But an op that
+combines a sum with rows needs all pieces. A sum that such an op takes, too, becomes whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from matex_tf.rewrite import pieces
 from matex_tf.rewrite.nodes import Node, Value
-from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, cut
+from matex_tf.rewrite.placement import PARTIAL, WHOLE, Placement, make_piece
 from matex_tf.rewrite.programs import Program
 
 Key = tuple[Any, ...]
@@ -29,9 +29,9 @@ _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def find_needed_sums(program: Program) -> dict[Key, Placement]:
-    """For each sum that is best converted where it arises, the placement to which it is converted, by its key."""
-    converted: set[Key] = set()
-    unchanged: set[Key] = set()
+    """The placements to which sums are converted where they arise, by the keys of the sums."""
+    converted: set[Key] = set()  # the keys of sums that some op needs in another placement
+    unchanged: set[Key] = set()  # the keys of sums that some op takes unchanged
     _note_needs(program, converted, unchanged)
     needed = dict.fromkeys(converted & unchanged, WHOLE)
     if any(value.placement.cuts for value in program.inputs):  # the step takes variables in pieces
@@ -42,10 +42,11 @@ def find_needed_sums(program: Program) -> dict[Key, Placement]:
 
 
 def _note_needs(program: Program, converted: set[Key], unchanged: set[Key]) -> None:
-    """Add the keys of the sums that some op takes converted, and the keys of sums that some op takes unchanged."""
+    """Add the keys of a program's sums to `converted` and `unchanged`; see `find_needed_sums`."""
     for value, need, node in program.iterate_needs([WHOLE] * len(program.outputs)):
         if value.placement.kind == PARTIAL and (node is None or node.type != CONVERTED_SUM):
-            (unchanged if need is None else converted).add(value.key)
+            keys = unchanged if need is None else converted
+            keys.add(value.key)
     for node in program.nodes:
         for body in node.bodies:
             _note_needs(body, converted, unchanged)
@@ -55,15 +56,16 @@ class _PieceSearch:
     """Goes back through a program, from the pieces that ops need to the sums from which the pieces are computed.
 
     sums: for each such sum, the piece to which it can be converted, by the sum's key.
-    met_rows: the keys of the values that an op combines with rows, directly or after other ops.
+    met_rows: the keys of values that an op combines with rows, or whose results an op combines with rows.
+    _converted: the keys of the sums that some op needs in another placement.
+    _cuts: the cuts of values of which an op needs a piece, or of whose results an op needs a piece.
     """
 
     def __init__(self, converted: set[Key]):
-        """converted: the keys of the sums that some op takes converted."""
         self.sums: dict[Key, Placement] = {}
         self.met_rows: set[Key] = set()
         self._converted = converted
-        self._cuts: dict[Key, tuple[int, ...]] = {}  # of values: an op needs a piece, directly or after other ops
+        self._cuts: dict[Key, tuple[int, ...]] = {}
 
     def read(self, program: Program) -> None:
         for node in reversed(program.nodes):
@@ -81,8 +83,8 @@ class _PieceSearch:
                 self._pass_back(node, node.outputs[0])
 
     def _read_branch(self, node: Node, body: Program) -> None:
-        """Read a branch of `node`. What is true of an output of the node is true of the branch's output, and what is
-        true of an input of the branch is true of the node's input.
+        """Read a branch of `node`. If an output of the node meets rows, the branch's output does. If an input of the
+        branch meets rows, or is needed in pieces, the node's input is.
         """
         outputs = zip(body.outputs, node.outputs)
         self.met_rows.update(inner.key for inner, value in outputs if value.key in self.met_rows)
@@ -98,11 +100,11 @@ class _PieceSearch:
         has_rows = any(value.placement.is_sharded for value in node.inputs)
         if node.type not in _BRANCHES:
             return has_rows
-        # The branches tell which inputs meet rows. If they were not read, each input may be a part of each output.
+        # `_read_branch` finds which inputs meet rows. If there are no bodies, any input may be a part of any output.
         return not node.bodies and (has_rows or any(value.key in self.met_rows for value in node.outputs))
 
     def _pass_back(self, node: Node, result: Value) -> None:
-        """What is true of the result of an elementwise op is true of the inputs that have as many entries."""
+        """If a result meets rows, so do its matching inputs. If it is needed in pieces, so are they."""
         is_conversion = node.type == CONVERTED_SUM
         inputs = node.inputs if is_conversion else pieces.list_matching_inputs(node)
         if result.key in self.met_rows:
@@ -118,4 +120,4 @@ class _PieceSearch:
         if pieces.count_entries(value) == cuts[-1]:
             self._cuts.setdefault(value.key, cuts)
             if value.placement.is_partial:
-                self.sums.setdefault(value.key, cut(cuts))
+                self.sums.setdefault(value.key, make_piece(cuts))

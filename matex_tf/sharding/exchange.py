@@ -17,14 +17,14 @@ from matex_tf.runtime import excepthook, objects
 from matex_tf.world import world
 
 _ROUND_BYTES = 16 << 20
-"""The bytes that a rank sends at once, about."""
+"""About the number of bytes that a rank sends in one round."""
 
 
 def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
     """Exchange rows of all ranks' `arrays` at random, in place; each rank keeps its number of rows. Collective.
 
-    Every rank puts its rows in a random order and deals them to the ranks that train, one row after the other. This
-    needs `_ROUND_BYTES` of memory in addition to the arrays, since it is done in rounds.
+    Every rank puts its rows in a random order and deals them to the ranks that train, one row after the other. This is
+    done in rounds, so it needs only `_ROUND_BYTES` of memory in addition to the arrays.
 
     arrays: arrays that belong together (data, labels): row i of each is sent to the same rank. The shards of the
         ranks that train are equally long, up to one row.
@@ -48,11 +48,10 @@ def exchange_rows(arrays: Sequence[np.ndarray], seed: int, epoch: int) -> None:
 def _plan_round(
     counts: Sequence[int], start: int, round_rows: int, rank: int, trainers: int
 ) -> tuple[np.ndarray, list[int]]:
-    """The destination of each row of this rank in the round that begins with row `start`, and the number of rows from
-    each rank.
+    """The destination of each row that this rank sends in a round, and the number of rows that it gets from each rank.
 
-    The rows of all ranks have consecutive numbers, and row i goes to rank i mod `trainers`. So every rank receives as
-    many rows as it sends.
+    The round has `round_rows` rows of each rank, from row `start`. The rows of all ranks have consecutive numbers, and
+    row i goes to rank i mod `trainers`. So every rank receives as many rows as it sends.
     """
     first_numbers = np.concatenate([[0], np.cumsum(counts)])
 

@@ -37,7 +37,8 @@ def is_batch_of_all(own: tuple[int, int] | None, what: str) -> bool:
 
     own: (rows, hash) of this rank's batch; None if it has no batch.
     """
-    if len({(rows, content) for _, rows, content in _gather_batches(own, what)}) < 2:
+    different = {(rows, content) for _, rows, content in _gather_batches(own, what)}
+    if len(different) < 2:
         return True
     notes.print_note(f"{_OTHER_ROWS.format(what=what)} Each rank computes its own batch, whole.")
     return False
@@ -84,7 +85,7 @@ def check_rows(counts: Sequence[tuple[int, int]], what: str) -> None:
 
 
 def are_shares(arrays: list[np.ndarray], what: str) -> bool:
-    """Whether `arrays` are shards: each rank's own rows. Other arrays are equal on all ranks. Collective.
+    """Whether `arrays` are shards, each rank's own rows; if not, they are equal on all ranks. Collective.
 
     Raises BatchError on every rank if they are neither.
     """

@@ -1,7 +1,7 @@
-"""Frees Python functions that the library puts into a `tf.data` pipeline when the pipeline is freed.
+"""Frees the library's own Python functions in a `tf.data` pipeline together with the pipeline.
 
 TensorFlow keeps each function that is given to `tf.py_function` or `tf.numpy_function` in a list of the outermost
-graph. In eager code that graph exists until the process ends. Everything to which the function refers, such as a model
+graph. In eager code this graph exists until the process ends. Everything to which the function refers, such as a model
 or an array of data, would stay in memory as long.
 """
 

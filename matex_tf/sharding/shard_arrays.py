@@ -19,14 +19,14 @@ from matex_tf.thread_flag import ThreadFlag
 
 _sharded_datasets: weakref.WeakSet[Any] = weakref.WeakSet()
 keeps_rows = ThreadFlag()
-"""Set while this thread converts shards to tensors for a dataset that is marked as a shard itself."""
+"""Set while this thread makes tensors of shards for a dataset that is marked itself: losing the mark does no harm."""
 
 
 class Dealt(NamedTuple):
-    """How the rows of a shard were dealt, if a training step needs to know.
+    """How the rows of a shard were dealt to the ranks, as far as a training step needs to know it.
 
-    batch_size: the shard consists of this rank's slices of global batches of this size, in order.
-    reshuffle: the seed with which the ranks exchange rows between epochs; None if they do not.
+    batch_size: the shard consists of this rank's slices of global batches of this size, in order; None: it does not.
+    reshuffle: the seed with which the ranks exchange rows between epochs; None: they do not exchange rows.
     """
 
     batch_size: int | None = None
@@ -34,7 +34,7 @@ class Dealt(NamedTuple):
 
 
 class ShardArray(np.ndarray):
-    """An array of rows that only this rank holds, so it is not sliced again.
+    """An array of rows that only this rank holds, so it is not sliced again. The class itself is the mark.
 
     The mark survives NumPy operations (slices, `astype`, arithmetic, `np.concatenate`, `np.where`, ...).
 
@@ -43,8 +43,7 @@ class ShardArray(np.ndarray):
 
     dealt: Dealt | None = None
 
-    # Above ndarray's 0, so that joining a shard and a plain array gives a shard.
-    __array_priority__ = 1.0
+    __array_priority__ = 1.0  # above ndarray's 0, so that an operation on a shard and a plain array returns a shard
 
     def __array_finalize__(self, source: Any) -> None:
         if isinstance(source, ShardArray) and source.shape[:1] == self.shape[:1]:
@@ -112,7 +111,7 @@ def shard(x: Any, *, rank: int | None = None, size: int | None = None) -> Any:
     batch; some slices are empty if a batch has fewer rows than there are ranks. A shard is returned unchanged.
 
     Args:
-        rank, size: by default this rank among the ranks that train; a rank that only serves has no rows.
+        rank, size: by default this rank and the number of ranks that train. A rank that only serves has no rows.
 
     Raises:
         TypeError: `x` is another object.

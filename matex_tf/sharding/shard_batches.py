@@ -1,7 +1,7 @@
 """The pipeline of `fit` on each rank's own arrays: reads chosen rows, and exchanges rows between ranks before an epoch.
 
-`own_arrays` makes the dataset. Its reader takes the indices of a batch's rows. A reader with reshuffle="epoch" asks for
-an exchange, which the hook of a dataset's iteration runs (`prepare_epoch`).
+`steps.own_arrays` makes the dataset, which calls a function from `make_row_reader` with the indices of a batch's rows.
+If the arrays come from a reader with reshuffle="epoch", ranks exchange rows before each iteration (`prepare_epoch`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _before_epoch: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.Weak
 
 
 def make_row_reader(inputs: Any, counts: Sequence[int], reshuffle: int | None) -> tuple[Callable[[Any], Any], Any]:
-    """A function that returns the rows of `inputs` with given indices, and the action before each epoch or None.
+    """A function that returns the rows of `inputs` with given indices; and the action before each epoch, or None.
 
     inputs: arrays of this rank's rows, in any structure.
     counts: the number of rows of each rank.
@@ -54,7 +54,7 @@ def note_before_epoch(dataset: Any, action: Callable[[], None]) -> None:
 
 
 def prepare_epoch(dataset: Any) -> None:
-    """Run the registered actions, on all ranks, before `dataset` is iterated again."""
+    """Run the actions registered for `dataset` or a step of its pipeline, before it is iterated. Collective."""
     for step in slice_bounds.list_pipeline(dataset):
         if action := _before_epoch.get(step):
             action()

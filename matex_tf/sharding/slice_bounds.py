@@ -1,7 +1,7 @@
 """Computes the bounds of slices and shards: contiguous rows of a batch, or of an array, for each rank.
 
-With 2 ranks and 5 rows, rank 0 gets rows 0-2 and rank 1 rows 3-4. Nothing here communicates. The functions take numbers
-and arrays, or tensors. With numbers and arrays they do not import TensorFlow, so readers of files start without it.
+With 2 ranks and 5 rows, rank 0 gets rows 0-2 and rank 1 rows 3-4. No function communicates. Arguments are numbers and
+arrays, or tensors. With numbers and arrays nothing imports TensorFlow, so readers of files start without it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def count_dealt_rows(n: int, ratios: Sequence[int]) -> list[int]:
 
 
 def _deal_block_in_graph(n: Any, rank: Any, ratios: Any) -> tuple[Any, Any]:
-    """`deal_block` for tensors: ops compute the same as `count_dealt_rows`."""
+    """`deal_block` for tensors: the same steps as in `count_dealt_rows`, by ops."""
     ratios = tf.cast(ratios, tf.int64)
     total, products = tf.reduce_sum(ratios), tf.cast(n, tf.int64) * ratios
     rows = products // total
@@ -90,7 +90,7 @@ def slice_rows(component: Any, start: Any, stop: Any) -> Any:
     """
     if component is None or isinstance(component, (bool, int, float, complex, str, bytes, np.generic)):
         return component
-    tf = sys.modules.get("tensorflow")  # if nothing has imported it, the component is no tensor
+    tf = sys.modules.get("tensorflow")  # not `lazy.tf`: if nothing has imported TensorFlow, the component is no tensor
     if tf is not None:
         are_symbolic = any(_is_tensor(bound) and not hasattr(bound, "numpy") for bound in (start, stop))
         if are_symbolic and isinstance(component, np.ndarray) and component.ndim:
@@ -133,8 +133,8 @@ def count_batch_rows(batch: Any) -> Any:
 
 
 def is_batched(dataset: Any) -> bool | None:
-    """Whether the elements of a tf.data.Dataset are batches. None if none of its steps shows this, for example if the
-    dataset takes its elements from a generator.
+    """Whether the elements of a tf.data.Dataset are batches, by the nearest step that shows it. None if no step shows
+    it, for example if the elements come from a generator.
     """
     for step in list_pipeline(dataset):
         name = type(step).__name__.lower()

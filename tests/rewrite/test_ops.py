@@ -55,7 +55,7 @@ def test_ranks_compute_what_the_op_computes_alone(cases, monkeypatch):
         simulation = _simulate(joined, is_open, names)
         expected = simulation.run_alone()
         if not is_kept:
-            monkeypatch.setattr(Kept, "takes", lambda *_: False)
+            monkeypatch.setattr(Kept, "can_keep", lambda *_: False)
         counts[-1] += len(expected) - sum(counts)  # variables
         for given in simulation.run(rows):
             assert len(given) == len(expected)

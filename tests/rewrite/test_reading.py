@@ -16,7 +16,7 @@ from tensorflow.python.eager import context
 
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.kept import trace_copy
-from matex_tf.rewrite.placement import BATCH, WHOLE, hold
+from matex_tf.rewrite.placement import BATCH, WHOLE, make_piece_handle
 from matex_tf.rewrite.propagate import Reader, find_needed_sums, read_program
 from matex_tf.rewrite.sharing import Slice
 
@@ -73,7 +73,9 @@ def test_nodes_take_values_of_the_last_reading():
     graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([32, 4, 4, 3])).graph
     slots = {id(one.value.handle): one.shape.num_elements() for one in optimizer.variables[2:]}
     sizes = [slots.get(id(outer)) for outer, _ in graph.captures]
-    held = [WHOLE if size is None else hold((0, size // 2, size), number) for number, size in enumerate(sizes)]
+    held = [
+        WHOLE if size is None else make_piece_handle((0, size // 2, size), number) for number, size in enumerate(sizes)
+    ]
     program = read_program(graph, [BATCH, *held], rows=32)
     found = {id(value) for node in program.nodes for value in node.outputs}.union(map(id, program.inputs))
     assert not [node.key for node in program.nodes for value in node.inputs if id(value) not in found]

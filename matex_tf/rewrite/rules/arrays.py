@@ -67,7 +67,7 @@ def split(node: Node) -> Decision:
 
 
 def take_blocks(rows: Rows, begin: int, end: int | None) -> Rows:
-    """The rows of the entries from `begin` to `end`; both count entries for each row of the batch."""
+    """The blocks of `rows` between two borders: `begin` and `end` are numbers of entries for each row of the batch."""
     require(rows.unit is not None)
     bounds = [sum(block for block in rows.blocks[:index] if block) for index in range(len(rows.blocks) + 1)]
     end = bounds[-1] if end is None else min(end, bounds[-1])
@@ -98,7 +98,7 @@ def reverse_sequence(node: Node) -> Decision:
 
 @register_rule("SpaceToBatchND", linear=0)
 def space_to_batch(node: Node) -> Decision:
-    """Several copies of the batch, concatenated: each image has its part in every copy."""
+    """The result is several copies of the batch, concatenated: each copy has other pixels of every image."""
     placement = node.require_rows()
     require(placement.axis == 0 and placement.rows.unit is not None and placement.rows.is_contiguous)
     copies = int(node.read_constant(1).prod())
@@ -115,6 +115,6 @@ def batch_to_space(node: Node) -> Decision:
     return node.decide([None], shard(0, Rows(blocks[:1])))
 
 
-def count_rows(size: Size) -> int:
-    """The number of entries for each row of the batch that a number counts. Raises NoRuleError if it is unknown."""
+def read_unit(size: Size) -> int:
+    """The number of entries for each row of the batch that a size counts; 0 for the size 0. Else raises NoRuleError."""
     return 0 if size == Size(None, 0) else require_known(None if size.rows is None else size.rows.unit)

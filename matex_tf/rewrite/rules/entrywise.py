@@ -1,7 +1,7 @@
 """Rules for elementwise ops, with broadcasting: if an input has rows, the result has these rows.
 
-Such ops also compute sizes of tensors. The result must be known to count rows, too: n * 3 has 3 entries for each of the
-n rows (`placement.Size`).
+Such ops also compute sizes of tensors. A result that counts rows must be known as such: n * 3 has 3 entries for each of
+the n rows (`placement.Size`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def cast(node: Node) -> Decision:
     placement = node.get_placement(0)
     source, target = node.inputs[0].dtype, node.op.outputs[0].dtype
     # A cast to an integer of no more bits keeps a sum: both wrap around. Other casts round or overflow, so the sum must
-    # be whole first. In a loop that is a collective in each turn, so there casts to wider floats keep the sum, too.
+    # be whole first. In a loop this would be a collective in each turn, so there casts to wider floats keep the sum.
     wraps = source.is_integer and target.is_integer and target.size <= source.size
     widens = node.repeats and source.is_floating and target.is_floating and target.size >= source.size
     keeps_sum = placement.is_partial and (wraps or widens)
@@ -86,7 +86,7 @@ def add(node: Node) -> Decision:
     if lists:
         filled = [placement for placement in lists if placement.item is not None]
         require(len(lists) == len(node.inputs) and len({placement.item for placement in filled}) <= 1)
-        return node.decide([None] * len(lists), [*filled, *lists][0])
+        return node.decide([None] * len(lists), (filled or lists)[0])
     sizes = _combine_sizes(node, _subtract_sizes if node.type == "Sub" else _add_sizes)
     return sizes or compute_entries(node)
 
@@ -98,16 +98,16 @@ def multiply(node: Node) -> Decision:
 
 @register_rule("RealDiv Div DivNoNan")
 def divide(node: Node) -> Decision:
-    """Integer division rounds, so it is not linear."""
+    """Division is linear in the dividend, except for integers, where it rounds."""
     dtype = node.inputs[0].dtype
-    keeps = not node.has_rows and (dtype.is_floating or dtype.is_complex)
-    return keep_sum(node) if keeps else compute_entries(node)
+    is_linear = dtype.is_floating or dtype.is_complex
+    return keep_sum(node) if is_linear and not node.has_rows else compute_entries(node)
 
 
 @register_rule("FloorDiv Maximum Minimum FloorMod")
 def compute_numbers(node: Node) -> Decision:
     """Arithmetic on integers that may count rows, such as sizes divided by sizes."""
-    rules: dict[str, Callable[[Size, Size], Size | None]] = {"FloorDiv": _divide_sizes, "Maximum": _raise_sizes}
+    rules: dict[str, Callable[[Size, Size], Size | None]] = {"FloorDiv": _divide_sizes, "Maximum": _maximize_sizes}
     return _combine_sizes(node, rules.get(node.type, lambda *_: None)) or compute_entries(node)
 
 
@@ -124,9 +124,9 @@ def select_rows(node: Node) -> Decision:
 
 
 def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> Decision | None:
-    """The decision on an operation on sizes, if its results count rows, too; None: the numbers become whole first.
+    """The decision on an operation on two vectors of sizes, if its results count rows. None if it is no such operation.
 
-    combine: computes a size from two sizes of which one or both count rows.
+    combine: computes a size from two sizes of which one or both count rows; None: no `Size` describes the result.
     """
     kinds = {placement.kind for placement in node.placements}
     terms = [value.sizes for value in node.inputs if value.sizes is not None]
@@ -141,7 +141,7 @@ def _combine_sizes(node: Node, combine: Callable[[Size, Size], Size | None]) -> 
 
 
 def _add_sizes(first: Size, second: Size) -> Size | None:
-    """n + 0. The entries that n + n counts have no known order."""
+    """The sum if one size is 0. Other sums are refused: n + n counts entries of an unknown order."""
     return second if first == Size(None, 0) else _subtract_sizes(first, second)
 
 
@@ -161,8 +161,8 @@ def _divide_sizes(first: Size, second: Size) -> Size | None:
     return Size(Rows(tuple(block // divisor for block in rows.blocks if block)))
 
 
-def _raise_sizes(first: Size, second: Size) -> Size | None:
-    """max(n, 1) of a number of rows n: the batch has a row, and so has each rank's slice."""
+def _maximize_sizes(first: Size, second: Size) -> Size | None:
+    """The maximum of a number of rows and 1 or less: the number of rows, since the batch and each slice have a row."""
     for counting, number in ((first, second), (second, first)):
         bound = number.value if number.rows is None else None
         if counting.rows is not None and counting.rows.chosen is None and bound is not None and bound <= 1:

@@ -1,7 +1,7 @@
 """Rules for ops that compute each row by itself, as a table, and for batch normalization.
 
-A line of the table, such as "rows, same, rows -> sum" for the gradient of a convolution's filter, says: input 0 and 2
-have the batch's rows, input 1 is whole; each rank's result, from its rows, is a partial sum.
+A line of the table, such as "rows, same, rows -> sum" for the gradient of a convolution's filter, says: inputs 0 and 2
+have the batch's rows, input 1 is whole, and the results of the ranks are partial sums.
 
 Batch normalization needs statistics of all rows. Its rules replace the fused op by its formulas, of which the other
 rules make sums over the ranks.
@@ -28,11 +28,12 @@ _MIXES: dict[str, Mixes] = {
     "named by 1": lambda node, index, axis: axis in node.read_axes(1, node.count_axes(index)),
     "named by 2": lambda node, index, axis: axis in node.read_axes(2, node.count_axes(index)),
     "channels": lambda node, index, axis: axis == find_channel_axis(node),
+    # The table has one axis of rows for all inputs. If inputs are broadcast, this is not so.
     "equations": lambda node, *place: node.count_axes(0) != node.count_axes(1) or _MIXES["last 2"](node, *place),
     "batches": lambda node, index, axis: bool(node.read_attribute("batch_dims", 0)),
 }
-"""The axes along which ops combine entries: whether `axis` of the input `index` is such an axis. If it is the axis of
-the rows, the op needs all rows.
+"""Functions that return whether an op combines entries along an axis, `axis` of the input `index`. If this is the axis
+of the rows, the op needs all rows.
 """
 
 _TABLE: list[tuple[str, str, str]] = [
@@ -80,11 +81,11 @@ _LINEAR: list[tuple[str, str, str]] = [
     ("rows -> rows", "named by 2", "Roll"),
     ("rows, rows -> rows", "last", "Cross"),
 ]
-"""Such ops that are linear in the first input."""
+"""As `_TABLE`, for ops that are linear in the first input."""
 
 
 def _follow_table(takes: list[str], gives: list[str], mixes: Mixes, node: Node) -> Decision:
-    """The decision on an op by its line in the table. takes, gives: what its inputs and outputs are."""
+    """The decision on an op by its line in the table. takes, gives: the two sides of the line's first part."""
     first = node.find_input_with_rows(index for index, kind in enumerate(takes) if kind == "rows")
     placement = shard(*node.get_placement(first).layout)
     require(not mixes(node, first, placement.axis))

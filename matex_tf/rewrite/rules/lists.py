@@ -29,12 +29,13 @@ def _read_item(node: Node) -> Placement | None:
 
 @register_rule("EmptyTensorList TensorListReserve")
 def make(node: Node) -> Decision:
-    """A list without items: `item` is None until an op puts one in."""
+    """A list without items: `Placement.item` is None until an op puts an item in."""
     sizes, rows = node.inputs[0].constant, node.batch_rows or 1
     count_name = "max_num_elements" if node.type == "EmptyTensorList" else "num_elements"
 
     def emit(_: Any, shape: Any, count: Any) -> list[Any]:
-        if sizes is not None:  # a multiple of the number of rows may be another size on a rank: leave it open
+        # A size that is a multiple of the number of rows may count rows, and be another one on a rank: it is left open.
+        if sizes is not None:
             shape = tf.constant(np.where(sizes % rows, sizes, -1), shape.dtype)
         attributes = {"element_dtype": node.read_attribute("element_dtype"), count_name: count}
         return [getattr(tf.raw_ops, node.type)(element_shape=shape, **attributes)]
@@ -51,15 +52,16 @@ def put(node: Node) -> Decision:
     if any(rows.chosen is not None for rows in all_rows):
         item = WHOLE  # the masks of different turns select different rows
     item = item._replace(index_rows=None, is_zero=False)
-    # A whole item of a list of rows is sliced. Others must be brought to the list's placement.
+    # A whole item for a list of rows is sliced. Any other item is brought to the placement of the old
+    # items, or is whole as they are.
     if old_item is not None and item.is_replicated and node.has_length(item_input, old_item):
         item = old_item
     elif old_item is not None:
         item = join(old_item, item)
         require(item == old_item or (item.is_replicated and old_item.is_replicated))
     is_unchanged = item.kind == node.get_placement(item_input).kind and not item.is_replicated
-    needs = [None, *[WHOLE] * (item_input - 1), None if is_unchanged else item]
-    return node.decide(needs, _make_list(node, item))
+    index_needs = [WHOLE] * (item_input - 1)  # TensorListSetItem has an index between list and item
+    return node.decide([None, *index_needs, None if is_unchanged else item], _make_list(node, item))
 
 
 @register_rule("TensorListGetItem")
@@ -69,7 +71,7 @@ def get(node: Node) -> Decision:
 
 
 def _keep_sizes(node: Node, index: int, item: Placement | None = None) -> Placement | None:
-    """The placement to which the input with the shape of the items is brought."""
+    """The placement to which input `index`, the shape of the items, is brought; None: unchanged. item: of the list."""
     if node.get_placement(index).kind == SIZES:
         return None
     constant = node.inputs[index].constant
@@ -130,4 +132,4 @@ def wrap(node: Node) -> Decision:
 register_rule("OptionalNone")(lambda node: node.decide([], list_of(None)))
 register_rule("OptionalGetValue")(lambda node: node.decide([None], _read_item(node) or WHOLE))
 register_rule("OptionalHasValue")(lambda node: node.decide([None], WHOLE))
-register_rule("FakeParam")(lambda node: node.decide([], UNUSED))  # the residual of a branch that was not taken
+register_rule("FakeParam")(lambda node: node.decide([], UNUSED))  # stands for a residual of a branch that does not run

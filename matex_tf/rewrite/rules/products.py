@@ -14,8 +14,8 @@ from matex_tf.rewrite.rules.registry import register_rule
 
 
 def place_product(node: Node, factors: Sequence[Sequence[str]], result: Sequence[str]) -> Decision:
-    """The placements of a product. `factors`: the labels of the axes of each input, as in `tf.einsum`; `result`: those
-    of the output.
+    """The decision on a product. factors: the labels of the axes of each input, as in `tf.einsum`. result: the labels
+    of the output's axes.
     """
     first = node.find_input_with_rows(range(len(node.inputs)))
     row_label, rows = factors[first][node.get_placement(first).axis], node.get_placement(first).rows

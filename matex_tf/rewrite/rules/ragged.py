@@ -1,7 +1,7 @@
 """Rules for ragged rows: the words of texts, dense rows made of them, and sequences of labels.
 
-Entries of ragged rows come with the numbers of their rows. A rule converts these between the script's tensor and a
-rank's: if rank 1 has texts 3 and 4, its text 0 is the script's text 3.
+Entries of ragged rows come with the numbers of their rows. A rule converts these numbers between the script's tensor
+and a rank's: if rank 1 has texts 3 and 4, its text 0 is the script's text 3.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, S
 from matex_tf.rewrite.rules.registry import register_rule
 
 
-def _move_first(indices: Any, distance: Any) -> Any:
-    """Indices, a matrix with an entry in each row, whose first coordinates grow by `distance`."""
+def _shift_rows(indices: Any, distance: Any) -> Any:
+    """The indices of entries in a ragged matrix, (row, column) pairs, with each row number increased by `distance`."""
     return indices + tf.stack([distance, tf.zeros_like(distance)])
 
 
@@ -33,7 +33,7 @@ def split_texts(node: Node) -> Decision:
     def emit(copy: Any, texts: Any, separator: Any) -> list[Any]:
         indices, parts, shape = copy.create_op(node, [texts, separator])
         count = tf.shape(texts, tf.int64)[0]
-        return [_move_first(indices, copy.find_first(count)), parts, tf.stack([copy.find_total(count), shape[1]])]
+        return [_shift_rows(indices, copy.find_first(count)), parts, tf.stack([copy.find_total(count), shape[1]])]
 
     largest = Placement(PARTIAL, reduction="max", sizes=(Size(rows), Size()))
     return node.decide([None], words._replace(index_rows=rows), words, largest, emit=emit)
@@ -45,7 +45,7 @@ def make_dense(node: Node) -> Decision:
     require(list(node.read_attribute("row_partition_types")) == [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"])
     values, numbers = node.require_rows(1), node.require_rows(4)
     rows = require_known(numbers.index_rows)
-    row_count, *lengths = node.read_constant(0).reshape(-1).tolist()  # of a scalar shape, the lengths are unknown
+    row_count, *lengths = node.read_constant(0).reshape(-1).tolist()  # no lengths if the shape is a scalar, unknown
     require(row_count == -1 and bool(lengths) and -1 not in lengths)
     require(values.has_layout(numbers))
     require(node.get_placement(3).kind == SIZES and node.read_sizes(3) == (Size(rows),))
@@ -59,10 +59,10 @@ def make_dense(node: Node) -> Decision:
 
 @register_rule("CTCLoss CTCLossV2")
 def align_labels(node: Node) -> Decision:
-    """The loss of each row, and its gradient. The labels are entries of a sparse matrix that begin with their rows.
+    """The loss of each row, and its gradient. The labels are entries of a sparse matrix, with (row, column) indices.
 
     If the labels are whole, a rank selects the labels of its rows. It also keeps labels of rows that do not exist, and
-    all labels if they are out of order, so that the op raises the error that it raises alone.
+    all labels if they are out of order, so that the op raises the same error as in the script alone.
     """
     logits, indices, values, lengths = node.placements
     rows = logits.rows if logits.is_sharded else node.require_rows(3).rows
@@ -77,7 +77,7 @@ def align_labels(node: Node) -> Decision:
             is_of_another = ((row >= 0) & (row < first)) | ((row >= first + count) & (row < total))
             stays = ~is_of_another | tf.reduce_any(row[1:] < row[:-1])
             indices, values = tf.boolean_mask(indices, stays), tf.boolean_mask(values, stays)
-        return list(copy.create_op(node, [logits, _move_first(indices, -first), values, lengths]))
+        return list(copy.create_op(node, [logits, _shift_rows(indices, -first), values, lengths]))
 
     need = None if are_selected else WHOLE
     needs = [node.bring_rows(0, shard(1, rows)), need, need, node.bring_rows(3, shard(0, rows))]

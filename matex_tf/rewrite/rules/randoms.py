@@ -1,7 +1,7 @@
 """Rules for random ops. If the script draws numbers for all rows of a batch, a rank needs the numbers for its rows.
 
 Ops that draw by a counter start at the counter of the rank's first row. Other ops with a seed draw for all rows on each
-rank, and the rank takes its rows. Ops without a seed draw for the rank's rows: any numbers are as good as the script's.
+rank, and the rank takes its rows. Ops without a seed draw for the rank's rows: the script may get any numbers, too.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_rows
 
 _LANES = {"float32": 4, "float64": 2}
-"""Numbers that one value of Philox' counter gives, for ops that use these numbers in order."""
+"""By dtype: how many numbers one value of Philox' counter gives, if the ops below use the numbers in order."""
 
 
 @register_rule("StatelessRandomUniformV2 StatelessRandomNormalV2")
 def draw_by_counter(node: Node) -> Decision:
     """Draws of a counter-based generator: the counter skips the numbers of the ranks before this one."""
     shape = _read_shape(node)
-    found = _find_rows(shape)
+    placement = _find_rows(shape)
     lanes = _LANES.get(node.op.outputs[0].dtype.name)
-    if found is None or lanes is None or found.axis or not found.rows.is_contiguous:
+    # A rank's numbers must be consecutive in the script's draw.
+    if placement is None or lanes is None or placement.axis or not placement.rows.is_contiguous:
         return draw_all(node)
 
     def emit(copy: Any, sizes: Any, key: Any, counter: Any, algorithm: Any) -> list[Any]:
-        def count() -> list[Any]:
+        def make_common() -> list[Any]:
             """The tensors that draws of one shape have in common."""
             wide = tf.cast(sizes, tf.int64)
             numbers_before = copy.find_first(wide[0]) * tf.reduce_prod(wide[1:])
@@ -37,12 +38,12 @@ def draw_by_counter(node: Node) -> Decision:
             counter_step = tf.reshape(tf.cast(numbers_before // lanes, counter.dtype), [1])
             return [wide, tf.reshape(tf.reduce_prod(wide) + skipped, [1]), skipped, counter_step]
 
-        wide, drawn_shape, skipped, counter_step = copy.make_once((sizes, lanes), count)
+        wide, drawn_shape, skipped, counter_step = copy.make_once((sizes, lanes), make_common)
         counter = tf.tensor_scatter_nd_add(counter, [[0]], counter_step)
         flat = copy.create_op(node, [drawn_shape, key, counter, algorithm], Tshape=tf.int64)[0]
         return [tf.reshape(flat[skipped:], wide)]
 
-    return node.decide([shape], found, emit=emit)
+    return node.decide([shape], placement, emit=emit)
 
 
 @register_rule("""RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt StatelessRandomUniform
@@ -82,7 +83,7 @@ def draw_once(node: Node) -> Decision:
 
 
 def _read_shape(node: Node) -> Placement:
-    """The shape to draw. A constant shape that begins with the number of rows is taken to be a shape of the rows."""
+    """The placement of the shape to draw. A constant shape that begins with the number of rows is a shape of rows."""
     constant = node.inputs[0].constant
     if constant is None or not node.batch_rows or constant.ravel()[:1].tolist() != [node.batch_rows]:
         return node.get_placement(0)

@@ -1,6 +1,6 @@
 """Rules for reductions. A reduction over the rows gives each rank a partial result: a partial sum, maximum or minimum.
 
-With 2 ranks and 5 rows, `tf.reduce_sum(x, 0)` is the sum of rows 0-2 on rank 0, and of rows 3-4 on rank 1. A
+With 2 ranks and 5 rows, `tf.reduce_sum(x, 0)` is the sum of rows 0-2 on rank 0, and the sum of rows 3-4 on rank 1. A
 reduction along other axes computes each row by itself, and keeps the rows.
 """
 
@@ -14,15 +14,15 @@ from matex_tf.rewrite.placement import HALF, PARTIAL, SIZES, SUM, WHOLE, Placeme
 from matex_tf.rewrite.rules.registry import keep_sum, register_rule
 
 _REDUCTIONS = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
-"""The partial results of ops that a collective can combine."""
-_COMPARED = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
+"""The reductions that a collective can combine, and the collective. All is the minimum of booleans, Any the maximum."""
+_COMPARABLE = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
 """The dtypes whose maximum and minimum a collective can compute."""
 
 
 def _keep_rows(node: Node) -> Placement | None:
     """The placement of the result of a reduction that keeps the rows of its input; None if it reduces the rows."""
     placement, named = node.require_rows(), node.read_named_axes(1, node.count_axes(0))
-    is_reduced, named_before = named[placement.axis], named[: placement.axis]
+    is_reduced, named_before = named[placement.axis], named[: placement.axis]  # None: unknown
     if is_reduced:
         return None
     keeps_axes = node.read_attribute("keep_dims", False)
@@ -54,8 +54,8 @@ def average(node: Node) -> Decision | Expansion:
     """A mean over the rows: the sum divided by the number of all rows."""
     placement, dtype = node.get_placement(0), node.inputs[0].dtype
     if not placement.is_sharded:
-        rounds = not (dtype.is_floating or dtype.is_complex)  # so it is not linear
-        return node.decide_whole() if placement.is_partial and rounds else keep_sum(node)
+        is_rounded = not (dtype.is_floating or dtype.is_complex)  # then a mean is not linear
+        return node.decide_whole() if placement.is_partial and is_rounded else keep_sum(node)
     kept = _keep_rows(node)
     if kept is not None:
         return node.decide([None], kept)
@@ -89,14 +89,14 @@ def multiply(node: Node) -> Decision:
 
 @register_rule("Max Min All Any")
 def take_extreme(node: Node) -> Decision:
-    """The maximum or minimum. Over the rows, each rank has that of its rows, and a collective combines them.
+    """The maximum or minimum. If the rows are reduced, a collective combines the results of the ranks' rows.
 
     A rank without rows computes a row of another rank, which does not change the maximum or minimum. No collective
-    combines products, or maxima and minima of other dtypes.
+    combines products (`multiply`), or maxima and minima of other dtypes.
     """
     given = _keep_rows(node)
-    if given is None:
-        require(node.type in _REDUCTIONS and node.inputs[0].dtype.name in _COMPARED)
+    if given is None:  # the rows are reduced
+        require(node.type in _REDUCTIONS and node.inputs[0].dtype.name in _COMPARABLE)
         require(node.get_placement(0).rows.chosen is None)  # a rank may have no selected rows
         given = Placement(PARTIAL, reduction=_REDUCTIONS[node.type])
     return node.decide([None], given, shapes=[_find_shape(node)])
@@ -122,8 +122,8 @@ def find_along_axis(node: Node) -> Decision:
 def _is_cheaper_gathered(node: Node) -> bool:
     """Whether gathering rows and their indices moves fewer bytes than adding up the sums of all ranks.
 
-    A sum passes each link twice, in the reduction and in the broadcast; gathered rows pass it once. The gradient of a
-    large embedding is an example. In a loop, the sums of all turns travel as one.
+    A sum passes each link twice, in the reduction and in the broadcast; gathered rows pass it once. An example is the
+    gradient of a large embedding. In a loop, a sum is cheaper, because the sums of all turns travel as one.
     """
     if node.repeats or node.outputs[0].shape is None or None in node.outputs[0].shape:
         return False
@@ -132,7 +132,7 @@ def _is_cheaper_gathered(node: Node) -> bool:
 
 
 def _add_entries(node: Node, data: Placement, indices: Placement) -> Decision:
-    """Entries with equal indices are added up. A rank adds up its own entries, so that it has a partial sum."""
+    """Decide on an op that adds up entries with equal indices. A rank adds up its own entries, to a partial sum."""
     if _is_cheaper_gathered(node):
         return node.decide_whole()
     placement = indices if indices.is_sharded else data

@@ -1,8 +1,8 @@
 """The table of rules, by op type. A rule maps the placements of an op's inputs to a `Decision`.
 
-A rule has to handle inputs with rows only. For other inputs it may raise NoRuleError. The op then takes whole tensors,
-as an op without a rule does (`decide_without_rule`). Partial sums are an exception: an op that is linear in an input,
-such as the multiplication by a whole tensor, takes a partial sum unchanged there, and its result is a partial sum, too.
+A rule need only handle inputs with rows. For other inputs it may raise NoRuleError. The op then takes whole tensors, as
+an op without a rule does (`decide_without_rule`). Partial sums are an exception: an op that is linear in an input, such
+as the multiplication by a whole tensor, takes a partial sum unchanged there, and its result is a partial sum, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _Rule = TypeVar("_Rule", bound=Rule)
 RULES: dict[str, Rule] = {}
 _LINEAR: dict[str, int | slice] = {}
 _PRODUCTS: set[str] = set()
+"""By op type: the rules, and the arguments `linear` (or `moves`) and `is_product` of `register_rule`."""
 
 
 def register_rule(
@@ -60,7 +61,7 @@ def _move_sizes(node: Node, indexes: Sequence[int]) -> Decision:
     The op itself shows the new positions: it is run on arrays of the old positions. If `Pack` makes the vector [1, 2]
     of the positions 1 and 2, it makes the shape [n, 3] of the sizes n and 3.
     """
-    entries = [Size(None, 0)]  # position 0: the fill value of the op
+    entries = [Size(None, 0)]  # position 0 stands for the number 0, with which an op may fill its result
     inputs: list[np.ndarray] = []
     for index, value in enumerate(node.inputs):
         if index not in indexes:
@@ -83,7 +84,7 @@ def _select(node: Node, which: int | slice) -> Sequence[int]:
 
 
 def decide_without_rule(node: Node) -> Decision:
-    """All inputs become whole, except for partial sums that the op keeps; so the outputs are the script's."""
+    """The decision that all inputs become whole, except for partial sums in which the op is linear."""
     linear = _LINEAR.get(node.type)
     if node.type in _PRODUCTS:
         sums = [index for index, placement in enumerate(node.placements) if placement.is_partial]

@@ -15,7 +15,7 @@ from matex_tf.rewrite.rules.registry import register_rule
 
 
 def _make_offset(copy: Any, part: Any, length: int) -> Any:
-    """The position of the first entry of `part`, this rank's slice, in the script's tensor: `length` coordinates."""
+    """The index in the script's tensor of the first row of `part`, this rank's slice: a vector (index, 0, ...)."""
     return tf.pad(tf.reshape(copy.find_first(tf.shape(part)[0]), [1]), [[0, length - 1]])
 
 
@@ -41,7 +41,7 @@ def gather(node: Node) -> Decision:
 
 
 def _take_own(node: Node, take: Any) -> Decision:
-    """Select entries of a table with rows by indices that point to the rank's own rows: all rows, or masked ones.
+    """Select entries of a table with rows by indices of the rank's own rows: all its rows, or rows that a mask selects.
 
     take: `tf.gather`, or `tf.gather_nd` if an index is a vector of coordinates.
     """

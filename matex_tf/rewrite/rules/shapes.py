@@ -1,7 +1,9 @@
-"""Rules for tensors whose shape is computed from the number of rows, and for ops that keep the order of entries.
+"""Rules for ops that make or change shapes, such as fills, reshapes, transposes and tiles.
 
-If the script makes zeros of the shape [n, 3] for a batch of n rows, a rank makes zeros for its rows. If it reshapes a
-batch of 64 rows of 3x5 to [64, 15], a rank with 32 rows reshapes its slice to [32, 15].
+If the script makes zeros of the shape [n, 3] for a batch of n rows, a rank makes zeros for its rows. If the script
+reshapes a batch of 64 rows of 3x5 to [64, 15], a rank with 32 rows reshapes its slice to [32, 15].
+
+`moves=0` names the input whose entries an op only moves: `registry` has the rules for partial sums and sizes there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from matex_tf.rewrite.rules.sizes import find_need, find_rows, replace_size
 
 @register_rule("Const")
 def constant(node: Node) -> Decision:
-    """The value is known from reading the graph."""
+    """`propagate` has set the value of the output."""
     value = node.outputs[0].constant
     return node.decide([], ZERO if value is not None and value.size and not value.any() else WHOLE)
 
@@ -31,76 +33,80 @@ def fill_like(node: Node) -> Decision:
         return node.decide([None], shard(*placement.layout))
     if placement.kind == LIST:
         return node.decide([None], placement)
+    # The op reads only the shape, and the shape of a partial sum is the script's.
     return node.decide([None if placement.is_partial else WHOLE], ZERO if node.type == "ZerosLike" else WHOLE)
 
 
 @register_rule("Fill")
 def fill(node: Node) -> Decision:
-    found = find_rows(node.read_sizes(0)) if node.get_placement(0).kind == SIZES else None
-    if found is None:
+    filled = find_rows(node.read_sizes(0)) if node.get_placement(0).kind == SIZES else None
+    if filled is None:
         return node.decide([], ZERO if node.get_placement(1).is_zero else WHOLE)
-    return node.decide([None], found)
+    return node.decide([None], filled)
 
 
 @register_rule("Reshape", moves=0)
 def reshape(node: Node) -> Decision:
-    """Finds the axis that has the rows afterwards. There the rank's own length replaces a fixed one."""
+    """Finds the axis that has the rows in the result. A rank's own length replaces a fixed length of this axis."""
     placement = node.require_rows()
-    wanted, before = node.read_sizes(1), node.inputs[0].shape
-    if before is None:  # the new shape must begin with the number of rows
-        require(placement.axis == 0 and bool(wanted) and wanted[0].rows == placement.rows)
+    new_sizes, old_shape = node.read_sizes(1), node.inputs[0].shape
+    if old_shape is None:  # the new shape must begin with the number of rows
+        require(placement.axis == 0 and bool(new_sizes) and new_sizes[0].rows == placement.rows)
         return node.decide([None, None], shard(*placement.layout))
+    # Where the script's shape has -1, the shape of its result may show the size.
     whole = node.outputs[0].whole_shape
-    if whole is not None and len(whole) == len(wanted):
-        wanted = tuple(
+    if whole is not None and len(whole) == len(new_sizes):
+        new_sizes = tuple(
             Size(None, known) if size == Size(None, -1) and known is not None else size
-            for size, known in zip(wanted, whole)
+            for size, known in zip(new_sizes, whole)
         )
-    axis, rows = _follow_rows(placement, before, wanted)
-    index_rows = placement.index_rows if all(size == 1 for size in before[1:]) else None
-    if wanted[axis].value not in (None, -1):
-        wanted = replace_size(wanted, axis, rows)
-    fixed = [None if size.rows is not None or size.value == -1 else size.value for size in wanted]
+    axis, rows = _find_new_axis(placement, old_shape, new_sizes)
+    has_one_value = all(size == 1 for size in old_shape[1:])  # for each row
+    index_rows = placement.index_rows if has_one_value else None
+    if new_sizes[axis].value not in (None, -1):
+        new_sizes = replace_size(new_sizes, axis, rows)
+    fixed = [None if size.rows is not None or size.value == -1 else size.value for size in new_sizes]
     after = shard(axis, rows)._replace(index_rows=index_rows)
-    return node.decide([None, find_need(node, 1, wanted)], after, shapes=[fixed])
+    return node.decide([None, find_need(node, 1, new_sizes)], after, shapes=[fixed])
 
 
-def _follow_rows(placement: Placement, before: list[int | None], wanted: tuple[Size, ...]) -> tuple[int, Rows]:
-    """The axis of the rows after a reshape from sizes `before` to `wanted`, and the rows along it.
+def _find_new_axis(placement: Placement, old_shape: list[int | None], new_sizes: tuple[Size, ...]) -> tuple[int, Rows]:
+    """The axis of the rows after a reshape, and the rows along this axis.
 
-    The axis of the rows takes entries from the axes after it, or gives them some: if rows of 3x5 entries, [n, 3, 5],
-    become [3n, 5], the axis has 3 entries for each row.
+    The axis of the rows may join axes after it, or be split: if a batch of n rows, [n, 3, 5], becomes [3n, 5], the axis
+    has 3 entries for each row. The entries of the axes after it, 15 before and 5 then, give this factor 3.
     """
-    # Axes of one entry directly outside of the rows may go, and new ones may come. The axes before these must stay.
+    # Skip axes of size 1 directly before the rows, in the old and the new shape. The axes before these must be equal.
     axis = placement.axis
-    while axis > 0 and before[axis - 1] == 1:
+    while axis > 0 and old_shape[axis - 1] == 1:
         axis -= 1
-    require(len(wanted) > axis and None not in before[:axis])
-    require([Size(None, size) for size in before[:axis]] == list(wanted[:axis]))
-    while wanted[axis] == Size(None, 1) and len(wanted) > axis + 1:
+    require(len(new_sizes) > axis and None not in old_shape[:axis])
+    require([Size(None, size) for size in old_shape[:axis]] == list(new_sizes[:axis]))
+    while new_sizes[axis] == Size(None, 1) and len(new_sizes) > axis + 1:
         axis += 1
-    rows, row_size, inner = placement.rows, wanted[axis], wanted[axis + 1 :]
+    rows, new_length, inner = placement.rows, new_sizes[axis], new_sizes[axis + 1 :]
     require(all(size.rows is None for size in inner))
-    factor = _divide(before[placement.axis + 1 :], [size.value for size in inner])
-    # The wanted length is a number, or -1: the axes after it give the factor.
-    if row_size.rows is None:
-        require(row_size.value is not None and Size(None, -1) not in inner)
+    factor = _divide_entries(old_shape[placement.axis + 1 :], [size.value for size in inner])
+    # The new length is a number, or -1.
+    if new_length.rows is None:
+        require(new_length.value is not None and Size(None, -1) not in inner)
         return axis, _scale(rows, factor)
-    if row_size.rows == rows and factor in (1, None):
+    # The new length counts rows, such as n or n * 3.
+    if new_length.rows == rows and factor in (1, None):
         return axis, rows
-    # The script computed the length from the number of rows, such as n * 3. If the sizes of the axes after it are
-    # unknown, the factor is the quotient of the units: the entries for each row of the batch, here and there.
-    unit, new_unit = rows.unit, row_size.rows.unit
-    require(unit is not None and row_size.rows.chosen is None)
+    # If sizes of the axes after it are unknown, the factor is the quotient of the units: the numbers of entries for
+    # each row of the batch, after and before.
+    unit, new_unit = rows.unit, new_length.rows.unit
+    require(unit is not None and new_length.rows.chosen is None)
     if factor is None and new_unit is not None and unit and new_unit % unit == 0:
         factor = new_unit // unit
     if factor is None and len(rows.blocks) == 1:
-        return axis, row_size.rows
+        return axis, new_length.rows
     return axis, _scale(rows, factor)
 
 
 def _scale(rows: Rows, factor: float | None) -> Rows:
-    """The rows of an axis with `factor` entries, possibly fewer than one, in the place of each."""
+    """The rows of an axis with `factor` (3 or 1/3) times as many entries. Raises NoRuleError for a part of an entry."""
     if factor == 1:
         return rows
     blocks = [block * require_known(factor) for block in rows.blocks if block is not None]
@@ -108,20 +114,20 @@ def _scale(rows: Rows, factor: float | None) -> Rows:
     return Rows(tuple(map(int, blocks)))
 
 
-def _divide(inner: list[int | None], outer: list[int | None]) -> float | None:
-    """The number of entries of sizes `inner` for each entry of sizes `outer`; None if it is unknown."""
-    if None in inner or None in outer or -1 in outer or 0 in outer:
+def _divide_entries(old: list[int | None], new: list[int | None]) -> float | None:
+    """The number of entries of the sizes `old`, divided by the entries of the sizes `new`; None if it is unknown."""
+    if None in old or None in new or -1 in new or 0 in new:
         return None
-    return math.prod(size or 0 for size in inner) / math.prod(size or 0 for size in outer)
+    return math.prod(size or 0 for size in old) / math.prod(size or 0 for size in new)
 
 
 @register_rule("ExpandDims", moves=0)
 def expand(node: Node) -> Decision:
     placement = node.require_rows()
-    count = node.count_axes(0)
-    axis = int(node.read_constant(1).reshape(()))
-    axis += count + 1 if axis < 0 else 0
-    return node.decide([None], placement._replace(axis=placement.axis + (axis <= placement.axis)))
+    count, new_axis = node.count_axes(0), int(node.read_constant(1).reshape(()))
+    if new_axis < 0:
+        new_axis += count + 1
+    return node.decide([None], placement._replace(axis=placement.axis + (new_axis <= placement.axis)))
 
 
 @register_rule("Squeeze", moves=0)
@@ -163,13 +169,16 @@ def transpose(node: Node) -> Decision:
 
 @register_rule("BroadcastTo", moves=0)
 def broadcast(node: Node) -> Decision:
-    found = _find_new_rows(node)
-    axis = found.axis - len(node.read_sizes(1)) + node.count_axes(0)
-    return node.decide([WHOLE if axis < 0 else node.bring_rows(0, shard(axis, found.rows)), None], found)
+    result = _place_result(node)
+    # The last axes of input and result correspond, so the axis of the rows is counted from the end.
+    from_end = len(node.read_sizes(1)) - result.axis
+    axis = node.count_axes(0) - from_end
+    need = WHOLE if axis < 0 else node.bring_rows(0, shard(axis, result.rows))
+    return node.decide([need, None], result)
 
 
-def _find_new_rows(node: Node) -> Placement:
-    """The placement of the result, if the second input is a shape that counts rows."""
+def _place_result(node: Node) -> Placement:
+    """The placement of the result. Raises NoRuleError if the second input has no number that counts rows."""
     require(node.get_placement(1).kind == SIZES)
     return require_known(find_rows(node.read_sizes(1)))
 
@@ -180,9 +189,9 @@ def tile(node: Node) -> Decision:
     if placement.is_sharded:
         require(node.read_sizes(1)[placement.axis] == Size(None, 1) and node.get_placement(1).kind != SIZES)
         return node.decide([None], shard(*placement.layout))
-    found = _find_new_rows(node)
-    require(node.read_shape(0)[found.axis] == 1)  # otherwise the op repeats the batch as a whole
-    return node.decide([WHOLE, None], found)
+    result = _place_result(node)
+    require(node.read_shape(0)[result.axis] == 1)  # several entries would be repeated as a whole, not one by one
+    return node.decide([WHOLE, None], result)
 
 
 @register_rule("Range")

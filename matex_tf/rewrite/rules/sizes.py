@@ -1,8 +1,8 @@
 """Rules for sizes of tensors, as `tf.shape` gives them, and for their use in gradients.
 
-With a batch of 5 rows, `tf.shape(batch)[0]` is 5 in the script, and 3 on a rank with 3 rows. So the reader notes for
+With a batch of 5 rows, `tf.shape(batch)[0]` is 5 in the script, and 3 on a rank with 3 rows. So `propagate` notes for
 each number whether it counts rows, and how many entries there are for each row (`placement.Size`). A vector with such
-a number has the placement SIZES: each rank has its own number, and an op that needs the script's number gets that.
+a number has the placement SIZES: each rank has its own number, and an op that needs the script's number gets this one.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def replace_size(sizes: tuple[Size, ...], index: int, rows: Rows) -> tuple[Size,
 
 
 def read_along(node: Node, index: int, entry: int, placement: Placement, length: int | None) -> tuple[Size, ...]:
-    """The sizes in input `index`, such as the ends of a slice. The one at `entry` is along the axis with rows.
+    """The sizes in input `index`, such as the ends of a slice. The size at `entry` is for the axis with the rows.
 
     The script may have a constant there that counts rows. For example, with 64 rows, the end 128 takes two concatenated
-    batches. Such a constant is returned as a number of rows, if it is a multiple of the number of rows.
+    batches. A constant that is a multiple of the number of rows is returned as a number of rows.
 
     placement: the placement of the tensor whose axis has the rows.
     length: the length of the axis in the script; None if it is not fixed.
@@ -73,7 +73,7 @@ def read_along(node: Node, index: int, entry: int, placement: Placement, length:
 
 
 def find_need(node: Node, index: int, sizes: tuple[Size, ...]) -> Placement | None:
-    """The need of an op that takes `sizes` from input `index`, for `Decision.needs`."""
+    """The placement to which input `index` is brought, so that the op gets `sizes`; None: the input has them."""
     if node.get_placement(index).kind == SIZES:
         require(sizes == node.read_sizes(index))
         return None
@@ -87,12 +87,12 @@ def find_need(node: Node, index: int, sizes: tuple[Size, ...]) -> Placement | No
 
 @register_rule("BroadcastGradientArgs")
 def find_broadcast_axes(node: Node) -> Decision:
-    """The axes over which gradients of a broadcast are summed. `Placement.axes` of each output tells which it names.
+    """The axes over which gradients of a broadcast are summed: `Placement.axes` tells which axes an output names.
 
     TensorFlow names the axes of size 1 and the missing axes of the shorter shape. If both shapes are equal, it names
-    none. The rule applies this to the script's shapes: a slice may have one row where the batch has several. A size
-    that counts rows of the batch is never 1 in the script, since ranks do not share steps of a single row. A number of
-    rows that a mask selects may be 1, and such an axis must not be named on one rank alone.
+    none. The rule applies this to the script's shapes, because a slice may have one row where the batch has several.
+    A size that counts rows of the batch is never 1 in the script, since ranks do not share steps of a single row. A
+    number of rows that a mask selects may be 1, and such an axis must not be named on one rank alone.
     """
     first, second = node.read_sizes(0), node.read_sizes(1)
     count = max(len(first), len(second))
@@ -125,11 +125,11 @@ def _may_be_equal(first: Size, second: Size) -> bool:
 
 @register_rule("DynamicStitch ParallelDynamicStitch")
 def stitch(node: Node) -> Decision:
-    """Merge vectors of numbers by constant indices: the shape before a reduction, with 1 for each reduced axis."""
-    needs, half = _keep_sizes(node), len(node.inputs) // 2
+    """Merge vectors of numbers at constant positions: the shape before a reduction, with 1 for each reduced axis."""
+    needs, count = _keep_sizes(node), len(node.inputs) // 2
     merged: dict[int, Size] = {}
-    for index in range(half):
-        positions, sizes = node.read_constant(index).reshape(-1), node.read_sizes(half + index)
+    for index in range(count):
+        positions, sizes = node.read_constant(index).reshape(-1), node.read_sizes(count + index)
         merged.update(zip(map(int, positions), sizes, strict=True))
     require(sorted(merged) == list(range(len(merged))))
     return node.decide(needs, make_sizes([merged[position] for position in range(len(merged))]))

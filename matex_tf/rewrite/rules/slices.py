@@ -1,11 +1,11 @@
 """Rules for slices such as `x[a:b]`: a slice may take all rows, or blocks of them, but no part of a block.
 
-A tensor of two concatenated batches has two blocks. `x[:n]`, with n rows in a batch, is then the first block, of which
-each rank has its rows. Begin and end may count rows, as in `rules.sizes`: n is 5 in the script, and 3 on a rank with 3
-rows. `x[:10]` takes rows that some ranks do not have, so no rule applies.
+A tensor of two concatenated batches has two blocks (`placement.Rows`). `x[:n]`, with n rows in a batch, is then the
+first block, of which each rank has its rows. Begin and end may count rows, as in `rules.sizes`: n is 5 in the script,
+and 3 on a rank with 3 rows. `x[:10]` takes rows that some ranks do not have, so no rule applies.
 
-The rules are for rows. `moves=0` and `linear=4` name the input that slices only move, and the gradient in which their
-backward op is linear: `registry` has the rules for partial sums and for sizes there.
+The functions are for inputs with rows. `moves=0` and `linear=4` name the input that slices only move, and the gradient
+in which their backward op is linear: `registry` has the rules for partial sums and sizes there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from matex_tf.lazy import tf
 from matex_tf.rewrite.nodes import Decision, Node, NoRuleError, require, require_known
 from matex_tf.rewrite.placement import PARTIAL, SIZES, WHOLE, Placement, Rows, Size, make_sizes, shard
-from matex_tf.rewrite.rules.arrays import count_rows, take_blocks
+from matex_tf.rewrite.rules.arrays import read_unit, take_blocks
 from matex_tf.rewrite.rules.registry import register_rule
 from matex_tf.rewrite.rules.sizes import find_need, find_rows, read_along, replace_size
 
@@ -29,11 +29,11 @@ def slice_with_strides(node: Node) -> Decision:
     if placement.kind == PARTIAL and placement.sizes:
         return _take_size(node)
     placement = node.require_rows()
-    found, needs = _follow_axis(node, placement, node.count_axes(0), node.read_length(0))
+    result, needs = _place_slice(node, placement, node.count_axes(0), node.read_length(0))
     # In a matrix from `tf.where(mask)`, column 0 has indices of rows of the script's tensor: `index_rows` is set. It
     # stays set for the slice `[:, 0]`, which takes all entries of axis 0 and entry 0 of axis 1.
     is_column = placement.index_rows is not None and node.count_axes(0) == 2 and _list_entries(node) == (None, 0)
-    return node.decide([None, *needs], found._replace(index_rows=placement.index_rows) if is_column else found)
+    return node.decide([None, *needs], result._replace(index_rows=placement.index_rows) if is_column else result)
 
 
 def _read_masks(node: Node) -> dict[str, int]:
@@ -45,7 +45,7 @@ def _read_masks(node: Node) -> dict[str, int]:
 def _list_entries(node: Node) -> tuple[int | None, ...]:
     """For each named axis, what a slice takes of it: the index of one entry; None: all entries; -1: other entries.
 
-    -1 is also the index of the last entry; callers accept neither. Empty if the slice has an ellipsis or a new axis.
+    Callers refuse -1, which may also be the index of the last entry. Empty if the slice has an ellipsis or a new axis.
     """
     begin, stride = node.read_constant(_BEGIN).tolist(), node.read_constant(_STRIDE).tolist()
     masks = _read_masks(node)
@@ -62,10 +62,10 @@ def _list_entries(node: Node) -> tuple[int | None, ...]:
 
 
 def _take_size(node: Node) -> Decision:
-    """Take the number of rows from a shape whose other entries are maxima over the ranks.
+    """Take the number of rows from a shape whose other entries are maxima over the ranks, a partial tensor.
 
-    `StringSplitV2` gives such a shape: the number of texts, and the largest number of words of a text. Of `shape[0]`
-    each rank knows its own number, so the shape need not be exchanged.
+    `StringSplitV2` returns such a shape: the number of texts, and the largest number of words of a text. A rank knows
+    its own number of texts, so the shape need not be exchanged for `shape[0]`.
     """
     sizes = node.get_placement(0).sizes
     indices = [index for index in _list_entries(node) if index is not None]
@@ -79,27 +79,27 @@ def _take_size(node: Node) -> Decision:
     return node.decide([None], make_sizes([Size(rows)]), emit=emit)
 
 
-def _follow_axis(
-    node: Node, placement: Placement, count: int, length: int | None
+def _place_slice(
+    node: Node, placement: Placement, rank: int, length: int | None
 ) -> tuple[Placement, list[Placement | None]]:
-    """The placement of a slice of a tensor, and the placements that its begin, end and stride need.
+    """The placement of the result of a slice, and the placements that its begin, end and stride need.
 
-    placement: of the sliced tensor, which has `count` axes.
+    placement: the placement of the sliced tensor, which has `rank` axes.
     length: the length of the axis with the rows, if it is constant.
     """
     masks = _read_masks(node)
-    entries = require_known(node.read_shape(_BEGIN)[0])
-    named = entries - (masks["new_axis"] | masks["ellipsis"]).bit_count()
+    entry_count = require_known(node.read_shape(_BEGIN)[0])
+    named_axes = entry_count - (masks["new_axis"] | masks["ellipsis"]).bit_count()
     result_axis = axis = 0  # the next axes of the result and of the sliced tensor
     result: Placement | None = None
     needs: list[Placement | None] = [  # of inputs 1 to 3
         None if node.get_placement(number).kind == SIZES else WHOLE for number in (_BEGIN, _END, _STRIDE)
     ]
-    # An entry of begin, end and stride names an axis, a new axis, or "...", the axes that no other entry names.
-    for index in range(entries):
+    # Each entry of begin, end and stride is for one axis, for a new axis, or for "...": all axes without an entry.
+    for index in range(entry_count):
         bits = {name for name, mask in masks.items() if mask >> index & 1}
         if "ellipsis" in bits:  # takes all entries of the axes that it stands for
-            skipped = count - named
+            skipped = rank - named_axes
             if axis <= placement.axis < axis + skipped:
                 result = shard(result_axis + placement.axis - axis, placement.rows)
             result_axis, axis = result_axis + skipped, axis + skipped
@@ -108,15 +108,16 @@ def _follow_axis(
             result_axis += 1
             continue
         takes_one = "shrink_axis" in bits  # the entry at `begin`; then the result does not have the axis
+        # A bit of the masks "begin" and "end" means that the slice has no such bound along the axis.
         bounding = [number for number, name in ((_BEGIN, "begin"), (_END, "end")) if name not in bits]
-        if axis == placement.axis:  # the axis of the rows: all rows or whole blocks, with stride 1
+        if axis == placement.axis:  # the axis of the rows: the slice must take whole blocks, with stride 1
             require(not takes_one and node.read_sizes(_STRIDE)[index] == Size(None, 1))
             bounds: dict[int, Size] = {}
             for number in bounding:
                 sizes = read_along(node, number, index, placement, length)
                 bounds[number], needs[number - 1] = sizes[index], find_need(node, number, sizes)
-            result = shard(result_axis, _cut(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
-        else:  # another axis: its bounds must not count rows, because a rank has another number of rows than the script
+            result = shard(result_axis, _slice_blocks(placement.rows, bounds.get(_BEGIN), bounds.get(_END)))
+        else:  # another axis: its bounds must not count rows, of which a rank has another number than the script
             for number in bounding:
                 # A slice that takes one entry does not read its end.
                 is_read = node.get_placement(number).kind == SIZES and not (takes_one and number == _END)
@@ -131,19 +132,19 @@ def _follow_axis(
 def slice_backward(node: Node) -> Decision:
     """The gradient of a slice, padded with zeros to the shape of the sliced tensor, which is input 0.
 
-    Input 4 is the gradient of the result. Candidates are the possible axes of the rows in the sliced tensor. The first
-    one is chosen whose slice has its rows where the gradient has them.
+    Input 4 is the gradient of the result. The rule tries each axis along which the sliced tensor may have its rows. The
+    slice of the right axis has the placement of the gradient.
     """
     gradient, length = node.require_rows(4), node.read_length(4)
     sizes = node.read_sizes(0)
-    found = find_rows(sizes)
-    if found:  # a number of the shape counts rows
-        candidates = [found]
-    else:  # a constant shape: each axis that is as long as the gradient's axis of rows, of which the slice takes all
-        axes = [axis for axis, size in enumerate(sizes) if size.value == length is not None]
+    counted = find_rows(sizes)
+    if counted:  # a number of the shape counts rows
+        candidates = [counted]
+    else:  # a constant shape: the slice takes all rows, so the axis is as long as the gradient's axis of rows
+        axes = [axis for axis, size in enumerate(sizes) if length is not None and size.value == length]
         candidates = [shard(axis, gradient.rows) for axis in axes]
     for before in candidates:
-        after, needs = _follow_axis(node, before, len(sizes), None if found else length)
+        after, needs = _place_slice(node, before, len(sizes), None if counted else length)
         if after.has_layout(gradient):
             # A rank pads to its own number of rows.
             need = find_need(node, 0, replace_size(sizes, before.axis, before.rows))
@@ -151,14 +152,13 @@ def slice_backward(node: Node) -> Decision:
     raise NoRuleError
 
 
-def _cut(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
+def _slice_blocks(rows: Rows, begin: Size | None, end: Size | None) -> Rows:
     """The rows from `begin` to `end`; None: from the first, or to the last."""
     begin = begin or Size(None, 0)
-    # An end at the number of all rows is the end of the axis.
-    end = None if end is not None and end.rows == rows else end
-    if begin == Size(None, 0) and end is None:
+    is_to_last = end is None or end.rows == rows  # `end` is the length of the axis
+    if begin == Size(None, 0) and is_to_last:
         return rows
-    return take_blocks(rows, count_rows(begin), None if end is None else count_rows(end))
+    return take_blocks(rows, read_unit(begin), None if end is None or is_to_last else read_unit(end))
 
 
 @register_rule("Slice", moves=0)
@@ -170,6 +170,6 @@ def slice_by_sizes(node: Node) -> Decision:
     begin, count = begins[placement.axis], counts[placement.axis]
     rows, takes_rest = placement.rows, count == Size(None, -1)  # -1: up to the end of the axis
     if begin != Size(None, 0) or not (takes_rest or count.rows == rows):
-        first = count_rows(begin)
-        rows = take_blocks(rows, first, None if takes_rest else first + count_rows(count))
+        first = read_unit(begin)
+        rows = take_blocks(rows, first, None if takes_rest else first + read_unit(count))
     return node.decide([None, find_need(node, 1, begins), find_need(node, 2, counts)], shard(placement.axis, rows))

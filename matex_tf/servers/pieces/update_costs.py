@@ -16,7 +16,7 @@ from typing import Any
 from matex_tf import ops, settings
 from matex_tf.costs.pieces import UPDATE_END
 from matex_tf.rewrite.pieces import PiecesRefusedError
-from matex_tf.rewrite.placement import WHOLE, hold
+from matex_tf.rewrite.placement import WHOLE, make_piece_handle
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.servers.pieces import owners, slots
@@ -130,7 +130,7 @@ def _place_slots(plan: Any, step_slots: list[Any]) -> tuple[Program | None, list
     outer = [handle for handle, _ in plan.traced.graph.captures]
     while by_handle and plan.program is not None:
         sizes = [by_handle[id(handle)].shape.num_elements() if id(handle) in by_handle else None for handle in outer]
-        captured = [WHOLE if size is None else hold((0, size), index) for index, size in enumerate(sizes)]
+        captured = [WHOLE if size is None else make_piece_handle((0, size), index) for index, size in enumerate(sizes)]
         try:
             placements = [value.placement for value in plan.program.inputs]
             placements[plan.argument_count : plan.argument_count + len(outer)] = captured
