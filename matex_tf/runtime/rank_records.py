@@ -59,7 +59,7 @@ class Record:
     state: str = ""  # one of the states above; empty before the ranks have begun
     codes: tuple[int, ...] = ()  # at the end of the script, the exit codes of all ranks other than 0
     asks_again: bool = False  # whether the run was asked to end, has saved its state, and is to be started again later
-    aborts: int = 0  # the exit code with which the rank ends all ranks; 0 if it does not
+    abort_code: int = 0  # the exit code with which the rank ends all ranks; 0 if it does not
     text: str = ""
     """The message of the error for which the rank ends all ranks: rank, host, the script's line, traceback."""
     number: int = 0  # the number of collectives that the rank had completed at its error

@@ -92,7 +92,7 @@ def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool 
     run_before_abort()
     sys.stdout.flush()
     code, me = exit_codes.correct_failure_code(code), world.get_world()
-    fields: dict[str, Any] = {"size": me.size, "host": me.host, "number": ops.read_waiting().number, "aborts": code}
+    fields: dict[str, Any] = {"size": me.size, "host": me.host, "number": ops.read_waiting().number, "abort_code": code}
     try:
         with real_files.use_real_files():
             shared = cache.find_cache_folder() if me.has_several_hosts else None
@@ -106,7 +106,7 @@ def abort_all_ranks(code: int) -> None:
     code = exit_codes.correct_failure_code(code)
     run_before_abort()
     with contextlib.suppress(OSError):  # an error while recording must not prevent the abort
-        rank_records.note(aborts=code, number=ops.read_waiting().number, time=time.time())
+        rank_records.note(abort_code=code, number=ops.read_waiting().number, time=time.time())
     _end_all(code)
 
 
