@@ -28,7 +28,7 @@ _FORWARDED = (
 STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}  # signals that ask a run to save its state and end, to resume later
 # Signals that end a run without saved state. The exit code is then 128 plus the number of the signal.
 _FATAL = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
-_SI_KERNEL = 128  # sent by the kernel, like terminal signals, to the whole group, and thus also to mpirun
+_SI_KERNEL = 128  # the si_code of a signal that the kernel sends, as for Ctrl-C: to the whole group, mpirun included
 _TICK = 0.2  # seconds between two calls of `poll`
 _NO_LIMIT = 86400.0  # seconds to wait for a signal if `poll` need not be called again
 _PREFIX = "matex_tf-run-"
@@ -67,7 +67,7 @@ def run_to_end(command: Sequence[str], folder: str, describe_lost_hosts: Callabl
         return 0
     if fatal := received & _FATAL:
         return compute_signal_exit_code(fatal)
-    # The ranks gave a reason of their own, which is not the loss of another rank, or a signal ended the run.
+    # Is there another reason than lost hosts: an error that is no consequence of a lost rank, or a signal?
     is_explained = (end.cause and not end.cause.follows) or end.is_reported or rank_ends.find_signal(code)
     if not is_explained and (lost_hosts := describe_lost_hosts()):
         print(f"matex: {lost_hosts} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)

@@ -52,9 +52,13 @@ def name_state_folder(target: Sequence[str]) -> str:
 
 
 def judge_end(code: int, end: RunEnd, has_changed: bool, received_signals: set[int]) -> str:
-    """The kind of an end, from mpirun's exit code, the ranks' records, and the signals that this process received.
+    """The kind of an end: the first one that applies.
 
-    `has_changed`: the ranks have left for a change (`--adapt=ranks`).
+    Args:
+        code: mpirun's exit code.
+        end: the ranks' records.
+        has_changed: the ranks have left for a change (`--adapt=ranks`).
+        received_signals: by this process, during the attempt.
     """
     is_asked_to_stop = bool(received_signals & process.STOP_REQUESTS)
     has_left = has_changed or end.asks_again
@@ -66,10 +70,9 @@ def judge_end(code: int, end: RunEnd, has_changed: bool, received_signals: set[i
         (INTERRUPTED, received_signals & _INTERRUPTS),
         (CHANGED, has_changed and not end.asks_again and not is_asked_to_stop),
         (STOPPED, has_left),
-        # An exit code that the script itself has chosen, other than 0.
+        # The script has chosen an exit code other than 0, or a process failed when the run was complete.
         (OWN_CODE, end.proves_success or end.script_chose(code)),
         (STOPPED, is_asked_to_stop),
-        # The script's own error.
         (OWN_CODE, code > 0 and end.script_failed(code)),
         # A failure before the script began. A code above 128 means a signal.
         (OWN_CODE, 0 < code <= 128 and not end.script_has_begun),
@@ -166,8 +169,8 @@ class RestartedRun:
                     attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
                     continue
                 kind = LOST  # the change cannot be read
-            # The attempt ended before the first step after a change. The change may be the cause: return to the attempt
-            # before it.
+            # If the attempt failed before its first step after a change, the change may be the cause: return to the
+            # attempt before the change.
             if kind in (LOST, OWN_CODE) and (previous := changes.give_up_change(explain_end(code))) is not None:
                 attempt = previous
                 continue

@@ -82,7 +82,7 @@ class Slurm(Options):
         ]
 
     def _list_python_words(self) -> list[str]:
-        """The Python of the `matex` command: /opt/bin/python of `/opt/bin/python -m matex_tf...` or `/opt/bin/matex`."""
+        """The Python of the `matex` command: /opt/bin/python of `/opt/bin/python -m matex_tf...` or /opt/bin/matex."""
         words = shlex.split(self.matex) or ["matex"]
         if "-m" in words:
             return words[: words.index("-m")]
