@@ -95,14 +95,9 @@ def run_scheduler(
     """
     try:
         return subprocess.run(
-            words,
-            input=standard_input,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            timeout=PATIENCE,
-            **process_options,
-        )
+            words, input=standard_input, capture_output=True, encoding="utf-8", errors="surrogateescape",
+            timeout=PATIENCE, **process_options,
+        )  # fmt: skip
     except FileNotFoundError:
         raise JobError(f"there is no {words[0]} on this machine. {advice}") from None
     except subprocess.TimeoutExpired:

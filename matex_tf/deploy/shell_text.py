@@ -36,14 +36,9 @@ def format_script(heads: str, folder: str, before: str, command: str, after: str
     and the current folder is again that of submission, which lines `before` may have left.
     """
     return _SCRIPT.format(
-        heads=heads,
-        folder=folder,
-        before=before,
-        command=command,
-        after=after,
-        again=os.EX_TEMPFAIL,
-        signalled=128 + signal.SIGUSR1,
-    )
+        heads=heads, folder=folder, before=before, command=command, after=after,
+        again=os.EX_TEMPFAIL, signalled=128 + signal.SIGUSR1,
+    )  # fmt: skip
 
 
 def format_again(job: str, lines: str, text: str = "", value: str = "") -> str:

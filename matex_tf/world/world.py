@@ -219,17 +219,10 @@ def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
     ranks_per_node, lowest_rank = chosen.ranks_per_node, node.bcast(rank)
     node_number = rank - rank % ranks_per_node if ranks_per_node else lowest_rank
     world = World(
-        rank=rank,
-        size=communicator.Get_size(),
-        local_rank=node.Get_rank(),
-        local_size=node.Get_size(),
-        host=host,
-        hosts=communicator.allgather(host),
-        nodes=communicator.allgather(node_number),
-        servers=settings.count_only_serving(chosen.strategy),
-        life=life,
-        is_several=True,
-    )
+        rank=rank, size=communicator.Get_size(), local_rank=node.Get_rank(), local_size=node.Get_size(), host=host,
+        hosts=communicator.allgather(host), nodes=communicator.allgather(node_number),
+        servers=settings.count_only_serving(chosen.strategy), life=life, is_several=True,
+    )  # fmt: skip
     node.Free()
     for name in _COMMUNICATORS:
         world.communicators[name] = communicator.Dup()

@@ -143,14 +143,10 @@ def _format_script(command: Sequence[str], setup: Sequence[str], folder: str, no
     folder_word = shlex.quote(folder)
     note_lines = _NOTE.format(at=folder_word, note=shlex.quote(note), file=run_folder.NOTE, code=os.EX_CANTCREAT)
     return _LAUNCHER_SCRIPT.format(
-        setup="".join(f"{line}\n" for line in setup),
-        ended=f"{folder_word}/{run_folder.EXIT_CODE}" if folder else "",
-        note=note_lines if folder else "",
-        over=shlex.quote(OVER),
-        command=shlex.join(command),
-        again=os.EX_TEMPFAIL,
-        signalled=128 + signal.SIGTERM,
-    )
+        setup="".join(f"{line}\n" for line in setup), note=note_lines if folder else "", over=shlex.quote(OVER),
+        ended=f"{folder_word}/{run_folder.EXIT_CODE}" if folder else "", command=shlex.join(command),
+        again=os.EX_TEMPFAIL, signalled=128 + signal.SIGTERM,
+    )  # fmt: skip
 
 
 # Kubernetes starts another launcher after any exit code but 0. So the file $ended on the volume keeps the run's exit

@@ -79,15 +79,9 @@ def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
 
     def make_end(words: str, code: int | None, ended: float | None, holds_nodes: bool = False) -> State:
         return State(
-            ENDED,
-            words,
-            restarts,
-            code,
-            messages.explain_exit(code),
-            seconds=_subtract(ended, created),
-            starts_noun="launchers",
-            holds_nodes=holds_nodes,
-        )
+            phase=ENDED, words=words, restarts=restarts, code=code, meaning=messages.explain_exit(code),
+            seconds=_subtract(ended, created), starts_noun="launchers", holds_nodes=holds_nodes,
+        )  # fmt: skip
 
     # An evicted worker also sets Failed, and the launcher continues. So Failed is final only with a completion time.
     if completed is not None and failed is not None:

@@ -72,14 +72,8 @@ class Slurm(Options):
             return super().make_command(target, options)
         # Without PMIx, by which tasks of srun find each other, each task of Open MPI would be an MPI job of one rank.
         step = ["srun", "--mpi=pmix", f"--nodes={self.nodes}", f"--ntasks={self.ranks}", "--kill-on-bad-exit=1"]
-        return [
-            *step,
-            f"--ntasks-per-node={self.ranks_per_node}",
-            *self._list_python_words(),
-            "-m",
-            "matex_tf",
-            *target,
-        ]
+        step.append(f"--ntasks-per-node={self.ranks_per_node}")
+        return [*step, *self._list_python_words(), "-m", "matex_tf", *target]
 
     def _list_python_words(self) -> list[str]:
         """The Python of the `matex` command: /opt/bin/python of `/opt/bin/python -m matex_tf...` or /opt/bin/matex."""
