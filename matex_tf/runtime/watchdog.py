@@ -98,8 +98,8 @@ def stop_watching() -> None:
 class _Answer:
     """The position of a queried rank."""
 
-    number: int  # of its next collective
-    waits_at: str  # the collective at which it waits; "" if it does not
+    number: int  # of the collective at which it waits, or of its next one
+    waits_at: str  # the description of the collective at which it waits; "" if it does not wait
     place: str  # the line of the script
     doing: str  # its long activities (`excuse_wait`)
     has_excuse: bool  # the time limit of one of these activities is not over
@@ -148,6 +148,7 @@ class _Watch:
         self.stalled: _Stall | None = None  # of the reporter: the latest reported collective; None: no rank waits
 
     def _watch_until_lost(self) -> None:
+        """What the thread does: watch the ranks, also after a loss, until the run revokes the communicators."""
         from mpi4py import MPI
 
         while not self.ended.is_set():
@@ -210,14 +211,11 @@ class _Watch:
         waiting, stack = ops.read_waiting(), self._read_stack()
         activities = [*_activities, _PROMPT] if _is_at_prompt(stack) else list(_activities)
         return _Answer(
-            waiting.number,
-            waiting.what,
-            script_frames.describe_place(stack),
+            number=waiting.number, waits_at=waiting.what, place=script_frames.describe_place(stack),
             doing="; ".join(what for what, _ in activities),
             has_excuse=any(time.monotonic() < until for _, until in activities),
-            updates=ops.count_completed(_KIND_GRADIENTS),
-            stack=script_frames.format_stack(stack),
-        )
+            updates=ops.count_completed(_KIND_GRADIENTS), stack=script_frames.format_stack(stack),
+        )  # fmt: skip
 
     def _report_wait(self) -> None:
         """Report this rank's wait to the reporter, or to the next rank if the reporter does not confirm or is lost."""
