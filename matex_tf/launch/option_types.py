@@ -70,9 +70,7 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def _continue_series(previous: int, last: int, end: int) -> list[int]:
-    """The numbers from `last` to `end`, both exclusive: doubled each time if `last` is twice `previous`, else with the
-    same difference.
-    """
+    """The numbers between `last` and `end`: doubled each time if `last` is twice `previous`, else with equal steps."""
     doubles = last == 2 * previous
     series = []
     while last < end:

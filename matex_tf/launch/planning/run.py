@@ -80,16 +80,13 @@ def _show_predictions(request: PlanRequest, plan: Plan) -> tuple[list[Prediction
 
 
 def _show_strategies(request: PlanRequest, plan: Plan, choice: Choice) -> list[dict[str, Any]]:
-    """Print the step of each strategy on the chosen number of ranks. Returns the figures for all requested numbers.
-
-    If one rank is chosen, or none, the table is for the first requested number on which a strategy fits the memory.
-    """
+    """Print the step of each strategy on the chosen number of ranks. Returns the figures for all requested numbers."""
     rank_counts = [ranks for ranks in request.ranks if ranks > 1]
     predictor = Predictor(plan)
     priced = {ranks: strategies.estimate_strategies(predictor, ranks, request.strategy) for ranks in rank_counts}
     if rank_counts:
         shown_ranks = choice.best.ranks if choice.best else 1
-        if shown_ranks == 1:  # strategies differ on several ranks only
+        if shown_ranks == 1:  # strategies differ on several ranks only: show the first number that fits the memory
             fitting = (
                 ranks for ranks in rank_counts if strategies.choose_strategy(priced[ranks][0], request.memory)[0]
             )
