@@ -41,7 +41,7 @@ class SubmitCommand(click.Command):
     def _move_job_options(self, ctx: click.Context, args: list[str]) -> list[str]:
         """`args`, with the job options moved from behind the script to its front.
 
-        Returns `args` itself if all words after the script belong to it: after `--`, or after a first job option.
+        Returns `args` itself if all words after the script belong to the script: `--` or a job option precedes it.
         """
         parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
         value: Any = parsed.get("script")
