@@ -62,8 +62,8 @@ class SubmitCommand(click.Command):
     def _find_job_options(self, parsed: Mapping[str, Any]) -> dict[str, bool]:
         """The names of the options that may follow the script, such as `--nodes`; True if a value follows the option.
 
-        An option of other clusters only than the cluster in `parsed` belongs to the script: `--image` for Slurm. So
-        does `-m`, which says that the word after it is a module, and thus precedes the script.
+        An option that the clusters in `parsed` do not have belongs to the script: `--image` after `--slurm`. So does
+        `-m`, which says that the word after it is a module, and thus precedes the script.
         """
         fields = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in KINDS.items()}
         of_named_clusters: set[str] = set().union(*(fields[name] for name in parsed.keys() & KINDS.keys()))

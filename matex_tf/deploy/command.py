@@ -220,7 +220,7 @@ def _run_action(command: str, action: Callable[[], int], job: str = "") -> int:
 
 
 def describe_failure(job: str, message: str) -> str:
-    """`message` of the cluster; if the user may have meant a folder by `job`, also that there is no such folder."""
+    """The cluster's `message`; if the user may have meant a folder by `job`, a text that there is no such folder."""
     if not mpijob.is_name(job) or mpijob.is_made(job) or os.path.isdir(job):
         return message
     if messages.is_without_cluster(message):

@@ -21,7 +21,7 @@ _TIME_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 1}  # in s
 
 
 class Parsed(click.ParamType):
-    """An option whose text `parse` converts. `parse` raises ValueError("a time such as 6h"), the expected value.
+    """An option whose text `parse` converts. The text of a ValueError of `parse` is the expected value: "a time".
 
     `name` in capitals stands for the value in the help page.
     """

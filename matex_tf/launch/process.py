@@ -67,7 +67,7 @@ def run_to_end(command: Sequence[str], folder: str, describe_lost_hosts: Callabl
         return 0
     if fatal := received & _FATAL:
         return compute_signal_exit_code(fatal)
-    # Is there another reason than lost hosts: an error that is no consequence of a lost rank, or a signal?
+    # There is another reason than lost hosts: an error that follows from no other rank's, the ranks' report, a signal.
     is_explained = (end.cause and not end.cause.follows) or end.is_reported or rank_ends.find_signal(code)
     if not is_explained and (lost_hosts := describe_lost_hosts()):
         print(f"matex: {lost_hosts} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)

@@ -70,7 +70,8 @@ def judge_end(code: int, end: RunEnd, has_changed: bool, received_signals: set[i
         (INTERRUPTED, received_signals & _INTERRUPTS),
         (CHANGED, has_changed and not end.asks_again and not is_asked_to_stop),
         (STOPPED, has_left),
-        # The script has chosen an exit code other than 0, or a process failed when the run was complete.
+        # The script has chosen an exit code other than 0, or a process without other ranks has one of its own, or a
+        # process failed when the run was complete.
         (OWN_CODE, end.proves_success or end.script_chose(code)),
         (STOPPED, is_asked_to_stop),
         (OWN_CODE, code > 0 and end.script_failed(code)),

@@ -1,7 +1,7 @@
 """The command `matex simulate`: simulate the step of a plan, with optional changes, and suggest parameter servers.
 
-The command prints one of four tables: simulated steps, a replayed timeline, parameter servers, or mini-batches. HTC and
-XAI are the papers of `planner.papers`, with formulas for the last two.
+The command prints one of four tables: simulated steps, a replayed timeline, parameter servers, or mini-batches. The
+formulas for the last two are those of the papers HTC and XAI (`planner.papers`), and of a queueing network.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ TRAINING = "training"
 _NAME = "rank-"  # the prefix of each record
 _WRITING = ".writing"  # the ending of the mark of a process that may still write files of the script (`note_writing`)
 _REQUEST = "request"  # contains the name of the signal that asks `matex run` to end
-_CLAIM = "matex_tf-error-"  # the prefix of the file by which a rank reserves the terminal
+_CLAIM = "matex_tf-error-"  # the prefix of the file, in another folder, by which a rank reserves the terminal
 _RECENT_SECONDS = 60.0  # an older claim of the terminal belongs to an earlier run
 
 _folder = ""  # the private folder of `matex run`; "" without it

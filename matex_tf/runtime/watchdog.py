@@ -148,7 +148,7 @@ class _Watch:
         self.stalled: _Stall | None = None  # of the reporter: the latest reported collective; None: no rank waits
 
     def _watch_until_lost(self) -> None:
-        """What the thread does: watch the ranks, also after a loss, until the run revokes the communicators."""
+        """What the thread does: watch the ranks until `ended`; after a loss, until the communicators are revoked."""
         from mpi4py import MPI
 
         while not self.ended.is_set():
@@ -273,7 +273,7 @@ class _Watch:
         MATEX_ABORT_SECONDS, when the job may be ended.
         """
         if waited < stalled.reported_wait:
-            stalled.reported_wait = 0.0  # this wait began after the last report
+            stalled.reported_wait = 0.0  # this wait began later than the reported one
         due = max(self.stall_seconds, 2 * stalled.reported_wait)
         if stalled.reported_wait < self.abort_seconds:
             due = min(due, self.abort_seconds)

@@ -132,7 +132,7 @@ def find_launcher_binding(name: str, words: Sequence[str], environment: Mapping[
 
 
 def is_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_size: int) -> bool:
-    """Whether this rank is bound to one core by the user: Open MPI's default binds so only one or two ranks.
+    """Whether this rank is bound to one core by the user: Open MPI's default does so only in runs of one or two ranks.
 
     Used on nodes on which mpirun does not run, so that its command line cannot be read.
     """

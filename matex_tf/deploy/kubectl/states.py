@@ -1,8 +1,8 @@
 """The state of a Kubernetes job, from its MPIJob and its pods, the dictionaries that `kubectl get -o json` prints.
 
 The operator records in the MPIJob whether the job runs or has ended. A batch Job of the operator replaces a failed
-launcher pod. It also does so if the run is over. Such a launcher says so in its termination message (`mpijob.OVER`),
-and a launcher after it only repeats its exit code.
+launcher pod, even if the run is over. The first launcher whose run is over says so in its termination message
+(`mpijob.OVER`), and later launchers only repeat its exit code.
 """
 
 from __future__ import annotations

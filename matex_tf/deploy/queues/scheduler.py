@@ -69,10 +69,10 @@ class Queued(Options):
 
 
 class Scheduler(abc.ABC):
-    """The base class of the schedulers. A subclass has their commands, shell text and messages in class variables.
+    """The base class of the schedulers. Class variables of a subclass hold commands, shell text and messages.
 
-    In shell text, $job is the id of the running job, $before that of its predecessor, and `{script}` the path of the
-    script.
+    In shell text, $job is the id of the running job and `{script}` the path of its script. In `submit_successor`,
+    $before is the id of the running job, which the successor waits for.
     """
 
     kind: ClassVar[type[Queued]]
@@ -89,7 +89,7 @@ class Scheduler(abc.ABC):
     hosts: ClassVar[str]  # shell text that prints the running job's hosts, one a line; repetitions are allowed
     submit_successor: ClassVar[str]  # shell text that submits the successor job and prints its id
     number_pattern: ClassVar[re.Pattern[str]]  # its only group is the job id in the output of the submit command
-    refusals: ClassVar[tuple[Refusal, ...]]  # its messages about refused jobs, with their meaning
+    refusals: ClassVar[tuple[Refusal, ...]]  # messages about refused jobs, with their meaning
     unknown_pattern: ClassVar[re.Pattern[str]]  # the scheduler's message about an unknown or forgotten job
 
     @abc.abstractmethod

@@ -1,7 +1,7 @@
 """Options of sbatch that contradict `matex submit`, which sets them itself or relies on their defaults.
 
 `--sbatch=-N4`, for example, is refused with the advice to use --nodes. Variables such as SBATCH_ARRAY_INX, which sbatch
-reads, are checked in the same way. Further functions tell which share of a node the options request.
+reads, are checked in the same way. Further functions tell whether options set the job's share of a node, or its cores.
 """
 
 from __future__ import annotations
