@@ -121,7 +121,7 @@ def _end_for_error(error: errors.RankError | errors.SettingError, task: task_env
     aborts_others = isinstance(error, errors.SettingError)
     prefix = f"rank {task.rank}: " if aborts_others else ""
     text, host = f"matex_tf: {prefix}{error}\n", socket.gethostname()
-    rank_records.report_error(text, task.rank, waits=not aborts_others, size=task.size, host=host, aborts=1)
+    rank_records.report_error(text, task.rank, waits=not aborts_others, size=task.size, host=host, abort_code=1)
     if aborts_others:
         shutdown.abort_unjoined(task)
     raise SystemExit(1) from None

@@ -271,5 +271,5 @@ def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, 
 
 
 def _start_child(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = child_process.make_question(program, *arguments)
+    command = child_process.make_python_command(program, *arguments)
     return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)

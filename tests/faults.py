@@ -170,8 +170,8 @@ FAULTS = {
     ),
     "exit code 0 is believed while a rank writes yet": Fault(
         "matex_tf/launch/run_end.py",
-        "return self.has_reached_end and self.is_written",
-        "return self.has_reached_end",
+        "return self.script_has_ended and self.are_files_written",
+        "return self.script_has_ended",
         "tests/launch/test_restarts.py",
     ),
     "ranks that leave are said to have ended": Fault(

@@ -1,4 +1,8 @@
-"""Job options that follow the script on the command line: `matex submit --slurm train.py --nodes 4`."""
+"""The command line of `matex submit`, on which job options may also follow the script.
+
+`matex submit --slurm train.py --nodes 4 --epochs 90` is parsed as `matex submit --slurm --nodes 4 -- train.py --epochs
+90`: `SubmitCommand` moves the job options in front of the script, and lets click parse the result.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from matex_tf.deploy.kinds import KINDS
 
 _ALLOWED_BEFORE_SCRIPT = {*KINDS, "is_module", "dry_run", "no_follow", "script", "help"}
 """Parameters that may precede the script although the job options follow it."""
-_SIMILARITY_CUTOFF = 0.8
+_SIMILARITY_CUTOFF = 0.8  # of a word that counts as a misspelt option, see `arguments.find_similar`
 
 
 class SubmitCommand(click.Command):
@@ -35,27 +39,31 @@ class SubmitCommand(click.Command):
             raise click.UsageError(f"there is no option {name}. For an option of sbatch: --sbatch={name}...") from None
 
     def _move_job_options(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """`args` with the job options after the script in front of it; unchanged if the script takes all words."""
+        """`args`, with the job options moved from behind the script to its front.
+
+        Returns `args` itself if all words after the script belong to the script: `--` or a job option precedes it.
+        """
         parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
         value: Any = parsed.get("script")
         words = list(value) if isinstance(value, (list, tuple)) else []  # click uses a sentinel for a missing argument
         before, after = args[: len(args) - len(words)], words[1:]
         if not after or before[-1:] == ["--"]:
             return args
-        script, takes_value = words[0], self._list_job_options(parsed)
+        script, takes_value = words[0], self._find_job_options(parsed)
         if parsed.keys() - _ALLOWED_BEFORE_SCRIPT:  # a job option precedes the script
-            own_words = after[: after.index("--")] if "--" in after else after
-            names = [word for word in own_words if word.partition("=")[0] in takes_value]
-            _note_taker(", ".join(names), script, "script")
+            ambiguous = after[: after.index("--")] if "--" in after else after
+            names = [word for word in ambiguous if word.partition("=")[0] in takes_value]
+            _print_owner(", ".join(names), script, "script")
             return args
         job_options, script_arguments = split_words(script, after, takes_value)
-        _note_taker(shlex.join(job_options), script, "job; the script's own arguments may follow `--`")
+        _print_owner(shlex.join(job_options), script, "job; the script's own arguments may follow `--`")
         return [*before, *job_options, "--", script, *script_arguments]
 
-    def _list_job_options(self, parsed: Mapping[str, Any]) -> dict[str, bool]:
-        """The options that may follow the script, and whether a value follows each of them.
+    def _find_job_options(self, parsed: Mapping[str, Any]) -> dict[str, bool]:
+        """The names of the options that may follow the script, such as `--nodes`; True if a value follows the option.
 
-        Options that exist only on other clusters than the named one belong to the script.
+        An option that the clusters in `parsed` do not have belongs to the script: `--image` after `--slurm`. So does
+        `-m`, which says that the word after it is a module, and thus precedes the script.
         """
         fields = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in KINDS.items()}
         of_named_clusters: set[str] = set().union(*(fields[name] for name in parsed.keys() & KINDS.keys()))
@@ -68,10 +76,10 @@ class SubmitCommand(click.Command):
         }
 
 
-def _note_taker(words: str, script: str, taker: str) -> None:
-    """Print who gets the `words` that follow the script and are job options."""
+def _print_owner(words: str, script: str, owner: str) -> None:
+    """Print whether `words`, which have names of job options and follow the script, go to the job or to the script."""
     if words:
-        print(f"matex: {words} after {script} goes to the {taker}", file=sys.stderr)
+        print(f"matex: {words} after {script} goes to the {owner}", file=sys.stderr)
 
 
 def split_words(script: str, words: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], list[str]]:
@@ -92,11 +100,12 @@ def split_words(script: str, words: Sequence[str], takes_value: Mapping[str, boo
             script_arguments += remaining
             break
         name, equals, _ = word.partition("=")
+        includes_value = bool(equals)
         if word[:2] in takes_value and word[2:].isdigit():  # -n8
-            name, equals = word[:2], word[2:]
+            name, includes_value = word[:2], True
         if name in takes_value:
             job_options.append(word)
-            if takes_value[name] and not equals:
+            if takes_value[name] and not includes_value:
                 if (value := next(remaining, None)) is None:
                     raise click.BadOptionUsage(name, f"Option '{name}' requires an argument.")
                 job_options.append(value)

@@ -22,7 +22,7 @@ from matex_tf.deploy.kubectl import messages, mpijob
 from matex_tf.deploy.options import AnyOptions, Options, add_options, merge_options
 from matex_tf.deploy.queues import flux, lsf, pbs
 
-REFUSED, INTERRUPTED = 1, 130
+REFUSED, INTERRUPTED = 1, 130  # exit codes: the cluster refused, and Ctrl-C ended the command
 CLUSTERS: dict[str, Any] = {
     "slurm": slurm,
     "pbs": pbs.PbsScheduler(),
@@ -194,6 +194,7 @@ def find_job(job: str, namespace: str) -> tuple[Any, Job]:
 
 
 def _suggest_commands(job: Job, is_recorded: bool = False) -> str:
+    """The commands with which to go on: "follow: matex follow 4711; end: matex cancel 4711"."""
     job_words = shlex.join([*(["--namespace", job.namespace] if job.namespace else []), job.id])
     # The volume of a Kubernetes job may not be mounted on this machine.
     is_visible = is_recorded and bool(job.folder) and Path(job.folder).parent.is_dir()
@@ -210,6 +211,7 @@ def _follow_job(scheduler: Any, job: Job) -> int:
 
 
 def _run_action(command: str, action: Callable[[], int], job: str = "") -> int:
+    """The exit code that `action` returns; REFUSED, after a message, if it raises an error."""
     try:
         return action()
     except (JobError, OSError) as error:
@@ -218,7 +220,7 @@ def _run_action(command: str, action: Callable[[], int], job: str = "") -> int:
 
 
 def describe_failure(job: str, message: str) -> str:
-    """Add to `message`, the cluster's message, that no folder has this name, if the user may have meant a folder."""
+    """The cluster's `message`; if the user may have meant a folder by `job`, a text that there is no such folder."""
     if not mpijob.is_name(job) or mpijob.is_made(job) or os.path.isdir(job):
         return message
     if messages.is_without_cluster(message):

@@ -38,23 +38,23 @@ class State:
 
     phase: str  # WAITING, RUNNING, ENDED, FORGOTTEN or STUCK
     words: str  # the scheduler's own text for the state
-    starts_again: int = 0  # the number of restarts
+    restarts: int = 0  # the number of restarts by the scheduler
     code: int | None = None  # the exit code of an ended job
-    means: str = ""  # the meaning of `words`; "" if it is unknown or evident
+    meaning: str = ""  # of `words`; "" if it is unknown or evident
     seconds: float | None = None  # the time from submission until now, or until the end
-    starts: str = "starts"  # the scheduler's plural noun for the starts of a job, as launchers
-    holds: bool = False  # whether the job has ended, but still holds nodes, and can be cancelled
+    starts_noun: str = "starts"  # the scheduler's plural noun for the starts of a job, such as launchers
+    holds_nodes: bool = False  # whether the job has ended, but still holds nodes, and can be cancelled
 
     def __str__(self) -> str:
         text = self.words
         if self.phase == ENDED and self.seconds is not None:
             text += f" after {format_duration(self.seconds)}"
-        if self.starts_again:
+        if self.restarts:
             is_over = self.phase == ENDED
-            text += f" in {self.starts_again + 1} {self.starts}" if is_over else f", requeued ({self.starts_again})"
+            text += f" in {self.restarts + 1} {self.starts_noun}" if is_over else f", requeued ({self.restarts})"
         if self.code is not None:
             text += f", exit code {self.code}"
-        return f"{text}: {self.means}" if self.means else text
+        return f"{text}: {self.meaning}" if self.meaning else text
 
 
 def format_duration(seconds: float) -> str:
@@ -74,7 +74,7 @@ def cancel_job(scheduler: Any, job: Job) -> None:
     Raises:
         JobError: the job has already ended, or the cluster refuses.
     """
-    if (state := scheduler.find_state(job)).phase in (ENDED, FORGOTTEN) and not state.holds:
+    if (state := scheduler.find_state(job)).phase in (ENDED, FORGOTTEN) and not state.holds_nodes:
         raise JobError(f"{job.id} {state}: there is nothing to cancel")
     scheduler.cancel_job(job)
 
@@ -95,14 +95,9 @@ def run_scheduler(
     """
     try:
         return subprocess.run(
-            words,
-            input=standard_input,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            timeout=PATIENCE,
-            **process_options,
-        )
+            words, input=standard_input, capture_output=True, encoding="utf-8", errors="surrogateescape",
+            timeout=PATIENCE, **process_options,
+        )  # fmt: skip
     except FileNotFoundError:
         raise JobError(f"there is no {words[0]} on this machine. {advice}") from None
     except subprocess.TimeoutExpired:

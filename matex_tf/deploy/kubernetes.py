@@ -92,7 +92,7 @@ def find_state(job: Job) -> State:
 
 
 def _read_job(job: Job) -> tuple[State, list[dict[str, Any]], list[str]]:
-    """The job's state, its pods, and the batch Jobs that would start launchers although the run is over."""
+    """The job's state, its pods, and the names of batch Jobs that would start launchers although the run is over."""
     mpijob = _get_object(job, "mpijobs.kubeflow.org", job.id)
     if mpijob is None:
         return State(FORGOTTEN, f"{_describe_unknown(job)}; its end is unknown"), [], []
@@ -134,8 +134,8 @@ def follow_job(job: Job, shows_output: bool = True) -> int:
     with Logs(job.namespace) as logs:
 
         def look_at_job() -> State:
-            state, pods, needless = _read_job(job)
-            for name in needless:
+            state, pods, needless_jobs = _read_job(job)
+            for name in needless_jobs:
                 _stop_launching(job, name)
             logs.follow_pods(states.list_launchers(pods))
             logs.last = state.phase in (ENDED, FORGOTTEN)

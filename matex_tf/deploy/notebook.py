@@ -1,4 +1,7 @@
-"""Display of a run in a notebook cell: its state, learning curves, ranks and last output lines."""
+"""Display of a run in a notebook cell: its state, learning curves, ranks and last output lines.
+
+The display is HTML. `show_run` replaces it every two seconds, in a thread of the notebook, until the run has ended.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ from matex_tf.monitor import picture, progress, recording
 if TYPE_CHECKING:
     from matex_tf.deploy.python import LaunchedRun
 
-THREAD = "matex_tf: picture of a run"
+THREAD = "matex_tf: display of a run"  # the name of the thread that updates the display
 UPDATE_INTERVAL = 2.0  # seconds between two updates
-_WIDTH = 120
+_WIDTH = 120  # characters in a line about a rank
 _SHOWN_LINES = 10  # displayed lines of the output
 _TAIL_BYTES = 1 << 16  # bytes read from the end of the output
 _PRE = (
@@ -41,9 +44,9 @@ def format_page(run: LaunchedRun, state: State) -> str:
     return "\n".join(part for part in parts if part)
 
 
-_WIDE, _HEIGHT = 460, 150  # size of a chart in pixels
-_LEFT, _TOP, _BOTTOM = 60, 20, 20  # margins in pixels, for labels
-_COLOURS = ("#1f77b4", "#d62728")
+_CHART_WIDTH, _CHART_HEIGHT = 460, 150  # pixels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 10, 20, 20  # margins of a chart in pixels, for labels
+_COLOURS = ("#1f77b4", "#d62728")  # of a metric, and of its validation metric
 
 
 def _draw_curves(folder: str) -> str:
@@ -70,17 +73,17 @@ def _draw_curve(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     values = [value for points in lines.values() for _, value in points]
     epochs = [epoch for points in lines.values() for epoch, _ in points]
     low, high, first, last = min(values), max(values), min(epochs), max(epochs)
+    right, bottom = _CHART_WIDTH - _RIGHT, _CHART_HEIGHT - _BOTTOM
 
     def scale_point(epoch: int, value: float) -> str:
-        x = _LEFT + (_WIDE - _LEFT - 10) * (epoch - first) / max(last - first, 1)
-        y = _TOP + (_HEIGHT - _TOP - _BOTTOM) * ((high - value) / (high - low) if high > low else 0.5)
+        x = _LEFT + (right - _LEFT) * (epoch - first) / max(last - first, 1)
+        y = _TOP + (bottom - _TOP) * ((high - value) / (high - low) if high > low else 0.5)
         return f"{x:.1f},{y:.1f}"
 
-    bottom = _HEIGHT - _BOTTOM
-    texts = [(_LEFT - 5, _TOP + 4, "end", f"{high:.4g}"), (_LEFT, _HEIGHT - 5, "start", f"epoch {first}")]
+    texts = [(_LEFT - 5, _TOP + 4, "end", f"{high:.4g}"), (_LEFT, _CHART_HEIGHT - 5, "start", f"epoch {first}")]
     texts += [(_LEFT - 5, bottom + 4, "end", f"{low:.4g}")] if high > low else []
-    texts += [(_WIDE - 10, _HEIGHT - 5, "end", f"{last}")] if last > first else []
-    parts = [f'<path d="M{_LEFT},{_TOP}V{bottom}H{_WIDE - 10}" fill="none" stroke="currentColor" opacity="0.4"/>']
+    texts += [(right, _CHART_HEIGHT - 5, "end", f"{last}")] if last > first else []
+    parts = [f'<path d="M{_LEFT},{_TOP}V{bottom}H{right}" fill="none" stroke="currentColor" opacity="0.4"/>']
     parts += [f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in texts]
     for index, ((name, points), colour) in enumerate(zip(lines.items(), _COLOURS)):
         label = html.escape(f"{name} {points[-1][1]:.4g}")
@@ -90,19 +93,21 @@ def _draw_curve(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         parts.append(f'<polyline points="{" ".join(scaled)}" fill="none" stroke="{colour}"/>')
         parts.append(f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>')
     return (
-        f'<svg width="{_WIDE}" height="{_HEIGHT}" font-size="11" font-family="sans-serif" fill="currentColor">'
+        f'<svg width="{_CHART_WIDTH}" height="{_CHART_HEIGHT}" '
+        'font-size="11" font-family="sans-serif" fill="currentColor">'
         f"{''.join(parts)}</svg>"
     )
 
 
 def _format_ranks(folder: str) -> str:
+    """The run's ranks, as `matex top` shows them in a terminal."""
     try:
-        picture_of_run = picture.draw_run(recording.open_run(folder))
+        ranks = picture.draw_run(recording.open_run(folder))
     except recording.RecordingError:
         return ""  # no rank has written yet
     file = io.StringIO()  # without a file, rich would display the text in the notebook
     console = Console(record=True, file=file, width=_WIDTH, force_terminal=True, force_jupyter=False)
-    console.print(picture_of_run)
+    console.print(ranks)
     return console.export_html(inline_styles=True, code_format=_PRE).rstrip()
 
 
@@ -128,22 +133,22 @@ def show_run(run: LaunchedRun, display: Callable[..., Any]) -> threading.Thread:
     The cell finishes at once. The returned thread updates the cell's output, and ends with the run.
     """
     HTML: Any = importlib.import_module("IPython.display").HTML
-    now = run.now()
-    handle = display(HTML(format_page(run, now)), display_id=True)
+    first_state = run.now()
+    handle = display(HTML(format_page(run, first_state)), display_id=True)
 
-    def update_picture() -> None:
-        state = now
+    def update_display() -> None:
+        state = first_state
         while state.phase not in (ENDED, FORGOTTEN, STUCK):
             time.sleep(UPDATE_INTERVAL)
             try:
                 state = run.now()
             except UnreachableError:
-                continue  # queried again, as in `follow`
+                continue  # a later query may succeed, as in `follow`
             except JobError as error:  # a further query would fail in the same way
                 handle.update(HTML(_PRE.format(code=html.escape(str(error)))))
                 return
             handle.update(HTML(format_page(run, state)))
 
-    thread = threading.Thread(target=update_picture, name=THREAD, daemon=True)
+    thread = threading.Thread(target=update_display, name=THREAD, daemon=True)
     thread.start()
     return thread

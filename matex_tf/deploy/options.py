@@ -1,6 +1,7 @@
 """Validated options of a job, with defaults from the user's configuration files.
 
-Each option is declared once, as a field of a class: the command line, the files and Python take it from there.
+Each option is declared once, as a field of a class: the command line, the files and Python take it from there. `ranks`,
+the total number, is no option. It may be given in place of `ranks_per_node`, and is distributed over the nodes.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ else:
     import tomli as tomllib
 
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # the name of a variable
-FOLDER_VARIABLES = ("MATEX_STATE", "MATEX_RECORD")
-_RUN_OPTIONS = re.compile(r"(-n|-np|--np|-c|--restarts|--record)(=.*)?|-n\d+")  # set by the job
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+FOLDER_VARIABLES = ("MATEX_STATE", "MATEX_RECORD")  # name the folders of the run's state and records
+_RUN_OPTIONS = re.compile(r"(-n|-np|--np|-c|--restarts|--record)(=.*)?|-n\d+")  # options of `matex run` that a job sets
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")  # see `parse_time`
 
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
@@ -157,7 +158,7 @@ def list_files() -> list[Path]:
 def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int | None = None) -> AnyOptions:
     """The options `given`, over the defaults of the user's files. Lists are concatenated, the files' items first.
 
-    `ranks`, the total number, replaces `ranks_per_node` of the files.
+    `ranks`, the total number, replaces `ranks_per_node` of the files. A `ranks_per_node` in `given` must agree with it.
 
     Raises:
         ValueError, TypeError: a name or a value is invalid (the message names the file), or `ranks` contradicts nodes.
@@ -186,7 +187,8 @@ def merge_options(kind: type[AnyOptions], given: Mapping[str, Any], ranks: int |
     options = kind(**merged)
     if ranks is None:
         return options
-    if "ranks_per_node" in given and options.ranks != ranks:  # an explicit 1 is a contradiction, too
+    # Checked here, because `distribute_ranks` cannot distinguish a given 1 from the default 1.
+    if "ranks_per_node" in given and options.ranks != ranks:
         raise ValueError(_describe_contradiction(options, ranks))
     return distribute_ranks(options, ranks)
 
@@ -222,15 +224,18 @@ def _make_click_option(declared: Field[Any]) -> Callable[..., Any]:
 
 
 def format_options(options: Options) -> list[str]:
-    """The command-line words that, with the defaults of the user's files, result in `options`."""
+    """The words of a command line for `options`, without those that the user's files already set.
+
+    A flag or a list item of the files that `options` lack remains set, because no word of a command line removes it.
+    """
     words = []
     defaults = merge_options(type(options), {})
     for each in fields(options):
         value, default = getattr(options, each.name), getattr(defaults, each.name)
         option_name = _name_option(each.name)
-        if isinstance(value, tuple):
-            starts_with_default = value[: len(default)] == default
-            words += [f"{option_name}={text}" for text in (value[len(default) :] if starts_with_default else value)]
+        if isinstance(value, tuple):  # the words add items to those of the files
+            added = value[len(default) :] if value[: len(default)] == default else value
+            words += [f"{option_name}={text}" for text in added]
         elif isinstance(value, bool):
             words += [option_name] if value and not default else []
         elif value != default:
@@ -239,11 +244,16 @@ def format_options(options: Options) -> list[str]:
 
 
 def distribute_ranks(options: AnyOptions, ranks: int) -> AnyOptions:
-    """Distribute `ranks`, a total, evenly over the nodes of `options`. Raises ValueError."""
+    """`options` with `ranks`, a total, distributed evenly over the nodes.
+
+    Raises:
+        ValueError: this is impossible, or contradicts `ranks_per_node`. Its default, 1, counts as not given.
+    """
     ranks_per_node, remainder = divmod(ranks, options.nodes)
-    if remainder and options.ranks_per_node == 1:
+    is_given = options.ranks_per_node != 1
+    if remainder and not is_given:
         raise ValueError(f"{ranks} ranks cannot be as many on each of {options.nodes} nodes")
-    if remainder or options.ranks_per_node not in (1, ranks_per_node):
+    if remainder or (is_given and options.ranks_per_node != ranks_per_node):
         raise ValueError(_describe_contradiction(options, ranks))
     return replace(options, ranks_per_node=ranks_per_node)
 

@@ -87,8 +87,8 @@ def write_note(folder: Path, cluster: str, job: str) -> None:
 
 def read_note(folder: Path) -> tuple[str, Job]:
     """The cluster and the job of a run's folder. Raises OSError; ValueError or KeyError if the note is invalid."""
-    noted = json.loads((folder / NOTE).read_text())
-    return noted["cluster"], Job(noted["job"], str(folder), noted.get("namespace", ""))
+    fields = json.loads((folder / NOTE).read_text())
+    return fields["cluster"], Job(fields["job"], str(folder), fields.get("namespace", ""))
 
 
 def find_submit_time(folder: str) -> float | None:

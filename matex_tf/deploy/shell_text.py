@@ -1,4 +1,8 @@
-"""The shell text of all job scripts: run a command, forward the warning of the time limit, record the exit code."""
+"""The shell text of all job scripts: run a command, forward the warning of the time limit, record the exit code.
+
+The warning is the signal USR1, which the scheduler or a timer sends to the script shortly before the time limit. The
+ranks then save their state, the command ends with EX_TEMPFAIL (75), and the lines of `format_again` continue the run.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +36,16 @@ def format_script(heads: str, folder: str, before: str, command: str, after: str
     and the current folder is again that of submission, which lines `before` may have left.
     """
     return _SCRIPT.format(
-        heads=heads,
-        folder=folder,
-        before=before,
-        command=command,
-        after=after,
-        again=os.EX_TEMPFAIL,
-        signalled=128 + signal.SIGUSR1,
-    )
+        heads=heads, folder=folder, before=before, command=command, after=after,
+        again=os.EX_TEMPFAIL, signalled=128 + signal.SIGUSR1,
+    )  # fmt: skip
 
 
 def format_again(job: str, lines: str, text: str = "", value: str = "") -> str:
     """Shell text for a run that asks to be started again: print a message about `job`, and execute `lines`.
 
-    printf's format `text` continues the message, with the word `value`. $kept tells whether there is a saved state.
+    `text`, a format of printf, continues the message, with the word `value`. $kept, in the message and for `lines`,
+    tells whether there is a saved state.
     """
     return _AGAIN.format(job=job, lines=lines, text=text, value=value and f" {value}", again=os.EX_TEMPFAIL)
 
@@ -59,8 +59,9 @@ if [ $code -eq {again} ]; then
 {lines}fi
 """
 # A shell handles a signal only between commands, or during `wait`. So the command runs in the background. $asked is
-# empty before the warning; then `told` if the trap has passed it on to the command, and `early` if it came before the
-# start. A run that was not yet ready for the warning ends by its signal; the script then asks to be requeued.
+# empty before the warning. It is `told` if the trap has passed the warning on to the command, and `early` if the
+# warning came before the command started. A run that was not yet ready for the warning ends by the signal; its exit
+# code then becomes that of a run that asks to be started again.
 _SCRIPT = """\
 #!/bin/bash
 {heads}submit_folder=$PWD run_folder={folder} child= asked=

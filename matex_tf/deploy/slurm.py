@@ -166,8 +166,8 @@ def find_state(job: Job) -> State:
             return _find_ended_state(job)
         raise _describe_silence("scontrol", answer.stderr or answer.stdout)
     if state.phase == STUCK and (partitions := list_choices(slurm_messages.LIMITS)):
-        return replace(state, means=f"{state.means}. Partitions, their nodes, cores and limits are: {partitions}")
-    if state.phase == ENDED and state.starts_again:
+        return replace(state, meaning=f"{state.meaning}. Partitions, their nodes, cores and limits are: {partitions}")
+    if state.phase == ENDED and state.restarts:
         # The job took the time since its submission. Slurm itself counts from the last requeue.
         submitted_at = run_folder.find_submit_time(job.folder)
         ended_at = slurm_messages.parse_moment(answer.stdout, "EndTime")

@@ -142,7 +142,7 @@ def _save_together(write: Callable[[], Any], path: str, name: str) -> Any:
     objects.barrier(f"saving ({name})")
     if is_first:
         try:
-            with watchdog.excuse_wait(f"saving to {path}", watchdog.SAVING):
+            with watchdog.excuse_wait(f"saving to {path}", watchdog.SAVING_FACTOR):
                 result = _save_plainly(write)
         except Exception as raised:
             error = raised

@@ -84,7 +84,7 @@ def _read_for_all(count: int) -> bytes:
     ops.records.mark_between_steps()
     outcome: tuple[bytes, OSError | None] = b"", None
     if world.get_world().rank == 0:
-        with watchdog.excuse_wait("reading standard input", watchdog.SAVING):
+        with watchdog.excuse_wait("reading standard input", watchdog.SAVING_FACTOR):
             try:
                 outcome = os.read(_open_input(), count), None
             except OSError as error:

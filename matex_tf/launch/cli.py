@@ -23,7 +23,7 @@ from matex_tf.launch.option_types import BYTES, make_count
 from matex_tf.launch.run_options import ADAPT, STRATEGY, Run, RunCommand
 from matex_tf.version import __version__
 
-USAGE_ERROR = 2
+USAGE_ERROR = 2  # the exit code
 # The commands of other modules, as MODULE:NAME. A module is imported when its command is used, so that `matex run`
 # starts quickly.
 LAZY_COMMANDS = {
@@ -49,8 +49,10 @@ class _Commands(click.Group):
         return [*self.commands, *LAZY_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, with `-h` as an option of its own: click keeps the help option of a command's first context,
-        and that context may have no parent from which it inherits the option's names.
+        """The command, with its own option `-h, --help`.
+
+        click would make the help option at the first use of the command, with the names that the parent context
+        lists, and keep it. Without a parent, `-h` would be missing.
         """
         module, _, name = LAZY_COMMANDS.get(cmd_name, "").partition(":")
         command = getattr(importlib.import_module(module), name) if module else super().get_command(ctx, cmd_name)

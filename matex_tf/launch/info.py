@@ -58,15 +58,10 @@ def gather_facts() -> Facts:
     given = sorted(item for item in os.environ.items() if item[0].startswith(settings.PREFIX))
     rows += [("setting", f"{name}={value}") for name, value in given]
     return Facts(
-        library=library,
-        threads=probe.find_thread_level() if "error" not in library else {},
-        tensorflow=probe.find_tensorflow(),
-        mpirun=probe.find_mpirun(library),
-        cores=placement.list_cores(),
-        gpus=placement.count_gpus(),
-        settings_error=settings_error,
-        other_rows=rows,
-    )
+        library=library, threads=probe.find_thread_level() if "error" not in library else {},
+        tensorflow=probe.find_tensorflow(), mpirun=probe.find_mpirun(library), cores=placement.list_cores(),
+        gpus=placement.count_gpus(), settings_error=settings_error, other_rows=rows,
+    )  # fmt: skip
 
 
 def _list_links() -> list[str]:

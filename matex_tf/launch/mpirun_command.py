@@ -108,11 +108,12 @@ def choose_options(
     user_binds = mpirun_options.has_binding_option(user_options)
     user_names = [mpirun_options.parse_option_name(word) for word in user_options]
     variables = {**start_variables.HASH_SEED, **(settings or {})}
-    named = {*environment, *(word.partition("=")[0] for word in user_options)}  # variables that are set by the user
-    if ranks > 1 and not named & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # otherwise each rank decides on large pages
+    user_variables = {*environment, *(word.partition("=")[0] for word in user_options)}  # as of `-x NAME=VALUE`
+    if ranks > 1 and not user_variables & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # otherwise each rank decides on them
         variables |= start_variables.LARGE_PAGES
     if not user_binds:
         variables["MATEX_PLACEMENT"] = "spread"
+    # What the user has set takes precedence.
     variables = {
         name: value
         for name, value in variables.items()
@@ -142,7 +143,7 @@ def choose_options(
             for name in sorted(environment):
                 if name.startswith("MATEX_") or name == "PYTHONHASHSEED":
                     options += ["-x", name]
-    else:
+    else:  # Intel MPI, MPICH and unknown families, which take variables by -genv
         if mpirun.family == mpirun_options.INTEL:
             if not user_binds:
                 variables.setdefault("I_MPI_PIN", "0")

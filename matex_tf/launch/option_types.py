@@ -21,7 +21,7 @@ _TIME_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 1}  # in s
 
 
 class Parsed(click.ParamType):
-    """An option whose text `parse` converts. A ValueError of `parse` has the expected value as its text, a noun.
+    """An option whose text `parse` converts. The text of a ValueError of `parse` is the expected value: "a time".
 
     `name` in capitals stands for the value in the help page.
     """
@@ -70,7 +70,7 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def _continue_series(previous: int, last: int, end: int) -> list[int]:
-    """The numbers between `last` and `end` that continue `previous`, `last`: doubled as these are, else by addition."""
+    """The numbers between `last` and `end`: doubled each time if `last` is twice `previous`, else with equal steps."""
     doubles = last == 2 * previous
     series = []
     while last < end:
@@ -91,7 +91,7 @@ def _parse_bytes(text: str) -> float:
     if text.lower() == "here":
         return HERE
     try:
-        if re.fullmatch(r"[0-9.e+-]+", text):
+        if re.fullmatch(r"[0-9.e+-]+", text):  # a number without a unit
             raise ValueError("a size with its unit, such as 12GiB")
         return settings.parse_size(text)
     except ValueError as error:

@@ -57,7 +57,7 @@ def ask_child(program: str, timeout: float = 120, extra_variables: Mapping[str, 
     """
     try:
         environment = {**task_environment.remove_job_variables(os.environ), **(extra_variables or {})}
-        words = child_process.make_question(program)
+        words = child_process.make_python_command(program)
         child = subprocess.run(
             words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
         )

@@ -28,7 +28,7 @@ _FORWARDED = (
 STOP_REQUESTS = {signal.SIGTERM, signal.SIGUSR1}  # signals that ask a run to save its state and end, to resume later
 # Signals that end a run without saved state. The exit code is then 128 plus the number of the signal.
 _FATAL = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
-_SI_KERNEL = 128  # sent by the kernel, like terminal signals, to the whole group, and thus also to mpirun
+_SI_KERNEL = 128  # the si_code of a signal that the kernel sends, as for Ctrl-C: to the whole group, mpirun included
 _TICK = 0.2  # seconds between two calls of `poll`
 _NO_LIMIT = 86400.0  # seconds to wait for a signal if `poll` need not be called again
 _PREFIX = "matex_tf-run-"
@@ -63,17 +63,17 @@ def run_to_end(command: Sequence[str], folder: str, describe_lost_hosts: Callabl
     end = run_end.read_end(folder)
     if code == 0 and end.asks_again:
         return EXIT_REQUEUE
-    if code == 0 and end.is_proved:
+    if code == 0 and end.proves_success:
         return 0
     if fatal := received & _FATAL:
         return compute_signal_exit_code(fatal)
-    # The ranks gave a reason of their own, which is not the loss of another rank, or a signal ended the run.
-    is_explained = (end.cause and not end.cause.follows) or end.is_announced or rank_ends.find_signal(code)
+    # There is another reason than lost hosts: an error that follows from no other rank's, the ranks' report, a signal.
+    is_explained = (end.cause and not end.cause.follows) or end.is_reported or rank_ends.find_signal(code)
     if not is_explained and (lost_hosts := describe_lost_hosts()):
         print(f"matex: {lost_hosts} (exit code {code or EXIT_UNPROVED})", file=sys.stderr)
     if code != 0:
         return code
-    if end.has_reached_end:
+    if end.script_has_ended:
         reason = "a rank was lost after the end of the script, before the script's files were complete"
     else:
         reason = (
@@ -117,7 +117,7 @@ def wait_for_ranks(
     # The blank line separates the text from mpirun's, which may end inside a line.
     if end.cause:
         print(f"\n{end.cause.text}", end="", file=sys.stderr, flush=True)
-    elif first_ended and not received and code != EXIT_STALLED and not end.is_announced:
+    elif first_ended and not received and code != EXIT_STALLED and not end.is_reported:
         print(f"\nmatex: {rank_ends.describe_end(first_ended, code)}", file=sys.stderr, flush=True)
     return code
 

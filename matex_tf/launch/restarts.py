@@ -52,27 +52,31 @@ def name_state_folder(target: Sequence[str]) -> str:
 
 
 def judge_end(code: int, end: RunEnd, has_changed: bool, received_signals: set[int]) -> str:
-    """The kind of an end, from mpirun's exit code, the ranks' records, and the signals that this process received.
+    """The kind of an end: the first one that applies.
 
-    `has_changed`: the ranks have left for a change (`--adapt=ranks`).
+    Args:
+        code: mpirun's exit code.
+        end: the ranks' records.
+        has_changed: the ranks have left for a change (`--adapt=ranks`).
+        received_signals: by this process, during the attempt.
     """
     is_asked_to_stop = bool(received_signals & process.STOP_REQUESTS)
     has_left = has_changed or end.asks_again
     kinds = [
         # mpirun may return 0 also if the ranks have left: when Slurm preempts a job, it signals ranks and mpirun's
         # daemons alike.
-        (COMPLETED, code == 0 and end.is_proved and not has_left),
+        (COMPLETED, code == 0 and end.proves_success and not has_left),
         # By a person. mpirun then asks the ranks to end, as a batch system would.
         (INTERRUPTED, received_signals & _INTERRUPTS),
         (CHANGED, has_changed and not end.asks_again and not is_asked_to_stop),
         (STOPPED, has_left),
-        # An exit code that the script itself has chosen, other than 0.
-        (OWN_CODE, end.is_proved or end.has_chosen(code)),
+        # The script has chosen an exit code other than 0, or a process without other ranks has one of its own, or a
+        # process failed when the run was complete.
+        (OWN_CODE, end.proves_success or end.script_chose(code)),
         (STOPPED, is_asked_to_stop),
-        # The script's own error.
-        (OWN_CODE, code > 0 and end.has_failed(code)),
+        (OWN_CODE, code > 0 and end.script_failed(code)),
         # A failure before the script began. A code above 128 means a signal.
-        (OWN_CODE, 0 < code <= 128 and not end.has_begun),
+        (OWN_CODE, 0 < code <= 128 and not end.script_has_begun),
         # Also exit code 0 without proof, which means a lost host.
         (LOST, True),
     ]
@@ -166,12 +170,12 @@ class RestartedRun:
                     attempt = changes.make_change(watch.change, watch.changed_at, attempt, watch.make_changed_attempt)
                     continue
                 kind = LOST  # the change cannot be read
-            # The attempt ended before the first step after a change. The change may be the cause: return to the attempt
-            # before it.
+            # If the attempt failed before its first step after a change, the change may be the cause: return to the
+            # attempt before the change.
             if kind in (LOST, OWN_CODE) and (previous := changes.give_up_change(explain_end(code))) is not None:
                 attempt = previous
                 continue
-            if kind == OWN_CODE and code > 128 and end.has_ended:
+            if kind == OWN_CODE and code > 128 and end.is_complete:
                 self._say(
                     f"{explain_end(code)} after all ranks had reached the end of the script, and the first rank had "
                     "exited normally. Training and files are complete: the run is not restarted"

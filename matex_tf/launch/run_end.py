@@ -1,5 +1,6 @@
-"""The end of a run, from the records of its ranks: whether exit code 0 is proved, and which error came first.
+"""How a run has ended, from the records that its ranks wrote: whether it succeeded, and which error came first.
 
+mpirun's exit code is not enough: mpirun may return 0 although ranks were lost, and another code after a success. So
 `launch.process` and `launch.restarts` call `read_end` after mpirun has ended. See `runtime.rank_records`.
 """
 
@@ -17,62 +18,65 @@ class RunEnd:
     """The records of a run after mpirun has ended."""
 
     records: list[Record]
-    is_written: bool  # whether each process that writes the script's files has exited normally
+    are_files_written: bool  # whether each process that writes the script's files has exited normally
 
     @property
-    def has_begun(self) -> bool:
+    def script_has_begun(self) -> bool:
         """Whether a rank has begun to run the script."""
         return any(record.state for record in self.records)
 
     @property
-    def has_reached_end(self) -> bool:
+    def script_has_ended(self) -> bool:
         """Whether all ranks have reached the end of the script together."""
         return any(record.state == rank_records.ENDED for record in self.records)
 
     @property
-    def has_ended(self) -> bool:
-        """Whether, in addition, all files are written."""
-        return self.has_reached_end and self.is_written
+    def is_complete(self) -> bool:
+        """Whether the script has ended on all ranks, and all its files are written."""
+        return self.script_has_ended and self.are_files_written
 
     @property
-    def is_proved(self) -> bool:
-        """Whether exit code 0 of mpirun means success: the run has ended, or a process ran without other ranks."""
-        return self.has_ended or any(record.state == rank_records.SEPARATE for record in self.records)
+    def proves_success(self) -> bool:
+        """Whether mpirun's exit code 0 means success: the run is complete, or a process ran without other ranks."""
+        return self.is_complete or any(record.state == rank_records.SEPARATE for record in self.records)
 
     @property
     def asks_again(self) -> bool:
-        """Whether the run was asked to end and should be restarted later."""
+        """Whether the run was asked to end, has saved its state, and should be started again later."""
         return any(record.asks_again for record in self.records)
 
     @property
-    def is_announced(self) -> bool:
-        """Whether the ranks have reported how they end."""
-        return self.has_reached_end or self.is_proved or self.asks_again
+    def is_reported(self) -> bool:
+        """Whether the ranks themselves report how the run ended, so that no other reason has to be found."""
+        return self.script_has_ended or self.proves_success or self.asks_again
 
     @property
     def cause(self) -> Record | None:
         """The record of the first error; None if there is none."""
         return min((record for record in self.records if record.text), key=lambda record: record.order, default=None)
 
-    def has_chosen(self, code: int) -> bool:
-        """Whether the script reached its end and passed `code` to `sys.exit`; mpirun then ends all ranks."""
+    def script_chose(self, code: int) -> bool:
+        """Whether a rank reached the end of the script with exit code `code`, which is not 0."""
         return any(code in record.codes for record in self.records)
 
-    def has_failed(self, code: int) -> bool:
+    def script_failed(self, code: int) -> bool:
         """Whether the script itself failed with mpirun's exit code `code`, and would fail again.
 
-        A code above 128 may also come from a killed rank, whose loss makes other ranks fail. It counts only if the
-        rank that failed has chosen this code itself to end all ranks (`Record.aborts`).
+        A code above 128 may be that of a killed rank. Its loss makes other ranks fail, too. So such a code counts only
+        if a failing rank has aborted the run with exactly this code.
         """
         failed = [record for record in self.records if record.text and not record.is_loss]
-        return any(code <= 128 or record.aborts == code for record in failed)
+        return any(code <= 128 or record.abort_code == code for record in failed)
 
     def correct_code(self, code: int) -> int:
-        """mpirun's exit code `code`; if mpirun returned 0 although ranks aborted, the code of the first abort."""
-        aborted = [record for record in self.records if record.aborts]
-        if code != 0 or not aborted or self.is_proved:
+        """mpirun's exit code `code`; if mpirun returned 0 although ranks aborted, the code of the first abort.
+
+        After a success the 0 stays: ranks may have continued without an aborted rank (`--elastic`).
+        """
+        aborted = [record for record in self.records if record.abort_code]
+        if code != 0 or not aborted or self.proves_success:
             return code
-        return min(aborted, key=lambda record: record.order).aborts
+        return min(aborted, key=lambda record: record.order).abort_code
 
 
 def read_end(folder: str | os.PathLike[str]) -> RunEnd:

@@ -92,7 +92,7 @@ class RunCommand(click.Command):
             is_own = name in (*own_options, "-h", "--help")
             (own_words if is_own else mpirun_words).extend(group)
         refuse_misspelt(mpirun_words, own_options)
-        if "--" in args[len(words) :]:  # unknown options of mpirun may follow `--`
+        if "--" in args[len(words) :]:  # options of mpirun that are unknown here may follow `--`
             words_after_separator, target_after_separator = mpirun_options.split_options(target)
             if words_after_separator:
                 mpirun_words, target = mpirun_words + words_after_separator, target_after_separator
@@ -176,7 +176,8 @@ def _read_adapt(adapt_option: str | None, first_target_word: str) -> str:
 
 def _check_strategy(strategy: str, ranks: int, is_adapting: bool, check: bool) -> None:
     """Raises click.UsageError if `strategy` needs more `ranks`, or contradicts `--adapt` or `--check`."""
-    owners, only_serving = settings.get_strategy_number(strategy, ranks), settings.count_only_serving(strategy)
+    owners = settings.get_strategy_number(strategy, ranks)  # of servers:S: ranks that own pieces of variables
+    only_serving = settings.count_only_serving(strategy)  # ranks that own pieces, and do not train
     if only_serving >= ranks:
         raise click.UsageError(
             f"--strategy {strategy} expects {only_serving + 1} ranks or more; -n {ranks} was given. {only_serving} "
@@ -209,7 +210,8 @@ def check_target(run: Run) -> None:
 def settle_strategy(run: Run, environment: Mapping[str, str]) -> Run:
     """If ranks may change their strategy (`--adapt=ranks`), put the requested strategy into `run.strategy`.
 
-    The request may come from mpirun's `-x MATEX_STRATEGY`, which is removed, or from `environment`.
+    The request may come from `environment`, or from mpirun's `-x MATEX_STRATEGY`. That option is removed, because it
+    would take precedence over the strategy that the ranks choose (`change_ranks`).
     """
     if run.adapt != "ranks":
         return run

@@ -1,8 +1,8 @@
 """Distinguishes a signal to this process alone from a signal to its process group.
 
 A signal to the group has reached mpirun already, and `launch.process` must not pass it on a second time. The system
-does not tell a process which of the two it received. So an idle child in the group blocks the signals. A signal to the
-group stays pending in the child, and `Witness` reads it in /proc.
+does not tell a process which of the two it received. So `Witness` starts an idle child in the group, which blocks the
+signals. A signal to the group stays pending in the child, and `Witness` finds it in the child's /proc/PID/status.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ class Witness:
 
     def __init__(self, watched: Iterable[int]):
         self._watched = set(watched)
-        # By number of the signal, the time.monotonic() at which it was found pending in a child; not yet asked for.
-        self._pending: dict[int, float] = {}
+        self._found_at: dict[int, float] = {}
+        """When a signal to the group was found pending in a child (time.monotonic), keyed by the signal's number. The
+        call of `has_reached_group` for this signal removes it.
+        """
 
     def __enter__(self) -> Witness:
         self._start_child()
@@ -55,10 +57,11 @@ class Witness:
             pending_numbers = self._read_pending()
             if pending_numbers:
                 # A new child is needed: only a process itself can consume its pending signals.
-                self._pending |= dict.fromkeys(pending_numbers, time.monotonic())
+                self._found_at |= dict.fromkeys(pending_numbers, time.monotonic())
                 self._end_child()
                 self._start_child()
-            if self._pending.pop(number, -_SAME_SIGNAL_SECONDS) > time.monotonic() - _SAME_SIGNAL_SECONDS:
+            found_at = self._found_at.pop(number, None)
+            if found_at is not None and found_at > time.monotonic() - _SAME_SIGNAL_SECONDS:
                 return True
             if time.monotonic() > deadline:
                 return False

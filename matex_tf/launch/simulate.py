@@ -1,6 +1,7 @@
 """The command `matex simulate`: simulate the step of a plan, with optional changes, and suggest parameter servers.
 
-The command prints one of four tables: simulated steps, a replayed timeline, parameter servers, or mini-batches.
+The command prints one of four tables: simulated steps, a replayed timeline, parameter servers, or mini-batches. The
+formulas for the last two are those of the papers HTC and XAI (`planner.papers`), and of a queueing network.
 """
 
 from __future__ import annotations
@@ -155,10 +156,9 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
     notes: list[str] = []
     for count in ranks:
         for name, what_ifs in rows:
-            # The timeline shows the last row only.
             is_last = count == ranks[-1] and name == rows[-1][0]
             per_host = what_ifs.ranks_per_host or plan.ranks_per_host
-            path = options["timeline"] if is_last else None
+            path = options["timeline"] if is_last else None  # the timeline shows the last row only
             timeline, note = trace.open_trace(path, count, per_host)
             if timeline and what_ifs.servers is not None:
                 raise click.UsageError("--timeline shows ranks that sum: it has no parameter servers")

@@ -272,7 +272,7 @@ class Run:
         """
         failed = None
         if self.writer is not None:
-            with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING):
+            with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING_FACTOR):
                 self.writer.flush()
             failed = self.writer.failed
         failed = objects.broadcast(failed, "whether the state of the run is on the disk")
@@ -307,7 +307,7 @@ class Run:
             signal.signal(number, signal.SIG_IGN)
         if self.writer is None:
             return
-        with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING):
+        with watchdog.excuse_wait(f"saving the state of the run to {self.path}", watchdog.SAVING_FACTOR):
             self.writer.flush()
         if exit_codes.exit_code == 0:
             with real_files.use_real_files():

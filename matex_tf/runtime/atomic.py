@@ -1,8 +1,8 @@
 """Atomic saving: files are written next to their path, and moved there when they are complete.
 
-A move within a file system is atomic. A save of several files has an index file, by which the others are found. The
-old index file is removed first, and the new one moves last. So a run that is killed meanwhile may leave no save, but
-never a mixture of two.
+A move within a file system is atomic. A save of several files, such as a checkpoint, has an index file, by which the
+other files are found. The old index file is removed first, and the new one moves last. So a run that is killed
+meanwhile may leave no save, but never a mixture of two.
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ def write_beside(path: str, make_folder: bool = False) -> Iterator[str]:
     """
     target = os.path.realpath(path)
     try:
-        made = _make_folder_beside(target, make_folder)
+        folder_and_lock = _make_folder_beside(target, make_folder)
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror} (creating a temporary folder for the file)", path) from None
-    if made is None:
+    if folder_and_lock is None:
         yield path
         return
-    folder, lock = made
-    name = os.path.basename(path.rstrip(os.sep))
-    name = os.path.basename(target) if name in (os.curdir, os.pardir) else name
+    folder, lock = folder_and_lock
     # The last part of the path stays: writers may choose a format by its ending.
+    name = os.path.basename(path.rstrip(os.sep))
+    if name in (os.curdir, os.pardir):
+        name = os.path.basename(target)
     temporary = os.path.join(folder, name) + (os.sep if path.endswith(os.sep) else "")
     try:
         with _rename_in_logs(temporary, path):
@@ -82,7 +83,7 @@ def _make_folder_beside(target: str, make_folder: bool) -> tuple[str, int] | Non
         return temp_folders.make_folder(_make_prefix(), parent)
     except OSError as error:
         if error.errno in _NO_FOLDER:
-            return None  # writing in place raises the writer's own error, if any
+            return None  # if the file cannot be written in place either, the writer raises its own error
         raise
 
 
@@ -92,7 +93,10 @@ def remove_unfinished(folder: str) -> None:
 
 
 def _make_prefix() -> str:
-    """The prefix of names that processes of this host and container use: locks of other hosts may be invisible here."""
+    """The prefix of names that processes of this host and container use.
+
+    Files of other hosts remain, because their locks may be invisible here.
+    """
     return f"{_PREFIX}{socket.gethostname()}@{os.stat('/proc/self/ns/pid').st_ino}-"
 
 
@@ -130,7 +134,7 @@ def _move_all(folder: str, name: str, target: str) -> None:
 
 
 def _list_moves(source: str, destination: str) -> Iterator[tuple[str, str]]:
-    """The moves that bring `source` to `destination`: one, unless both are folders, which are merged."""
+    """The moves that bring `source` to `destination`: one move, or those of the entries if both are folders."""
     if os.path.isdir(source) and os.path.isdir(destination):
         for name in os.listdir(source):
             yield from _list_moves(os.path.join(source, name), os.path.join(destination, name))

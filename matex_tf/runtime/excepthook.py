@@ -65,13 +65,14 @@ def _match_launcher_terminal() -> None:
 
 
 def _redirect_output(rank: int) -> None:
+    """Send the output of this rank to its log in MATEX_LOG_DIR, or to nowhere. Raises SetupError."""
     folder, log = settings.get_settings().log_dir, None
     if folder:
         try:
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"rank-{rank}.log")
             with contextlib.suppress(FileNotFoundError):
-                os.replace(path, f"{path}.1")  # it may explain why the previous run was lost
+                os.replace(path, f"{path}.1")  # the log of the previous start may explain its loss
             log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as error:
             raise errors.SetupError(f"MATEX_LOG_DIR={folder!r}: expected a folder to write to: {error}") from None
@@ -128,7 +129,8 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
         return f"matex_tf: {error}\n"  # no line of the script caused it
     if isinstance(error, errors.BuildError):
         return f"matex_tf: rank {me.rank} of {me.size} on {me.host}: {error}\n"  # the machine caused it
-    error.__traceback__, hint = trace, ""
+    error.__traceback__ = trace
+    hint = ""
     if settings.get_settings().traceback == "script":
         for shown in _list_shown_errors(error):
             short = _drop_own_frames(shown.__traceback__)
@@ -187,7 +189,8 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     if os.getpid() != me.process or not world.is_active():
         sys.__excepthook__(kind, error, trace)
         return
-    text, code = describe_error(error, trace), 130 if issubclass(kind, KeyboardInterrupt) else 1
+    text = describe_error(error, trace)
+    code = 130 if issubclass(kind, KeyboardInterrupt) else 1  # 128 + SIGINT, as in a shell
     # The rank where the error began should end the job, with its own exit code.
     texts = "\n".join([text, *map(str, _list_shown_errors(error))])
     is_consequence = ops.find_cause(texts) in (ops.Cause.ELSEWHERE, ops.Cause.ENDED)
@@ -203,7 +206,7 @@ def end_for_loss(error: errors.LostRankError) -> None:
 
 
 def refuse_after_loss(what: str) -> None:
-    """After a loss, end the run before `what`, which requires all ranks. The run is then restarted."""
+    """After a loss, end the run before `what`, which requires all ranks. `matex run` may then restart it."""
     if world.get_world().has_lost:
         end_for_loss(membership.make_loss_error(f"{what} cannot go on with fewer ranks than the run began with"))
 

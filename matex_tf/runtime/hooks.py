@@ -57,6 +57,7 @@ def put_function(owner: Any, name: str, make: Make) -> None:
 
     Does nothing if `make` returns the original.
     """
+    # `getattr` of a class would return the function of a static method, not the static method.
     attribute = vars(owner)[name] if isinstance(owner, type) and name in vars(owner) else getattr(owner, name)
     original: Any = attribute
     if isinstance(attribute, property):
@@ -86,8 +87,9 @@ class Hook:
     make: Make  # returns the replacement of the original
     if_missing: str  # the consequence if the hook is missing, for messages
     replacements: list[Any] = field(default_factory=list, repr=False)
-    """The replacements made so far by all hooks of one declaration. Two of their modules may be the same module, whose
-    function is replaced once."""
+    """The replacements made so far by all hooks of one declaration. Two module names may stand for the same function,
+    which is replaced once.
+    """
     takes: str = ""
     """Parameters of the original that `make` requires, in addition to the parameters that the replacement names."""
     since: str = ""
@@ -101,7 +103,7 @@ class Hook:
     when: Callable[[], bool] | None = None
     """Whether this rank needs the hook; called when the function is to be replaced. None: always."""
     put: Put = put_function  # the function that performs the replacement
-    placed_in: Any = field(default=None, repr=False)  # the module in which the function was replaced
+    placed_in: Any = field(default=None, repr=False)  # the module object in which the function was last replaced
 
     @property
     def library(self) -> str:
@@ -126,10 +128,12 @@ class Hook:
         """Replace the function once its library is imported (see `early`), and check the hook then."""
         library = self.module.partition(".")[0]
         awaited = self.module if self.early else library
+        # The module may be imported after the library.
         call_when_imported(awaited, lambda _: call_when_imported(self.module, self.put_in_place))
         call_when_imported(library, lambda _: self.check_module())
 
     def _is_due(self) -> bool:
+        """Whether this rank needs the hook, for the version of the library."""
         return (self.when is None or self.when()) and self.fits(find_version(self.library))
 
     def put_in_place(self, module: Any) -> None:
@@ -159,7 +163,7 @@ class Hook:
         replacement = self.make(original)
         if replacement is original:
             return original
-        difference = find_lacking(original, replacement, self.takes.split(), is_method)
+        difference = describe_difference(original, replacement, self.takes.split(), is_method)
         if difference:
             self._report(f"has `{self.name}` in {self.module} {difference}")
             return original
@@ -235,7 +239,7 @@ def takes_self(owner: Any, name: str) -> bool:
     return isinstance(owner, type) and not isinstance(inspect.getattr_static(owner, name), staticmethod)
 
 
-def find_lacking(original: Any, replacement: Any, takes: Sequence[str] = (), is_method: bool = False) -> str:
+def describe_difference(original: Any, replacement: Any, takes: Sequence[str] = (), is_method: bool = False) -> str:
     """How the parameters of `original` differ from the parameters that its `replacement` requires; "" if they fit.
 
     The replacement must name the first parameters in order: `f(x, *args, **kwargs)` fits `f(x, y)`. Without `*args` or
@@ -248,15 +252,10 @@ def find_lacking(original: Any, replacement: Any, takes: Sequence[str] = (), is_
     if isinstance(original, type) or isinstance(replacement, type):
         return ""
     try:
-        original_parameters, replacement_parameters = (
-            list(inspect.signature(function).parameters.values())[is_method:] for function in (original, replacement)
-        )
+        names, is_original_variadic = _list_parameters(original, is_method)
+        required, is_replacement_variadic = _list_parameters(replacement, is_method)
     except (TypeError, ValueError):
         return ""  # C code, or not a function
-    names = [parameter.name for parameter in original_parameters if parameter.kind not in _VARIADIC]
-    required = [parameter.name for parameter in replacement_parameters if parameter.kind not in _VARIADIC]
-    is_original_variadic = len(names) < len(original_parameters)
-    is_replacement_variadic = len(required) < len(replacement_parameters)
     compared = names[: len(required)] if is_replacement_variadic else names
     if is_original_variadic:  # it accepts further parameters: compare only the parameters that both name
         compared, required, takes = compared[: len(required)], required[: len(compared)], ()
@@ -264,6 +263,15 @@ def find_lacking(original: Any, replacement: Any, takes: Sequence[str] = (), is_
         return f"with the parameters {compared} in place of {required}"
     missing = [name for name in takes if name not in names]
     return f"without the parameter {missing[0]}" if missing else ""
+
+
+def _list_parameters(function: Any, is_method: bool) -> tuple[list[str], bool]:
+    """The names of the parameters, without `self` of a method, and whether there are also *args or **kwargs."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if is_method:
+        parameters = parameters[1:]
+    names = [parameter.name for parameter in parameters if parameter.kind not in _VARIADIC]
+    return names, len(names) < len(parameters)
 
 
 def is_there(module: str) -> bool:
@@ -288,8 +296,8 @@ def _find_distribution(library: str) -> importlib.metadata.Distribution | None:
     try:
         return importlib.metadata.distribution(library)
     except importlib.metadata.PackageNotFoundError:
-        named = importlib.metadata.packages_distributions().get(library)  # slow
-        return importlib.metadata.distribution(named[0]) if named else None
+        names = importlib.metadata.packages_distributions().get(library)  # slow
+        return importlib.metadata.distribution(names[0]) if names else None
 
 
 def _find_install_command(library: str) -> str:

@@ -23,7 +23,7 @@ from matex_tf.world import membership, world
 
 _KIND = 6  # a control message, see `ops.rendezvous`
 _MAX_COMPARED_BYTES = 1 << 16
-"""Bytes. For larger values, a digest takes more time than it saves."""
+"""The largest value that ranks compare by a digest. For larger values, a digest takes more time than it saves."""
 
 # Locked from the rendezvous to the end of the exchange. Otherwise two threads could exchange in another order.
 _exchange_lock = threading.RLock()
@@ -59,7 +59,7 @@ def _are_same(packed: bytes) -> bool:
     from mpi4py import MPI
 
     digest = hashlib.blake2b(packed, digest_size=8).digest()
-    number = int.from_bytes(digest, "little") >> 1
+    number = int.from_bytes(digest, "little") >> 1  # fits a signed integer of 64 bits, as its negative does
     # The maxima are max(number) and -min(number): opposite only if all ranks have the same number. A rank with a large
     # value sends 1 and 1, so that both maxima are positive.
     maxima = np.array([number, -number] if len(packed) <= _MAX_COMPARED_BYTES else [1, 1])
@@ -76,11 +76,11 @@ def broadcast(value: Any, what: str, root: int = 0) -> Any:
         with start_exchange(what, f"broadcast from {root}", _measure_size(value)):
             return world.get_communicator("control").bcast(value, root=root)
 
-    def undo() -> None:
+    def check_root() -> None:  # after a loss, before `send` is repeated
         if membership.survivors[root : root + 1] != [root]:  # the rank is lost, or now has another number
             raise membership.make_loss_error(f"rank {root} alone had {what}")
 
-    return membership.attempt_collectives(what, send, undo)
+    return membership.attempt_collectives(what, send, check_root)
 
 
 def barrier(what: str) -> None:
@@ -109,6 +109,6 @@ def _measure_size(value: Any) -> int:
 
 
 def _meet_ranks(operation: str, what: str, size: int = 0, rows: int = 0) -> None:
-    # Ranks at different operations must not exchange data.
+    """Wait until all ranks have called this function. Raises an error if ranks differ in `operation` or `what`."""
     key = hashlib.blake2b(f"{operation} {what}".encode(), digest_size=8).digest()
     ops.rendezvous(_KIND, int.from_bytes(key, "little"), what, size, rows)

@@ -5,7 +5,8 @@ judges the end of a run by the records (`launch/run_end.py`). Each process appen
 object with some fields of `Record`, such as {"state": "ended"}. A later line overrides an earlier one; an incomplete
 line is ignored.
 
-Without `matex run` the first rank that reports an error writes it to the terminal, and the others are silent.
+`report_error` puts the message of an error into the record, and `matex run` prints the first one. Without `matex run`
+the first rank that reports an error writes it to the terminal, and the other ranks are silent.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ LEFT = "left"  # ended with all ranks, to be started again
 ENDED = "ended"  # the scripts of all ranks have ended
 TRAINING = "training"
 """The name of a file which exists once the ranks have computed a training step since their start."""
-# Names of files in the folder: of records (a prefix), of marks of writing processes (an ending), of a signal's name.
-_NAME, _WRITING, _REQUEST = "rank-", ".writing", "request"
-_CLAIM = "matex_tf-error-"  # the prefix of the file by which a rank reserves the terminal
+# Names of files in the folder.
+_NAME = "rank-"  # the prefix of each record
+_WRITING = ".writing"  # the ending of the mark of a process that may still write files of the script (`note_writing`)
+_REQUEST = "request"  # contains the name of the signal that asks `matex run` to end
+_CLAIM = "matex_tf-error-"  # the prefix of the file, in another folder, by which a rank reserves the terminal
 _RECENT_SECONDS = 60.0  # an older claim of the terminal belongs to an earlier run
 
 _folder = ""  # the private folder of `matex run`; "" without it
@@ -59,7 +62,7 @@ class Record:
     state: str = ""  # one of the states above; empty before the ranks have begun
     codes: tuple[int, ...] = ()  # at the end of the script, the exit codes of all ranks other than 0
     asks_again: bool = False  # whether the run was asked to end, has saved its state, and is to be started again later
-    aborts: int = 0  # the exit code with which the rank ends all ranks; 0 if it does not
+    abort_code: int = 0  # the exit code with which the rank ends all ranks; 0 if it does not
     text: str = ""
     """The message of the error for which the rank ends all ranks: rank, host, the script's line, traceback."""
     number: int = 0  # the number of collectives that the rank had completed at its error
@@ -154,7 +157,8 @@ def note_writing() -> None:
     _writing = os.getpid(), os.path.abspath(_locate_record(_folder)) + _WRITING
     with real_files.use_real_files():
         Path(_writing[1]).touch()
-    # Let the C library remove the file after the end of Python, by a call of `unlink`. The text stays allocated.
+    # Let the C library remove the file after the end of Python, by a call of `unlink` with a copy of the path, which is
+    # never freed.
     c = ctypes.CDLL(None)
     c.strdup.restype = ctypes.c_void_p
     path = ctypes.c_void_p(c.strdup(os.fsencode(_writing[1])))
@@ -192,7 +196,7 @@ def report_error(
 
     Args:
         shared: a folder that all ranks see; None if they are on one host.
-        waits: whether other ranks wait; False if they meet the first rank before they end.
+        waits: whether this rank waits for the first; False if the first needs this rank before its end, to start MPI.
         fields: other fields of the record.
     """
     with contextlib.suppress(OSError):  # the disk is full

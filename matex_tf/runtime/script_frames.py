@@ -66,9 +66,11 @@ def find_thread_at_work() -> str:
         frames = [inner for inner, _ in traceback.walk_stack(frame)]
         of_script = next((inner for inner in frames if not is_library(inner.f_code.co_filename)), None)
         is_timer = isinstance(thread, threading.Timer) and find_function_package(thread.function) != "matex_tf"
+        # The outermost frames are those of `threading`; the next one runs the function of the thread.
         packages = (find_package(inner) for inner in reversed(frames))
-        is_started_here = next((name for name in packages if name != "threading"), "") == "matex_tf"
-        if of_script or is_timer or not (is_started_here or frame.f_code in _WAITING):
+        is_own = next((name for name in packages if name != "threading"), "") == "matex_tf"
+        is_idle = frame.f_code in _WAITING
+        if of_script or is_timer or not (is_own or is_idle):
             return f"thread {thread.name if thread else number}, in {(of_script or frame).f_code.co_name}"
     return ""
 

@@ -23,7 +23,7 @@ _roots: list[np.random.SeedSequence] = []  # the seed sequences of NumPy generat
 
 
 class _AgreedSeed(int):
-    """The global TensorFlow seed on which ranks have agreed. The class tells it from a seed that the script sets."""
+    """The global TensorFlow seed on which ranks have agreed. A seed that the script sets has another class."""
 
 
 def agree_on_seeds(entropy: int | None = None) -> int:
@@ -73,9 +73,10 @@ def _seed_tensorflow(seed: int) -> None:
     "tensorflow.python.framework.random_seed", "get_seed", "random ops with a seed of their own draw other numbers"
 )
 def _wrap_get_seed(original: Any) -> Any:
-    """Without a global seed of the script, an op with a seed draws the same numbers in every run, and here as well.
+    """Keep the numbers of an op with a seed of its own in a script without a global seed.
 
-    So the agreed global seed is replaced for such an op by TensorFlow's default one.
+    TensorFlow combines the op's seed with its default global seed, so the op draws the same numbers in every run. For
+    such an op, this hook replaces the agreed global seed by the default one.
     """
 
     def get_seed(op_seed: int | None) -> Any:

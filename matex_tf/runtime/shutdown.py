@@ -27,7 +27,6 @@ REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """The signals that ask a run to end and to resume later."""
 _KIND = 7  # the end of the script, see `ops.rendezvous`
 
-
 script_ended: list[Callable[[], None]] = []
 """Called at the end of this rank's script, before the rank meets the others."""
 at_end: list[Callable[[], None]] = []
@@ -92,7 +91,7 @@ def abort_with_error(text: str, code: int, follows: bool = False, is_loss: bool 
     run_before_abort()
     sys.stdout.flush()
     code, me = exit_codes.correct_failure_code(code), world.get_world()
-    fields: dict[str, Any] = {"size": me.size, "host": me.host, "number": ops.read_waiting().number, "aborts": code}
+    fields: dict[str, Any] = {"size": me.size, "host": me.host, "number": ops.read_waiting().number, "abort_code": code}
     try:
         with real_files.use_real_files():
             shared = cache.find_cache_folder() if me.has_several_hosts else None
@@ -106,7 +105,7 @@ def abort_all_ranks(code: int) -> None:
     code = exit_codes.correct_failure_code(code)
     run_before_abort()
     with contextlib.suppress(OSError):  # an error while recording must not prevent the abort
-        rank_records.note(aborts=code, number=ops.read_waiting().number, time=time.time())
+        rank_records.note(abort_code=code, number=ops.read_waiting().number, time=time.time())
     _end_all(code)
 
 
@@ -169,7 +168,8 @@ def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> 
                 signal.signal(number, signal.SIG_DFL)
         unblock()
 
-    # A forked child is no rank: a signal ends it, also one that arrives before the child has restored the default.
+    # A forked child is no rank, so a signal ends it. The signals are blocked until the child has restored the default,
+    # because an earlier signal would call `hear` in the child.
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore_default)
     for number in REQUESTS:
         signal.signal(number, hear)
@@ -178,7 +178,10 @@ def hear_requests(handle: Callable[[str], None], finish: Callable[[], None]) -> 
 
 
 def await_cause() -> None:
-    """Let the rank where an error began end the job: wait for it. Returns only if that rank has caught the error."""
+    """Wait for the rank at which an error began, because it is the one to end the job.
+
+    Returns only if that rank has caught the error.
+    """
     try:
         ops.rendezvous(_KIND, 0, "the end of its script, for an error of another rank")
     except errors.MismatchError as error:
@@ -186,9 +189,10 @@ def await_cause() -> None:
 
 
 def _await_others_at_end(error: errors.MismatchError) -> None:
-    """Wait until all ranks have reached their ends, or one ends the job. All collectives fail since `error`.
+    """Wait until all ranks have reached their ends, or one ends the job.
 
-    If MPI itself failed, the function does not wait, because the other ranks may not know of the failure.
+    Since `error`, all collectives of the library fail, so the ranks meet at a barrier of MPI. If MPI itself failed, the
+    function does not wait, because the other ranks may not know of the failure.
     """
     from mpi4py import MPI
 
@@ -217,8 +221,7 @@ def end_rank() -> None:
     except errors.MismatchError as error:
         # Another rank is at another collective.
         if code and ops.find_cause(str(error)) is ops.Cause.ENDED:
-            text = f"{_describe_exit()}, while others go on. All ranks end where one does."
-            abort_with_error(f"matex_tf: {text}\n", code)
+            abort_with_error(f"matex_tf: {_describe_exit()}, while others go on. All ranks end where one does.\n", code)
         # The other rank raises this error, too, and shows the line of the script.
         _await_others_at_end(error)
         abort_with_error(f"matex_tf: {error}\n", code or 1, follows=True)

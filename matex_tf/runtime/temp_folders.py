@@ -17,7 +17,7 @@ from matex_tf.runtime import rank_records
 from matex_tf.world import file_locks
 
 _MINUTE, _DAY = 60.0, 86400.0
-_MAX_WAIT = 5.0  # seconds
+_MAX_WAIT = 5.0  # seconds for killed processes to end and release their locks
 
 
 def hold_folder(path: str) -> int | None:
@@ -40,16 +40,16 @@ def hold_file(path: str, waits: bool = False, tell: Callable[[OSError], None] | 
         tell: called with the error of a file system without locks.
     """
     while True:
-        handle, is_free, lack = _try_lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, waits)
-        if lack is not None and tell is not None:
-            tell(lack)
+        handle, is_free, lack_error = _try_lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, waits)
+        if lack_error is not None and tell is not None:
+            tell(lack_error)
         if not is_free:
             os.close(handle)
             return None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 return handle
-        os.close(handle)  # the previous holder has removed the file
+        os.close(handle)  # the previous holder has removed the file: lock a new one
 
 
 def make_folder(prefix: str, folder: str | os.PathLike[str]) -> tuple[str, int]:
@@ -122,9 +122,9 @@ def sweep_folders(
             age = time.time() - state.st_mtime
             if state.st_uid != os.getuid() or stat.S_ISLNK(state.st_mode) or age < min_seconds:
                 continue
-            handle, is_free, lack = _try_lock(path)
+            handle, is_free, lack_error = _try_lock(path)
             try:
-                if is_free and (lack is None or age >= _DAY) and may_remove(path):
+                if is_free and (lack_error is None or age >= _DAY) and may_remove(path):
                     shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.remove(path)
             finally:
                 os.close(handle)

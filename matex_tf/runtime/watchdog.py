@@ -1,9 +1,11 @@
 """The watchdog reports which ranks wait for which, and ends the job after MATEX_ABORT_SECONDS.
 
-A thread of each rank checks how long the rank has waited at a collective. A rank that waits too long tells a reporter:
-rank 0, or the next rank that answers. The reporter asks all ranks where they are, and prints the late ones. The threads
-use their own communicator, so a rank answers whatever its script does, unless its process is stopped or its host is
-lost. A message is a tuple: its kind, the rank that sends it, and its content:
+A thread of each rank checks how long the rank has waited at a collective. A rank that waits too long reports its wait
+to one rank, the reporter: rank 0, or the next rank that answers. The reporter asks all ranks where they are, and prints
+the late ranks. It ends the job if no late rank has an excuse (`excuse_wait`), such as saving a file.
+
+The threads have their own communicator. So a rank answers whatever its script does, unless its process is stopped or
+its host is lost. A message is a tuple: its kind, the rank that sends it, and its content:
 
     "waits"  to the reporter    number of the collective, seconds of waiting, description of the collective
     "heard"  from the reporter  nothing: it confirms "waits"
@@ -35,26 +37,29 @@ _SUSPENDED_SECONDS = 5.0  # a check that is late by these seconds shows that the
 _MAX_RANKS = 8  # maximum number of listed ranks
 _MAX_STACKS = 2  # maximum number of listed stacks
 _KIND_GRADIENTS = 1  # see `ops.count_completed`
-_PROMPT = ("at the prompt of an interactive session", math.inf)  # an activity, as in `_busy`
+_PROMPT = ("at the prompt of an interactive session", math.inf)  # an activity, as in `_activities`
 
-SAVING = 10.0
+SAVING_FACTOR = 10.0
 """Other ranks wait for a saving rank for this multiple of MATEX_ABORT_SECONDS."""
 
-_busy: list[tuple[str, float]] = []
-"""Activities of this rank, each with the time (`time.monotonic`) until which other ranks wait."""
+_activities: list[tuple[str, float]] = []
+"""What this rank does in contexts of `excuse_wait`, each with the time (`time.monotonic`) until which others wait."""
 _watch: _Watch | None = None
 
 
 @contextlib.contextmanager
 def excuse_wait(what: str, factor: float = math.inf) -> Iterator[None]:
-    """Context in which this rank does `what`. Others wait up to `factor` * MATEX_ABORT_SECONDS, by default for ever."""
+    """Context in which this rank does `what`. Others wait up to `factor` * MATEX_ABORT_SECONDS, by default for ever.
+
+    Without this excuse, the reporter ends the job after MATEX_ABORT_SECONDS.
+    """
     abort_seconds = settings.get_settings().abort_seconds
     activity = what, time.monotonic() + factor * abort_seconds if abort_seconds else math.inf
-    _busy.append(activity)
+    _activities.append(activity)
     try:
         yield
     finally:
-        _busy.remove(activity)
+        _activities.remove(activity)
 
 
 def start_watching() -> None:
@@ -93,18 +98,28 @@ def stop_watching() -> None:
 class _Answer:
     """The position of a queried rank."""
 
-    number: int  # of its next collective
-    waits_at: str  # the collective at which it waits; "" if it does not
+    number: int  # of the collective at which it waits, or of its next one
+    waits_at: str  # the description of the collective at which it waits; "" if it does not wait
     place: str  # the line of the script
     doing: str  # its long activities (`excuse_wait`)
-    is_waited_for: bool  # the time limit of one of these activities is not over
+    has_excuse: bool  # the time limit of one of these activities is not over
     updates: int  # the number of updates that it has made
     stack: tuple[str, ...]  # the lines of its Python stack, for a message
 
 
 @dataclass
+class _OwnReport:
+    """What this rank has reported about its own wait, and to whom."""
+
+    number: int = -1  # of the collective; -1: this rank has reported no wait
+    reporter: int = 0
+    sent_at: float | None = None  # time of the last message to this reporter (`time.monotonic`); None: none was sent
+    is_confirmed: bool = False  # the reporter has confirmed the last message
+
+
+@dataclass
 class _Stall:
-    """What the reporter knows about ranks that wait at one collective. Times are those of `time.monotonic`."""
+    """What the reporter knows about ranks that wait at one collective. Times are given by `time.monotonic`."""
 
     number: int  # of the collective
     what: str  # its description
@@ -129,14 +144,11 @@ class _Watch:
         self.thread = threading.Thread(target=self._watch_until_lost, name="matex_tf watchdog", daemon=True)
         self.sent: list[Any] = []  # requests of messages that may be on their way
         self.resumed_at = 0.0  # when the process last continued after it was stopped (time.monotonic)
-        # For a waiting rank: the reporter, whether it has answered the last message to it, and the time of that message
-        # (0.0: the reporter is new, and gets a message at once)
-        self.reporter, self.has_answered, self.reported_at = 0, False, 0.0
-        self.number = -1  # of the collective whose wait was reported; -1: none
-        # For the reporter:
-        self.stalled: _Stall | None = None  # the latest collective at which a rank waits; None: no report of a wait
+        self.report = _OwnReport()
+        self.stalled: _Stall | None = None  # of the reporter: the latest reported collective; None: no rank waits
 
     def _watch_until_lost(self) -> None:
+        """What the thread does: watch the ranks until `ended`; after a loss, until the communicators are revoked."""
         from mpi4py import MPI
 
         while not self.ended.is_set():
@@ -150,7 +162,7 @@ class _Watch:
                 self._leave_out_lost()
 
     def _leave_out_lost(self) -> None:
-        """Exclude lost ranks. The others may need time to agree on the loss, and must be watched meanwhile."""
+        """Exclude lost ranks. The surviving ranks may need time to agree on the loss, and are watched meanwhile."""
         from mpi4py import MPI
 
         self.communicator.Ack_failed()
@@ -166,7 +178,7 @@ class _Watch:
         while not self.ended.wait(min(1.0, self.stall_seconds / 4)):
             last_check, checked_at = checked_at, time.monotonic()
             if checked_at > last_check + _SUSPENDED_SECONDS:
-                # The job was stopped and continues. Late ranks were stopped, too, so this time does not count.
+                # The job was stopped and now continues. Late ranks were stopped, too, so the wait counts from now on.
                 self.resumed_at, self.stalled = checked_at, None
             while self.communicator.iprobe():
                 self._handle_message(*self.communicator.recv())
@@ -189,7 +201,7 @@ class _Watch:
             self.stalled.starts[rank] = time.monotonic() - seconds
             self._send_message(rank, "heard")
         elif kind == "heard":
-            self.has_answered = True
+            self.report.is_confirmed = True
         elif kind == "where":
             self._send_message(rank, "here", self._make_answer())
         elif kind == "here" and self.stalled is not None:
@@ -197,66 +209,71 @@ class _Watch:
 
     def _make_answer(self) -> _Answer:
         waiting, stack = ops.read_waiting(), self._read_stack()
-        activities = [*_busy, *([_PROMPT] if _is_at_prompt(stack) else [])]
+        activities = [*_activities, _PROMPT] if _is_at_prompt(stack) else list(_activities)
         return _Answer(
-            waiting.number,
-            waiting.what,
-            script_frames.describe_place(stack),
+            number=waiting.number, waits_at=waiting.what, place=script_frames.describe_place(stack),
             doing="; ".join(what for what, _ in activities),
-            is_waited_for=any(time.monotonic() < until for _, until in activities),
-            updates=ops.count_completed(_KIND_GRADIENTS),
-            stack=script_frames.format_stack(stack),
-        )
+            has_excuse=any(time.monotonic() < until for _, until in activities),
+            updates=ops.count_completed(_KIND_GRADIENTS), stack=script_frames.format_stack(stack),
+        )  # fmt: skip
 
     def _report_wait(self) -> None:
-        """Report this rank's wait to the reporter, or to the next rank if the reporter has not answered."""
+        """Report this rank's wait to the reporter, or to the next rank if the reporter does not confirm or is lost."""
         waiting, now = ops.read_waiting(), time.monotonic()
         waited = min(waiting.seconds, now - self.resumed_at)
         if waited < self.stall_seconds:
             return
-        if waiting.number != self.number:  # a new wait: report to rank 0
-            self.number, self.reporter, self.has_answered, self.reported_at = waiting.number, 0, True, 0.0
-        # The reporter does not answer, or is lost: report to the next rank, at last to this rank itself.
-        is_overdue = not self.has_answered and now > self.reported_at + _ANSWER_SECONDS
-        if is_overdue and self.reporter < self.me.rank:
-            self.reporter, self.reported_at = self.reporter + 1, 0.0
-        while self.reporter not in self.ranks:
-            self.reporter, self.has_answered, self.reported_at = self.reporter + 1, True, 0.0
-        if self.reported_at == 0.0 or (self.has_answered and now > self.reported_at + self.stall_seconds / 2):
-            self.reported_at, self.has_answered = now, False
-            self._send_message(self.reporter, "waits", waiting.number, waited, waiting.what)
+        if waiting.number != self.report.number:  # a new wait: begin with rank 0
+            self.report = _OwnReport(waiting.number)
+        report = self.report
+        is_overdue = report.sent_at is not None and not report.is_confirmed and now > report.sent_at + _ANSWER_SECONDS
+        if is_overdue and report.reporter < self.me.rank:  # this rank itself is the last reporter in question
+            self.report = report = _OwnReport(waiting.number, report.reporter + 1)
+        while report.reporter not in self.ranks:
+            self.report = report = _OwnReport(waiting.number, report.reporter + 1)
+        # Report again from time to time: the reporter forgets its reports when ranks are lost, for example.
+        is_old = report.is_confirmed and report.sent_at is not None and now > report.sent_at + self.stall_seconds / 2
+        if report.sent_at is None or is_old:
+            report.sent_at, report.is_confirmed = now, False
+            self._send_message(report.reporter, "waits", waiting.number, waited, waiting.what)
 
     def _handle_stall(self, stalled: _Stall) -> None:
-        """As the reporter: ask all ranks where they are; once they have answered, print that, or end the job."""
+        """As the reporter: once a report is due, ask all ranks where they are.
+
+        A later call, once all ranks have answered or had the time to, prints the late ranks, and may end the job.
+        """
         now = time.monotonic()
         waited = now - min(stalled.starts.values())
-        # Ask all ranks, once a report is due.
         if stalled.asked_at is None:
             if self._is_report_due(stalled, waited):
                 stalled.asked_at, stalled.answers = now, {}
                 for rank in self.ranks:
                     self._send_message(rank, "where")
             return
-        if now < stalled.asked_at + _ANSWER_SECONDS and not stalled.answers.keys() >= set(self.ranks):
-            return  # wait for further answers
-        # Report the ranks that are not at this collective.
-        late = [rank for rank in self.ranks if not self._is_waiting(stalled, rank)]
+        have_answered = stalled.answers.keys() >= set(self.ranks)
+        if not have_answered and now < stalled.asked_at + _ANSWER_SECONDS:
+            return
         if ops.read_waiting().number > stalled.number:  # the collective was completed meanwhile
             self.stalled = None
             return
+        late = [rank for rank in self.ranks if not self._is_waiting(stalled, rank)]
         text = self._describe_late(stalled, waited, late) if late else self._describe_mutual_wait(stalled, waited)
         terminal.write_text(text)
         stalled.asked_at, stalled.reported_wait = None, waited
-        is_busy = any(stalled.answers[rank].is_waited_for for rank in late if rank in stalled.answers)
-        if self.abort_seconds and waited >= self.abort_seconds and not is_busy:
+        is_excused = any(stalled.answers[rank].has_excuse for rank in late if rank in stalled.answers)
+        if self.abort_seconds and waited >= self.abort_seconds and not is_excused:
             why = f"after MATEX_ABORT_SECONDS={self.abort_seconds}"
             terminal.write_text(f"matex_tf: ending the job (exit code {EXIT_STALLED}) {why}\n")
             shutdown.abort_all_ranks(EXIT_STALLED)
 
     def _is_report_due(self, stalled: _Stall, waited: float) -> bool:
-        """Whether to report this wait: after the limit, after twice the last report, and when the job may be ended."""
+        """Whether to report a wait of `waited` seconds, so that messages become rarer.
+
+        A report is due after MATEX_STALL_SECONDS, then at each double of the wait reported last, and at
+        MATEX_ABORT_SECONDS, when the job may be ended.
+        """
         if waited < stalled.reported_wait:
-            stalled.reported_wait = 0.0  # the ranks continued, and wait again
+            stalled.reported_wait = 0.0  # this wait began later than the reported one
         due = max(self.stall_seconds, 2 * stalled.reported_wait)
         if stalled.reported_wait < self.abort_seconds:
             due = min(due, self.abort_seconds)

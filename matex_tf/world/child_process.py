@@ -13,7 +13,7 @@ from types import FrameType
 _PR_SET_PDEATHSIG = 1
 
 
-def make_question(program: str, *arguments: str) -> list[str]:
+def make_python_command(program: str, *arguments: str) -> list[str]:
     """The command of a Python process that runs the text `program` with this process's import path.
 
     Without that path, the process would search the current folder first.
@@ -36,9 +36,9 @@ def make_preparation(
 
     def prepare_child() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # The system ends the child when the parent ends, even by a signal. The parent may have ended already.
+        # The system ends the child when the parent ends, even by a signal.
         library.prctl(_PR_SET_PDEATHSIG, death_signal)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # it ended before this call
             os._exit(1)
         if affinity:
             os.sched_setaffinity(0, affinity)
@@ -52,7 +52,7 @@ def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | N
 
     Ignored signals, as by nohup, and handlers outside Python remain.
     """
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in numbers}  # None: a handler outside Python
     handlers_before = {number: before for number, before in handlers.items() if before not in (signal.SIG_IGN, None)}
     try:
         for number in handlers_before:

@@ -24,15 +24,16 @@ exit_code = 0
 exit_text = ""
 """The text that the script has passed to `sys.exit`."""
 
-_is_watched = False  # the end of the main module is watched
+_is_watched = False  # see `mark_watched`
 
 
 def watch_main_module() -> None:
     """Record the exit code of a SystemExit that ends the main module; a SystemExit that is caught has no effect.
 
-    Python before 3.12 has no event for that. There every call of `sys.exit` in the main thread counts (`note_exit`).
+    Python before 3.12 has no event for the end of a frame by an exception. There every call of `sys.exit` in the main
+    thread counts (`note_exit`).
     """
-    # The frame of the main module; there is none in an interactive session, for example.
+    # Find the frame of the main module. There is none in an interactive session, for example.
     main = sys.modules["__main__"].__dict__
     frame: FrameType | None = sys._getframe()
     while frame is not None and not (frame.f_globals is main and frame.f_locals is main):
@@ -40,7 +41,7 @@ def watch_main_module() -> None:
     if frame is None or sys.version_info < (3, 12):
         return
     code, monitoring = frame.f_code, sys.monitoring
-    # The other tool numbers are reserved for debuggers and the like.
+    # 3 and 4 are free for any tool; the other numbers are reserved for debuggers and the like.
     tool = next((number for number in (3, 4) if monitoring.get_tool(number) is None), None)
     if tool is None:
         return
@@ -56,13 +57,13 @@ def watch_main_module() -> None:
 
 
 def mark_watched() -> None:
-    """The end of the main module is watched, so calls of `sys.exit` no longer count."""
+    """Record that the end of the main module is watched: calls of `sys.exit` alone no longer count."""
     global _is_watched
     _is_watched = True
 
 
 def note_exit(code: object) -> None:
-    """`sys.exit` was called in the main thread."""
+    """Record a call of `sys.exit` in the main thread, unless the end of the main module is watched."""
     if not _is_watched:
         remember_exit_code(code)
 
@@ -77,7 +78,7 @@ def remember_exit_code(code: Any) -> None:
 def _describe_object(code: object) -> str:
     try:
         return str(code)
-    except Exception as error:  # Python ignores it, too
+    except Exception as error:  # at its exit, Python also ignores an error of str()
         return f"an object of {type(code)}, whose str() raises {type(error).__name__}"
 
 

@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-# For each function of matex_tf, the variables that it replaces. Sizes of Slurm jobs are useless without a rank.
+# For each function of matex_tf, the variables that it replaces. SLURM_NTASKS and SLURM_NPROCS describe the whole job,
+# and are among the variables because a size is useless without a rank.
 _REPLACEMENTS = {
     "rank": (
         "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID",

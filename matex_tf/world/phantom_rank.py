@@ -1,7 +1,7 @@
-"""A world in which this process is rank 0 and the other ranks do not exist.
+"""A phantom world, in which this process is rank 0 and the other ranks do not exist.
 
-`matex plan` measures a rank in such a world: it predicts the steps of 64 ranks on a machine for one. `world` also uses
-it for a single rank that must run the code of several. Data from other ranks are copies of this rank's data.
+`matex plan` measures a rank in such a world: it predicts the steps of 64 ranks on a machine for one rank. `world` also
+makes one for a single rank that must run the code of several. Data from other ranks are copies of this rank's data.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Communicator:
 
 def make_single_world(make_world: Callable[..., Any]) -> Any:
     """The world of a single rank that runs the code of several ranks."""
-    return make_phantom_world(make_world, Phantom(1, 0, 0, 1, ""))
+    return make_phantom_world(make_world, Phantom(ranks=1, steps=0, copy=0, copies=1, folder=""))
 
 
 def make_phantom_world(make_world: Callable[..., Any], phantom: Phantom) -> Any:

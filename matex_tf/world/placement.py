@@ -17,8 +17,8 @@ from matex_tf import settings
 from matex_tf.world import mpirun_options, task_environment
 
 CPU_FOLDER = "/sys/devices/system/cpu"
-# Environment variables by which a user chooses threads (THREAD_), cores (BINDING_), or by some values cores (MAPPING_);
-# and the names of launchers' processes.
+# Environment variables by which a user chooses threads (THREAD_) or cores (BINDING_). The value of a MAPPING_ variable
+# may choose cores, too (`mpirun_options.is_binding_policy`).
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 BINDING_VARIABLES = (
     "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "I_MPI_PIN_DOMAIN", "I_MPI_PIN_PROCESSOR_LIST", "HYDRA_BINDING",
@@ -26,6 +26,7 @@ BINDING_VARIABLES = (
     "OMPI_MCA_hwloc_base_cpu_list", "OMPI_MCA_rmaps_rank_file_path",
 )  # fmt: skip
 MAPPING_VARIABLES = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_mapping_policy")
+# The names of launchers' processes.
 LAUNCHERS = (
     "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "orterun", "orted", "hydra_pmi_proxy", "hydra_bstrap_pr",
     "slurmstepd",
@@ -131,9 +132,9 @@ def find_launcher_binding(name: str, words: Sequence[str], environment: Mapping[
 
 
 def is_narrower_than_default(allowed: set[int], cores: Sequence[Core], world_size: int) -> bool:
-    """Whether this rank is bound to one core, and not by Open MPI's default, which does so for one or two ranks only.
+    """Whether this rank is bound to one core by the user: Open MPI's default does so only in runs of one or two ranks.
 
-    Used on nodes without mpirun itself, where its command line is invisible.
+    Used on nodes on which mpirun does not run, so that its command line cannot be read.
     """
     return world_size > 2 and len(cores) > 1 and any(allowed <= set(core) for core in cores)
 

@@ -116,12 +116,15 @@ def note_launchers(environment: Mapping[str, str]) -> None:
 
 
 def get_launchers() -> frozenset[int]:
-    """The process ids of this rank's mpirun daemon, and of a shell in between. Empty without `matex run`."""
+    """The process ids of this rank's launcher on this host, and of a shell in between. Empty without `matex run`."""
     return _launchers
 
 
 def find_launchers(process: int, job: str) -> frozenset[int]:
-    """`process` and its ancestors, up to and including the first that is not of the `job`; `process` alone for ""."""
+    """`process` and its ancestors, up to and including the first that is not of the `job`; `process` alone for "".
+
+    A shell that mpirun has started has the job's name in its environment; mpirun or its daemon has not.
+    """
     processes: set[int] = set()
     while process > 1:
         processes.add(process)
@@ -149,7 +152,7 @@ def is_mpirun(process: int) -> bool:
 
 
 def is_mpirun_at_terminal(descriptor: int) -> bool | None:
-    """Whether this descriptor of mpirun is a terminal. mpirun gives a rank another one in its place.
+    """Whether this descriptor of mpirun is a terminal. The rank's own descriptor may be a pipe or a pseudo-terminal.
 
     None if it is unknown: mpirun is not the parent of this process, or belongs to another user.
     """

@@ -29,12 +29,14 @@ _launcher_output = _OUTPUT  # the descriptor of the output stream
 class _Text:
     """The stored text of a descriptor: the contents of `file` from `begin` on. A log also has the text before."""
 
-    file: int
-    begin: int
+    file: int  # a descriptor
+    begin: int  # in bytes
     is_log: bool
 
 
-_texts: dict[int, _Text] = {}  # by descriptor
+_texts: dict[int, _Text] = {}
+"""The stored text, keyed by the descriptor that writes it. A log, which receives both streams, is one entry, `_OUTPUT`.
+"""
 
 
 def duplicate_streams() -> TextIO:
@@ -77,10 +79,11 @@ def redirect_output(log: int | None, stores: bool) -> None:
                 os.dup2(storage.fileno(), stream)
         else:
             os.dup2(null, stream)
-        if stores and (log is None or stream == _OUTPUT):  # a log receives both streams, in order
+        if stores and (log is None or stream == _OUTPUT):
             file = os.dup(stream)
+            # The next text is to follow the end of the file after text was dropped, too.
             fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
-            _texts[stream] = _Text(file, os.fstat(file).st_size, log is not None)
+            _texts[stream] = _Text(file, begin=os.fstat(file).st_size, is_log=log is not None)
     os.close(null)
 
 

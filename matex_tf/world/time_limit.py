@@ -58,7 +58,7 @@ def limit_wait(
     if not stall_seconds and not abort_seconds:
         yield
         return
-    # Of 10 ranks: 0, 3, 6 and 9.
+    # Of 10 ranks: 0, 3, 6 and 9. Of an unknown number: the first four.
     reporters = {number * (size - 1) // (_REPORTERS - 1) for number in range(_REPORTERS)} if size else range(_REPORTERS)
     me = f"rank {rank} ({socket.gethostname()})"
     stall_text = f"matex_tf: for {stall_seconds:.0f} s {me} {what}. {hint}".rstrip()
@@ -67,7 +67,8 @@ def limit_wait(
     has_ended = threading.Event()
 
     def watch_clock() -> None:
-        waited, is_reported = 0.0, not stall_seconds
+        waited = 0.0
+        is_reported = not stall_seconds  # 0 seconds: the wait is never reported
         while not has_ended.wait(_TICK):
             waited += _TICK
             if not is_reported and waited >= stall_seconds:

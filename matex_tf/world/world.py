@@ -64,16 +64,15 @@ class World:
 
 _COMMUNICATORS = ("sequence", "gradients", "overlapped", "control", "readers", "watch")  # see docs/protocol.md
 _world: World | None = None
+_task: task_environment.Task | None = None  # the launcher's description of this process; None before `_join_task`
 script_knows_ranks = False
 """Whether the script asked for its rank or read MPI.COMM_WORLD, and so may behave differently on different ranks."""
 when_script_knows_ranks: list[Callable[[], None]] = []
 """Called when the script first asks for its rank. All ranks do that together: until then they run the same code."""
 
 
-_task: task_environment.Task | None = None  # the launcher's description of this process, until it has joined a world
-
-
 def _describe_rank() -> str:
+    """This rank's name for error messages, also before the world is made."""
     world = _world or (World(_task.rank, _task.size) if _task else World())
     size = f" of {world.size}" if world.size else ""  # some launchers do not give the size
     return f"rank {world.rank}{size} on {world.host}"
@@ -170,7 +169,7 @@ def _join_task(task: task_environment.Task) -> World:
         raise errors.SetupError(f"{missing_mpi.describe(str(error))}. {task.launcher} started this process.") from error
     size = MPI.COMM_WORLD.Get_size()
     if size == 1 and not keeps_state():
-        if task.size == 0:
+        if task.size == 0:  # the launcher does not tell the number of tasks: there may be one
             return World()
         library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
         raise errors.SetupError(
@@ -183,17 +182,18 @@ def _join_task(task: task_environment.Task) -> World:
 
 
 def _set_open_mpi_defaults() -> None:
-    """Apply the defaults of `matex run` to ranks that plain mpirun started. The user's settings take precedence.
+    """Apply the defaults of `matex run` to ranks that Open MPI's mpirun itself started. The user's settings prevail.
 
     - A waiting rank spins, and keeps its core from computing threads. So ranks yield while they wait, if a host has no
       more cores than ranks.
     - libfabric's one-sided transfers add a second to MPI_Init. So ranks on one host do not use them ("^ofi").
     """
-    local_size, size = (os.environ.get(f"OMPI_COMM_WORLD_{part}SIZE", "") for part in ("LOCAL_", ""))
+    local_size = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
     if local_size.isascii() and local_size.isdigit() and int(local_size) >= (os.cpu_count() or 1):
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     prefix = os.path.dirname(os.environ.get("OMPI_LIBDIR_LOC", ""))
-    if prefix and local_size and local_size == size:
+    is_one_host = bool(local_size) and local_size == os.environ.get("OMPI_COMM_WORLD_SIZE", "")
+    if prefix and is_one_host:
         lines = mpirun_options.read_parameter_files(prefix)
         if not mpirun_options.chooses_transport([], os.environ, lines):
             os.environ.setdefault("OMPI_MCA_btl", "^ofi")
@@ -219,17 +219,10 @@ def _make_world(MPI: Any, communicator: Any, life: Any) -> World:
     ranks_per_node, lowest_rank = chosen.ranks_per_node, node.bcast(rank)
     node_number = rank - rank % ranks_per_node if ranks_per_node else lowest_rank
     world = World(
-        rank=rank,
-        size=communicator.Get_size(),
-        local_rank=node.Get_rank(),
-        local_size=node.Get_size(),
-        host=host,
-        hosts=communicator.allgather(host),
-        nodes=communicator.allgather(node_number),
-        servers=settings.count_only_serving(chosen.strategy),
-        life=life,
-        is_several=True,
-    )
+        rank=rank, size=communicator.Get_size(), local_rank=node.Get_rank(), local_size=node.Get_size(), host=host,
+        hosts=communicator.allgather(host), nodes=communicator.allgather(node_number),
+        servers=settings.count_only_serving(chosen.strategy), life=life, is_several=True,
+    )  # fmt: skip
     node.Free()
     for name in _COMMUNICATORS:
         world.communicators[name] = communicator.Dup()
@@ -240,7 +233,7 @@ def _make_life_communicator(communicator: Any) -> Any:
     """The communicator `World.life`. Collective. Raises SetupError if this MPI cannot report lost ranks."""
     try:
         life = communicator.Dup()
-        life.Agree(1)
+        life.Agree(1)  # an MPI without reports of lost ranks raises NotImplementedError
     except NotImplementedError:
         raise errors.SetupError(
             "MATEX_ELASTIC=1 requires an MPI that reports lost ranks, and this MPI does not (it has no "
@@ -285,19 +278,22 @@ def list_lost() -> list[int]:
 
 
 def shrink_world() -> list[int]:
-    """Shrink the world to the survivors. Returns their previous numbers, by their new ones. Collective among them."""
+    """Shrink the world to the survivors. Returns their previous numbers, indexed by their new numbers.
+
+    Collective among the survivors.
+    """
     from mpi4py import MPI
 
     me = get_world()
     survivors = me.life
-    while True:  # until no further rank is lost meanwhile
+    while True:  # until all survivors have made the new world, and no further rank was lost meanwhile
         survivors = survivors.Shrink()
         survivors.Set_errhandler(MPI.ERRORS_RETURN)
         new_world = None
         try:
             new_world = _make_world(MPI, survivors, survivors)
         except MPI.Exception:
-            survivors.Revoke()
+            survivors.Revoke()  # ranks that still wait in `_make_world` get an error
         try:
             if survivors.Agree(int(new_world is not None)) == 1:
                 break

@@ -113,7 +113,7 @@ def test_ranks_that_leave_give_no_proof_of_a_good_end(folder):
         leave(None, said)
     rank_records.note_end(set())
     assert ended.value.code == 0 and said == ["left"]
-    assert not run_end.read_end(folder).is_proved
+    assert not run_end.read_end(folder).proves_success
 
 
 def test_of_ranks_that_have_left_none_ended_without_a_word(folder):
@@ -132,7 +132,7 @@ def test_ranks_that_cannot_keep_their_state_stay_and_say_so(folder, capfd):
     said = []
     leave("OSError: no room", said)
     rank_records.note_end(set())
-    assert not said and run_end.read_end(folder).is_proved
+    assert not said and run_end.read_end(folder).proves_success
     assert "b has 0 of 1 places left: the state could not be saved (OSError: no room)" in capfd.readouterr().err
 
 

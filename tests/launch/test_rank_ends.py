@@ -100,7 +100,7 @@ def test_processes_that_leave_the_same_word_at_once_do_not_disturb_one_another(t
         one.join()
     assert [one.exitcode for one in several] == [0] * 4
     end = run_end.read_end(tmp_path)
-    assert end.is_proved and [one.state for one in end.records] == [rank_records.SEPARATE] * 4
+    assert end.proves_success and [one.state for one in end.records] == [rank_records.SEPARATE] * 4
 
 
 def test_each_exit_code_is_told_and_those_of_signals_by_name():

@@ -28,7 +28,7 @@ from matex_tf.world.hosts import host_lists
 
 pytestmark = pytest.mark.waits
 
-FAILED = {"rank": 1, "text": "rank 1 failed\n", "aborts": 1}
+FAILED = {"rank": 1, "text": "rank 1 failed\n", "abort_code": 1}
 ENDED = say(state="ended")
 
 
@@ -76,7 +76,7 @@ ENDED = say(state="ended")
 def test_what_is_lost(code, words, heard, expected):
     states = [Record(state=word) for word in words if word in ("begun", "ended", "left")]
     codes = [int(word.split()[1]) for word in words if word.startswith("with ")]
-    failed = Record(**{**FAILED, "aborts": codes[0] if codes else 1})
+    failed = Record(**{**FAILED, "abort_code": codes[0] if codes else 1})
     others = {"failed": failed, "chose 3": Record(state="ended", codes=(3,)), "ask-again": Record(asks_again=True)}
     records = states + [others[word] for word in words if word in others]
     end = run_end.RunEnd(records, "writing" not in words)

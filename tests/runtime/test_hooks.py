@@ -137,7 +137,7 @@ def test_a_hook_of_pythons_own_functions_fits():
             *path, name = hook.name.split(".")
             owner = functools.reduce(getattr, path, importlib.import_module(hook.module))
             original, is_method = getattr(owner, name), hooks.takes_self(owner, name)
-            assert hooks.find_lacking(original, hook.make(original), hook.takes.split(), is_method) == "", hook
+            assert hooks.describe_difference(original, hook.make(original), hook.takes.split(), is_method) == "", hook
 
 
 def test_versions_newer_than_the_newest_tried_are_named_in_one_line(monkeypatch, said):
@@ -183,14 +183,14 @@ def takes_other(first, third):
 
 
 def test_parameters_are_compared():
-    assert hooks.find_lacking(takes_two, lambda first, second: None) == ""
-    assert hooks.find_lacking(takes_two, lambda first, *rest, **named: None, ["second"]) == ""
-    assert hooks.find_lacking(takes_any, lambda first, second, **named: None, ["third"]) == ""
-    assert hooks.find_lacking(len, lambda obj: None) == ""
-    assert "third" in hooks.find_lacking(takes_more, lambda first, second: None)
-    assert "third" in hooks.find_lacking(takes_other, lambda first, second, *rest: None)
-    assert "third" in hooks.find_lacking(takes_two, lambda *rest, **named: None, ["third"])
-    assert hooks.find_lacking(takes_two, lambda self, second: None, is_method=True) == ""
+    assert hooks.describe_difference(takes_two, lambda first, second: None) == ""
+    assert hooks.describe_difference(takes_two, lambda first, *rest, **named: None, ["second"]) == ""
+    assert hooks.describe_difference(takes_any, lambda first, second, **named: None, ["third"]) == ""
+    assert hooks.describe_difference(len, lambda obj: None) == ""
+    assert "third" in hooks.describe_difference(takes_more, lambda first, second: None)
+    assert "third" in hooks.describe_difference(takes_other, lambda first, second, *rest: None)
+    assert "third" in hooks.describe_difference(takes_two, lambda *rest, **named: None, ["third"])
+    assert hooks.describe_difference(takes_two, lambda self, second: None, is_method=True) == ""
 
 
 def wrap(original):

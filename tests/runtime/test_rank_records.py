@@ -85,13 +85,13 @@ def test_a_line_that_is_cut_takes_nothing_else_along(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "records, code, expected",
     [
-        ([{"aborts": 3, "number": 7}, {"aborts": 1, "number": 7, "follows": True}], 0, 3),  # as with --elastic
-        ([{"aborts": 70, "time": 2.0}, {"aborts": 74, "time": 1.0}], 0, 74),
-        ([{"aborts": 3}], 1, 1),
-        ([{"aborts": 3}, {"state": "ended"}], 0, 0),  # a rank that the others have gone on without
+        ([{"abort_code": 3, "number": 7}, {"abort_code": 1, "number": 7, "follows": True}], 0, 3),  # as with --elastic
+        ([{"abort_code": 70, "time": 2.0}, {"abort_code": 74, "time": 1.0}], 0, 74),
+        ([{"abort_code": 3}], 1, 1),
+        ([{"abort_code": 3}, {"state": "ended"}], 0, 0),  # a rank that the others have gone on without
         ([{"state": "begun"}], 0, 0),
     ],
 )
 def test_exit_code_0_of_aborted_ranks_is_theirs(records, code, expected):
-    end = run_end.RunEnd([rank_records.Record(rank, **one) for rank, one in enumerate(records)], is_written=True)
+    end = run_end.RunEnd([rank_records.Record(rank, **one) for rank, one in enumerate(records)], are_files_written=True)
     assert end.correct_code(code) == expected

@@ -302,7 +302,7 @@ def test_where_slurm_does_not_answer_the_search_ends_and_says_what_may_run(tmp_p
 
 def test_a_job_that_slurm_queues_again_waits_and_what_that_means_is_said_once(tmp_path, monkeypatch):
     monkeypatch.setattr(following, "ASK_EACH", 0.0)
-    state = State(WAITING, "PENDING (BeginTime)", starts_again=1, means="Slurm lets some time pass")
+    state = State(WAITING, "PENDING (BeginTime)", restarts=1, meaning="Slurm lets some time pass")
     monkeypatch.setattr(slurm, "find_state", lambda job: state)
     said = []
     trial = JobTrial(
@@ -345,7 +345,7 @@ def test_what_a_job_cannot_tell_slurm_does(tmp_path, monkeypatch, state, kept, e
 def test_a_trial_whose_job_will_not_start_has_failed(tmp_path, monkeypatch):
     cancelled = []
     monkeypatch.setattr(
-        slurm, "find_state", lambda _: State(STUCK, "PENDING (BadConstraints)", means="it will not start")
+        slurm, "find_state", lambda _: State(STUCK, "PENDING (BadConstraints)", meaning="it will not start")
     )
     monkeypatch.setattr(slurm, "cancel_job", lambda one: cancelled.append(one.id))
     monkeypatch.setattr(following, "ASK_EACH", 0.0)

@@ -11,14 +11,14 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Logs:
-    """The output of the launchers given to `follow_pods`. Set `last` once no further launcher will start."""
+    """The output of the launchers given to `follow_pods`, in the order of their start."""
 
     def __init__(self, namespace: str):
         self._options = [f"--namespace={namespace}"] if namespace else []
         self._child: subprocess.Popen[bytes] | None = None  # `kubectl logs` of the current launcher
         self._seen_containers: set[tuple[str, int]] = set()  # (name of the pod, number of restarts)
         self._waiting_pods: list[str] = []  # the pods of the next launchers
-        self.last = False
+        self.last = False  # set by the caller: whether no further launcher will start
 
     def __enter__(self) -> Logs:
         return self

@@ -20,7 +20,7 @@ HOSTFILE = "/etc/mpi/hostfile"  # written by the MPI operator
 GRACE = 120  # seconds for the ranks to save their state after Kubernetes asks the launcher to end
 _HOST_OPTIONS = {"--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"}
 _OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
-_AMOUNT = r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?"
+_AMOUNT = r"(?=.*[1-9])\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?"  # a quantity of Kubernetes above 0: 8, 500m or 32Gi
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # of the random ending of a job's name
 _LONGEST = 40  # letters of a job's name; the names of its pods are longer, at most 63
 OVER = "matex: the run is over"
@@ -143,20 +143,17 @@ def _format_script(command: Sequence[str], setup: Sequence[str], folder: str, no
     folder_word = shlex.quote(folder)
     note_lines = _NOTE.format(at=folder_word, note=shlex.quote(note), file=run_folder.NOTE, code=os.EX_CANTCREAT)
     return _LAUNCHER_SCRIPT.format(
-        setup="".join(f"{line}\n" for line in setup),
-        ended=f"{folder_word}/{run_folder.EXIT_CODE}" if folder else "",
-        note=note_lines if folder else "",
-        over=shlex.quote(OVER),
-        command=shlex.join(command),
-        again=os.EX_TEMPFAIL,
-        signalled=128 + signal.SIGTERM,
-    )
+        setup="".join(f"{line}\n" for line in setup), note=note_lines if folder else "", over=shlex.quote(OVER),
+        ended=f"{folder_word}/{run_folder.EXIT_CODE}" if folder else "", command=shlex.join(command),
+        again=os.EX_TEMPFAIL, signalled=128 + signal.SIGTERM,
+    )  # fmt: skip
 
 
 # Kubernetes starts another launcher after any exit code but 0. So the file $ended on the volume keeps the run's exit
-# code, and a launcher that finds it only repeats the code. `tell` writes the termination message, which `follow` reads.
-# $asked is as in `shell_text`: empty, `early` or `told`. A signal interrupts `wait`, so the last `wait` gets the exit
-# code; it is that of SIGTERM if the run was not yet ready for the signal.
+# code, and a launcher that finds the file only repeats the code. `tell` writes the termination message, which
+# `matex follow` reads. $asked is as in `shell_text`: empty, `early` or `told`. A signal interrupts `wait`, so the last
+# `wait` gets the exit code. It is that of SIGTERM if the run was not yet ready for the signal, and then becomes
+# EX_TEMPFAIL, with which a run asks to be started again.
 _LAUNCHER_SCRIPT = """\
 child= asked= ended={ended}
 tell() {{ [ ! -w /dev/termination-log ] || echo {over} > /dev/termination-log; }}

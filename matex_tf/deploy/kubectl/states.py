@@ -1,4 +1,9 @@
-"""The state of a job, from its MPIJob and its pods."""
+"""The state of a Kubernetes job, from its MPIJob and its pods, the dictionaries that `kubectl get -o json` prints.
+
+The operator records in the MPIJob whether the job runs or has ended. A batch Job of the operator replaces a failed
+launcher pod, even if the run is over. The first launcher whose run is over says so in its termination message
+(`mpijob.OVER`), and later launchers only repeat its exit code.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ def is_running(pod: dict[str, Any]) -> bool:
 
 
 def list_needless(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> list[str]:
-    """The batch Jobs, which own the launchers, if they would start another one although the run is over."""
+    """The names of the batch Jobs that would start another launcher although the run is over."""
     launchers = list_launchers(pods)
     if "completionTime" in mpijob.get("status", {}) or _find_final_failure(launchers) is None:
         return []
@@ -43,7 +48,7 @@ class _FinalFailure(NamedTuple):
     """The failure after which no further launcher should start."""
 
     launcher_index: int
-    container_end: dict[str, Any]
+    container_end: dict[str, Any]  # the "terminated" state of the launcher's container
 
 
 def _find_final_failure(launchers: Sequence[dict[str, Any]]) -> _FinalFailure | None:
@@ -57,7 +62,11 @@ def _find_final_failure(launchers: Sequence[dict[str, Any]]) -> _FinalFailure | 
 
 
 def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
-    """The state that an MPIJob and its pods describe."""
+    """The state that an MPIJob and its pods describe.
+
+    The first case that applies decides: the operator has ended the MPIJob, a launcher has ended the run, a pod cannot
+    start (others may run meanwhile), the job runs, the job has not started.
+    """
     status = mpijob.get("status", {})
     conditions = {each["type"]: each for each in status.get("conditions", []) if each["status"] == "True"}
     launchers = list_launchers(pods)
@@ -67,29 +76,34 @@ def read_state(mpijob: dict[str, Any], pods: Sequence[dict[str, Any]]) -> State:
     failed, final_failure = conditions.get("Failed"), _find_final_failure(launchers)
     if final_failure is not None:
         restarts = final_failure.launcher_index  # later launchers only repeat the exit code
+
+    def make_end(words: str, code: int | None, ended: float | None, holds_nodes: bool = False) -> State:
+        return State(
+            phase=ENDED, words=words, restarts=restarts, code=code, meaning=messages.explain_exit(code),
+            seconds=_subtract(ended, created), starts_noun="launchers", holds_nodes=holds_nodes,
+        )  # fmt: skip
+
     # An evicted worker also sets Failed, and the launcher continues. So Failed is final only with a completion time.
-    if completed is not None and (failed or "Succeeded" in conditions):
-        seconds = _subtract(completed, created)
-        if failed is None:
-            return State(ENDED, "Succeeded", restarts, 0, seconds=seconds, starts="launchers")
+    if completed is not None and failed is not None:
         code = next((code for container in reversed(containers) if (code := _read_exit_code(container))), None)
-        words, means = f"Failed{_describe_cause(failed)}", messages.explain_exit(code)
-        return State(ENDED, words, restarts, code, means, seconds, "launchers")
-    if final_failure is not None:  # the run is over, but its MPIJob, which holds the workers, is not
-        code = final_failure.container_end["exitCode"]
-        seconds = _subtract(_parse_moment(final_failure.container_end, "finishedAt"), created)
-        return State(ENDED, "Failed", restarts, code, messages.explain_exit(code), seconds, "launchers", holds=True)
+        return make_end(f"Failed{_describe_cause(failed)}", code, completed)
+    if completed is not None and "Succeeded" in conditions:
+        return make_end("Succeeded", 0, completed)
+    if final_failure is not None:  # the run is over, but its MPIJob still holds the nodes of the workers
+        ended = _parse_moment(final_failure.container_end, "finishedAt")
+        return make_end("Failed", final_failure.container_end["exitCode"], ended, holds_nodes=True)
     waited = _subtract(time.time(), created)
-    if stuck := messages.explain_wait(pods):
-        cause, meaning = stuck
-        return State(WAITING, f"waits ({cause})", restarts, means=meaning, seconds=waited)
+    if wait := messages.explain_wait(pods):
+        cause, meaning = wait
+        return State(WAITING, f"waits ({cause})", restarts, meaning=meaning, seconds=waited)
     if "Running" in conditions:
         nodes = sorted({node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))})
         nodes_text = f" on {', '.join(nodes)}" if nodes else ""
-        loss = _describe_cause(failed) if failed else ""
-        return State(RUNNING, f"Running{nodes_text}{loss}", restarts)
-    words = "Created" if conditions else "accepted"
-    return State(WAITING, "Suspended" if "Suspended" in conditions else words, restarts, seconds=waited)
+        eviction_text = _describe_cause(failed) if failed else ""
+        return State(RUNNING, f"Running{nodes_text}{eviction_text}", restarts)
+    if "Suspended" in conditions:
+        return State(WAITING, "Suspended", restarts, seconds=waited)
+    return State(WAITING, "Created" if conditions else "accepted", restarts, seconds=waited)
 
 
 def _describe_cause(condition: dict[str, Any]) -> str:
@@ -110,7 +124,7 @@ def _parse_moment(members: dict[str, Any], name: str) -> float | None:
 
 
 def _read_exit_code(container: dict[str, Any]) -> int | None:
-    """The exit code of a container that has failed, also before its restart; None if it has not failed."""
+    """The exit code of a container that has failed, now or before its restart; None if it has not failed."""
     for field in ("state", "lastState"):
         ended = container.get(field, {}).get("terminated")
         if ended and ended.get("exitCode"):

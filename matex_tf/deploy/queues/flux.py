@@ -69,6 +69,6 @@ class FluxScheduler(Scheduler):
             return None
         word, code_text, hosts, reason = fields
         code = int(code_text) if re.fullmatch(r"-?\d+", code_text) else None
-        if code is not None and code < 0:  # a signal; -128: the job never began
+        if code is not None and code < 0:  # minus the number of a signal; -128: the job never began
             code = 128 - code if code > -128 else None
         return make_state(_STATES, word, hosts, reason, code)

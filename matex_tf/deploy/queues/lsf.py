@@ -57,13 +57,13 @@ class LsfScheduler(Scheduler):
             f"-J {options.plain_name}",
             f"-n {options.nodes * options.node_cores}",
             f'-R "span[ptile={options.node_cores}]"',
-            "" if options.cpus else "-x",
+            "" if options.cpus else "-x",  # whole nodes
             f'-gpu "num={options.gpus_per_node}"' if options.gpus_per_node else "",
             f"-W {minutes // 60}:{minutes % 60:02}" if minutes else "",
             f"-P {options.account}" if options.account else "",
             f"-q {options.queue}" if options.queue else "",
             f"-o {folder}/{OWN_OUTPUT}",
-            "-r",
+            "-r",  # LSF may restart the job
             *options.option,
         ]
 
@@ -74,4 +74,6 @@ class LsfScheduler(Scheduler):
         word, code_text, slots, reason = fields[:4]  # slots: 8*host1:8*host2
         hosts = sorted({slot.rpartition("*")[2] for slot in slots.split(":") if slot})
         code = int(code_text) if code_text.isdigit() else None
-        return make_state(_STATES, word, ", ".join(hosts), reason, 0 if word == "DONE" else code)
+        if word == "DONE":  # LSF gives no exit code then
+            code = 0
+        return make_state(_STATES, word, ", ".join(hosts), reason, code)

@@ -63,9 +63,9 @@ class PbsScheduler(Scheduler):
             f"-A {options.account}" if options.account else "",
             f"-q {options.queue}" if options.queue else "",
             f"-o {folder}/{OWN_OUTPUT}",
-            "-j oe",
-            "-r y",
-            "-V",
+            "-j oe",  # one file for output and errors
+            "-r y",  # PBS may restart the job
+            "-V",  # the environment of the submission
             *options.option,
         ]
 
@@ -81,6 +81,8 @@ class PbsScheduler(Scheduler):
 
 def _convert_exit_status(status: int) -> int:
     """A shell's exit code for an exit status of PBS."""
-    if status < 0:
-        return 1  # the job could not run
-    return 128 + status % 128 if status >= 256 else status  # 256 or more: ended by a signal
+    if status < 0:  # the job could not run
+        return 1
+    if status >= 256:  # the job was ended by a signal
+        return 128 + status % 128
+    return status

@@ -69,9 +69,10 @@ class Queued(Options):
 
 
 class Scheduler(abc.ABC):
-    """A scheduler: class variables hold commands, shell text and messages; two methods are abstract.
+    """The base class of the schedulers. Class variables of a subclass hold commands, shell text and messages.
 
-    In shell text, $job is the id of the running job and `{script}` the path of its script.
+    In shell text, $job is the id of the running job and `{script}` the path of its script. In `submit_successor`,
+    $before is the id of the running job, which the successor waits for.
     """
 
     kind: ClassVar[type[Queued]]
@@ -88,7 +89,7 @@ class Scheduler(abc.ABC):
     hosts: ClassVar[str]  # shell text that prints the running job's hosts, one a line; repetitions are allowed
     submit_successor: ClassVar[str]  # shell text that submits the successor job and prints its id
     number_pattern: ClassVar[re.Pattern[str]]  # its only group is the job id in the output of the submit command
-    refusals: ClassVar[tuple[Refusal, ...]]
+    refusals: ClassVar[tuple[Refusal, ...]]  # messages about refused jobs, with their meaning
     unknown_pattern: ClassVar[re.Pattern[str]]  # the scheduler's message about an unknown or forgotten job
 
     @abc.abstractmethod
@@ -105,7 +106,7 @@ class Scheduler(abc.ABC):
     def format_job(self, options: Queued, target: Sequence[str], folder: str) -> str:
         """The script of a job that runs `target`.
 
-        In this order: option lines, `opening`, `_BEGIN`, the timer, the lines of `setup`, the list of hosts, the
+        It consists of option lines, `opening`, `_BEGIN`, the timer, the lines of `setup`, the list of hosts, the
         variables of the run, the command, the end of the timer, and the submission of a successor. `shell_text` adds
         the trap for the warning before `_BEGIN`, and writes the exit code at the end.
 
@@ -130,14 +131,14 @@ class Scheduler(abc.ABC):
         submit = self.submit_successor.format(script=f"{folder}/{SCRIPT}")
         after = _END_TIMER if options.time else ""
         after += shell_text.format_again(
-            "$job", _SUBMIT_SUCCESSOR.format(submit=submit, write_note=write_note, title=self.title)
+            job="$job", lines=_SUBMIT_SUCCESSOR.format(submit=submit, write_note=write_note, title=self.title)
         )
         return shell_text.format_script(
-            option_lines + self.opening,
-            shell_text.quote_folder(folder),
-            before + shell_text.RUN_VARIABLES,
-            f"{command} {shlex.join(target)}",
-            after,
+            heads=option_lines + self.opening,
+            folder=shell_text.quote_folder(folder),
+            before=before + shell_text.RUN_VARIABLES,
+            command=f"{command} {shlex.join(target)}",
+            after=after,
         )
 
     def submit_job(self, options: Queued, target: Sequence[str]) -> Job:
@@ -148,7 +149,7 @@ class Scheduler(abc.ABC):
             UnreachableError: it is unknown whether the job is queued. Its script remains.
         """
         program = self.submit_command[0]
-        if shutil.which(program) is None:  # before notes and the folder
+        if shutil.which(program) is None:  # checked before the notes are printed and the folder is made
             raise JobError(f"there is no {program} on this machine. {self._advice}")
         if not options.cpus:
             following.print_line(
@@ -165,10 +166,10 @@ class Scheduler(abc.ABC):
             words = self.submit_command if self.reads_standard_input else (*self.submit_command, str(script))
             environment = task_environment.remove_job_variables(os.environ)
             answer = self._ask(words, text if self.reads_standard_input else "", env=environment)
-            found = self.number_pattern.search(answer.stdout)
-            if answer.returncode or not found:
+            match = self.number_pattern.search(answer.stdout)
+            if answer.returncode or not match:
                 raise JobError(explain_refusal(program, _read_message(answer), self.refusals))
-            run_folder.write_note(folder, options.get_kind(), found.group(1))
+            run_folder.write_note(folder, options.get_kind(), match.group(1))
         except UnreachableError as error:
             raise UnreachableError(f"{error}: {check_queue}") from None
         except KeyboardInterrupt:
@@ -177,7 +178,7 @@ class Scheduler(abc.ABC):
         except Exception:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return Job(found.group(1), str(folder))
+        return Job(match.group(1), str(folder))
 
     @property
     def _advice(self) -> str:
@@ -288,6 +289,7 @@ _START_TIMER = """\
 _END_TIMER = """\
 kill $timer 2> /dev/null
 """
+# The hostfile of mpirun: each host once, with its number of ranks.
 _WRITE_HOSTS = """\
 ({hosts}) | awk '!seen[$1]++ {{ print $1 " slots={slots}" }}' > "$run_folder/hosts"
 [ $(wc -l < "$run_folder/hosts") -eq {nodes} ] || {{ echo "matex: the job was to have {nodes} hosts, and has:" \

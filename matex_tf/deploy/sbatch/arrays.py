@@ -1,4 +1,7 @@
-"""Job arrays: the folder, state and output of each task."""
+"""Slurm's job arrays, which run one script as several tasks (`--array=1-4`): the folder, state and output of each task.
+
+Each task has its own folder in the folder of the run, such as `runs/train-1/task-2`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ def list_folders(folder: str) -> list[Path]:
 def combine_states(slurm_states: Mapping[str, State], folders: Sequence[Path]) -> State:
     """The state of an array, from Slurm's states of its tasks, and from the folders of tasks that Slurm has forgotten.
 
-    The array's exit code is the first nonzero exit code of a task.
+    The array has ended once all its tasks have ended or are forgotten. Its exit code is then the first nonzero exit
+    code of a task, in the order of task numbers.
     """
     states: dict[int, State] = {}
     for numbers, state in slurm_states.items():
@@ -42,15 +46,17 @@ def combine_states(slurm_states: Mapping[str, State], folders: Sequence[Path]) -
             # It may be one of the waiting tasks that Slurm's abbreviated range does not name.
             waiting_state = next((state for state in slurm_states.values() if state.phase == WAITING), None)
             states[number] = waiting_state or State(FORGOTTEN, "not known to Slurm")
-    phases = {state.phase for state in states.values()}
-    phase = next((phase for phase in (RUNNING, WAITING, STUCK, ENDED, FORGOTTEN) if phase in phases), FORGOTTEN)
+    # The words of a running task also name its nodes, which the counts leave out.
     counts = Counter(
         state.words.partition(" ")[0] if state.phase == RUNNING else state.words for state in states.values()
     )
-    words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    words = ", ".join(f"{count} {word}" for word, count in counts.items())  # "2 RUNNING, 1 COMPLETED"
+    phases = {state.phase for state in states.values()}
+    for phase in (RUNNING, WAITING, STUCK):
+        if phase in phases:
+            return State(phase, words)
     codes = [EXIT_UNKNOWN if states[number].code is None else states[number].code for number in sorted(states)]
-    is_over = phase in (ENDED, FORGOTTEN)
-    return State(ENDED if is_over else phase, words, code=next(filter(None, codes), 0) if is_over else None)
+    return State(ENDED, words, code=next((code for code in codes if code), 0))
 
 
 def make_reader(folders: Sequence[Path]) -> Callable[[], bytes]:

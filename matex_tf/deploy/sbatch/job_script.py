@@ -12,10 +12,12 @@ from matex_tf.deploy import run_folder, shell_text
 from matex_tf.deploy.options import Options, declare
 from matex_tf.deploy.sbatch import taken_options
 
-HEAD, TASK = "#SBATCH", "task-"
+HEAD = "#SBATCH"  # the first word of an option line
+TASK = "task-"  # the prefix of the name of a task's folder, before the number of the task
+# Shell text that expands to the job id, and to the id of a task of an array.
 _JOB_NUMBER, _TASK_NUMBER = "$SLURM_JOB_ID", "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 MAX_TASKS = 10_000
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")  # of task numbers: 3, 0-9 or 0-15:4
 _MUST_QUOTE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 
 
@@ -70,17 +72,11 @@ class Slurm(Options):
             return super().make_command(target, options)
         # Without PMIx, by which tasks of srun find each other, each task of Open MPI would be an MPI job of one rank.
         step = ["srun", "--mpi=pmix", f"--nodes={self.nodes}", f"--ntasks={self.ranks}", "--kill-on-bad-exit=1"]
-        return [
-            *step,
-            f"--ntasks-per-node={self.ranks_per_node}",
-            *self._list_python_words(),
-            "-m",
-            "matex_tf",
-            *target,
-        ]
+        step.append(f"--ntasks-per-node={self.ranks_per_node}")
+        return [*step, *self._list_python_words(), "-m", "matex_tf", *target]
 
     def _list_python_words(self) -> list[str]:
-        """The Python of the `matex` command: from `python -m matex_tf...`, or in the folder of the command."""
+        """The Python of the `matex` command: /opt/bin/python of `/opt/bin/python -m matex_tf...` or /opt/bin/matex."""
         words = shlex.split(self.matex) or ["matex"]
         if "-m" in words:
             return words[: words.index("-m")]
@@ -115,9 +111,11 @@ def parse_array(text: str) -> list[int]:
 def format_job(options: Slurm, target: Sequence[str], folder: str) -> str:
     """The script of a job that runs `target`. `folder` is that of the run, seen from where the job is submitted."""
     number = _TASK_NUMBER if options.array else _JOB_NUMBER
-    restarts = "$((${SLURM_RESTART_COUNT:-0} + 1))"
     requeue = shell_text.format_again(
-        number, _REQUEUE.format(folder=shlex.quote(folder), number=number), "; to be requeued (%d)", restarts
+        job=number,
+        lines=_REQUEUE.format(folder=shlex.quote(folder), number=number),
+        text="; to be requeued (%d)",
+        value="$((${SLURM_RESTART_COUNT:-0} + 1))",
     )
     return format_script(options, options.make_command(target), folder, shell_text.RUN_VARIABLES, requeue)
 
@@ -137,11 +135,11 @@ def format_script(
         step = f"srun --nodes={options.nodes} --ntasks={options.nodes} --ntasks-per-node=1"
         before += f'{step} bash -c {shlex.quote(_FOLDER_CHECK)} look "$run_folder" || exit {os.EX_CONFIG}\n'
     return shell_text.format_script(
-        "".join(f"{HEAD} {_quote_word(word)}\n" for word in list_words(options, folder)),
-        shell_text.quote_folder(folder) + (f'/{TASK}"$SLURM_ARRAY_TASK_ID"' if options.array else ""),
-        before + lines_before,
-        shlex.join(command),
-        lines_after,
+        heads="".join(f"{HEAD} {_quote_word(word)}\n" for word in list_words(options, folder)),
+        folder=shell_text.quote_folder(folder) + (f'/{TASK}"$SLURM_ARRAY_TASK_ID"' if options.array else ""),
+        before=before + lines_before,
+        command=shlex.join(command),
+        after=lines_after,
     )
 
 
@@ -170,9 +168,10 @@ def _quote_word(word: str) -> str:
     return '"{}"'.format(re.sub(r'(["\\])', r"\\\1", word)) if _MUST_QUOTE.search(word) else word
 
 
-# The user may submit the script again, and the note then names another job. So the job replaces it by its own note. The
-# note keeps the time of submission for `find_state`, because Slurm counts from 0 after a requeue; a requeued job can no
-# longer find it out. SLURM_EXPORT_ENV passes the environment to the tasks, even after --export=NONE.
+# The user may submit the script again by sbatch. The note in the folder then names another job, so the job replaces it
+# by its own note. The note has the time of submission for `find_state`, because Slurm counts from 0 after a requeue. A
+# requeued job can no longer find this time, and leaves it out. SLURM_EXPORT_ENV passes the environment to the tasks of
+# srun, even if the job was submitted with --export=NONE.
 _WRITE_NOTE = """\
 if ! grep -qsF "\\"job\\": \\"{number}\\"" "$run_folder/{file}"; then
     submitted=$(SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2> /dev/null)

@@ -1,4 +1,4 @@
-"""Messages of Slurm: their meaning, and what to do."""
+"""Texts of Slurm's commands: the state of a job, and the meaning of refusals and of reasons for waiting."""
 
 from __future__ import annotations
 
@@ -116,14 +116,11 @@ def explain_wait(reason: str, may_start: bool) -> tuple[str, bool]:
     `may_start`: there is other evidence that the job can start.
     """
     name = reason.partition(",")[0]
-    meanings = [
-        meaning for sign, meaning in _PERSISTENT_REASONS.items() if name.startswith(sign) or name.endswith(sign)
-    ]
-    persistent = meanings[0] if meanings else ""
-    if persistent and not may_start:
-        return f"{persistent}; it will not start", False
-    if persistent or name.startswith(("Assoc", "QOS")):
-        return persistent or "a limit of your account or quality of service is reached", True
+    for sign, meaning in _PERSISTENT_REASONS.items():
+        if name.startswith(sign) or name.endswith(sign):
+            return (meaning, True) if may_start else (f"{meaning}; it will not start", False)
+    if name.startswith(("Assoc", "QOS")):
+        return "a limit of your account or quality of service is reached", True
     return _REASONS.get(name, ""), True
 
 
@@ -138,15 +135,17 @@ def read_state(text: str) -> State | None:
     if state_name in ENDS:
         ended_at = parse_moment(text, "EndTime")
         exit_code, seconds = parse_exit_code(state_name, code), None
-        if ended_at is not None and submitted_at is not None and not restarts:  # Slurm counts from a restart
+        if ended_at is not None and submitted_at is not None and not restarts:  # SubmitTime is that of a requeue
             seconds = ended_at - submitted_at
-        return State(ENDED, state_name, restarts, exit_code, seconds=seconds, starts="allocations")
+        return State(ENDED, state_name, restarts, exit_code, seconds=seconds, starts_noun="allocations")
     if nodes in ("", "(null)"):
         reason_text = f" ({reason})" if reason not in ("", "None") else ""
         waited = time.time() - submitted_at if submitted_at is not None else None
         # The job has already run, or may start in another of its partitions.
-        means, passes = explain_wait(reason, restarts > 0 or "," in _parse_field(text, "Partition"))
-        return State(WAITING if passes else STUCK, f"{state_name}{reason_text}", restarts, means=means, seconds=waited)
+        may_start = restarts > 0 or "," in _parse_field(text, "Partition")
+        meaning, passes = explain_wait(reason, may_start)
+        phase = WAITING if passes else STUCK
+        return State(phase, f"{state_name}{reason_text}", restarts, meaning=meaning, seconds=waited)
     return State(RUNNING, f"{state_name} on {nodes}", restarts)
 
 

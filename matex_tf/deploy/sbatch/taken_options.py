@@ -1,4 +1,8 @@
-"""sbatch options that --sbatch refuses, because `matex submit` sets them."""
+"""Options of sbatch that contradict `matex submit`, which sets them itself or relies on their defaults.
+
+`--sbatch=-N4`, for example, is refused with the advice to use --nodes. Variables such as SBATCH_ARRAY_INX, which sbatch
+reads, are checked in the same way. Further functions tell whether options set the job's share of a node, or its cores.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,8 @@ _TRES = f"{_CPUS}; {_GPUS}"
 _OUTPUT = "`matex follow` reads the job's output from the file `output` in the folder of its run"
 _ARRAY = "--array sets the tasks, each with a folder of its own"
 _NOTHING = "no job would be submitted; run `sbatch` itself"
-_Options = dict[str, tuple[str, str]]  # long name: its letter, or "", and the alternative for messages, if needed
+_Options = dict[str, tuple[str, str]]
+"""Keyed by long name: the option's letter ("": none), and the alternative for messages ("" if it is not needed)."""
 _SET_BY_MATEX: _Options = {
     "job-name": ("J", "--name names the job"),
     "nodes": ("N", _NODES),
@@ -77,7 +82,7 @@ def has_core_count(words: Iterable[str]) -> bool:
 def check_environment(environment: Mapping[str, str], words: Sequence[str]) -> None:
     """Raises ValueError, which names the alternative, for an SBATCH_* variable that conflicts with the job.
 
-    The `words` on the command line of sbatch override their variables. A variable such as SBATCH_ACCOUNT is a
+    An option in `words`, the command line of sbatch, overrides its variable. A variable such as SBATCH_ACCOUNT is a
     legitimate default.
     """
     option_names = {word.partition("=")[0].removeprefix("--") for word in words}
@@ -102,12 +107,12 @@ def _concerns_gpus(name: str, text: str) -> bool:
 def _find_option(word: str, known: _Options) -> str:
     """The name of the `known` option that the word sets; "" if none.
 
-    As in sbatch, a long name may be abbreviated, and letters without a value may precede others in one word. sbatch
-    itself rejects ambiguous abbreviations.
+    As in sbatch, a long name may be abbreviated, and letters without a value may precede another letter in one word:
+    -HN4 sets -N. sbatch itself rejects ambiguous abbreviations.
     """
     if word.startswith("--"):
         name = word[2:].replace("=", " ").partition(" ")[0]
-        if name in known or name in _SET_BY_MATEX | _FORBIDDEN | _NODE_SHARING_OPTIONS:
+        if name in _SET_BY_MATEX | _FORBIDDEN | _NODE_SHARING_OPTIONS | known:  # a complete name abbreviates no other
             return name if name in known else ""
         return next((option for option in known if name and option.startswith(name)), "")
     for letter in word[1:]:

@@ -30,21 +30,16 @@ def ask_hosts(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> dic
     """Start a process for each of `hosts` except this one, keyed by host name. It succeeds once the host answers."""
     allowed = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM") if os.geteuid() == 0 else ()
     environment = {**os.environ, **dict.fromkeys(allowed, "1")}
-    return {
-        host.name: subprocess.Popen(
-            make_reach_command(mpirun, options, host),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            # This process blocks signals, SIGTERM among them, while the run's mpirun runs. A child would inherit that,
-            # and `end_children` could not end it by SIGTERM. So the child starts with no signal blocked.
-            preexec_fn=child_process.make_preparation((), os.getpid()),
-        )
-        for host in hosts
-        if not is_here(host)
-    }
+    # This process blocks signals, SIGTERM among them, while the run's mpirun runs. A child would inherit that, and
+    # `end_children` could not end it by SIGTERM. So the child starts with no signal blocked.
+    prepare = child_process.make_preparation((), os.getpid())
+    queries: dict[str, subprocess.Popen] = {}
+    for host in (host for host in hosts if not is_here(host)):
+        queries[host.name] = subprocess.Popen(
+            make_reach_command(mpirun, options, host), env=environment, start_new_session=True, preexec_fn=prepare,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    return queries
 
 
 def find_answering(hosts: Sequence[Host], mpirun: str, options: Sequence[str]) -> list[Host]:

@@ -68,6 +68,7 @@ class Changes:
             self._pending = _AppliedChange(change, attempt, left_at, last.reduced_host)
             return self._undo_change(last, attempt)
         self._pending = None
+        # The ranks name the host that loses a rank by its own name, the options by any name that reaches the host.
         reduced_host = self._places.find_host(change.dropped_host) if change.dropped_host else None
         if change.dropped_host and reduced_host is None:
             names = ", ".join(host.name for host in self._places.known)
@@ -80,7 +81,7 @@ class Changes:
             what = offers.describe_ranks(next_attempt.ranks, attempt.ranks)
             change = replace(change, ranks=next_attempt.ranks, what=what)
         self._pending = _AppliedChange(change, attempt, left_at, reduced_host)
-        if not change.is_forced:
+        if not change.is_forced:  # offer to undo the change
             self._last = self._pending
             former = "the former strategy"
             if change.strategy is None:
@@ -107,7 +108,7 @@ class Changes:
             return None
         self._pending = None
         self.forget_last()
-        if applied.reduced_host is not None and applied.change.undoes:
+        if applied.reduced_host is not None and applied.change.undoes:  # the change gave the rank back
             self._places.drop_rank(applied.reduced_host)
         elif applied.reduced_host is not None:
             self._places.restore_rank(applied.reduced_host)

@@ -46,8 +46,10 @@ class Places:
         self._options_list_known = True  # whether the user's options list the known hosts
         self._dropped_ranks: Counter[str] = Counter()  # by listed name of the host; "" if no hosts are listed
         self._excluded: set[str] = set()  # names of hosts that are never used again
-        # By host with slots that are not used: the hosts by name, with their slots, before the host had these slots.
         self._former: dict[Host, dict[str, Host]] = {}
+        """For a host whose change of slots was undone, keyed by the host with the new slots: all hosts by name, as they
+        were before the change (`exclude_hosts`).
+        """
         self._requested_slots = sum(host.slots for host in self.known)
 
     def read_hosts(self) -> list[Host]:
@@ -69,7 +71,8 @@ class Places:
     def exclude_hosts(self, hosts: Sequence[Host], before: Sequence[Host]) -> None:
         """Undo a change of the hosts from `before` to `hosts`: never again use the added hosts.
 
-        A host with other slots is used as before as long as it has these slots, and all hosts of `before` are usable.
+        A host of both with other slots is used with its former slots, as long as it is listed with the new slots, and
+        all hosts of `before` are usable.
         """
         former = {host.name: host for host in before}
         self._excluded |= {host.name for host in hosts} - former.keys()
@@ -108,27 +111,30 @@ class Places:
         """The attempt on the `usable` hosts, without dropped ranks; a host that keeps no rank is left out."""
         usable = [host for host in usable if host.name not in self._excluded] or usable  # not if all are excluded
         names = {host.name for host in usable}
-        hosts = [
-            former[host.name] if (former := self._former.get(host)) and former.keys() <= names else host
-            for host in usable
-        ]
+
+        def restore_slots(host: Host) -> Host:
+            former = self._former.get(host)
+            return former[host.name] if former and former.keys() <= names else host
+
+        hosts = [restore_slots(host) for host in usable]
         if not self._requested_slots:  # the options list no hosts
             return Attempt(max(self.first.ranks - self._dropped_ranks.total(), 1), self.first.options, strategy, hosts)
-        # ranks: by host name; listed: the used hosts with all slots; slots: the used hosts with the slots for mpirun.
-        ranks, listed, slots = self._share_ranks(hosts), list(hosts), list(hosts)
+        ranks = self._share_ranks(hosts)  # by host name
+        used = list(hosts)  # the hosts that keep a rank, with their listed slots
+        slots = list(hosts)  # the same hosts, with the slots for mpirun
         if any(self._dropped_ranks[host.name] for host in hosts):
             remaining = {host.name: max(ranks[host.name] - self._dropped_ranks[host.name], 0) for host in hosts}
             ranks = remaining if any(remaining.values()) else ranks  # a run needs a rank
-            listed = [host for host in hosts if ranks[host.name]]
+            used = [host for host in hosts if ranks[host.name]]
             # As many slots as ranks: mpirun then starts that number on each host, in any order of filling.
-            slots = [Host(host.name, ranks[host.name]) for host in listed]
+            slots = [Host(host.name, ranks[host.name]) for host in used]
         total, options, family = sum(ranks.values()), self.first.options, self.mpirun.family
         if slots == self.known and self._options_list_known:  # the user's options need no change
-            return Attempt(total, options, strategy, listed)
+            return Attempt(total, options, strategy, used)
         options = host_lists.replace_hosts(options, slots, family)
         if total > sum(host.slots for host in slots) and family == OPENMPI:
             options = [*host_lists.drop_options(options, ["map-by"]), *list_oversubscribe_options(self.mpirun)]
-        return Attempt(total, options, strategy, listed)
+        return Attempt(total, options, strategy, used)
 
     def _share_ranks(self, hosts: Sequence[Host]) -> dict[str, int]:
         """The number of ranks by host name, in proportion to slots; at least one rank in all.

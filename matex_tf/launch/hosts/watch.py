@@ -41,10 +41,11 @@ class Watch:
         self._places, self._attempt, self._folder = places, attempt, folder
         self._changes, self._say = changes, say
         self._started_at = time.monotonic()
-        self._next_read_at = self._listed_since = 0.0
+        self._next_read_at = 0.0  # when the host files are to be read again
+        self._listed_since = 0.0  # when the list of hosts last changed
         self._makes_offers = True  # False once a host file could not be read
-        self._listed: Sequence[Host] = ()  # the hosts at the last read, unchanged since `_listed_since`
-        self._offer: Offer | None = None  # the last one written
+        self._listed: Sequence[Host] = ()  # the hosts at the last read
+        self._offer: Offer | None = None  # the last offer that was written
         self._queries: dict[str, tuple[subprocess.Popen, float]] = {}  # last query by host name: (process, its start)
         self._answered = {host.name for host in attempt.hosts}  # names of hosts that can be reached
 
@@ -95,7 +96,7 @@ class Watch:
         usable = self._list_usable()
         ranks = self._places.make_attempt(usable).ranks if usable else self._attempt.ranks
         slots = {host.name: host.slots for host in self._listed}
-        # The run must leave these hosts, because it uses more of their slots than are still listed.
+        # The run must leave these hosts, because it uses more of their slots than the host files still list.
         reduced = [host for host in self._attempt.hosts if self._places.count_used(host) > slots.get(host.name, 0)]
         if reduced and len(usable) < len(self._listed) and now - self._listed_since < answering.SECONDS:
             return  # wait for all new hosts, so that the ranks leave only once

@@ -1,8 +1,8 @@
 """`matex run --live`: the ranks' output scrolls above the display of the run, which a child process draws.
 
 The ranks write to a pseudo-terminal, and the child reads it. If standard output is no terminal, the output is not
-redirected, and the child prints a status line to standard error every 30 seconds. The child then has a pipe to which
-nobody writes: it ends when this process closes the pipe.
+redirected, and the child prints a status line to standard error every 30 seconds. Instead of the pseudo-terminal, it
+then has a pipe to which nobody writes, and ends when this process closes the pipe.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def show_picture(folder: str) -> Iterator[None]:
     if os.isatty(1):
         reader, writer = pty.openpty()
         tty.setraw(writer)
+        # The size of the window.
         fcntl.ioctl(writer, termios.TIOCSWINSZ, fcntl.ioctl(1, termios.TIOCGWINSZ, bytes(8)))
-        replaced = [1, *([2] if os.isatty(2) else [])]
+        replaced = [1, *([2] if os.isatty(2) else [])]  # descriptors that lead to the pseudo-terminal
     else:
         reader, writer = os.pipe()
         replaced = []

@@ -26,7 +26,7 @@ def add_kept_links(
         return tuple(measured)
     stored = (link for link in link_costs.list_links() if not link.disturbed and link.byte > 0 and len(link.hosts) > 1)
     newest = next((link for link in stored if set(hosts) <= set(link.hosts)), None)
-    return (*measured, *([_describe_sums(newest)] if newest is not None else []))
+    return (*measured, _describe_sums(newest)) if newest is not None else tuple(measured)
 
 
 def _describe_sums(link: link_costs.Link) -> LinkMeasurement:
@@ -36,11 +36,12 @@ def _describe_sums(link: link_costs.Link) -> LinkMeasurement:
     is the time for each byte of a large sum. In any algorithm, each host sends 2 (hosts - 1) / hosts of the bytes: for
     two hosts, all bytes once. The addition (`ADDITION`) takes as long on any number of hosts.
     """
-    small, large = PROBED
+    small, large = PROBED  # bytes of the two sums that measured the link
     ranks, hosts = sum(link.hosts.values()), len(link.hosts)
     start_up = link.start_up / ceil(log2(hosts))
     byte = max(link.byte - ADDITION, 0.0) * hosts / (2 * (hosts - 1)) + ADDITION
     seconds = start_up, start_up + (large - small) * byte
     return LinkMeasurement(
-        TWO_HOSTS if ranks == hosts else ALL_RANKS, ranks, 2, PROBED, seconds, seconds, 0.0, str(link)
-    )
+        scope=TWO_HOSTS if ranks == hosts else ALL_RANKS, ranks=ranks, hosts=2, bytes=PROBED, seconds=seconds,
+        asleep=seconds, cpu_per_byte=0.0, kept=str(link),
+    )  # fmt: skip

@@ -1,4 +1,8 @@
-"""`matex simulate --minibatch`: the mini-batch of a convolutional network by HTC's integer program."""
+"""`matex simulate --minibatch`: the best mini-batch of a convolutional network for the memory of a device.
+
+HTC's integer program (`planner.papers.htc_minibatch`) chooses the algorithm of each convolution. A larger batch uses
+the device better, until too little memory remains for the fast algorithms.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +47,8 @@ def show_minibatch(text: str, sizes: Sequence[int], device_bytes: float) -> int:
         table.add_row(str(batch.rows), letters, f"{batch.rows_per_second / best.rows_per_second:.3f}")
     console.print(table)
     hint = ""
-    if too_large := len(sizes) - len(batches):
-        hint = f" {too_large} larger batch{'es do' if too_large > 1 else ' does'} not fit."
+    if left_out := len(sizes) - len(batches):
+        hint = f" {left_out} larger batch{'es do' if left_out > 1 else ' does'} not fit."
     elif best is batches[-1]:
         hint = " It is the largest of those asked for: name larger --rows."
     console.print(

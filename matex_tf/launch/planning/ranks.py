@@ -46,9 +46,9 @@ def measure_links(ranks_per_host: int, hosts: Sequence[str], launch: Launch) -> 
 
 
 def _measure_link(ranks: int, options: list[str], launch: Launch) -> LinkMeasurement | None:
+    """Measure one link; None, after a message, if that fails. `options`: `place_on_hosts`, or [] for this host."""
     hosts_text = f" on {options[1]}" if options else ""
     print(f"matex: measuring sums of {ranks} ranks{hosts_text} ...", file=sys.stderr, flush=True)
-    # No options: ranks of this host; else those of `place_on_hosts`.
     try:
         command = launch(ranks, ["-m", "matex_tf.planner.measurement.link"], options, None)
         _, output, error_output = run_ranks(command)

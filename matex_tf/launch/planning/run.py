@@ -1,8 +1,8 @@
 """`matex plan`: predict the cost of a step on numbers of ranks that are not available.
 
-`planning.command` calls `plan_script`: measure sizes and links, make a `Plan` of them, print predictions from the plan.
-A size is the script's step on the slice of rank 0 of N ranks (`planning.sizes`), and a link is the cost of sums between
-ranks on one host or on two (`planning.ranks`).
+`planning.command` calls `plan_script`. It measures sizes and links, makes a `Plan` of them, and prints predictions from
+the plan. A size is the script's step on the slice of rank 0 of N ranks (`planning.sizes`). A link is the cost of sums
+between ranks on one host or on two (`planning.ranks`).
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def _show_predictions(request: PlanRequest, plan: Plan) -> tuple[list[Prediction
 
 
 def _show_strategies(request: PlanRequest, plan: Plan, choice: Choice) -> list[dict[str, Any]]:
-    """Print the step of each strategy on the chosen ranks, or on the fewest. Returns the figures for all ranks."""
+    """Print the step of each strategy on the chosen number of ranks. Returns the figures for all requested numbers."""
     rank_counts = [ranks for ranks in request.ranks if ranks > 1]
     predictor = Predictor(plan)
     priced = {ranks: strategies.estimate_strategies(predictor, ranks, request.strategy) for ranks in rank_counts}
     if rank_counts:
         shown_ranks = choice.best.ranks if choice.best else 1
-        if shown_ranks == 1:  # strategies differ on several ranks only
+        if shown_ranks == 1:  # strategies differ on several ranks only: show the first number that fits the memory
             fitting = (
                 ranks for ranks in rank_counts if strategies.choose_strategy(priced[ranks][0], request.memory)[0]
             )
@@ -128,27 +128,27 @@ def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) ->
 def make_plan(request: PlanRequest, sizes: Sizes, links: tuple[LinkMeasurement, ...]) -> Plan:
     """Make the plan from the measurements. Raises phantoms.NotMeasured if too few sizes reduce the same tensors."""
     typical = sizes.leave_out_unlike()
-    first, ranks = typical.steps, typical.size.ranks
-    by_ranks = [result for _, result in sorted(sizes.measurements.items())]
-    update = next((result for result in by_ranks if result.size.ranks > 1), typical).update
-    counted_epoch_steps = next((result.epoch_steps for result in by_ranks if result.epoch_steps), 0)
+    steps, ranks = typical.steps, typical.size.ranks
+    measurements = [result for _, result in sorted(sizes.measurements.items())]  # by increasing ranks
+    update = next((result for result in measurements if result.size.ranks > 1), typical).update
+    counted_epoch_steps = next((result.epoch_steps for result in measurements if result.epoch_steps), 0)
     return Plan(
         script=tuple(sizes.script), host=socket.gethostname(), cores=len(placement.list_cores()),
         ranks_per_host=request.ranks_per_host, scaling=request.scaling, overlaps=typical.overlaps,
-        rows=first.rows if request.scaling == "strong" else first.rows // ranks,
-        epoch_steps=request.epoch_steps or counted_epoch_steps, gradients=first.gradients,
-        collectives=first.collectives, sizes=tuple(_adapt_size(result, typical) for result in by_ranks),
+        rows=steps.rows if request.scaling == "strong" else steps.rows // ranks,
+        epoch_steps=request.epoch_steps or counted_epoch_steps, gradients=steps.gradients,
+        collectives=steps.collectives, sizes=tuple(_adapt_size(result, typical) for result in measurements),
         links=links, network=request.network or DEFAULT_NETWORK,
         assumptions=tuple(_list_assumptions(request, sizes, links)), update=update, memory=choose_memory(request),
-        microbatch=settings.get_settings().microbatch, why_no_epoch=by_ranks[0].why_no_epoch,
+        microbatch=settings.get_settings().microbatch, why_no_epoch=measurements[0].why_no_epoch,
     )  # fmt: skip
 
 
 def _adapt_size(measurement: Measurement, typical: Measurement) -> Size:
-    """The size for the plan, with one time for each gradient and collective of `typical`, as all sizes of a plan have.
+    """The size for the plan. All sizes of a plan have one time for each gradient and collective of `typical`.
 
-    Only size 1 may reduce other tensors (`Sizes.leave_out_unlike`). It gets made-up times: one rank sums nothing, so
-    the time at which its gradients are ready has no effect.
+    Only size 1 may reduce other tensors than `typical` (`Sizes.leave_out_unlike`). It gets made-up times, which have no
+    effect, because one rank sums nothing.
     """
     size, steps = measurement.size, typical.steps
     if size.ranks > 1 or measurement is typical:

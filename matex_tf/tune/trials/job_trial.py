@@ -146,7 +146,7 @@ class JobTrial(Trial):
         self.waits = state.phase != RUNNING
         if state.phase == WAITING:  # for the first time, or queued again after a node was lost
             (self.folder / BEGAN).unlink(missing_ok=True)
-        if state.means:
+        if state.meaning:
             self._say(f"job {self.job.id} {state}", state.words)
         return state
 

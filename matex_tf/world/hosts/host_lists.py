@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import os
 import re
 import socket
@@ -74,8 +75,8 @@ def list_hosts(options: Sequence[str], environment: Mapping[str, str], folder: s
                 slots_of[host] = slots_of.get(host, 0) + slots
     if not slots_of and environment.get("SLURM_JOB_NODELIST"):
         names = _list_slurm_names(environment["SLURM_JOB_NODELIST"])
-        tasks = _parse_slurm_slots(environment.get("SLURM_TASKS_PER_NODE", ""))  # further hosts have one slot
-        slots_of = dict(zip(names, [*tasks, *[1] * len(names)]))
+        tasks = _parse_slurm_slots(environment.get("SLURM_TASKS_PER_NODE", ""))
+        slots_of = dict(zip(names, itertools.chain(tasks, itertools.repeat(1))))  # further hosts have one slot
     return [Host(name, slots) for name, slots in slots_of.items() if name]
 
 
@@ -105,8 +106,8 @@ def _list_slurm_names(text: str) -> list[str]:
 
 def _parse_slurm_slots(text: str) -> list[int]:
     """The number of tasks of each host, from Slurm's `2(x3),1`."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(tasks) for tasks, hosts in counts for _ in range(int(hosts or 1))]
 
 
 def is_here(host: Host) -> bool:
@@ -151,17 +152,18 @@ def _find_addresses(name: str) -> set[str]:
     if is_here(Host(name, 1)):
         return {_HERE}
     try:
-        found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)}
+        infos = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # unknown, or an invalid name
         return set()
-    return {_HERE if _is_own(address) else address for address in found}
+    addresses = {str(address[0]) for *_, address in infos}
+    return {_HERE if _is_own(address) else address for address in addresses}
 
 
 def _is_own(address: str) -> bool:
-    """Whether this host has the address, even if its own name does not resolve to it, as often with 127.0.1.1.
+    """Whether this host has the address. The host's own name may not resolve to it, but to 127.0.1.1.
 
-    The kernel sends packets to one of its own addresses from the same address; a second address in a network may be an
-    exception. So a socket that is connected to the address shows whether it is an own one.
+    The kernel sends packets to an own address from the same address. So a socket that is connected to the address shows
+    whether this host has it. A second address in one network may be an exception.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
