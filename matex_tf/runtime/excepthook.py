@@ -102,8 +102,7 @@ def _exit_at_once(code: int) -> None:
     if not world.is_active():
         _plain_exit_at_once(code)
     stack = traceback.extract_stack()[:-1]
-    is_in_step = any(frame.filename.endswith("script_ops.py") for frame in stack)  # a Python function of a graph
-    if code == 0 and threading.current_thread() is threading.main_thread() and not is_in_step:
+    if code == 0 and threading.current_thread() is threading.main_thread() and not _is_in_op():
         shutdown.end_rank()
         shutdown.run_after_end()
         _exit_after_others(code)
@@ -113,6 +112,12 @@ def _exit_at_once(code: int) -> None:
         f"matex_tf: rank {me.rank} of {me.size} on {me.host} ended itself: os._exit({code}) at {place}\n",
         code, is_loss=True,
     )  # fmt: skip
+
+
+def _is_in_op() -> bool:
+    """Whether this thread runs a Python function that is an op of a graph, such as `tf.py_function`."""
+    runner = sys.modules.get("tensorflow.python.ops.script_ops")
+    return runner is not None and any(frame.f_globals is vars(runner) for frame, _ in traceback.walk_stack(None))
 
 
 def _exit_after_others(status: int) -> NoReturn:

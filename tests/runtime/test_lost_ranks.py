@@ -33,8 +33,17 @@ def test_a_rank_that_ends_is_named_and_the_others_end(how, code):
     assert re.search(rf"rank 1\b.{{0,60}}\b{host}\b", " ".join(result.stderr.split())), result.stderr
 
 
-def test_a_script_may_end_all_ranks_by_exit_at_once():
-    launch.run(2, ENDS, "os._exit(0)", "all", timeout=200, cold=True).check()
+@pytest.mark.parametrize("name", ["ends.py", "my_script_ops.py"])  # as TensorFlow's own module is named
+def test_a_script_may_end_all_ranks_by_exit_at_once(name, tmp_path):
+    path = tmp_path / name
+    path.write_text(ENDS)
+    launch.run(2, path, "os._exit(0)", "all", timeout=200, cold=True).check()
+
+
+def test_an_exit_at_once_within_an_op_aborts_all():
+    how = "__import__('tensorflow').py_function(lambda: os._exit(0), [], [])"
+    result = launch.run(2, ENDS, how, "all", timeout=200, cold=True)
+    assert result.returncode and "went on" not in result.stdout, result.output
 
 
 SAVES = """
