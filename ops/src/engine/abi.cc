@@ -143,10 +143,10 @@ MATEX_EXPORT void matex_wait(const char* place) {
     std::lock_guard<std::mutex> lock(*mutex);
     *current = place;
   }
-  Wait(Waiter::kObjects, get_current);
+  NoteWait(Waiter::kObjects, get_current);
 }
 
-MATEX_EXPORT void matex_go_on() { GoOn(Waiter::kObjects); }
+MATEX_EXPORT void matex_go_on() { NoteWaitEnd(Waiter::kObjects); }
 
 // XXH64 (hash.h).
 MATEX_EXPORT uint64_t matex_hash(const void* data, int64_t bytes, uint64_t seed) {
@@ -287,15 +287,15 @@ MATEX_EXPORT void matex_drop_homes(int64_t holding) { DropHomes(holding); }
 MATEX_EXPORT void matex_store_deal(int64_t first, int64_t count) { TheStore()->Deal(first, count); }
 
 // `SharedStore::Begin`; -1 if there is no store.
-MATEX_EXPORT int matex_store_begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
+MATEX_EXPORT int matex_store_begin(int64_t bound, double seconds, int64_t* batch, int* behind) {
   const std::shared_ptr<SharedStore> store = TheStore();
-  return store == nullptr ? -1 : store->Begin(bound, seconds, ticket, behind);
+  return store == nullptr ? -1 : store->Begin(bound, seconds, batch, behind);
 }
 
 MATEX_EXPORT int64_t matex_store_end(int version) { return TheStore()->End(version); }
 MATEX_EXPORT void matex_store_stop() { TheStore()->Stop(); }
 MATEX_EXPORT int64_t matex_store_trained() { return TheStore()->CountTrained(); }
-MATEX_EXPORT int matex_store_lose(int rank, int64_t* ticket) { return TheStore()->Lose(rank, ticket); }
+MATEX_EXPORT int matex_store_lose(int rank, int64_t* batch) { return TheStore()->Lose(rank, batch); }
 MATEX_EXPORT int matex_store_lost(int rank) { return TheStore()->IsLost(rank); }
 MATEX_EXPORT int matex_store_version(int rank) { return TheStore()->VersionOf(rank); }
 MATEX_EXPORT void* matex_store_data() { return TheStore()->data(); }

@@ -167,14 +167,14 @@ void Collective::ComputeAsync(OpKernelContext* context, DoneCallback done) {
     context->SetStatus(errors::Cancelled(error.message));
     finish();
   };
-  // The ticket is reserved before `Enter`. As soon as the job has entered, another thread may end it, and the whole run
-  // with it, so `context` may no longer be used.
-  const int64_t ticket = TheTurnstile().Reserve();
-  const auto cancel = [ticket] {
-    TheTurnstile().Cancel(ticket, Error("the run was cancelled while a collective waited for its turn."));
+  // The id is reserved, and the cancellation registered, before `Enter`. As soon as the job has entered, another thread
+  // may end it, and the whole run with it, so `context` may no longer be used.
+  const int64_t id = TheTurnstile().Reserve();
+  const auto cancel = [id] {
+    TheTurnstile().Cancel(id, Error("the run was cancelled while a collective waited for its turn."));
   };
   if (cancellation != nullptr && !cancellation->RegisterCallback(token, cancel)) cancel();
-  TheTurnstile().Enter(ticket, turn_, std::move(job));
+  TheTurnstile().Enter(id, turn_, std::move(job));
 }
 
 }  // namespace matex

@@ -177,7 +177,7 @@ class Overlapped {
       const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
       return update->part.place + ", with the gradients of " + update->part.layout->entries()[entries[0]].name + more;
     };
-    const Waits waits(Waiter::kOverlapped, &place);
+    const NotedWait wait(Waiter::kOverlapped, &place);
     // The ranks agree, except on a gradient that was in an earlier transfer: a large gradient has several transfers,
     // and after the first all ranks know that it is ready.
     int without = -1;  // a rank that has given the update up
