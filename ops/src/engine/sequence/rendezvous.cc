@@ -61,8 +61,8 @@ Report ReportOf(const World& world, const Call& call, int64_t number) {
 }
 
 // Makes the shared memory of the rendezvous, if all ranks are on one node and use Algorithm::kAuto. The user or
-// MATEX_ELASTIC may have chosen another algorithm; then ranks communicate by MPI alone. Collective: all ranks call it at
-// their first rendezvous. Their settings have not been compared yet and may differ, so the ranks agree here.
+// MATEX_ELASTIC may have chosen another algorithm; then ranks communicate by MPI alone. Collective: all ranks call it
+// at their first rendezvous. Their settings have not been compared yet and may differ, so the ranks agree here.
 int Prepare(const World& world, Sequence* sequence) {
   if (sequence->is_prepared) return MPI_SUCCESS;
   sequence->is_prepared = true;

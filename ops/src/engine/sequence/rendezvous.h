@@ -1,6 +1,6 @@
 // The numbered sequence of collectives. Every collective calls `Meet` first: a rendezvous in which ranks compare the
-// number, the kind and the key of the collective. If ranks are at different collectives, `Meet` returns the same error on
-// all of them, and they never mix data. Otherwise the collective exchanges its data and then calls `Finish`.
+// number, the kind and the key of the collective. If ranks are at different collectives, `Meet` returns the same error
+// on all of them, and they never mix data. Otherwise the collective exchanges its data and then calls `Finish`.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // The order of collectives in a v1 graph. TensorFlow runs the independent ops of such a graph in any order, different
 // on each rank; collectives need one order on all ranks. So each collective op has a number, its turn. Before each run
 // Python lists the turns of the run in the common order (`Expect`). The head is the first turn of the list that has not
-// run. The kernel of an op calls `Enter` with its turn and a job, which executes the collective. A job whose turn is not
-// the head waits in the Turnstile without occupying a thread.
+// run. The kernel of an op calls `Enter` with its turn and a job, which executes the collective. A job whose turn is
+// not the head waits in the Turnstile without occupying a thread.
 //
 // Example: turns 7, 8, 9 are expected. The job of turn 9 enters and waits. The job of turn 7 enters and runs; the head
 // is 8. The job of turn 8 enters and runs, and its thread then runs the job of turn 9.
@@ -26,7 +26,8 @@ struct Job {
   std::function<void(const Error&)> drop;
 };
 
-// The jobs that wait for their turns. Each job has an id of its own, because an op may run in several runs with one turn.
+// The jobs that wait for their turns. Each job has an id of its own, because an op may run in several runs with one
+// turn.
 class Turnstile {
  public:
   // Sets the turns of the next run, in order, and drops all jobs that still wait for turns of the previous run.

@@ -20,8 +20,8 @@ struct Waiters {
   Clock::time_point blocked_since;  // if IsBlocked: the begin of the wait, or the last gradient computed during it
   Clock::duration blocked{0};       // in all waits that have ended
 
-  // Whether a current wait blocks the step. kObjects does not, because exchanges of objects happen between steps. kPulls
-  // does not, because a step continues while new weights travel.
+  // Whether a current wait blocks the step. kObjects does not, because exchanges of objects happen between steps.
+  // kPulls does not, because a step continues while new weights travel.
   bool IsBlocked() const {
     return all[static_cast<int>(Waiter::kSequence)].place != nullptr ||
            all[static_cast<int>(Waiter::kOverlapped)].place != nullptr;

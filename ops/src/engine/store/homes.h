@@ -20,9 +20,9 @@ namespace matex {
 
 class Homes {
  public:
-  // `variable_bytes`: the size of each variable. `pieces_bytes`: the size of all pieces of a rank together, maximum over
-  // ranks. Collective over `communicator`. `made` is null on all ranks if they cannot share memory. Returns an MPI error
-  // code.
+  // `variable_bytes`: the size of each variable. `pieces_bytes`: the size of all pieces of a rank together, maximum
+  // over ranks. Collective over `communicator`. `made` is null on all ranks if they cannot share memory. Returns an MPI
+  // error code.
   static int Make(MPI_Comm communicator, const std::vector<int64_t>& variable_bytes, int64_t pieces_bytes,
                   std::shared_ptr<Homes>* made);
   ~Homes();

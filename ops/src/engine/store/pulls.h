@@ -1,6 +1,6 @@
 // The pull thread sends new weights while the next step computes, in the order in which the step needs them. publish.cc
-// gives it jobs. Each job is the publication of some variables. All ranks add the same jobs in the same order, under the
-// world's mutex. The thread sends nothing while gradients travel (GradientsTravel in async_reduction.h).
+// gives it jobs. Each job is the publication of some variables. All ranks add the same jobs in the same order, under
+// the world's mutex. The thread sends nothing while gradients travel (GradientsTravel in async_reduction.h).
 #pragma once
 
 #include "engine/store/publish.h"

@@ -253,9 +253,9 @@ SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ba
   // At the first call after `Deal`, the line has the batch that `Deal` gave to this rank.
   const int64_t dealt = LineOf(rank_).oldest;
   if (reserved_ < 0 && dealt != Line::kNone) reserved_ = dealt;
-  // In each attempt this rank takes over the batch of a lost rank; or, if it has no reserved batch, it reserves the next
-  // one; and it begins the reserved batch if that is not too far ahead. The living rank with the oldest batch never
-  // waits, so some rank always makes progress.
+  // In each attempt this rank takes over the batch of a lost rank; or, if it has no reserved batch, it reserves the
+  // next one; and it begins the reserved batch if that is not too far ahead. The living rank with the oldest batch
+  // never waits, so some rank always makes progress.
   for (int attempts = 0; !TakeOver(bound); ++attempts) {
     if (reserved_ < 0 && !ReserveNext() && IsOver()) return kEnd;
     if (reserved_ >= 0 && reserved_ - FindOldest(behind) <= bound) {

@@ -62,8 +62,8 @@ class SharedStore {
   // other ranks have trained since `Begin`.
   int64_t End(int version);
 
-  // Gives up this rank's batches, if any: they are refused, which means that no rank trains them or waits for them. Also
-  // called if the data end before the batch that this rank has taken.
+  // Gives up this rank's batches, if any: they are refused, which means that no rank trains them or waits for them.
+  // Also called if the data end before the batch that this rank has taken.
   void Leave();
 
   // No rank takes a batch any more.
@@ -138,8 +138,8 @@ class SharedStore {
   int64_t reserved_ = -1;  // the batch that this rank holds but does not train yet; -1: none
   int64_t trained_at_begin_ = 0;       // the number of batches that had been trained at `Begin`
   int64_t all_done_before_ = 0;       // for `IsOver`: all batches with a smaller number are trained or refused
-  // Of each addition of the batch: the numbers or rows that a lost rank has added, and the numbers or rows of all runs of
-  // this rank's op so far.
+  // Of each addition of the batch: the numbers or rows that a lost rank has added, and the numbers or rows of all runs
+  // of this rank's op so far.
   std::vector<int64_t> inherited_;
   std::vector<std::atomic<int64_t>> counted_;
 };

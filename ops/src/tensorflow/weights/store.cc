@@ -5,9 +5,9 @@
 //   MatexAddRows  variable[indices[i]] += sign * values[i] for each i
 //   MatexMove     variable = keep * variable + more
 //
-// Each update is an addition to a variable. The additions of a step are numbered (attribute `part`). An addition is made
-// in blocks, and the progress is recorded in the store: if this rank is lost, another rank continues after the last
-// block.
+// Each update is an addition to a variable. The additions of a step are numbered (attribute `part`). An addition is
+// made in blocks, and the progress is recorded in the store: if this rank is lost, another rank continues after the
+// last block.
 //
 // TensorFlow's own ops must not update such a variable: they may write a copy that no other rank sees.
 #include <algorithm>
@@ -41,8 +41,8 @@ TfStatus FindVariable(OpKernelContext* context, core::RefCountPtr<Var>* variable
   return LookupResource(context, HandleFromInput(context, 0), variable);
 }
 
-// Begins addition `number` of the step, of `count` numbers or rows, to the variable behind input 0. Sets `memory` to the
-// variable's value in the store. An error if the value is not in the store, or if this rank trains no batch.
+// Begins addition `number` of the step, of `count` numbers or rows, to the variable behind input 0. Sets `memory` to
+// the variable's value in the store. An error if the value is not in the store, or if this rank trains no batch.
 TfStatus BeginAddition(OpKernelContext* context, DataType type, const AdditionNumber& number, int64_t count,
                        core::RefCountPtr<Var>* variable, char** memory, SharedStore::Addition* addition) {
   TfStatus status = FindVariable(context, variable);
