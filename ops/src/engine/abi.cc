@@ -180,7 +180,7 @@ MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* ty
 MATEX_EXPORT void matex_forget() { KeptLayouts().clear(); }
 
 // The number of variables with compression residuals.
-MATEX_EXPORT int64_t matex_residuals() { return Residuals(); }
+MATEX_EXPORT int64_t matex_residuals() { return CountResiduals(); }
 
 // Writes the boundaries of the best buckets (buckets.h) of `count` gradients, and the end of their transfers; returns
 // the number of boundaries, at most count + 1.

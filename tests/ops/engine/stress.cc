@@ -240,8 +240,8 @@ void RunPublishing(Random& random, Random& own) {
   const World& world = TheWorld();
   const auto layout =
       std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
-  DividedVariables variables{layout, std::make_shared<std::vector<Transfer>>(layout->TransfersInOrder()), {}, "variables", 0,
-                Draw(random, 4) ? step : -1};
+  const auto messages = std::make_shared<std::vector<Transfer>>(layout->TransfersInOrder());
+  DividedVariables variables{layout, messages, {}, "variables", 0, Draw(random, 4) ? step : -1};
   variables.wholes.resize(entries.size());
   for (int update = 0; update < 3; ++update) {
     const std::shared_ptr<Homes> homes = HomesOf(variables);

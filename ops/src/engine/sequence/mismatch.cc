@@ -9,9 +9,9 @@
 namespace matex {
 namespace {
 
-std::string Name(const RanksAtPlace::Named& rank) { return "rank " + std::to_string(rank.rank) + " (" + rank.host + ")"; }
+std::string Name(const RanksAtPlace::Named& one) { return "rank " + std::to_string(one.rank) + " (" + one.host + ")"; }
 
-std::string NameFirst(const RanksAtPlace& standing) { return Name(standing.named.front()); }
+std::string NameFirst(const RanksAtPlace& ranks) { return Name(ranks.named.front()); }
 
 std::string Settings(const Report& report) {
   return "MATEX_CHUNK_BYTES=" + std::to_string(report.chunk_bytes) +

@@ -122,7 +122,7 @@ Error Meet(const Call& call) {
     error = Check(world, call, &sequence, &is_failed_step);
   }
   ++sequence.number;
-  if (!error) return error;  // the noted wait goes on, because the exchange of data waits for other ranks, until `Finish`
+  if (!error) return error;  // the noted wait goes on until `Finish`, because the exchange of data may also wait
   NoteWaitEnd(Waiter::kSequence);
   RecordEnd(call);
   if (is_failed_step) {

@@ -27,7 +27,7 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
     const int64_t from = begin(rank);
     Pack(kind, data + from, length(rank), to);
     Unpack(kind, to, length(rank), numbers.data());
-    for (int64_t i = 0; i < length(rank); ++i) residual[from + i] = Remainder(data[from + i], numbers[i]);
+    for (int64_t i = 0; i < length(rank); ++i) residual[from + i] = Unsent(data[from + i], numbers[i]);
   }
   if (const int code = calls.Alltoall(packed.data(), received.data(), bytes)) return code;
   // Sum this rank's segment, and send the rounded sum to all ranks.
@@ -39,7 +39,7 @@ int SumIn16Bits(const Calls& calls, Compression::Kind kind, int64_t count, float
   }
   Pack(kind, sum, length(mine), packed.data());
   Unpack(kind, packed.data(), length(mine), numbers.data());
-  for (int64_t i = 0; i < length(mine); ++i) residual[begin(mine) + i] = Remainder(sum[i], numbers[i]);
+  for (int64_t i = 0; i < length(mine); ++i) residual[begin(mine) + i] = Unsent(sum[i], numbers[i]);
   if (const int code = calls.Allgather(packed.data(), received.data(), bytes)) return code;
   for (int rank = 0; rank < size; ++rank) {
     Unpack(kind, received.data() + rank * bytes, length(rank), data + begin(rank));
@@ -54,12 +54,12 @@ int SumLargest(const Calls& calls, double share, const std::vector<Extent>& exte
   std::vector<int32_t> indices;
   for (const Extent& extent : extents) {
     const int64_t length = extent.end - extent.begin;
-    AppendLargest(data + extent.begin, length, CountKept(share, length), static_cast<int32_t>(extent.begin), &indices);
+    AppendLargest(data + extent.begin, length, CountSent(share, length), static_cast<int32_t>(extent.begin), &indices);
   }
   std::vector<IndexedValue> values;
   values.reserve(indices.size());
   for (const int32_t index : indices) values.push_back({index, data[index]});
-  for (int64_t i = 0; i < count; ++i) residual[i] = Remainder(data[i], 0.0f);
+  for (int64_t i = 0; i < count; ++i) residual[i] = Unsent(data[i], 0.0f);
   for (const int32_t index : indices) residual[index] = 0.0f;
   std::fill_n(data, count, 0.0f);
   const int size = calls.size();

@@ -39,8 +39,8 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   Error error = Meet(call);
   if (error) return error;
   // The place and number of the update, for errors of the check of finite numbers.
-  const auto place_and_number = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
-  SharedMemory* memory = nullptr;  // stays null if the check needs the gradients in `buffer`, or if none can be shared
+  const auto numbered = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
+  SharedMemory* memory = nullptr;  // stays null if the layout is checked, or if ranks cannot share memory
   if (world.has_peers() && !layout.checked()) error = InlineAdder().Shared(&memory, place);
   if (error) return Finish(call, error);
   // In shared memory, each rank can sum only the elements that it needs.
@@ -59,8 +59,7 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
     } else if (layout.checked()) {
       error = RunTransfer(layout, transfer, inputs, outputs, weight, buffer,
                           [&](const Transfer&, void* data, float* residual) {
-                            return AddUpFinite(layout, transfer, world.gradients, place_and_number, data, residual,
-                                               add_up);
+                            return AddUpFinite(layout, transfer, world.gradients, numbered, data, residual, add_up);
                           });
     } else {
       error = RunTransfer(layout, transfer, inputs, outputs, weight, buffer, add_up);

@@ -148,7 +148,8 @@ class PublishKernel : public PiecesKernel {
       return values;
     };
     // In the pull thread, `begin` locks the same variables: it waits until they are unlocked here.
-    const Error failed = PublishLater(publication.variables, {begin, [pulled](int i, const Error&) { pulled->Unlock(i); }});
+    const auto end = [pulled](int i, const Error&) { pulled->Unlock(i); };
+    const Error failed = PublishLater(publication.variables, {begin, end});
     publication.locks.clear();
     if (failed) OP_REQUIRES_OK_ASYNC(context, StatusOf(failed), done);
   }
