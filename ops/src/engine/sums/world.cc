@@ -1,4 +1,5 @@
-// The start of the engine, its restart after a loss, and the errors of MPI calls.
+// The World of this process (world.h): the start of the engine, its restart after ranks were lost, and the errors of
+// MPI calls.
 #include "engine/sums/world.h"
 
 #include <algorithm>
