@@ -16,6 +16,7 @@ class AllgatherKernel : public Collective {
  protected:
   void Run(OpKernelContext* context) override {
     const Tensor& x = context->input(0);
+    // Makes both outputs, once the rows of all ranks are known; returns the memory of y, or null on failure.
     const auto allocate = [&](const std::vector<int64_t>& rows) -> void* {
       Tensor* counts = nullptr;
       TfStatus status = context->allocate_output(1, TensorShape({static_cast<int64_t>(rows.size())}), &counts);
@@ -31,7 +32,7 @@ class AllgatherKernel : public Collective {
       }
       Tensor* y = nullptr;
       status = context->allocate_output(0, shape, &y);
-      // An empty tensor may have no address, and null would mean that the allocation failed.
+      // An empty tensor may have the address null, which would mean that the allocation failed.
       static char nothing;
       if (!status.ok()) return nullptr;
       return y->NumElements() == 0 ? &nothing : DataOf(*y);

@@ -1,4 +1,4 @@
-// Conversions, cached layouts, and the base class of collectives (kernel.h).
+// Common code of the kernels (kernel.h): conversions, kept layouts, and the base class of collectives.
 #include "kernel.h"
 
 #include <memory>
@@ -14,7 +14,8 @@ using namespace tensorflow;
 
 namespace {
 
-// Memory of `owner` as the buffer of a tensor. If `others_read`, TensorFlow must not reuse it for the output of an op.
+// Memory of `owner` as the buffer of a tensor. If `others_read`, TensorFlow must not reuse the memory for the output of
+// an op, because other ranks read it; so the buffer says that it does not own the memory.
 class OwnedBuffer : public TensorBuffer {
  public:
   OwnedBuffer(void* memory, std::shared_ptr<const void> owner, size_t bytes, bool others_read)

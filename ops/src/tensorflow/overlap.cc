@@ -75,7 +75,8 @@ class HandOverGradientKernel : public AsyncOpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("entry", &entry_));
   }
 
-  // The thread that has computed a gradient hands it over before other work.
+  // TensorFlow runs inexpensive kernels at once, in the thread that has computed the input. So a gradient is handed
+  // over before this thread does other work.
   bool IsExpensive() override { return false; }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {

@@ -62,7 +62,7 @@ Error Adder::Sum(void* data, int64_t count, Type type, const std::function<std::
 Error Adder::Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place) {
   if (!transfer.owned.empty()) return MpiError(ReduceScatter(transfer, data), "the reduce-scatter", place());
   if (!transfer.compressed) return Sum(data, transfer.count, transfer.type, place);
-  const int code = SumCompressed(transfer, static_cast<float*>(data), residual);
+  const int code = SumCompressedTransfer(transfer, static_cast<float*>(data), residual);
   return code == MPI_SUCCESS ? Error() : MpiError(code, "the compressed all-reduce", place());
 }
 
@@ -142,15 +142,16 @@ int Adder::SumShared(char* data, int64_t count, Type type) {
   });
 }
 
-int Adder::SumCompressed(const Transfer& transfer, float* data, float* residual) {
+int Adder::SumCompressedTransfer(const Transfer& transfer, float* data, float* residual) {
   if (const int code = Prepare()) return code;
   const World& world = TheWorld();
+  // Sums elements [first, first + count) of the transfer, which are at `numbers`.
   const auto sum = [&](MPI_Comm communicator, int64_t first, int64_t count, float* numbers) {
-    return matex::SumCompressed({communicator, asleep_}, world.compression, ExtentsOf(transfer, first, count), count,
+    return SumCompressed({communicator, asleep_}, world.compression, ExtentsOf(transfer, first, count), count,
                          world.chunk_bytes, numbers, residual + first);
   };
   if (!world.compression.between_nodes) return sum(communicator_, 0, transfer.count, data);
-  std::fill_n(residual, transfer.count, 0.0f);
+  std::fill_n(residual, transfer.count, 0.0f);  // a carrier sets only the residuals of its segment
   return SumInTwoLevels(levels_, data, transfer.count, transfer.type, asleep_, &segment_,
                         [&](void* segment, int64_t first, int64_t count) {
                           return sum(levels_.across, first, count, static_cast<float*>(segment));

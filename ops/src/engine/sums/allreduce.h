@@ -49,7 +49,7 @@ class Adder {
   int SumUncompressed(void* data, int64_t count, Type type);
   int Run(Algorithm algorithm, void* data, int64_t count, Type type);  // sums by this algorithm
   int SumShared(char* data, int64_t count, Type type);  // sums in shared memory
-  int SumCompressed(const Transfer& transfer, float* data, float* residual);
+  int SumCompressedTransfer(const Transfer& transfer, float* data, float* residual);
   int ReduceScatter(const Transfer& transfer, void* data);  // each rank gets the sum of its own elements
   int ChooseForOwned(int64_t bytes, Algorithm* algorithm);  // for a transfer of owned elements
 

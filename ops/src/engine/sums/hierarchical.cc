@@ -128,11 +128,11 @@ int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector
                              bool asleep, std::vector<char>* buffer) {
   const Segments segments(levels, starts, type, asleep, buffer);
   segments.Sort(static_cast<char*>(data), Segments::Direction::kFromData);
-  if (const int code = segments.within().ReduceScatter(segments.sorted(), segments.mine(), segments.segment_counts(), type))
-    return code;
+  int code = segments.within().ReduceScatter(segments.sorted(), segments.mine(), segments.segment_counts(), type);
+  if (code != MPI_SUCCESS) return code;
   std::vector<char> received;
   const std::vector<int64_t>& by_node = segments.starts_by_node();
-  const int code = RingReduceScatter(levels.across, segments.mine(), by_node, type, asleep, &received);
+  code = RingReduceScatter(levels.across, segments.mine(), by_node, type, asleep, &received);
   if (code == MPI_SUCCESS) segments.CopyOwn(static_cast<char*>(data), Segments::Direction::kToData);
   return code;
 }

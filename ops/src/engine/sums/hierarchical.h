@@ -18,7 +18,7 @@ namespace matex {
 // ranks on one node and 2 on another, there are 2 segments; the first two ranks of each node carry them.
 struct Levels {
   MPI_Comm within = MPI_COMM_NULL;  // the ranks of this node
-  MPI_Comm across = MPI_COMM_NULL;  // the carriers of this rank's segment on all nodes; null on a rank that carries none
+  MPI_Comm across = MPI_COMM_NULL;  // the carriers of this rank's segment on all nodes; null if it carries none
   int nodes = 1;                    // the number of nodes
   int carriers = 1;                 // the number of carriers on each node, and of segments
   bool even = false;  // whether all nodes have the same number of ranks
