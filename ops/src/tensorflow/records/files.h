@@ -1,6 +1,6 @@
 // Files of records: which files are indexed (RecordFiles), which files are open (OpenFiles), and reads at offsets. The
 // index of a file says where its records are. The kernels read records by ticket: the number of a file, an offset and a
-// length. Files are read by the system calls of local file systems. A file that has changed since it was indexed is an
+// length. Only local file systems are supported. A file that has changed since it was indexed is an
 // error.
 #pragma once
 
