@@ -2,7 +2,7 @@
 
 TensorFlow runs independent ops of a function in any order, but all ranks must execute collectives in one order. Ops
 that write to the same variable do run in the order of their creation. So each collective op has the handle of one
-variable, the order handle, as an input, as if it wrote to this variable. All collectives are created by `make_in_order`.
+variable, the order handle, as an input, as if it wrote to it. All collectives are created by `make_in_order`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 One op announces the update: a collective, which all ranks reach at the same place in their sequence. Its output
 `ticket` is the number of this announcement. Then each gradient has an op of its own, which hands the gradient and the
-number to the engine as soon as the gradient is computed, and ends when its sum is ready. Gradients are summed in the order of the
-list, so the list begins with the gradient that is ready first. An update that is not overlapped is inline: one op sums
-all gradients. `collectives/reduce_gradients.py` calls this module if `is_chosen`.
+number to the engine as soon as the gradient is computed, and ends when its sum is ready. Gradients are summed in the
+order of the list, so the list begins with the gradient that is ready first. An update that is not overlapped is inline:
+one op sums all gradients. `collectives/reduce_gradients.py` calls this module if `is_chosen`.
 """
 
 from __future__ import annotations
