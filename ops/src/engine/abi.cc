@@ -73,8 +73,7 @@ MATEX_EXPORT int matex_start(int sequence, int gradients, int overlapped, int ra
 // `BePhantom` (world.h).
 MATEX_EXPORT void matex_phantom(int size) { BePhantom(size); }
 
-// After ranks were lost: continues with the remaining ranks at collective `number`. `counts`: the number of completed
-// collectives of each kind.
+// After ranks were lost: continues with the others at collective `number`. `counts`: the completed ones of each kind.
 MATEX_EXPORT int matex_start_again(int sequence, int gradients, int overlapped, int rank, int size, int node,
                                    int64_t number, const int64_t* counts) {
   GoOnAt(number, counts);

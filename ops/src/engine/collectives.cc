@@ -1,5 +1,4 @@
-// Collectives on one tensor. Each function makes the rendezvous (rendezvous.h) and then one MPI call, or several calls
-// if the tensor is large.
+// Collectives on one tensor: the rendezvous (rendezvous.h) and then one MPI call, or several if the tensor is large.
 #include "engine/collectives.h"
 
 #include <algorithm>
@@ -22,8 +21,7 @@ std::string PlaceOf(const std::string& operation, const Entry& tensor) {
          (tensor.name.empty() ? "" : " '" + tensor.name + "'");
 }
 
-// The key of a collective: a hash of the values on which ranks must agree. Dimensions before `first_dimension` may
-// differ.
+// The key of a collective: the values on which ranks must agree. Dimensions before `first_dimension` may differ.
 Hasher KeyOf(const Entry& tensor, size_t first_dimension) {
   Hasher hasher;
   hasher.Add(static_cast<int64_t>(tensor.type)).Add(static_cast<int64_t>(tensor.shape.size()));
@@ -80,8 +78,7 @@ Error GatherRows(const World& world, const Entry& tensor, const void* from, void
   return MpiError(code, "MPI_Allgatherv", place);
 }
 
-// Returns an error on all ranks if any rank has no memory for the result, so that no rank waits for this rank.
-// Collective.
+// Returns an error on all ranks if any rank has no memory for the result, so that none waits for this rank. Collective.
 Error AgreeOnMemory(const World& world, bool has_memory, const std::string& place) {
   int without = has_memory ? -1 : world.rank;
   if (world.has_peers()) {

@@ -1,7 +1,6 @@
 // MatexDealRows: the rows of a batch that this rank computes, by the rule of sharding/slice_bounds.py. Input `counts`:
-// the number of rows of each of the batch's tensors. Input `dealt`: whether rows are divided among ranks (0 or 1), then
-// the number of this rank, then the share of each rank. With counts [5] and dealt [1, 0, 1, 1], rank 0 of two equal
-// ranks computes rows 0-2.
+// the number of rows of each of the batch's tensors. Input `dealt`: whether rows are divided among ranks (0 or 1), this
+// rank, and the share of each rank. With counts [5] and dealt [1, 0, 1, 1], rank 0 of two computes rows 0-2.
 //
 // Outputs: the first row, the number of rows, the rows of the whole batch, and whether this rank has rows of its own. A
 // rank without rows of its own computes the first row, but does not contribute to the step.
@@ -24,8 +23,7 @@ std::pair<int64_t, int64_t> DealBlock(int64_t total, int64_t rank, const int64_t
   for (int64_t i = 0; i < ranks; ++i) rows[i] = total * shares[i] / sum;
   const int64_t remaining = total - std::accumulate(rows.begin(), rows.end(), int64_t{0});
   std::iota(order.begin(), order.end(), 0);
-  // The remaining rows, less than one for each rank, go to the ranks that lose most by rounding down; among equal ranks
-  // to the lower ones.
+  // The remaining rows, less than one for each rank, go to ranks that lose most by rounding down, else to lower ones.
   std::stable_sort(order.begin(), order.end(), [&](int64_t one, int64_t other) {
     return total * shares[one] % sum > total * shares[other] % sum;
   });

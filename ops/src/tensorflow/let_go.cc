@@ -3,8 +3,7 @@
 //
 // The autotuning thread of an iterator sleeps for up to a minute and often misses the cancellation, because
 // CancellationManager wakes it before it sets the flag. The thread that releases the iterator waits for the end of this
-// sleep. Without MatexLetGo, this would be the script's thread at the end of each epoch, and all ranks would wait for
-// it.
+// sleep. Without MatexLetGo, this would be the script's thread at each end of an epoch, and all ranks would wait.
 #include <unistd.h>
 
 #include <chrono>

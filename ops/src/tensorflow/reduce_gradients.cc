@@ -1,6 +1,5 @@
 // MatexReduceGradients: reduced[i] = the sum over ranks of weight * gradients[i], for all gradients of an update, in
-// the thread that runs the kernel (engine/update/inline.h). With `cuts`, each rank gets only the sums of its own
-// pieces.
+// the thread that runs the kernel (engine/update/inline.h). With `cuts`, each rank gets only its own pieces' sums.
 #include <memory>
 
 #include "engine/update/inline.h"

@@ -1,10 +1,8 @@
 // MatexDrawSeeds: reads or sets the position of the seed generator of a `shuffle` of tf.data. The position is how many
-// numbers the generator has drawn. With input `drawn` >= 0 the generator continues after so many numbers. The output is
-// the position.
+// numbers the generator has drawn. With input `drawn` >= 0 the generator continues after so many numbers.
 //
 // The generator outlives the iterators of the `shuffle`, but TensorFlow saves its position only within the state of one
-// of these iterators. A `batch` drops its input with the last rows, before the next pass begins; in between, no such
-// iterator exists.
+// of these iterators. A `batch` drops its input with the last rows, before the next pass begins; then none exists.
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/resource_mgr.h"

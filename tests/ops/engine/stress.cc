@@ -291,7 +291,7 @@ void RunPublishingLater(Random& random, Random& own) {
     }
     const auto layout =
         std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
-    group.shared = {
+    group.variables = {
         layout, std::make_shared<std::vector<Transfer>>(layout->TransfersInOrder()), {}, "variables", Draw(random, 3)};
     for (std::vector<char>& value : group.values) group.variables.wholes.push_back(value.data());
     group.variables.Visit(my_rank, [&](int i, int64_t first, int64_t count) {

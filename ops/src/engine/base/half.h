@@ -39,8 +39,7 @@ struct Float16 {
   static float Load(Float16 value) {
     const uint32_t magnitude = value.bits & 0x7FFFu;
     const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
-    // A float32 with the exponent bits of the float16, times 2^112, the difference of the exponents' biases. Correct
-    // for normal and subnormal numbers.
+    // A float32 with the exponent bits of the float16, times 2^(127 - 15): correct for normal and subnormal numbers.
     const float scaled = FloatOf(magnitude << 13) * FloatOf(0x77800000u);
     const uint32_t special = 0x7F800000u | (magnitude << 13);  // infinity or NaN
     return FloatOf((magnitude >= 0x7C00u ? special : BitsOf(scaled)) | sign);

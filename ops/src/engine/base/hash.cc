@@ -1,5 +1,4 @@
-// The hash function XXH64. The names of the steps, the primes and the numbers of bits are from its specification
-// (hash.h).
+// The hash function XXH64. The primes and the numbers of bits are from its specification (hash.h).
 #include "engine/base/hash.h"
 
 #include <cstring>
@@ -35,8 +34,7 @@ uint64_t Hash(const void* data, size_t bytes, uint64_t seed) {
   const unsigned char* const end = at + bytes;
   uint64_t hash = seed + kPrime5;
   if (bytes >= 32) {
-    // Blocks of 32 bytes. There are four independent states, whose multiplications the processor executes at the same
-    // time.
+    // Blocks of 32 bytes. The processor multiplies the four independent states at the same time.
     uint64_t a = seed + kPrime1 + kPrime2, b = seed + kPrime2, c = seed, d = seed - kPrime1;
     for (; end - at >= 32; at += 32) {
       a = Round(a, Read<uint64_t>(at));

@@ -39,8 +39,7 @@ void ForType(Type type, Work work) {
   }
 }
 
-// Calls rule(from, to, count), which computes the array `to` of the array `from`. For 16-bit floats it calls the rule
-// for each block in float32.
+// Calls rule(from, to, count), which computes array `to` of array `from`; for 16-bit floats for each block, in float32.
 template <typename T, typename Rule>
 void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
   if constexpr (kIsHalf<T>) {
@@ -69,8 +68,7 @@ struct Sum {
     return a + b;
   }
 };
-// The minimum or maximum with NaN is NaN: `a != a` is true only if `a` is NaN, and comparisons with NaN are false, so
-// `b` is the result if `b` is NaN.
+// The minimum or maximum with NaN is NaN: `a != a` is true if `a` is NaN; if `b` is NaN, all comparisons are false.
 struct Min {
   template <typename T>
   static T Combine(T a, T b) {

@@ -19,8 +19,7 @@ const char* NameOf(Reduction reduction);
 // The reduction with this name, which the op's attribute has checked.
 Reduction ReductionOf(const std::string& name);
 
-// Whether `type` is a 16-bit float. Sums of such types are computed in float32, so that they are rounded once, whatever
-// the number of ranks.
+// Whether `type` is a 16-bit float. Sums of such types are computed in float32, so that they are rounded once.
 bool IsHalf(Type type);
 
 // Conversion of arrays of 16-bit floats to float32 and back.

@@ -1,6 +1,5 @@
 // Records whether a signal to this process came from its launchers (mpirun, srun) or from another sender, because
-// Python's signal handlers do not learn the sender. Python calls the functions at the end by ctypes (interface.py). No
-// MPI is needed.
+// Python's signal handlers do not learn the sender. Python calls the functions at the end by ctypes (interface.py).
 #include <signal.h>
 #include <sys/types.h>
 
@@ -14,8 +13,7 @@ namespace {
 constexpr int kSignals = 65;               // Linux's signals are 1 to 64
 constexpr int kLauncher = 1, kOther = 2;  // bits
 
-// A watched signal. The signal handler reads it, so it is never freed, and it is complete before NoteSender is
-// installed.
+// A watched signal. The signal handler reads it, so it is never freed, and complete before NoteSender is installed.
 struct Watch {
   const pid_t* launchers;
   size_t count;
@@ -43,9 +41,8 @@ void NoteSender(int number, siginfo_t* info, void* context) {
 
 extern "C" {
 
-// Records from now on whether `launchers` or other senders send the signal `number`. After each record the handler that
-// is installed now is called. The recording ends when another handler is installed. Returns 0, or 1 if there is no such
-// signal.
+// Records from now on whether `launchers` or others send the signal `number`, and then calls the handler that is
+// installed now. The recording ends when another handler is installed. Returns 0, or 1 if there is no such signal.
 __attribute__((visibility("default"))) int matex_watch_sender(int number, const int* launchers, int count) {
   if (number <= 0 || number >= kSignals) return 1;
   struct sigaction now;

@@ -1,6 +1,5 @@
-// Scheduling of communication threads, which mostly sleep, on cores where other threads compute. The thread of
-// overlapped updates (async_reduction.h) and the pull thread (pulls.h) call it when they start. Their share of the core
-// does not change.
+// Scheduling of communication threads, which mostly sleep, on cores where other threads compute. The threads of
+// async_reduction.cc and pulls.cc call it when they start. Their share of a core does not change.
 #pragma once
 
 namespace matex {

@@ -1,6 +1,5 @@
-// Chooses buckets: groups of consecutive gradients, each of which travels in one message. The choice depends on the
-// times when gradients are ready and on the cost of a message. bucket_tuner.cc calls it with measurements. Python's
-// planner has the same algorithm.
+// Chooses buckets, which are groups of consecutive gradients that travel in one message, by the times when gradients
+// are ready and the cost of a message. bucket_tuner.cc calls it; Python's planner has the same algorithm.
 #pragma once
 
 #include <vector>

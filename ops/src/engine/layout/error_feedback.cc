@@ -1,5 +1,4 @@
-// The table of all residuals of this process, by variable and number of elements. Layouts own the residuals; the table
-// only finds them.
+// The table of all residuals of this process, by variable and number of elements. Layouts own the residuals.
 #include "engine/layout/error_feedback.h"
 
 #include <map>

@@ -1,6 +1,5 @@
 // Divides the entries of a layout into transfers, each of which is one sum over ranks. AppendOwned does it for entries
-// with cuts, whose elements the ranks own in pieces; AppendShared for all other entries, of which every rank needs all
-// sums.
+// with cuts, whose elements the ranks own in pieces; AppendShared for all other entries, whose sums go to every rank.
 #include "engine/layout/layout.h"
 
 #include <algorithm>

@@ -101,8 +101,7 @@ class Layout {
   std::vector<Transfer> TransfersInOrder() const;
 
  private:
-  // Append the transfers of entries [begin, end): of all of them, of the entries with cuts, of the entries without
-  // cuts.
+  // Append the transfers of entries [begin, end): all of them, the ones with cuts, the ones without.
   void Append(int begin, int end, std::vector<Transfer>* transfers) const;
   void AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const;
   void AppendShared(int begin, int end, std::vector<Transfer>* transfers) const;

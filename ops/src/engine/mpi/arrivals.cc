@@ -1,6 +1,5 @@
 // Meetings in shared memory (arrivals.h). Each rank has a line there, which only this rank writes: the number of its
-// meetings, its words, and its counts of blocks. A rank that waits reads the lines of the other ranks until they have
-// advanced far enough.
+// meetings, its words, and its counts of blocks. A waiting rank reads the other ranks' lines until they have advanced.
 #include "engine/mpi/arrivals.h"
 
 #include <sched.h>

@@ -33,12 +33,10 @@ class Arrivals {
   char* BytesOf(int rank) const { return memory_ + layout_.head + rank * layout_.part; }
 
   // Returns when all ranks have come to the same meeting. `same` becomes whether all have brought the same words; it is
-  // equal on all ranks. Returns an MPI error code, because MPI may report a lost rank during the wait. One thread at a
-  // time.
+  // equal on all ranks. Returns an MPI error code, because MPI may report a lost rank. One thread at a time.
   int Meet(const Words& words = {}, bool* same = nullptr);
 
-  // Counters of a rank since the start: the blocks that it has written into its bytes, and the blocks of the other rank
-  // that it has read.
+  // Counters of a rank since the start: the blocks written into its bytes, and the other rank's blocks read.
   struct Blocks {
     int64_t written = 0;
     int64_t read = 0;

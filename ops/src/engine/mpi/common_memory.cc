@@ -31,8 +31,7 @@ int64_t MakeMark(const void* address) {
   return static_cast<int64_t>(now.tv_sec * 1'000'000'007 + now.tv_nsec) ^ reinterpret_cast<int64_t>(address);
 }
 
-// Makes a file in memory without a name, of size `bytes`, and allocates its head; -1 on failure. Each rank allocates
-// its own part later.
+// Makes a file in memory without a name, of size `bytes`, and allocates its head; -1 on failure.
 int Create(int64_t head, int64_t bytes) {
   const int file = static_cast<int>(syscall(SYS_memfd_create, "matex_tf", 1U /* MFD_CLOEXEC */));
   if (file < 0) return -1;

@@ -1,6 +1,5 @@
 // Shared memory of the ranks of one node: a nameless file in the memory of the first rank, which the other ranks open
-// through /proc. Arrivals (arrivals.h), Homes (homes.h) and the store (store.h) use it. Either all ranks have the
-// memory, or no rank has it.
+// through /proc. Arrivals, Homes and the store (store.h) use it. Either all ranks have the memory, or none has.
 #pragma once
 
 #include <mpi.h>

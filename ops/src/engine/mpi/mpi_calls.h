@@ -24,8 +24,7 @@ struct Calls {
   // to = the segments of all ranks; this rank's is `from`, or MPI_IN_PLACE if it is in `to`.
   int Allgatherv(const void* from, void* to, const int* counts, const int* starts, Type type) const;
 
-  // Allgather: to = the `bytes` bytes of each rank, in rank order. Alltoall: rank r gets the r-th `bytes` bytes of
-  // `from`.
+  // Allgather: to = `bytes` bytes of each rank, in rank order. Alltoall: rank r gets the r-th `bytes` bytes of `from`.
   int Allgather(const void* from, void* to, int64_t bytes) const;
   int Alltoall(const void* from, void* to, int64_t bytes) const;
 

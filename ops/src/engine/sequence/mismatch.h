@@ -54,8 +54,7 @@ struct Report {
 std::string Encode(const Report& report);
 Report Decode(const std::string& text);
 
-// Ranks with equal reports, which are at the same place: the report of the lowest rank, the number of ranks, and the
-// first ranks by name.
+// Ranks with equal reports, at the same place: the lowest rank's report, the number of ranks, the first ranks' names.
 struct RanksAtPlace {
   Report report;
   int64_t ranks = 1;

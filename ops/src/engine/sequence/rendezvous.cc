@@ -75,8 +75,7 @@ int Prepare(const World& world, Sequence* sequence) {
 }
 
 // Compares kind, key and number of the collective with the other ranks, in shared memory or by one all-reduce. It ends
-// when all ranks have come. If they differ, returns the error of ExplainMismatch (reports.h), which sets
-// `is_failed_step`.
+// when all ranks have come. If they differ, ExplainMismatch (reports.h) gives the error and `is_failed_step`.
 Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_failed_step) {
   int finalized = 0;
   MPI_Finalized(&finalized);

@@ -34,9 +34,8 @@ struct Call {
 // an error on some ranks and all others are within a step, only this rendezvous fails.
 Error Meet(const Call& call);
 
-// Ends the collective after its exchange of data, whose result is `error`; called under the same mutex. Counts the
-// collective; of an update in parts, only the last part. If there is an error, all later rendezvous return it. Returns
-// `error`.
+// Ends the collective after its exchange of data; called under the same mutex. Counts it; of an update in parts, only
+// the last part counts. If `error` is set, all later rendezvous return it. Returns `error`.
 Error Finish(const Call& call, Error error);
 
 // The error that all later rendezvous return, or none. Called without the mutex.

@@ -6,7 +6,7 @@
 //
 // A Stretch has the durations of the parts of the step. Each of its collectives, and the update, begins with a meeting,
 // the wait for the other ranks. An overlapped update runs in its own lane (trace.h: the thread of an activity) at the
-// same time; the step then ends with the announcement of the next update.
+// same time; then a step ends with the announcement of an update.
 #include "engine/sequence/trace.h"
 
 #include <algorithm>
@@ -241,8 +241,7 @@ class Recorder {
   }
 
   // Marks the current collective of `lane` as an update and finds its label. Updates at one place with different
-  // gradients have separate totals. So the hash contains the gradients: their names, or if the part has no names, the
-  // layout's key.
+  // gradients have separate totals. So the hash contains the gradients' names, or without names the layout's key.
   void MarkUpdate(Lane lane, const UpdatePart& part) {
     const int64_t key = part.gradients.empty() ? static_cast<int64_t>(part.layout->key()) : 0;
     const auto [found, is_new] = places_.emplace(Hasher().Add(part.place).Add(part.gradients).Add(key).value(), -1);

@@ -26,8 +26,7 @@ struct Job {
   std::function<void(const Error&)> drop;
 };
 
-// The jobs that wait for their turns. Each job has an id of its own, because an op may run in several runs with one
-// turn.
+// The jobs that wait for their turns. Each job has an id of its own, because an op has one turn in all runs.
 class Turnstile {
  public:
   // Sets the turns of the next run, in order, and drops all jobs that still wait for turns of the previous run.

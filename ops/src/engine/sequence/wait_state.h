@@ -14,10 +14,9 @@ namespace matex {
 enum class Waiter : int { kSequence = 0, kOverlapped = 1, kObjects = 2, kPulls = 3 };
 constexpr int kWaiters = 4;
 
-// From now on `waiter` waits at `place`, for the gradients of `layout` if it is not null. The caller keeps both until
-// `NoteWaitEnd`.
+// From now on `waiter` waits at `place`, for the gradients of `layout` if not null. Both live until `NoteWaitEnd`.
 void NoteWait(Waiter waiter, const std::function<std::string()>* place, const Layout* layout = nullptr);
-void NoteWaitEnd(Waiter waiter);  // ends the wait
+void NoteWaitEnd(Waiter waiter);
 
 // Notes a wait from construction to destruction.
 class NotedWait {

@@ -21,16 +21,14 @@ namespace matex {
 class Homes {
  public:
   // `variable_bytes`: the size of each variable. `pieces_bytes`: the size of all pieces of a rank together, maximum
-  // over ranks. Collective over `communicator`. `made` is null on all ranks if they cannot share memory. Returns an MPI
-  // error code.
+  // over ranks. Collective. `made` is null on all ranks if they cannot share memory. Returns an MPI error code.
   static int Make(MPI_Comm communicator, const std::vector<int64_t>& variable_bytes, int64_t pieces_bytes,
                   std::shared_ptr<Homes>* made);
   ~Homes();
   Homes(const Homes&) = delete;
   Homes& operator=(const Homes&) = delete;
 
-  // This rank's home of variable `i`, aligned to 64 bytes, for a tensor; null while another tensor occupies the home.
-  // `Release` makes it free again.
+  // This rank's home of variable `i`, aligned to 64 bytes; null while another tensor occupies it. `Release` frees it.
   char* Occupy(int i);
   void Release(int i) { is_occupied_[i] = false; }
   bool IsHome(int i, const void* address) const { return address == HomeOf(i); }

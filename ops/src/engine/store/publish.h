@@ -1,8 +1,7 @@
 // Publishing: each rank has updated its piece of some variables and gives this piece to all ranks. Example: of a
 // variable of 6 numbers, rank 0 has updated numbers 0-2 and rank 1 numbers 3-5. After publishing, both have all 6 new
 // numbers. The kernel MatexPublish calls it after an update. The pieces travel in one of three ways: through shared
-// memory (homes.h), by messages, or by messages of the pull thread (pulls.h), which sends them while the next step
-// computes.
+// memory (homes.h), by messages, or later, while the next step computes, by messages of the pull thread (pulls.h).
 #pragma once
 
 #include <cstdint>
@@ -46,8 +45,7 @@ struct DividedVariables {
   }
 };
 
-// The homes of these variables, to which the caller should move their values; null before the first `Publish`, or if
-// the variables have no homes.
+// The homes of these variables, to which the caller should move their values; null if there are none, or none yet.
 std::shared_ptr<Homes> HomesOf(const DividedVariables& variables);
 
 // Drops the homes of a holding. Their memory lives as long as a variable uses it.

@@ -44,8 +44,7 @@ struct alignas(128) SharedStore::Line {
 
 namespace {
 
-// The state of a batch: kFree, HeldBy(its holder), TrainedBy(a rank), or kRefused: no rank will train it. States below
-// kFree are final.
+// The state of a batch: kFree, HeldBy(its holder), TrainedBy(a rank) or kRefused. States below kFree are final.
 constexpr int32_t kFree = 0, kRefused = std::numeric_limits<int32_t>::min();
 
 constexpr int32_t HeldBy(int rank) { return rank + 1; }

@@ -6,8 +6,8 @@
 // The store has no locks, because a rank could be lost while it holds one. The state of a batch names its holder, and
 // ranks change it by compare-and-swap, so exactly one rank takes over the batch of a lost rank. A step consists of
 // additions to variables; a part is the number of an addition within the step, from 0. Each rank records in its
-// progress table how many numbers or rows of each addition it has added. The rank that takes over the batch of a lost
-// rank adds only the rest.
+// progress table how many numbers or rows of each addition it has added. A rank that takes over its batch adds the
+// rest.
 //
 // Each rank writes its metrics after a batch into one of two slots, alternately: if it is lost while it writes to one
 // slot, the metrics in the other slot are complete. A version, 0 or 1, is the number of the slot.
@@ -125,8 +125,7 @@ class SharedStore {
   void SetProgress(int64_t batch, int from);
   // Whether all batches are trained or refused, or training has stopped and no rank holds a batch.
   bool IsOver();
-  // The oldest batch that any rank holds or is about to take, and that rank. If there is none: Line::kNone, and `rank`
-  // is unchanged.
+  // The oldest batch that any rank holds or is about to take, and that rank. If none: kNone, and `rank` is unchanged.
   int64_t FindOldest(int* rank) const;
 
   void* const memory_;
@@ -138,8 +137,7 @@ class SharedStore {
   int64_t reserved_ = -1;  // the batch that this rank holds but does not train yet; -1: none
   int64_t trained_at_begin_ = 0;       // the number of batches that had been trained at `Begin`
   int64_t all_done_before_ = 0;       // for `IsOver`: all batches with a smaller number are trained or refused
-  // Of each addition of the batch: the numbers or rows that a lost rank has added, and the numbers or rows of all runs
-  // of this rank's op so far.
+  // Of each addition of the batch: the numbers or rows added by a lost rank, and the count of this rank's runs so far.
   std::vector<int64_t> inherited_;
   std::vector<std::atomic<int64_t>> counted_;
 };

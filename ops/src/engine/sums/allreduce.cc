@@ -214,8 +214,7 @@ int Adder::Gather(const Transfer& transfer, void* data) {
   return Calls{communicator_, asleep_}.Allgatherv(MPI_IN_PLACE, data, counts.data(), firsts.data(), transfer.type);
 }
 
-// Times the algorithms that are possible here and sets `algorithm_` to the fastest. Collective: all ranks call it
-// together.
+// Times the algorithms that are possible here and sets `algorithm_` to the fastest. Collective.
 int Adder::Choose() {
   std::vector<Algorithm> candidates{Algorithm::kMpi};
   if (shared_ != nullptr) candidates.push_back(Algorithm::kShared);

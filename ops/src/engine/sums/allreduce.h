@@ -1,7 +1,6 @@
 // The sum of a buffer over the ranks of a communicator. An Adder makes such sums by one of four algorithms: MPI, ring,
 // two levels or shared memory. It chooses the algorithm at its first sums, by a trial if several are possible. The
-// inline reduction and the overlapped reduction (engine/update) have one Adder each. All ranks choose the same
-// algorithm and get the same bits.
+// inline and the overlapped reduction (engine/update) have one Adder each. All ranks choose alike and get equal bits.
 #pragma once
 
 #include <mpi.h>
@@ -35,8 +34,7 @@ class Adder {
   // elements. If the transfer is compressed, `residual` receives the error that this rank adds to its next gradient.
   Error Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place);
 
-  // All-gather: before it, `data` has this rank's own elements of a transfer; after it, the elements of all ranks.
-  // Returns an MPI error code.
+  // All-gather: `data` has this rank's own elements of a transfer, and afterwards all. Returns an MPI error code.
   int Gather(const Transfer& transfer, void* data);
 
   // The shared memory in which this Adder sums; null if it uses another algorithm. Collective at the first call.

@@ -24,8 +24,7 @@ struct Extent {
 //
 // In 16 bits, each rank receives the numbers of one segment from all other ranks, sums them in float32, rounds the sums
 // once and sends them to all ranks: half the bytes of a ring. With top-k (Aji and Heafield, Sparse communication for
-// distributed gradient descent, 2017, with a threshold for each gradient) each rank receives the indices and values of
-// all ranks.
+// distributed gradient descent, 2017, with a threshold for each gradient) each rank receives all indices and values.
 int SumCompressed(const Calls& calls, const Compression& compression, const std::vector<Extent>& extents,
                   int64_t count, int64_t max_bytes, float* data, float* residual);
 

@@ -41,8 +41,7 @@ using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t coun
 int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer,
                    const AcrossNodes& across);
 
-// The two halves of the sum, if rank r owns data[starts[r]] up to data[starts[r + 1]], as in ring.h. They need
-// `positions`.
+// The two halves of the sum: rank r owns data[starts[r]] up to data[starts[r + 1]], as in ring.h. Need `positions`.
 int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type,
                              bool asleep, std::vector<char>* buffer);
 int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,

@@ -17,8 +17,7 @@ namespace {
 constexpr int kTag = 1;
 // A segment travels in parts: each part is sent on as soon as this rank has added its numbers to it, while the next
 // part arrives. Over TCP, MPI sends a message below 64 KiB at once. Before a larger message it asks the receiver, whose
-// answer waits behind other data on the same connection. So between two ranks data would travel in only one direction
-// at a time.
+// answer waits behind other data on the same connection. So data would travel in one direction at a time.
 constexpr int64_t kPartBytes = 60 << 10;
 // The maximum number of rounds whose sends are unfinished. It bounds the memory of a rank for any number of ranks.
 constexpr int kMaxOpenRounds = 4;
@@ -61,8 +60,7 @@ class Ring {
   }
 
  private:
-  // Makes all rounds. The receives of round r + 1 are posted before the parts of round r are processed, so that parts
-  // can arrive at any time.
+  // Makes all rounds. The receives of round r + 1 are posted before the parts of round r are processed.
   int Travel(std::vector<char>* buffer) {
     if (rounds_ == 0) return MPI_SUCCESS;
     int64_t longest = 0;
@@ -113,8 +111,7 @@ class Ring {
     }
   }
 
-  // The number of the segment that is sent in `round`; it was received in round - 1. `first_ - round` may be negative,
-  // and then `% size_` is negative.
+  // The segment sent in `round`, which was received in round - 1. (`% size_` of a negative number is negative in C++.)
   int Segment(int round) const { return ((first_ - round) % size_ + size_) % size_; }
   // The number of elements of this segment, and their address.
   int64_t Length(int round) const { return begin_(Segment(round) + 1) - begin_(Segment(round)); }
@@ -125,8 +122,7 @@ class Ring {
 
   // Posts the receives of `round`.
   int Receive(int round) {
-    // A receive in place overwrites the segment that was sent in round - adding_, N - 1 rounds before. This send may
-    // still read the memory.
+    // A receive in place overwrites the segment sent in round - adding_, N - 1 rounds before. This send may still run.
     if (!Adds(round) && adding_ > 0) {
       if (const int code = AwaitSends(round - adding_)) return code;
     }

@@ -1,7 +1,6 @@
 // Ring all-reduce, reduce-scatter and all-gather. The all-reduce sends the least that is possible: 2 (N - 1) / N of the
 // data from each of N ranks (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations,
-// 2009). An Adder (allreduce.h) uses it for large buffers. After an error no late message is written into
-// the caller's memory.
+// 2009). An Adder uses it for large buffers. After an error no message is written into the caller's memory.
 #pragma once
 
 #include <mpi.h>

@@ -1,5 +1,4 @@
-// Sums in shared memory (shared_memory.h). A sum has one of three forms, which differ in the other ranks' work that a
-// rank waits for:
+// Sums in shared memory (shared_memory.h). A sum has one of three forms. They differ in what a rank waits for:
 //
 // - SumOfTwo, for two ranks: a rank writes blocks and reads the other rank's blocks at the same time. It waits only for
 //   the next block, so copying and adding overlap. Both ranks add all elements.
@@ -69,8 +68,7 @@ int SharedMemory::Sum(Type type, int64_t count, const Produce& produce, const Co
 }
 
 // Sums in blocks (SumOfTwo) and sums in chunks (the other forms) use the same memory. At a change from one to the other
-// the ranks meet: after the meeting no rank reads the earlier content. Two ranks alternate if some of their sums are
-// SumNeeded.
+// the ranks meet: after the meeting no rank reads the earlier content. Two ranks alternate if they also use SumNeeded.
 int SharedMemory::BeginUse(Use use) {
   if (use == use_) return MPI_SUCCESS;
   use_ = use;
@@ -137,9 +135,9 @@ int SharedMemory::SumOfMany(Type type, int64_t count, const Produce& produce, co
 }
 
 // One meeting for each chunk suffices. After it, the elements of all ranks are in shared memory, and each rank writes
-// its sums to its own memory, where no other rank reads. The two buffers protect what other ranks still read, as in
-// SumOfMany: a rank writes the buffer of chunk k again only after the meeting of chunk k + 1, to which each rank comes
-// after it has read chunk k.
+// its sums to its own memory, where no other rank reads. The two buffers protect what others still read, as in
+// SumOfMany: a rank writes the buffer of chunk k again after the meeting of chunk k + 1, before which all have read
+// chunk k.
 int SharedMemory::SumNeeded(Type type, const std::vector<Needed>& needed) {
   if (const int code = arrivals_->Meet()) return code;
   for (const Needed& range : needed) {

@@ -1,6 +1,5 @@
 // This process's rank, host and settings, and the communicators that the engine uses. Python calls `Start` once, which
-// fills the World; all other code reads it. The communicators are duplicates, so that the engine never receives a
-// message of the script.
+// fills the World; all other code reads it. The communicators are duplicates: the script's own messages never match.
 #pragma once
 
 #include <mpi.h>

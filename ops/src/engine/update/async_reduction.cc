@@ -116,8 +116,7 @@ class Overlapped {
   bool GradientsTravel() const { return Now() < travel_until_; }
 
  private:
-  // Stores a gradient for the thread, with its `done`. If the update is over, returns an error and leaves `done` to the
-  // caller.
+  // Stores a gradient for the thread, with its `done`. If the update is over, returns an error and keeps nothing.
   Error Store(int64_t announcement, int entry, HandedOver* gradient) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = updates_.find(announcement);
@@ -156,8 +155,7 @@ class Overlapped {
     }
   }
 
-  // Sleeps until these gradients are handed over on this rank, or the update is given up. Returns "", or the reason for
-  // giving up.
+  // Sleeps until this rank has handed over these gradients (returns "") or given up the update (returns the reason).
   std::string WaitFor(Update* update, const std::vector<int>& entries) {
     const Span span(Activity::kOwnGradients);
     std::unique_lock<std::mutex> lock(mutex_);

@@ -6,8 +6,7 @@
 // the thread reduces updates in the order of their announcements. Before each transfer the threads of all ranks agree
 // that its gradients are ready on all ranks or will not come. They use a communicator of their own and sleep meanwhile.
 //
-// An update may be announced in parts. Each part is reduced like an update with its own layout. Only the last part
-// counts as an update.
+// An update may be announced in parts. Each is reduced like an update with its own layout; only the last counts.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +33,7 @@ struct HandedOver {
 // ranks must announce the same. `announcement` becomes the number, from 1, under which the gradients are handed over.
 Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* announcement);
 
-// Hands over the gradient of entry `entry` of an announcement. Each gradient must be handed over exactly once, or the
-// announcement given up.
+// Hands over gradient `entry` of an announcement. Each must be handed over exactly once, or the announcement given up.
 void HandOver(int64_t announcement, int entry, HandedOver gradient);
 
 // Gives up the gradients that are not handed over yet, because of `why`: all gradients that are not summed yet then get

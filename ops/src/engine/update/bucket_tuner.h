@@ -14,8 +14,7 @@
 namespace matex {
 
 // The transfers (layout.h) by which the gradients of one layout are summed. At first they are the layout's own
-// transfers; after a number of updates, which is equal on all ranks, they are one transfer or more for each chosen
-// bucket.
+// transfers; after a number of updates, equal on all ranks, those of the chosen buckets.
 class BucketTuner {
  public:
   explicit BucketTuner(const Layout& layout) : transfers_(layout.transfers()) {}

@@ -1,6 +1,5 @@
 // Checks each sum for NaN and infinity. The sum is equal on all ranks, so all ranks find the same. The message also
-// names the ranks whose own gradients were not finite. So each rank inspects its own gradients before the sum
-// overwrites them.
+// names the ranks whose own gradients were not finite; so each rank inspects its own before the sum.
 #include "engine/update/finite_check.h"
 
 #include <algorithm>
@@ -13,8 +12,8 @@
 namespace matex {
 namespace {
 
-// The bit masks of a float type. In NaN and infinities, and only there, all bits of the exponent are 1. The fraction of
-// an infinity is 0, that of NaN is not.
+// The bit masks of a float type. In NaN and infinities, and only there, all bits of the exponent are 1. An infinity's
+// fraction is 0, NaN's is not.
 template <typename Word>
 struct Bits {
   Word exponent;

@@ -1,5 +1,5 @@
-// Times small and large sums. The median time of the small sums is the start-up time. The median time of the large sums
-// less that of the small sums, divided by the difference in bytes, is the time per byte.
+// Times small and large sums. The median time of the small sums is the start-up time. The difference of the two
+// medians, divided by the difference in bytes, is the time per byte.
 #include "engine/update/link_probe.h"
 
 #include <sys/resource.h>

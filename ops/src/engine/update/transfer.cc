@@ -34,8 +34,7 @@ void AddResiduals(const Layout& layout, const Transfer& transfer, float* data) {
   }
 }
 
-// Adds the errors of a transfer to the residuals of its gradients. It adds, because a variable may occur twice in a
-// transfer.
+// Adds the errors of a transfer to the residuals of its gradients. (A variable may occur twice in a transfer.)
 void KeepResiduals(const Layout& layout, const Transfer& transfer, const float* residual) {
   for (const Fragment& fragment : transfer.fragments) {
     float* const to = layout.residual(fragment.entry)->data() + fragment.offset;

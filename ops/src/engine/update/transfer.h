@@ -18,8 +18,7 @@ using AddUp = std::function<Error(const Transfer& transfer, void* data, float* r
 
 // outputs[i] = the sum over ranks of weight * inputs[i], for the fragments of a transfer of `layout`; outputs[i] may be
 // inputs[i]. Elements that other ranks own are undefined. Transfers of several fragments use `buffer`, which grows as
-// needed. If the transfer is compressed, the residuals of earlier updates (error_feedback.h) are added before the sum,
-// and the sum gives new residuals.
+// needed. If the transfer is compressed, the old residuals are added before the sum, which gives new ones.
 Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* const* inputs, void* const* outputs,
                   double weight, std::vector<char>* buffer, const AddUp& add_up);
 

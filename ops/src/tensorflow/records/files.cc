@@ -1,5 +1,4 @@
-// The tables of indexed files and of open files, and the read-ahead, which replaces the read-ahead of the operating
-// system (files.h).
+// The tables of indexed files and of open files, and the read-ahead that replaces the operating system's (files.h).
 #include "files.h"
 
 #include <errno.h>
@@ -139,8 +138,7 @@ void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
 std::shared_ptr<const OpenFile> OpenFiles::Open(const RecordFile& file, Problem* problem) {
   std::shared_ptr<const OpenFile> open = Find(file.number);
   if (open != nullptr && open->State() == file.state) return open;
-  // The open file is not the file of the index. But the name may mean another file by now, which is the file of the
-  // index.
+  // The name may mean a new file by now: the open one is not the file of the index, but the new one may be.
   open = std::make_shared<const OpenFile>(file.name, /*jumps=*/true);
   if (!open->is_open()) {
     *problem = MakeSystemProblem("opened", errno);

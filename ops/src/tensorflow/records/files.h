@@ -1,7 +1,6 @@
 // Files of records: which files are indexed (RecordFiles), which files are open (OpenFiles), and reads at offsets. The
 // index of a file says where its records are. The kernels read records by ticket: the number of a file, an offset and a
-// length. Only local file systems are supported. A file that has changed since it was indexed is an
-// error.
+// length. Only local file systems are supported. A changed file is an error.
 #pragma once
 
 #include <sys/stat.h>
@@ -32,8 +31,7 @@ struct FileState {
 };
 
 // The reason why records cannot be read: a TensorFlow error code and a sentence. With code 0 the sentence is a warning,
-// or "" if there is no problem. The sentence does not name the file, because another rank may have found the problem in
-// its own copy.
+// or "" if there is no problem. The sentence does not name the file, because another rank may have the problem.
 struct Problem {
   int code = 0;
   std::string text;

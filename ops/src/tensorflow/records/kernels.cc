@@ -127,8 +127,7 @@ class ListRecordsKernel : public OpKernel {
   RecordFormat format_ = RecordFormat::kTfRecord;
 };
 
-// Reads the record of a ticket. In a TFRecord file, `offset` is the offset of the record's header, and the checksum
-// after the data is checked.
+// Reads the record of a ticket. In a TFRecord file, `offset` is the header's, and the checksum is checked.
 Problem ReadRecord(const RecordFile& file, int64_t offset, int64_t length, tstring* record) {
   if (length < 0) return file.problem;
   Problem problem;

@@ -16,8 +16,7 @@ namespace {
 
 constexpr int64_t kPage = 4096, kDenseBlock = 64 << 10, kTextBlock = 1 << 20;  // bytes
 
-// Reads a file at increasing offsets. With `is_dense` it reads a whole block, because the next reads are probably in
-// the same block.
+// Reads a file at increasing offsets. With `is_dense` it reads a whole block, which probably has the next reads.
 class Window {
  public:
   explicit Window(const OpenFile& file) : file_(file), block_(kDenseBlock) {}
@@ -126,8 +125,7 @@ FoundRecords FindLines(const std::string& name, const FileState& state, int64_t 
     for (const char* line = block.get(); (line = static_cast<const char*>(memchr(line, '\n', end - line))); ++line) {
       found.offsets.push_back(at + (line - block.get()));
     }
-    // `content` shows whether there is a last line without an end: bytes after the last end. A '\r' does not count,
-    // because TensorFlow drops it.
+    // `content`: the last line may lack its end, but must not be empty. A '\r' counts as nothing: TensorFlow drops it.
     for (const char* byte = end; byte > block.get(); --byte) {
       if (byte[-1] == '\n' || byte[-1] == '\r') continue;
       found.content = at + (byte - 1 - block.get());

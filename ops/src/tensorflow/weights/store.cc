@@ -6,8 +6,7 @@
 //   MatexMove     variable = keep * variable + more
 //
 // Each update is an addition to a variable. The additions of a step are numbered (attribute `part`). An addition is
-// made in blocks, and the progress is recorded in the store: if this rank is lost, another rank continues after the
-// last block.
+// made in blocks, and the progress is recorded in the store: if this rank is lost, another rank continues.
 //
 // TensorFlow's own ops must not update such a variable: they may write a copy that no other rank sees.
 #include <algorithm>
@@ -117,8 +116,7 @@ void AddTo(T* to, const T* values, int64_t count, int sign) {
   }
 }
 
-// BeginAddition for input `index`, which must have the variable's shape. Sets `to` to the variable's numbers and
-// `values` to the input's numbers.
+// BeginAddition for input `index`, which must have the variable's shape. Sets `to` and `values` to the numbers of both.
 template <typename T>
 TfStatus BeginUpdate(OpKernelContext* context, int index, const AdditionNumber& number,
                      core::RefCountPtr<Var>* variable, T** to, const T** values, SharedStore::Addition* addition) {
