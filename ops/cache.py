@@ -62,9 +62,7 @@ def find_cache_folder() -> Path:
 
 
 def list_own_folders() -> list[Path]:
-    """The candidates for this user's ops: MATEX_CACHE_DIR; else a folder in the user's cache folder, and then one
-    in the folder for temporary files.
-    """
+    """The candidates for this user's ops: MATEX_CACHE_DIR; else one in the cache folder and one for temporary files."""
     chosen = settings.get_settings().cache_dir
     if chosen:
         return [Path(chosen).expanduser()]

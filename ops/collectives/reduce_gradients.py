@@ -130,10 +130,7 @@ def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
 
 
 def _compute_hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
-    """The gradients of the op's inputs: weight * the sum over ranks for the tensor, None for the ticket.
-
-    The weight is an input of the op that has announced the update.
-    """
+    """The gradients of the op's inputs: weight (of the announcement) * the sum over ranks for the tensor, then None."""
     import tensorflow as tf
 
     announced = op.inputs[1].op

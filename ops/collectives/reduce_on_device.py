@@ -82,10 +82,7 @@ def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
 
 
 def _sum_scaled(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
-    """The sums over ranks of tensors that are already multiplied by `weight`.
-
-    The op has `weight` as an input only because `weight` may contain the rows of the batch, which ranks compare.
-    """
+    """The sums over ranks of tensors that are multiplied by `weight` already, which may also have the batch's rows."""
     library = get_library().ops
     return list(
         make_on_device(

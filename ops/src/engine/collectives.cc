@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int>::max();  // MPI counts are ints
 
-// The place of a collective, for messages: broadcast from rank 0 of float32 [10] 'name'.
+// For messages: broadcast from rank 0 of float32 [10] 'name'.
 std::string PlaceOf(const std::string& operation, const Entry& tensor) {
   return operation + " of " + NameOf(tensor.type) + " " + ShapeText(tensor.shape) +
          (tensor.name.empty() ? "" : " '" + tensor.name + "'");

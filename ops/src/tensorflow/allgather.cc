@@ -16,7 +16,6 @@ class AllgatherKernel : public Collective {
  protected:
   void Run(OpKernelContext* context) override {
     const Tensor& x = context->input(0);
-    // Makes both outputs, once the rows of all ranks are known; returns the memory of y, or null on failure.
     const auto allocate = [&](const std::vector<int64_t>& rows) -> void* {
       Tensor* counts = nullptr;
       TfStatus status = context->allocate_output(1, TensorShape({static_cast<int64_t>(rows.size())}), &counts);

@@ -2,8 +2,7 @@
 // the number of rows of each of the batch's tensors. Input `dealt`: whether rows are divided among ranks (0 or 1), this
 // rank, and the share of each rank. With counts [5] and dealt [1, 0, 1, 1], rank 0 of two computes rows 0-2.
 //
-// Outputs: the first row, the number of rows, the rows of the whole batch, and whether this rank has rows of its own. A
-// rank without rows of its own computes the first row, but does not contribute to the step.
+// Outputs: the first row, the number of rows, the rows of the whole batch, and whether this rank has rows of its own.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -59,7 +58,7 @@ class DealRowsKernel : public OpKernel {
       start = 0;
       stop = largest;
     } else if (!has_rows) {
-      // A rank without rows computes the first row, because steps fail on empty batches.
+      // A rank without rows computes the first row and contributes nothing, because steps fail on empty batches.
       start = 0;
       stop = std::min<int64_t>(1, total);
     }

@@ -53,7 +53,6 @@ uint64_t Hash(const void* data, size_t bytes, uint64_t seed) {
     at += 4;
   }
   for (; at < end; ++at) hash = Rotate(hash ^ (*at * kPrime5), 11) * kPrime1;
-  // The last steps spread each bit over all bits of the result.
   hash = (hash ^ (hash >> 33)) * kPrime2;
   hash = (hash ^ (hash >> 29)) * kPrime3;
   return hash ^ (hash >> 32);

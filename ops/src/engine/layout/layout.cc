@@ -115,7 +115,7 @@ std::vector<Transfer> Layout::TransfersOf(const std::vector<int>& boundaries) co
   return transfers;
 }
 
-// Makes buckets of consecutive entries. A bucket ends as soon as it has `fuse_bytes`.
+// A bucket ends as soon as it has `fuse_bytes`.
 std::vector<Transfer> Layout::TransfersInOrder() const {
   std::vector<int> boundaries{0};
   const int count = static_cast<int>(entries_.size());

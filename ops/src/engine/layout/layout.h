@@ -24,8 +24,7 @@ struct Entry {
   std::string name;  // for messages; of a gradient, the name of its variable
   Type type;
   std::vector<int64_t> shape;
-  // The number of the variable on this rank, by which its residual is found (error_feedback.h). 0: the entry is no
-  // gradient of a variable and is never compressed.
+  // The number of the variable on this rank. 0: the entry is no gradient of a variable and is never compressed.
   int64_t variable = 0;
 
   int64_t count() const;

@@ -96,10 +96,8 @@ int MakeCommonMemory(MPI_Comm communicator, const CommonLayout& layout, const st
   }
   // Each rank allocates its own part now, because a later access could raise SIGBUS for lack of memory, and because
   // Linux puts the pages on the NUMA node of the rank that allocates them.
-  const auto allocate_part = [&] {
-    return layout.part == 0 || posix_fallocate(file, layout.head + rank * layout.part, layout.part) == 0;
-  };
-  int have_all = mapped != nullptr && allocate_part();  // this rank, and after the all-reduce all ranks
+  int have_all = mapped != nullptr;  // of this rank; after the all-reduce: of all ranks
+  if (have_all && layout.part > 0) have_all = posix_fallocate(file, layout.head + rank * layout.part, layout.part) == 0;
   if (code == MPI_SUCCESS) code = MPI_Allreduce(MPI_IN_PLACE, &have_all, 1, MPI_INT, MPI_MIN, communicator);
   if (file >= 0) close(file);
   const bool made = code == MPI_SUCCESS && have_all;

@@ -150,7 +150,7 @@ Error ExplainMismatch(const Report& mine, bool* is_failed_step) {
     if (one.ranks == 0) continue;
     if (Error error = add(one)) return error;
   }
-  // A failed or ended rank is the cause, so its place is added even if it is not among the first places.
+  // A failed or ended rank is the cause, so its place is always listed.
   for (const RankGroup* one : {&summary.failed, &summary.ended}) {
     if (is_listed(*one)) continue;
     if (Error error = add(*one)) return error;

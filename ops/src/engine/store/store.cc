@@ -1,10 +1,6 @@
 // The store of asynchronous training; store.h describes its protocol. The shared memory contains, in this order:
-//
-// - Control, which all ranks write;
-// - a Line for each rank;
-// - the state of each batch, which ranks change by compare-and-swap;
-// - a progress table for each rank;
-// - the shared numbers: the variables that the ranks train.
+// Control, which all ranks write; a Line for each rank; the state of each batch; a progress table for each rank; and
+// the shared numbers, the variables that the ranks train.
 //
 // A rank takes a batch in two moves: first it announces the batch in its Line, then it changes the state of the batch.
 // In between the line names a batch that the rank does not hold. So the line is a lower bound of the rank's batches.

@@ -74,7 +74,6 @@ class Segments {
     std::memcpy(is_to_data ? of_rank : buffer, is_to_data ? buffer : of_rank, bytes);
   }
 
-  // The rank that has this position.
   int RankAt(int position) const {
     const auto first = levels_.positions.begin();
     return static_cast<int>(std::find(first, levels_.positions.end(), position) - first);

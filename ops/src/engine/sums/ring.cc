@@ -120,7 +120,6 @@ class Ring {
   int PartLength(int64_t length, int64_t at) const { return static_cast<int>(std::min(part_, length - at)); }
   bool Adds(int round) const { return round < adding_; }
 
-  // Posts the receives of `round`.
   int Receive(int round) {
     // A receive in place overwrites the segment sent in round - adding_, N - 1 rounds before. This send may still run.
     if (!Adds(round) && adding_ > 0) {
@@ -140,7 +139,6 @@ class Ring {
     return MPI_SUCCESS;
   }
 
-  // Starts to send the part that begins at offset `at` of the segment of `round`.
   int Send(int round, int64_t at) {
     std::vector<MPI_Request>& sends = sends_[round % kMaxOpenRounds];
     sends.push_back(MPI_REQUEST_NULL);

@@ -20,8 +20,7 @@ namespace {
 // updates after them, up to the kUpdates-th, are measured.
 constexpr int kIgnored = 3, kUpdates = 13;
 constexpr int kProbeTrials = 3;
-// More layouts than a script uses at a time. If there are more, the tuner of the least recently used layout is dropped,
-// and this layout is measured again if it comes back.
+// More layouts than a script uses at a time. Beyond it, the tuner of the least recently used layout is dropped.
 constexpr size_t kMaxLayouts = 256;
 
 double Median(std::vector<double>* numbers) {
@@ -67,8 +66,7 @@ Error BucketTuner::ChooseTransfers(const Layout& layout) {
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
   std::vector<double> bytes;
   for (size_t i = 0; i < layout.entries().size(); ++i) {
-    // The sum of a gradient with cuts is a reduce-scatter, which sends half the bytes of an all-reduce.
-    const bool is_owned = !layout.cuts().empty() && !layout.cuts()[i].empty();
+    const bool is_owned = !layout.cuts().empty() && !layout.cuts()[i].empty();  // reduce-scatter: half an all-reduce
     bytes.push_back(layout.entries()[i].bytes() * (is_owned ? 0.5 : 1.0));
   }
   // The processors of the ranks may round differently, so rank 0 decides.

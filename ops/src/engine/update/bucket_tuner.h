@@ -26,7 +26,7 @@ class BucketTuner {
   Error AddUpdate(const Layout& layout, const std::vector<double>& ready);
 
  private:
-  // Chooses the buckets by the measurements of all ranks and sets `transfers_`. Collective.
+  // Sets `transfers_` by the measurements of all ranks. Collective.
   Error ChooseTransfers(const Layout& layout);
 
   std::vector<Transfer> transfers_;

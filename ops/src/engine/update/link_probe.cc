@@ -52,10 +52,8 @@ Error ProbeOnce(Adder& adder, MPI_Comm communicator, Link* link) {
     }
     std::sort(seconds.begin(), seconds.end());
     results[kind] = seconds[kProbes / 2];
-    // Overwritten by the large probes, which come last.
-    results[kSpread] = seconds[kProbes - 2] / std::max(seconds[1], 1e-9);
+    results[kSpread] = seconds[kProbes - 2] / std::max(seconds[1], 1e-9);  // of the large probes, which come last
   }
-  // Each rank uses the slowest rank's times, so that all ranks have the same result.
   const int code = MPI_Allreduce(MPI_IN_PLACE, results, kResults, MPI_DOUBLE, MPI_MAX, communicator);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
   link->start_up = results[kSmallMedian];

@@ -60,8 +60,8 @@ class PiecesKernel : public AsyncOpKernel {
       if (!status.ok()) return status;
       mutexes.push_back(pair.whole->mu());
     }
-    // In the order of TensorFlow's own ops that lock several variables, so that no deadlock is possible. Two inputs may
-    // be the same variable, which is locked once.
+    // In the order of TensorFlow's own ops that lock several variables, so that no deadlock is possible; each only
+    // once.
     std::sort(mutexes.begin(), mutexes.end());
     mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
     for (mutex* const one : mutexes) locks->emplace_back(*one);
