@@ -73,7 +73,7 @@ def _try_lock(file: Any, say_lockless: Callable[[OSError], None]) -> bool:
 
 
 def _wait_for_holder(file: Any, say_waiting: Callable[[], None]) -> None:
-    """Sleep until the holder has released the lock. Then all waiting processes continue: a shared lock excludes none."""
+    """Sleep until the holder has released the lock. Then all waiting processes continue: none keeps the shared lock."""
     message = threading.Timer(_PATIENCE, say_waiting)
     message.daemon = True
     with starts_own.set():
