@@ -154,7 +154,7 @@ void GoOnAt(int64_t number, const int64_t* counts) {
   Sequence& sequence = TheSequence();
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   NoteWaitEnd(Waiter::kSequence);
-  sequence.poison = Error();
+  sequence.poison = Error();  // MATEX_ELASTIC turns overlap off, so BrokenJobs has no error
   sequence.is_prepared = false;  // the next rendezvous makes shared memory of the remaining ranks
   sequence.arrivals.reset();
   sequence.number = number;

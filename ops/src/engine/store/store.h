@@ -6,8 +6,8 @@
 // The store has no locks, because a rank could be lost while it holds one. The state of a batch names its holder, and
 // ranks change it by compare-and-swap, so exactly one rank takes over the batch of a lost rank. A step consists of
 // additions to variables; a part is the number of an addition within the step, from 0. Each rank records in its
-// progress table how many numbers or rows of each addition it has added. A rank that takes over its batch adds the
-// rest.
+// progress table how many numbers or rows of each addition it has added. If it is lost, the rank that takes over its
+// batch adds the rest.
 //
 // Each rank writes its metrics after a batch into one of two slots, alternately: if it is lost while it writes to one
 // slot, the metrics in the other slot are complete. A version, 0 or 1, is the number of the slot.
