@@ -13,7 +13,7 @@ class RankRows(NamedTuple):
     first: Any  # int64: the first row
     count: Any  # int64: the number of rows
     total: Any  # int64: the rows of the whole batch
-    has_rows: Any  # bool: False: the rank has no rows of its own, and computes the first row in vain
+    has_rows: Any  # bool: whether the rank has rows of a divided batch; if not, it computes the first row in vain
 
 
 def deal_rows(counts: Any, dealt: Any) -> RankRows:

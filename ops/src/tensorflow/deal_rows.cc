@@ -22,7 +22,7 @@ std::pair<int64_t, int64_t> DealBlock(int64_t total, int64_t rank, const int64_t
   for (int64_t i = 0; i < ranks; ++i) rows[i] = total * shares[i] / sum;
   const int64_t remaining = total - std::accumulate(rows.begin(), rows.end(), int64_t{0});
   std::iota(order.begin(), order.end(), 0);
-  // The remaining rows, less than one for each rank, go to ranks that lose most by rounding down, else to lower ones.
+  // Ranks that lose most by rounding down get one of the remaining rows each; of equal losses, lower ranks come first.
   std::stable_sort(order.begin(), order.end(), [&](int64_t one, int64_t other) {
     return total * shares[one] % sum > total * shares[other] % sum;
   });

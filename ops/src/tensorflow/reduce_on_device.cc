@@ -1,6 +1,6 @@
 // MatexReduceOnDevice: reduced[i] = the sum over ranks of gradients[i], by an MPI that accepts addresses in device
-// memory. The caller has multiplied the gradients by the weight. Input `weight` has the rows of the batch, which ranks
-// compare.
+// memory. The caller has multiplied the gradients by the weight. Input `weight` is read only for the rows of the batch,
+// on which ranks must agree.
 //
 // For each transfer of the layout the kernel prepares a buffer in device memory. A transfer of one fragment is summed
 // directly in its output. The fragments of small gradients are fused in one temporary buffer. The copies run in the

@@ -1,5 +1,5 @@
 // 64-bit hashes of a byte range, and of a sequence of values (Hasher). The keys of layouts and rendezvous are such
-// hashes, so equal input gives equal hashes on all ranks.
+// hashes, so equal input must give equal hashes on all ranks.
 #pragma once
 
 #include <cstddef>

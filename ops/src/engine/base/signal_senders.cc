@@ -10,7 +10,7 @@
 namespace matex {
 namespace {
 
-constexpr int kSignals = 65;               // Linux's signals are 1 to 64
+constexpr int kSignals = 65;              // Linux's signals are 1 to 64
 constexpr int kLauncher = 1, kOther = 2;  // bits
 
 // A watched signal. The signal handler reads it, so it is never freed, and complete before NoteSender is installed.

@@ -19,7 +19,7 @@ constexpr uint32_t kMagnitude = 0x7FFFFFFFu, kInfinity = 0x7F800000u;
 constexpr int kClassBits = 11, kBelow = 31 - kClassBits;
 
 // The exponent e such that largest * 2^e lies in [2^14, 2^15), near the top of float16's range, which ends at 65504.
-// `largest`: the bits of a positive float32.
+// `largest`: the bits of a float32 that is not negative; for 0, e is 0.
 int PowerFor(uint32_t largest) {
   constexpr int kMaxExponent = 14, kMaxPower = 113;  // 2^113 and 2^-113 are both float32
   if (largest == 0) return 0;

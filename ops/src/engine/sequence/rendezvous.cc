@@ -60,9 +60,9 @@ Report ReportOf(const World& world, const Call& call, int64_t number) {
   return mine;
 }
 
-// Makes the shared memory of the rendezvous, if all ranks are on one node and use Algorithm::kAuto. The user or
-// MATEX_ELASTIC may have chosen another algorithm; then ranks communicate by MPI alone. Collective: all ranks call it
-// at their first rendezvous. Their settings have not been compared yet and may differ, so the ranks agree here.
+// Makes the shared memory of the rendezvous, if all ranks are on one node and use Algorithm::kAuto. If the user or
+// MATEX_ELASTIC has chosen another algorithm, ranks meet by messages of MPI. Collective: all ranks call it at their
+// first rendezvous. Their settings have not been compared yet and may differ, so the ranks agree here.
 int Prepare(const World& world, Sequence* sequence) {
   if (sequence->is_prepared) return MPI_SUCCESS;
   sequence->is_prepared = true;
@@ -154,7 +154,7 @@ void GoOnAt(int64_t number, const int64_t* counts) {
   Sequence& sequence = TheSequence();
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   NoteWaitEnd(Waiter::kSequence);
-  sequence.poison = Error();  // MATEX_ELASTIC turns overlap off, so BrokenJobs has no error
+  sequence.poison = Error();     // MATEX_ELASTIC turns overlap off, so BrokenJobs has no error
   sequence.is_prepared = false;  // the next rendezvous makes shared memory of the remaining ranks
   sequence.arrivals.reset();
   sequence.number = number;

@@ -133,10 +133,10 @@ class SharedStore {
   const int rank_;
   const int size_;
   char* data_;
-  int64_t batch_ = -1;    // the batch that this rank trains; -1: none
-  int64_t reserved_ = -1;  // the batch that this rank holds but does not train yet; -1: none
-  int64_t trained_at_begin_ = 0;       // the number of batches that had been trained at `Begin`
-  int64_t all_done_before_ = 0;       // for `IsOver`: all batches with a smaller number are trained or refused
+  int64_t batch_ = -1;            // the batch that this rank trains; -1: none
+  int64_t reserved_ = -1;         // the batch that this rank holds but does not train yet; -1: none
+  int64_t trained_at_begin_ = 0;  // the number of batches that had been trained at `Begin`
+  int64_t all_done_before_ = 0;   // for `IsOver`: all batches with a smaller number are trained or refused
   // Of each addition of the batch: the numbers or rows added by a lost rank, and the count of this rank's runs so far.
   std::vector<int64_t> inherited_;
   std::vector<std::atomic<int64_t>> counted_;

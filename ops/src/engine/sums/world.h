@@ -1,5 +1,6 @@
 // This process's rank, host and settings, and the communicators that the engine uses. Python calls `Start`, which fills
-// the World; other code only reads it. The communicators are duplicates: the script's own messages never match.
+// the World, and `StartAgain` after ranks were lost. The communicators are duplicates: the script's own messages never
+// match.
 #pragma once
 
 #include <mpi.h>

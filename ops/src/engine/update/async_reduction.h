@@ -22,7 +22,7 @@
 namespace matex {
 
 // A gradient that is handed over. `done` is called once, by any thread. If it is called without an error, `output`
-// holds the sum over ranks. `output` may be `input`. The caller does not use either until `done`.
+// holds the sum over ranks. `output` may be `input`. The caller keeps both in memory and unchanged until `done`.
 struct HandedOver {
   const void* input = nullptr;  // this rank's gradient
   void* output = nullptr;
@@ -36,8 +36,8 @@ Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* anno
 // Hands over gradient `entry` of an announcement. Each must be handed over exactly once, or the announcement given up.
 void HandOver(int64_t announcement, int entry, HandedOver gradient);
 
-// Gives up the gradients that are not handed over yet, because of `why`: all gradients that are not summed yet then get
-// an error on all ranks. No effect if the update has ended.
+// Gives up the gradients that are not handed over yet, because of `why`. The first transfer that needs one of them, and
+// all later transfers of the update, fail on all ranks. No effect if all gradients are handed over.
 void GiveUp(int64_t announcement, const std::string& why);
 
 // Gives up all announcements so far; called at the end of the script and when a step has failed.

@@ -40,7 +40,7 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   if (error) return error;
   // The place and number of the update, for errors of the check of finite numbers.
   const auto numbered = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
-  SharedMemory* memory = nullptr;  // stays null if the layout is checked, or if ranks cannot share memory
+  SharedMemory* memory = nullptr;  // stays null if the layout is checked, or if the Adder does not use it
   if (world.has_peers() && !layout.checked()) error = InlineAdder().Shared(&memory, place);
   if (error) return Finish(call, error);
   // In shared memory, each rank can sum only the elements that it needs.

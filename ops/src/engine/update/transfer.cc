@@ -51,8 +51,8 @@ std::pair<int64_t, int64_t> OwnOf(const Transfer& transfer) {
   return {first, first + *own};
 }
 
-// The bytes of an uncompressed all-reduce that costs as much as this transfer of `bytes`, for profiles. A transfer of
-// owned elements is a reduce-scatter, which goes around the ring once; an all-reduce goes around twice.
+// The bytes of an uncompressed all-reduce that costs as much as this transfer of `bytes`, for the recorder (trace.h). A
+// transfer of owned elements is a reduce-scatter, which goes around the ring once; an all-reduce goes around twice.
 int64_t EquivalentBytes(const Transfer& transfer, int64_t bytes) {
   if (!transfer.owned.empty()) return bytes / 2;
   if (!transfer.compressed) return bytes;

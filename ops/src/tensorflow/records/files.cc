@@ -15,7 +15,7 @@ namespace matex {
 namespace {
 
 constexpr std::chrono::seconds kIdle(30);  // after so long without a read a file is closed
-// The threads that may read one file at the same time; the least and the most bytes that are fetched at once.
+// The threads that may read one file at the same time; the least (in long runs) and the most bytes fetched at once.
 constexpr int64_t kThreads = 16, kMinAhead = 256 << 10, kMaxAhead = 8 << 20;
 
 // A quarter of the descriptors that this process may open: at least 16, at most 1024.

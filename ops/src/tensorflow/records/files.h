@@ -106,7 +106,7 @@ class OpenFiles {
 
   // The open file of this number, which becomes the most recently used one; null if the file is not open.
   std::shared_ptr<const OpenFile> Find(int64_t number);
-  // Adds an open file and closes files that were not read for a while.
+  // Adds an open file and closes files that were not read for a while, or that are too many.
   void Keep(int64_t number, std::shared_ptr<const OpenFile> file);
 
   std::mutex mutex_;

@@ -60,8 +60,7 @@ class PiecesKernel : public AsyncOpKernel {
       if (!status.ok()) return status;
       mutexes.push_back(pair.whole->mu());
     }
-    // In the order of TensorFlow's own ops that lock several variables, so that no deadlock is possible; each only
-    // once.
+    // Each mutex once, in the order of TensorFlow's own ops that lock several variables, so no deadlock is possible.
     std::sort(mutexes.begin(), mutexes.end());
     mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
     for (mutex* const one : mutexes) locks->emplace_back(*one);
@@ -147,8 +146,8 @@ class PublishKernel : public PiecesKernel {
       done();
       return values;
     };
-    // In the pull thread, `begin` locks the same variables: it waits until they are unlocked here.
     const auto end = [pulled](int i, const Error&) { pulled->Unlock(i); };
+    // In the pull thread, `begin` locks the same variables: it waits until they are unlocked here.
     const Error failed = PublishLater(publication.variables, {begin, end});
     publication.locks.clear();
     if (failed) OP_REQUIRES_OK_ASYNC(context, StatusOf(failed), done);
