@@ -1,7 +1,7 @@
 """Finds and runs the MPI compiler for the ops. `build.py` calls it.
 
-The compiler must link the MPI that mpi4py loads, because a process with two MPIs fails. So the version
-texts of the two libraries are compared. A child process loads a library that this process has not loaded, to read it.
+The compiler must link the MPI that mpi4py loads, because a process with two MPIs fails. So the version texts of the two
+libraries are compared. To read the text of a library that this process has not loaded, a child process loads it.
 """
 
 from __future__ import annotations
