@@ -1,9 +1,9 @@
 """Builds three libraries: the engine, the TensorFlow ops over it, and their XLA kernels.
 
 There are three, because ranks need the engine before a script imports TensorFlow, and because the XLA kernels take
-longest to compile and few scripts need them. A `Plan` describes a library; its key, a hash of the versions of
-TensorFlow, MPI and the source, is the name of the file. So each combination is built once, and kept in a folder
-(`cache.py`). `library.py`, `xla.py` and `matex build` call this module.
+longest to compile and few scripts need them. A `Plan` describes a library. Its key, a hash of the versions of
+TensorFlow, MPI and the source, is part of the library's file name. So each combination of versions is built once, and
+kept in a folder (`cache.py`). `library.py`, `xla.py` and `matex build` call this module.
 """
 
 from __future__ import annotations
@@ -89,23 +89,24 @@ def build_xla(verbose: bool = False, into: Path | None = None) -> Path:
 def ensure_library(plan: Plan, verbose: bool = False, into: Path | None = None) -> Path:
     """The library of `plan`; built now if no folder has it, or if `into` lacks it. Raises as `build_ops`."""
     found = find_library(plan, into)
-    if found is None:
-        folder = into or cache.find_cache_folder()
-        with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as builds:
-            if builds:
-                with find_others(plan) if into is None else contextlib.nullcontext("") as others:
-                    compiler = find_compiler()
-                if others:
-                    cache.print_message(others)
-                _compile_plan(plan, compiler, folder, verbose, into)
-        return folder / plan.library
-    if verbose:
-        cache.print_message(f"built already: {plan.what} for {_describe_versions(plan)}")
-    return found
+    if found is not None:
+        if verbose:
+            cache.print_message(f"built already: {plan.what} for {_describe_versions(plan)}")
+        return found
+    folder = into or cache.find_cache_folder()
+    with cache.take_turn(folder, plan.key, plan.what, lambda: is_whole(plan, folder)) as builds:
+        if builds:
+            with find_others(plan) if into is None else contextlib.nullcontext("") as others:
+                compiler = find_compiler()
+            if others:
+                cache.print_message(others)
+            _compile_plan(plan, compiler, folder, verbose, into)
+    return folder / plan.library
 
 
 def find_library(plan: Plan, into: Path | None = None) -> Path | None:
-    """The library of `plan` in `into`; else in the folder for all users, else in this user's own folder.
+    """The library of `plan` in the folder `into`; without `into`, in the folder for all users or one of this user's own
+    folders. None if it is not built there.
 
     Raises:
         BuildError: the folder for all users has it, but an untrusted user could have written to it.
@@ -123,8 +124,10 @@ def find_library(plan: Plan, into: Path | None = None) -> Path | None:
 
 @contextlib.contextmanager
 def find_others(plan: Plan) -> Iterator[str]:
-    """A context that yields the sentence of `describe_others`, and puts it before the message of a BuildError raised
-    within: no compiler here, but a build for another version there, is explained by both.
+    """A context that yields the sentence of `describe_others` and puts it before the message of a BuildError within it.
+
+    Both together explain why there is no library: the folder for all users has only builds for other versions, and this
+    process cannot build one, for example without a compiler.
     """
     others = describe_others(plan)
     try:
@@ -142,6 +145,7 @@ def describe_others(plan: Plan) -> str:
     if not found:
         return ""
     wanted = plan.facts
+    # The build that differs in the fewest versions.
     nearest = min(found, key=lambda facts: sum(facts.get(name) != value for name, value in wanted.items()))
     differing = [(name, value, nearest.get(name, "")) for name, value in wanted.items() if nearest.get(name) != value]
     expected = " and ".join(_describe_fact(name, value, other) for name, value, other in differing)
@@ -262,7 +266,7 @@ def _make_key(prefix: str, *parts: str) -> str:
 
 
 def _list_link_options(plan: Plan | None, into: Path | None) -> list[str]:
-    """The options to link the library of `plan` and the libraries that it links; built now if necessary."""
+    """The options to link the library of `plan` and the libraries that it links; built now if necessary. None: []."""
     if plan is None:
         return []
     path = ensure_library(plan, into=into)
@@ -319,7 +323,7 @@ def _compile_plan(plan: Plan, compiler: compilers.Compiler, folder: Path, verbos
     """
     libraries = _list_link_options(plan.linked, into)
     command = [compiler.path, "-x", "c++", "-", *plan.options, *libraries]
-    # Libraries find each other by soname among those already loaded, whichever folder those came from.
+    # The dynamic linker finds a linked library by its soname among the loaded libraries, whatever their folders.
     command += ["-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{plan.library}"]
     cache.print_message(
         f"building {plan.what} for {_describe_versions(plan)} in {folder}, once; this takes some {plan.seconds} s"

@@ -21,6 +21,9 @@ from .kept import trust, turns
 speaks = True
 """Whether this process prints that it waits: only the first rank of a run does."""
 
+_announced: set[Path] = set()  # folders that a message has named
+_lockless: set[Path] = set()  # folders whose lack of locks a message has named
+
 
 def find_cache_folder() -> Path:
     """The folder for compiled ops, made if necessary: MATEX_CACHE_DIR; else matex_tf in the user's cache folder; else,
@@ -58,12 +61,8 @@ def find_cache_folder() -> Path:
     )
 
 
-_announced: set[Path] = set()  # folders that a message has named
-_lockless: set[Path] = set()  # folders whose lack of locks a message has named
-
-
 def list_own_folders() -> list[Path]:
-    """The candidates for this user's ops: MATEX_CACHE_DIR; else the cache folder and one for temporary files."""
+    """The candidates for this user's ops: MATEX_CACHE_DIR; else one in the cache folder and one for temporary files."""
     chosen = settings.get_settings().cache_dir
     if chosen:
         return [Path(chosen).expanduser()]
@@ -122,7 +121,7 @@ def make_shared_folder(folder: Path) -> None:
 
 
 def _name_spare() -> Path:
-    """The user's own folder on this host."""
+    """The user's own folder among the temporary files of this host."""
     return Path(tempfile.gettempdir(), f"matex_tf-{os.getuid()}")
 
 
@@ -142,7 +141,8 @@ def can_write(folder: Path) -> bool:
 def take_turn(folder: Path, key: str, what: str, is_made: Callable[[], bool]) -> Iterator[bool]:
     """A context that yields whether this process is to build `what` into `folder`; False: another process has built it.
 
-    Of the processes of a host, one requests the lock of `folder`; the others wait for it by a lock of the host.
+    The lock is a file in `folder`, which several hosts may share. Only one process of each host requests it; the other
+    processes of the host wait for this process, by a lock file on the host.
 
     Raises:
         BuildError: a lock file cannot be opened.

@@ -1,7 +1,7 @@
 """Finds and runs the MPI compiler for the ops. `build.py` calls it.
 
-The compiler must link the MPI that mpi4py loads, because a process with two MPIs fails. So each candidate's MPI library
-is asked for its version; a child process loads it for that.
+The compiler must link the MPI that mpi4py loads, because a process with two MPIs fails. So the version texts of the two
+libraries are compared. To read the text of a library that this process has not loaded, a child process loads it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ ctypes.CDLL(None).dladdr(ctypes.CDLL(MPI.__file__).MPI_Get_library_version, ctyp
 print((place.file or b"").decode(errors="surrogateescape"))
 print(MPI.Get_library_version().strip("\\0 \\n"))
 """
-# Runs the compiler as the leader of a process group. If the parent ends, it ends the whole group: a compiler starts
-# further processes, which the system would leave running.
+# A program that leads a process group and runs the compiler in it. If its parent ends, it ends the whole group, because
+# a compiler starts further processes, which the system would leave running.
 _GUARDED = """
 import ctypes, os, signal, subprocess, sys, time
 
@@ -84,7 +84,7 @@ except Ended:
 sys.exit(code if code >= 0 else 128 - code)
 """
 
-# Needs an MPI and a C++17 library.
+# A trial source: it needs an MPI and a C++17 library.
 _TRIAL = """
 #include <mpi.h>
 #include <charconv>
@@ -164,8 +164,8 @@ def describe_loaded_mpi() -> str:
 def load_mpi() -> None:
     """Load the MPI library that mpi4py loads, before the compiled ops, which are linked to it.
 
-    They may have been built elsewhere, with another path of that library. The dynamic linker does not search for a
-    library whose file name is already loaded.
+    The ops may have been built on another host, where the library has another path. The dynamic linker does not search
+    for a library whose file name is already loaded.
     """
     if "mpi4py.MPI" not in sys.modules and (path := _find_mpi_of_mpi4py().path):
         ctypes.CDLL(path)
@@ -204,7 +204,7 @@ def _list_candidates() -> list[str]:
 
 
 def _describe_linked_mpi(compiler: str) -> str:
-    """The version text of the MPI library that `compiler` links; "" if unknown."""
+    """The version text of the MPI library that `compiler` links, found by its options `-L` and `-l`; "" if unknown."""
     answer = subprocess.run([compiler, "-show"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
         words = shlex.split(answer.stdout)

@@ -7,21 +7,22 @@ from typing import Any, NamedTuple
 from .library import get_library
 
 
-class Dealt(NamedTuple):
-    """Scalar tensors: first row, number of rows, rows of the whole batch (int64); whether the rank has rows (bool)."""
+class RankRows(NamedTuple):
+    """The rows of a batch that this rank computes. All fields are scalar tensors."""
 
-    first: Any
-    count: Any
-    total: Any
-    has_rows: Any
+    first: Any  # int64: the first row
+    count: Any  # int64: the number of rows
+    total: Any  # int64: the rows of the whole batch
+    has_rows: Any  # bool: whether the rank has rows of a divided batch; if not, it computes the first row in vain
 
 
-def deal_rows(counts: Any, dealt: Any) -> Dealt:
+def deal_rows(counts: Any, dealt: Any) -> RankRows:
     """This rank's rows of a batch, equal to `sharding/slice_bounds.find_slice_bounds`.
 
     Args:
-        counts: int64 tensor of shape [k]: the number of rows of each component of the batch. If these differ, or if
-            batches are whole, the rank has all rows; `total` is the number of the first component.
-        dealt: int64 tensor of shape [2 + ranks]: 0 for whole batches or 1, the rank, and the share of each rank.
+        counts: int64 tensor of shape [k]: the number of rows of each component of the batch. If these numbers differ,
+            or if batches are not divided, the rank computes all rows. `total` is the number of the first component.
+        dealt: int64 tensor of shape [2 + ranks]: whether batches are divided (0 or 1), the number of this rank, and the
+            share of each rank.
     """
-    return Dealt(*get_library().ops.matex_deal_rows(counts=counts, dealt=dealt))
+    return RankRows(*get_library().ops.matex_deal_rows(counts=counts, dealt=dealt))

@@ -1,8 +1,8 @@
 """Small ops on handles: `pass_turn` for steps of sessions, `let_go` for iterators, `draw_seeds` for shuffled datasets.
 
-In a v1 graph each collective op has a turn: its number in the order in which all ranks run them
-(`sequence/v1_order.h`). A collective in a branch that is not executed would never use its turn, and all later ones
-would wait for it; so `pass_turn` uses the turn.
+In a v1 graph each collective op has a turn: its number in the order in which all ranks run collectives
+(`sequence/v1_order.h`). A collective in a branch that is not executed would never use its turn, and all later
+collectives would wait for it; so `pass_turn` uses the turn.
 
 The end of an iterator may take a minute (`let_go.cc`), so `let_go` releases it in another thread.
 """
@@ -19,11 +19,11 @@ from typing import Any
 from .library import get_library, load_tensorflow_ops
 
 _SHORT_WAIT_MS, _MAX_WAIT_MS = 100, 120_000
-"""The wait for iterators before unreachable objects are collected, and after that."""
+"""How long `wait_for_ends` waits before it collects unreachable objects, and after that."""
 
 
 def pass_turn(other_branch: Any, turn: int) -> Any:
-    """In a v1 graph: the operation that takes the turn of a collective in a branch that is not executed.
+    """In a v1 graph: the operation that uses the turn of a collective if the branch of the collective is not executed.
 
     Args:
         other_branch: a bool tensor that exists only if the other branch is executed.

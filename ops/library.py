@@ -142,8 +142,8 @@ def _start_engine(c: ctypes.CDLL) -> None:
     here = world.get_world()
     chosen = settings.get_settings()
     between_nodes = chosen.compression.between_hosts
-    # On one node there are no links between hosts.
-    compression = settings.NO_COMPRESSION if between_nodes and not here.has_several_nodes else chosen.compression
+    has_no_links = between_nodes and not here.has_several_nodes  # on one node there are no links between hosts
+    compression = settings.NO_COMPRESSION if has_no_links else chosen.compression
     algorithm = chosen.algorithm
     if chosen.elastic and algorithm == "auto":
         # In two levels a rank may wait for a rank that is not the lost one.
@@ -237,7 +237,7 @@ def get_blocked_seconds() -> float:
 class Waiting:
     """The position of this process in the sequence of collectives."""
 
-    number: int  # of the current collective, or of the next one
+    number: int  # of the collective whose rendezvous is under way or comes next
     seconds: float = 0.0  # that this process has waited there
     what: str = ""  # the place in the program; "": it does not wait
 
@@ -277,9 +277,9 @@ def read_waiting() -> Waiting:
 
 @contextlib.contextmanager
 def announce_exchange(place: str) -> Iterator[None]:
-    """Within it, this process exchanges Python objects with all ranks and may have to wait for them.
+    """Within it, `read_waiting` tells that this process exchanges Python objects with all ranks and may wait for them.
 
-    `place`: the place in the program, which `read_waiting` returns meanwhile.
+    `place`: the place in the program, for `read_waiting`.
     """
     c = get_library().c
     c.matex_wait(place.encode())
@@ -293,8 +293,8 @@ def announce_turns(turns: Sequence[int]) -> None:
     """Announce the collectives of the next v1 run by their attribute `turn` (`handles.py`), in the order that all ranks
     use.
 
-    A collective that is ready before its turn waits without holding a thread. An empty list ends this: collectives that
-    still wait are cancelled.
+    A collective that is ready before its turn waits without holding a thread. An empty list ends the run: collectives
+    that still wait are cancelled.
     """
     if world.is_active():
         get_library().c.matex_expect((ctypes.c_int64 * len(turns))(*turns), len(turns))

@@ -1,8 +1,8 @@
 """The order of collective ops inside functions.
 
-TensorFlow runs independent ops of a function in any order, but all ranks must execute collectives in one order. It does
-run ops that write to the same variable in the order of their creation. So each collective op takes the handle of one
-variable, the order handle, as if it wrote to it. All collectives are created by `make_in_order`.
+TensorFlow runs independent ops of a function in any order, but all ranks must execute collectives in one order. Ops
+that write to the same variable do run in the order of their creation. So each collective op has the handle of one
+variable, the order handle, as an input, as if it wrote to it. All collectives are created by `make_in_order`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LAST = "last collective"  # tag of a graph: the last collective op so far, in a
 
 
 def list_order_handles() -> list[Any]:
-    """The handle of the order variable, in a list, for an op in a function that eager code calls; otherwise empty.
+    """The handle of the order variable, in a list, for an op in a function that eager code calls; else an empty list.
 
     A session has its own variables. In its graphs, and in their functions, each op waits for the previous one.
     """
@@ -47,10 +47,11 @@ def make_in_order(make: Callable[..., Any], **inputs: Any) -> Any:
     import tensorflow as tf
     from tensorflow.python.framework import ops
 
-    graph = None
+    graph = None  # of the function that is being traced; None: no function
     if not tf.executing_eagerly() and ops.inside_function():
         graph = ops.get_default_graph()
-    if graph is None or getattr(graph, "experimental_acd_manager", None) is not None:
+    orders_by_resources = getattr(graph, "experimental_acd_manager", None) is not None
+    if graph is None or orders_by_resources:
         return make(order=list_order_handles(), **inputs)
     with tf.control_dependencies(tags.get_tag(graph, _LAST, [])):
         made = make(order=list_order_handles(), **inputs)
@@ -60,10 +61,10 @@ def make_in_order(make: Callable[..., Any], **inputs: Any) -> Any:
 
 
 def make_on_device(make: Callable[..., Any], mark: Callable[..., Any], **inputs: Any) -> list[Any]:
-    """The tensors of `make`, in the order of collectives, for an op that is to be placed on its inputs' device.
+    """The output tensors of a collective op that is to be placed on the device of its inputs; `make` creates the op.
 
-    With the order handle TensorFlow would place the op on the CPU. So two ops made by `mark` take the handle: one runs
-    before the op, the other after it. Consumers of the tensors run after all three.
+    With the order handle as input, TensorFlow would place the op on the CPU. So two other ops, made by `mark`, have the
+    handle: one runs before the op, the other after it. Consumers of the tensors run after all three ops.
     """
     import tensorflow as tf
 

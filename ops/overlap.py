@@ -1,10 +1,10 @@
-"""The overlapped reduction in graphs: gradients are summed over ranks while the step still computes others.
+"""The overlapped reduction in graphs: gradients are summed over ranks while the step still computes other gradients.
 
-One op announces the update: a collective, which all ranks reach at the same place in their sequence. Its output, the
-ticket, is the number of this announcement. Then each gradient has an op of its own, which hands the gradient over with
-the ticket as soon as it is computed, and ends when its sum is ready. Gradients are summed in the order of the list, so
-the list has first the gradient that is ready first. An update that is not overlapped is inline: one op reduces all
-gradients. `collectives/reduce_gradients.py` calls this module if `is_chosen`.
+One op announces the update: a collective, which all ranks reach at the same place in their sequence. Its output
+`ticket` is the number of this announcement. Then each gradient has an op of its own, which hands the gradient and the
+number to the engine as soon as the gradient is computed, and ends when its sum is ready. Gradients are summed in the
+order of the list, so the list begins with the gradient that is ready first. An update that is not overlapped is inline:
+one op sums all gradients. `collectives/reduce_gradients.py` calls this module if `is_chosen`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _state = threading.local()
 
 @contextlib.contextmanager
 def trace_for_xla() -> Iterator[None]:
-    """Within it, functions are traced for compilation by XLA: an update is one op."""
+    """Within it, functions are traced for compilation by XLA, so updates are inline."""
     _state.for_xla = getattr(_state, "for_xla", 0) + 1
     try:
         yield
@@ -36,6 +36,7 @@ def trace_for_xla() -> Iterator[None]:
 
 
 def is_for_xla() -> bool:
+    """Whether `trace_for_xla` is active in this thread."""
     return getattr(_state, "for_xla", 0) > 0
 
 
@@ -60,15 +61,17 @@ def is_usual() -> bool:
 
 
 def is_chosen(tensors: Sequence[Any] | None = None) -> bool:
-    """Whether an update of these gradients, by default of any, is to be overlapped in the current graph."""
+    """Whether an update of these gradients, by default of any gradients, is to be overlapped in the current graph."""
     import tensorflow as tf
     from tensorflow.python.framework import ops
 
     is_in_function = not tf.executing_eagerly() and ops.inside_function()
     if tensors == [] or not world.is_active() or not is_in_function:
         return False
-    # Compiled code has no such ops; MPI must allow calls from several threads; a layout is made before the first step.
-    if is_for_xla() or not world.has_threads() or not all(one.shape.is_fully_defined() for one in tensors or ()):
+    # Code compiled by XLA cannot contain these ops. MPI must allow calls from several threads. The announcement needs
+    # the shapes of the gradients before they are computed.
+    has_known_shapes = all(tensor.shape.is_fully_defined() for tensor in tensors or ())
+    if is_for_xla() or not world.has_threads() or not has_known_shapes:
         return False
     setting = settings.get_settings().overlap
     if setting != "auto":
@@ -111,7 +114,7 @@ def reduce_gradients(
 
 
 def flatten_cuts(cuts: Sequence[Sequence[int]]) -> list[int]:
-    """The attribute `cuts` of an op: zeros stand for a tensor that is not divided into pieces; [] if none is."""
+    """The attribute `cuts` of an op: zeros stand for a tensor that is not divided into pieces; [] if no tensor is."""
     if not any(cuts):
         return []
     undivided = [0] * (world.get_world().size + 1)

@@ -28,11 +28,12 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
 
 def allgather_rows(tensor: Any, name: str | None = None) -> tuple[Any, Any]:
     """`allgather` of a tensor under several ranks, and the number of rows of each rank, int64."""
-    gathered = make_in_order(get_library().ops.matex_allgather, x=tensor, place=name or "", turn=common.take_turn())
+    gathered = make_in_order(get_library().ops.matex_allgather, x=tensor, place=name or "", turn=common.make_turn())
     return gathered.y, gathered.rows
 
 
 def _compute_gradient(op: Any, gradient: Any, _rows: Any) -> Any:
+    """The gradient of the op's input: this rank's rows of the sum of all ranks' gradients."""
     import tensorflow as tf
 
     summed = allreduce(gradient, "sum", common.name_gradient(op))

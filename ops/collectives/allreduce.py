@@ -52,22 +52,22 @@ def allreduce(tensor: Any, op: str = "mean", name: str | None = None) -> Any:
 
 def _reduce_tensor(tensor: Any, op: str, name: str | None) -> Any:
     return make_in_order(
-        get_library().ops.matex_allreduce, x=tensor, reduction=op, place=name or "", turn=common.take_turn()
+        get_library().ops.matex_allreduce, x=tensor, reduction=op, place=name or "", turn=common.make_turn()
     )
 
 
 def _compute_gradient(op: Any, gradient: Any) -> Any:
+    """The gradient of the op's input; `allreduce` defines it."""
     import tensorflow as tf
 
     reduction = op.get_attr("reduction").decode()
     if reduction in ("sum", "mean"):
         return common.add_order_gradient(op, allreduce(gradient, reduction, common.name_gradient(op)))
-    # Ranks with the extreme value share the gradient equally, as equal elements do in tf.reduce_max.
-    mine = tf.cast(tf.equal(op.inputs[0], op.outputs[0]), gradient.dtype)
-    ranks = allreduce(mine, "sum", common.name_gradient(op))
-    return common.add_order_gradient(
-        op, tf.math.divide_no_nan(mine, ranks) * allreduce(gradient, "sum", common.name_gradient(op))
-    )
+    # Ranks with the minimum or maximum share the gradient equally, as equal elements do in tf.reduce_max.
+    has_extreme = tf.cast(tf.equal(op.inputs[0], op.outputs[0]), gradient.dtype)  # 1 or 0
+    count = allreduce(has_extreme, "sum", common.name_gradient(op))
+    share = tf.math.divide_no_nan(has_extreme, count)
+    return common.add_order_gradient(op, share * allreduce(gradient, "sum", common.name_gradient(op)))
 
 
 common.register_gradient("MatexAllreduce", _compute_gradient)

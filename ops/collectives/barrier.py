@@ -17,4 +17,4 @@ def barrier(name: str | None = None) -> Any:
         import tensorflow as tf
 
         return None if tf.executing_eagerly() else tf.no_op()
-    return make_in_order(get_library().ops.matex_barrier, place=name or "", turn=common.take_turn())
+    return make_in_order(get_library().ops.matex_barrier, place=name or "", turn=common.make_turn())

@@ -28,7 +28,7 @@ def broadcast(tensor: Any, root: int = 0, name: str | None = None) -> Any:
 
         return tf.identity(tensor)
     return make_in_order(
-        get_library().ops.matex_broadcast, x=tensor, root=root, place=name or "", turn=common.take_turn()
+        get_library().ops.matex_broadcast, x=tensor, root=root, place=name or "", turn=common.make_turn()
     )
 
 

@@ -48,9 +48,9 @@ def make_tensor(function: str, value: Any, dtype: Any = None) -> Any:
         ) from error
 
 
-def take_turn() -> int:
-    """The next turn for an op in a v1 graph: its number in the order in which all ranks run collectives. -1 elsewhere,
-    where collectives run in the order of their creation.
+def make_turn() -> int:
+    """A new turn for the op that is created next: in a v1 graph, its number in the order in which all ranks run
+    collectives. -1 elsewhere, where collectives run in the order of their creation (`order.py`).
     """
     import tensorflow as tf
     from tensorflow.python.framework import ops
@@ -59,7 +59,9 @@ def take_turn() -> int:
 
 
 def scale(tensors: Sequence[Any], weight: Any) -> list[Any]:
-    """Each tensor times `weight`, or times its first element. A weight of 0 gives zeros, even for NaN and infinity."""
+    """Each tensor times `weight`, or times the first element of `make_weight`'s vector. A weight of 0 gives zeros,
+    even for NaN and infinity.
+    """
     import tensorflow as tf
 
     factor = weight if weight.shape.rank == 0 else weight[0]
@@ -85,5 +87,5 @@ def register_gradient(op_type: str, compute_gradient: Callable[..., Any]) -> Non
 
 
 def add_order_gradient(op: Any, gradient: Any) -> Any:
-    """The gradients of `op`: `gradient` for its first input, None for the order handle, if there is one."""
+    """The gradients of the inputs of `op`: `gradient` for the first, None for the order handle, if there is one."""
     return gradient if len(op.inputs) == 1 else [gradient, *[None] * (len(op.inputs) - 1)]

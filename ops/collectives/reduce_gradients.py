@@ -1,7 +1,9 @@
-"""The reduction of all gradients of one update over ranks: inline, or overlapped with the backward pass.
+"""The sum over ranks of all gradients of one update, which is one call of an optimizer.
 
-Step plans call `reduce_gradients` once per update; it chooses between `reduce_inline`, `overlap.reduce_gradients` and
-`reduce_on_device`. All ranks choose alike, because the choice depends only on settings and shapes.
+An update is inline, which means that one op sums all gradients after the backward pass; or it is overlapped with the
+backward pass, by several ops (`overlap.py`). Step plans call `reduce_gradients` once per update; it chooses between
+`reduce_inline`, `overlap.reduce_gradients` and `reduce_on_device`. All ranks choose alike, because the choice depends
+only on settings and shapes.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def reduce_inline(
     cuts: Sequence[Sequence[int]] = (),
 ) -> list[Any]:
     """`reduce_gradients` as one op under several ranks, executed by the thread that reaches it."""
-    if tensors and reduce_on_device.is_chosen(checked):
+    if tensors and reduce_on_device.replaces_inline(checked):
         return reduce_on_device.reduce_on_device(tensors, names, weight, place)
     return list(
         make_in_order(
@@ -115,18 +117,20 @@ def reduce_inline(
             place=place,
             checked=checked,
             cuts=overlap.flatten_cuts(cuts),
-            turn=common.take_turn(),
+            turn=common.make_turn(),
         )
     )
 
 
 def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
+    """The gradients of the op's inputs: weight * the sums over ranks for the tensors, None for all other inputs."""
     names = [name.decode() for name in op.get_attr("names")]
     summed = reduce_gradients(gradients, names, 1.0, common.name_gradient(op))
     return [*common.scale(summed, op.inputs[len(names)]), *[None] * (len(op.inputs) - len(names))]
 
 
 def _compute_hand_over_gradient(op: Any, gradient: Any) -> list[Any]:
+    """The gradients of the op's inputs: weight (of the announcement) * the sum over ranks for the tensor, then None."""
     import tensorflow as tf
 
     announced = op.inputs[1].op

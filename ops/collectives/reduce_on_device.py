@@ -1,6 +1,7 @@
 """The reduction of gradients by an MPI that accepts addresses in a GPU's memory (`MATEX_DEVICE_POINTERS`).
 
-The ranks agree on it at the start (`agree_on_addresses`), because all of them must make the same MPI calls.
+It replaces the op of inline updates, which sums gradients in the host's memory (`reduce_gradients.reduce_inline`). At
+the start the ranks agree whether they use it (`agree_on_addresses`), because all ranks must make the same MPI calls.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from . import common
 _QUERIES = ("MPIX_Query_cuda_support", "MPIX_Query_rocm_support", "MPIX_Query_hip_support")
 """Functions by which an MPI reports that it accepts device addresses; not every MPI has them."""
 
-_is_agreed = False
+_is_agreed = False  # set by `agree_on_addresses`, equally on all ranks
 
 
 def can_take_addresses() -> bool:
@@ -65,13 +66,14 @@ def _find_obstacle() -> str:
     return next((f"{name} needs gradients in the host's memory" for name, is_so in needs.items() if is_so), "")
 
 
-def is_chosen(checked: bool) -> bool:
-    """Whether inline updates are reduced on the device. `checked`: their gradients are checked for finite values."""
+def replaces_inline(checked: bool) -> bool:
+    """Whether an inline update is reduced on the device. `checked`: its gradients are checked for finite values."""
+    # The check reads gradients in the host's memory, and XLA has no kernel for the op.
     return _is_agreed and not checked and not overlap.is_for_xla()
 
 
 def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
-    """`ops.reduce_gradients` for gradients in device memory. They are scaled there, 16-bit floats in float32."""
+    """`ops.reduce_gradients` for gradients in device memory, scaled and summed there; 16-bit floats as float32."""
     import tensorflow as tf
 
     wide = [tf.cast(tensor, tf.float32) if tensor.dtype.size == 2 else tensor for tensor in tensors]
@@ -80,7 +82,7 @@ def reduce_on_device(tensors: Sequence[Any], names: Sequence[str], weight: Any, 
 
 
 def _sum_scaled(tensors: Sequence[Any], names: Sequence[str], weight: Any, place: str) -> list[Any]:
-    """The sums over ranks of tensors that are already multiplied by `weight`."""
+    """The sums over ranks of tensors that are multiplied by `weight` already, which may also have the batch's rows."""
     library = get_library().ops
     return list(
         make_on_device(
@@ -90,12 +92,13 @@ def _sum_scaled(tensors: Sequence[Any], names: Sequence[str], weight: Any, place
             weight=weight,
             names=list(names),
             place=place,
-            turn=common.take_turn(),
+            turn=common.make_turn(),
         )
     )
 
 
 def _compute_gradient(op: Any, *gradients: Any) -> list[Any]:
+    """The gradients of the op's inputs: the sums over ranks for the tensors, None for the weight."""
     import tensorflow as tf
 
     names = [name.decode() for name in op.get_attr("names")]

@@ -51,7 +51,7 @@ def find_writers(path: Path) -> dict[Writer, tuple[str, os.stat_result]]:
     found: dict[Writer, tuple[str, os.stat_result]] = {}
     os.stat(path)  # raises for circular links, too
     *parents, target = _follow_path(os.path.abspath(path))
-    for entry, state in (target, *parents):
+    for entry, state in (target, *parents):  # the first entry that a writer can change is kept
         found.setdefault(("user", state.st_uid), (entry, state))
         # A link's mode means nothing. In a sticky parent folder only the owner of an entry can replace it.
         is_sticky = entry != target[0] and state.st_mode & stat.S_ISVTX

@@ -1,6 +1,6 @@
 """Mutual exclusion by file locks: of many processes that need the same file, one makes it and the others wait.
 
-`cache.py` takes turns at builds. Waiting processes sleep in the kernel, which frees the locks of a process that ends.
+`cache.py` uses it for builds. Waiting processes sleep in the kernel, which releases the locks of a process that ends.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _try_lock(file: Any, say_lockless: Callable[[OSError], None]) -> bool:
 
 
 def _wait_for_holder(file: Any, say_waiting: Callable[[], None]) -> None:
-    """Sleep until the holder has released the lock. All waiting processes then continue: none keeps the lock."""
+    """Sleep until the holder has released the lock. Then all waiting processes continue: none keeps the shared lock."""
     message = threading.Timer(_PATIENCE, say_waiting)
     message.daemon = True
     with starts_own.set():

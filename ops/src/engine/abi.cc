@@ -1,6 +1,6 @@
-// The engine's C interface for Python's ctypes (ops/interface.py). A function that can fail returns 0 or 1; after a 1,
-// matex_last_error returns the message of the calling thread. Communicators, kinds and types are plain numbers, which
-// the headers define.
+// The engine's C interface, which Python calls by ctypes (ops/interface.py). A function that can fail returns 0 for
+// success or 1 for failure; after a 1, matex_last_error returns the message, in the same thread. Communicators, kinds
+// and types are plain numbers, which the headers define.
 #include <mpi.h>
 
 #include <algorithm>
@@ -73,7 +73,7 @@ MATEX_EXPORT int matex_start(int sequence, int gradients, int overlapped, int ra
 // `BePhantom` (world.h).
 MATEX_EXPORT void matex_phantom(int size) { BePhantom(size); }
 
-// After ranks were lost: continues with the others at collective `number`, with `counts` completed of each kind.
+// After ranks were lost: continues with the others at collective `number`. `counts`: the completed ones of each kind.
 MATEX_EXPORT int matex_start_again(int sequence, int gradients, int overlapped, int rank, int size, int node,
                                    int64_t number, const int64_t* counts) {
   GoOnAt(number, counts);
@@ -93,7 +93,10 @@ MATEX_EXPORT int matex_rendezvous(int kind, uint64_t key, const char* place, int
   if (call.kind == Kind::kFailure) GiveUpAll("it failed in " + get_place());
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   if (Error error = Meet(call)) return Result(error);
-  if (is_end) FinishUpdates(), FinishPulls();  // then MPI may be finalized
+  if (is_end) {  // after it, Python may finalize MPI, so no thread may use MPI any more
+    FinishUpdates();
+    FinishPulls();
+  }
   return Result(Finish(call, is_end ? BrokenJobs() : Error()));
 }
 
@@ -120,8 +123,8 @@ MATEX_EXPORT double matex_seconds(int kind) {
   return kind > 0 && kind < kKinds ? SecondsOf(static_cast<Kind>(kind)) : 0;
 }
 
-// Whether this process waits for other ranks. 1: it has waited for `seconds` at the place `text`. 0: it does not.
-// `number` is always the number of the current collective, or of the next one.
+// Whether this process waits for other ranks. 1: it has waited for `seconds` at the place `text`. 0: it does not wait.
+// `number` is set in both cases (NumberInSequence).
 MATEX_EXPORT int matex_waiting(double* seconds, int64_t* number, char* text, int size) {
   *number = NumberInSequence();
   Waiting waiting;
@@ -131,7 +134,8 @@ MATEX_EXPORT int matex_waiting(double* seconds, int64_t* number, char* text, int
   return 1;
 }
 
-// From now on, until `matex_go_on`, this process exchanges Python objects with other ranks at `place`.
+// Notes, until `matex_go_on`, that this process exchanges Python objects with other ranks at `place`, and may have to
+// wait for them. One exchange at a time.
 MATEX_EXPORT void matex_wait(const char* place) {
   static std::mutex* const mutex = new std::mutex;
   static std::string* const current = new std::string;
@@ -143,10 +147,10 @@ MATEX_EXPORT void matex_wait(const char* place) {
     std::lock_guard<std::mutex> lock(*mutex);
     *current = place;
   }
-  Wait(Waiter::kObjects, get_current);
+  NoteWait(Waiter::kObjects, get_current);
 }
 
-MATEX_EXPORT void matex_go_on() { GoOn(Waiter::kObjects); }
+MATEX_EXPORT void matex_go_on() { NoteWaitEnd(Waiter::kObjects); }
 
 // XXH64 (hash.h).
 MATEX_EXPORT uint64_t matex_hash(const void* data, int64_t bytes, uint64_t seed) {
@@ -180,18 +184,18 @@ MATEX_EXPORT int matex_reduce(int count, const char* const* names, const int* ty
 MATEX_EXPORT void matex_forget() { KeptLayouts().clear(); }
 
 // The number of variables with compression residuals.
-MATEX_EXPORT int64_t matex_residuals() { return Residuals(); }
+MATEX_EXPORT int64_t matex_residuals() { return CountResiduals(); }
 
 // Writes the boundaries of the best buckets (buckets.h) of `count` gradients, and the end of their transfers; returns
 // the number of boundaries, at most count + 1.
 MATEX_EXPORT int matex_buckets(int count, const double* ready, const double* bytes, double start_up, double byte,
                                int* boundaries, double* end) {
-  const std::vector<double> when(ready, ready + count), size(bytes, bytes + count);
+  const std::vector<double> ready_times(ready, ready + count), sizes(bytes, bytes + count);
   const Link link{start_up, byte};
-  const std::vector<int> found = ChooseBuckets(when, size, link);
-  std::copy(found.begin(), found.end(), boundaries);
-  *end = EndOf(found, when, size, link);
-  return static_cast<int>(found.size());
+  const std::vector<int> best = ChooseBuckets(ready_times, sizes, link);
+  std::copy(best.begin(), best.end(), boundaries);
+  *end = EndOf(best, ready_times, sizes, link);
+  return static_cast<int>(best.size());
 }
 
 // Starts recording (trace.h): 1 totals, 2 also the last `capacity` events, 3 also events of single gradients.
@@ -233,13 +237,13 @@ MATEX_EXPORT int matex_link(int overlapped, double* start_up, double* byte) {
   std::lock_guard<std::mutex> lock(world.mutex);
   Adder& adder = overlapped ? OverlappedAdder() : InlineAdder();
   const MPI_Comm communicator = overlapped ? world.overlapped : world.gradients;
-  constexpr int kTrials = 4;  // the first wakes up sleeping threads; the shortest times show the link's speed
+  constexpr int kTrials = 4;  // several: the first one also wakes up sleeping threads; the shortest times count
   Link best;
   best.start_up = best.byte = std::numeric_limits<double>::infinity();
   best.disturbed = true;
   for (int trial = 0; trial < kTrials; ++trial) {
     Link link;
-    if (Error error = ProbeLink(adder, communicator, 1, &link)) return Result(error);
+    if (Error error = ProbeLink(adder, communicator, /*trials=*/1, &link)) return Result(error);
     best.start_up = std::min(best.start_up, link.start_up);
     if (link.byte > 0) best.byte = std::min(best.byte, link.byte);
     best.disturbed = best.disturbed && link.disturbed;
@@ -287,15 +291,15 @@ MATEX_EXPORT void matex_drop_homes(int64_t holding) { DropHomes(holding); }
 MATEX_EXPORT void matex_store_deal(int64_t first, int64_t count) { TheStore()->Deal(first, count); }
 
 // `SharedStore::Begin`; -1 if there is no store.
-MATEX_EXPORT int matex_store_begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
+MATEX_EXPORT int matex_store_begin(int64_t bound, double seconds, int64_t* batch, int* behind) {
   const std::shared_ptr<SharedStore> store = TheStore();
-  return store == nullptr ? -1 : store->Begin(bound, seconds, ticket, behind);
+  return store == nullptr ? -1 : store->Begin(bound, seconds, batch, behind);
 }
 
 MATEX_EXPORT int64_t matex_store_end(int version) { return TheStore()->End(version); }
 MATEX_EXPORT void matex_store_stop() { TheStore()->Stop(); }
 MATEX_EXPORT int64_t matex_store_trained() { return TheStore()->CountTrained(); }
-MATEX_EXPORT int matex_store_lose(int rank, int64_t* ticket) { return TheStore()->Lose(rank, ticket); }
+MATEX_EXPORT int matex_store_lose(int rank, int64_t* batch) { return TheStore()->Lose(rank, batch); }
 MATEX_EXPORT int matex_store_lost(int rank) { return TheStore()->IsLost(rank); }
 MATEX_EXPORT int matex_store_version(int rank) { return TheStore()->VersionOf(rank); }
 MATEX_EXPORT void* matex_store_data() { return TheStore()->data(); }

@@ -1,4 +1,4 @@
-// Each function: the rendezvous, then one MPI call or several if the tensor is large.
+// Collectives on one tensor: the rendezvous (rendezvous.h) and then one MPI call, or several if the tensor is large.
 #include "engine/collectives.h"
 
 #include <algorithm>
@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int>::max();  // MPI counts are ints
 
-std::string Text(const std::string& operation, const Entry& tensor) {
+// For messages: broadcast from rank 0 of float32 [10] 'name'.
+std::string PlaceOf(const std::string& operation, const Entry& tensor) {
   return operation + " of " + NameOf(tensor.type) + " " + ShapeText(tensor.shape) +
          (tensor.name.empty() ? "" : " '" + tensor.name + "'");
 }
@@ -51,6 +52,7 @@ Error AllreduceChunks(const World& world, const Entry& tensor, Reduction reducti
   return Error();
 }
 
+// The exchange of an all-gather: to = the rows of all ranks, of which `rows` has the numbers.
 Error GatherRows(const World& world, const Entry& tensor, const void* from, void* to,
                  const std::vector<int64_t>& rows, const std::string& place) {
   int64_t row_bytes = static_cast<int64_t>(SizeOf(tensor.type));
@@ -76,7 +78,7 @@ Error GatherRows(const World& world, const Entry& tensor, const void* from, void
   return MpiError(code, "MPI_Allgatherv", place);
 }
 
-// Returns an error on all ranks if any rank has no memory for the result, so that no rank waits for it. Collective.
+// Returns an error on all ranks if any rank has no memory for the result, so that none waits for this rank. Collective.
 Error AgreeOnMemory(const World& world, bool has_memory, const std::string& place) {
   int without = has_memory ? -1 : world.rank;
   if (world.has_peers()) {
@@ -92,7 +94,7 @@ Error AgreeOnMemory(const World& world, bool has_memory, const std::string& plac
 Error Allreduce(const Entry& tensor, Reduction reduction, const void* from, void* to) {
   World& world = TheWorld();
   const std::function<std::string()> place = [&] {
-    return Text(std::string("allreduce (") + NameOf(reduction) + ")", tensor);
+    return PlaceOf(std::string("allreduce (") + NameOf(reduction) + ")", tensor);
   };
   const uint64_t key = KeyOf(tensor, 0).Add(static_cast<int64_t>(reduction)).value();
   const Call call{Kind::kAllreduce, key, place, tensor.bytes()};
@@ -106,7 +108,7 @@ Error Allreduce(const Entry& tensor, Reduction reduction, const void* from, void
 Error Broadcast(const Entry& tensor, int root, void* data) {
   World& world = TheWorld();
   const std::function<std::string()> place = [&] {
-    return Text("broadcast from rank " + std::to_string(root), tensor);
+    return PlaceOf("broadcast from rank " + std::to_string(root), tensor);
   };
   if (root < 0 || root >= world.size) {
     return Error(place() + ": there is no such rank; the number of ranks is " + std::to_string(world.size) + ".");
@@ -126,7 +128,7 @@ Error Broadcast(const Entry& tensor, int root, void* data) {
 
 Error Allgather(const Entry& tensor, const void* from, const Allocate& allocate) {
   World& world = TheWorld();
-  const std::function<std::string()> place = [&] { return Text("allgather", tensor); };
+  const std::function<std::string()> place = [&] { return PlaceOf("allgather", tensor); };
   const int64_t mine = tensor.shape.empty() ? 1 : tensor.shape[0];
   const Call call{Kind::kAllgather, KeyOf(tensor, 1).value(), place, tensor.bytes()};
   std::lock_guard<std::mutex> lock(world.mutex);

@@ -31,7 +31,7 @@ class AllgatherKernel : public Collective {
       }
       Tensor* y = nullptr;
       status = context->allocate_output(0, shape, &y);
-      // An empty tensor may have no address, and null would mean that the allocation failed.
+      // An empty tensor may have the address null, which would mean that the allocation failed.
       static char nothing;
       if (!status.ok()) return nullptr;
       return y->NumElements() == 0 ? &nothing : DataOf(*y);

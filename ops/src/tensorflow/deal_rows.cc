@@ -1,6 +1,6 @@
 // MatexDealRows: the rows of a batch that this rank computes, by the rule of sharding/slice_bounds.py. Input `counts`:
-// the number of rows of each of the batch's tensors. Input `dealt`: whether rows are divided (0 or 1), this rank, and
-// the share of each rank. With counts [5] and dealt [1, 0, 1, 1], rank 0 of two equal ranks computes rows 0-2.
+// the number of rows of each of the batch's tensors. Input `dealt`: whether rows are divided among ranks (0 or 1), this
+// rank, and the share of each rank. With counts [5] and dealt [1, 0, 1, 1], rank 0 of two computes rows 0-2.
 //
 // Outputs: the first row, the number of rows, the rows of the whole batch, and whether this rank has rows of its own.
 #include <algorithm>
@@ -22,7 +22,7 @@ std::pair<int64_t, int64_t> DealBlock(int64_t total, int64_t rank, const int64_t
   for (int64_t i = 0; i < ranks; ++i) rows[i] = total * shares[i] / sum;
   const int64_t remaining = total - std::accumulate(rows.begin(), rows.end(), int64_t{0});
   std::iota(order.begin(), order.end(), 0);
-  // Ranks that lose most by rounding down get the remaining rows; among equals the lower rank is first.
+  // Ranks that lose most by rounding down get one of the remaining rows each; of equal losses, lower ranks come first.
   std::stable_sort(order.begin(), order.end(), [&](int64_t one, int64_t other) {
     return total * shares[one] % sum > total * shares[other] % sum;
   });
@@ -46,7 +46,8 @@ class DealRowsKernel : public OpKernel {
     const auto* const numbers = reinterpret_cast<const int64_t*>(dealt.flat<tensorflow::int64>().data());
     const bool is_divided = numbers[0] != 0;
     const int64_t* const shares = numbers + 2;
-    const int64_t total = rows[0], rank = numbers[1], largest = *std::max_element(rows, rows + counts.NumElements());
+    const int64_t rank = numbers[1], total = rows[0];
+    const int64_t largest = *std::max_element(rows, rows + counts.NumElements());
     OP_REQUIRES(context, rank >= 0 && rank < ranks && std::accumulate(shares, shares + ranks, int64_t{0}) > 0,
                 errors::InvalidArgument("MatexDealRows: rank ", rank, " of ", ranks, " ranks cannot be dealt rows"));
     auto [start, stop] = DealBlock(total, rank, shares, ranks);

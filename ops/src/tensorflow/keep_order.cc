@@ -1,6 +1,6 @@
-// MatexKeepOrder: takes the handle that orders collectives (MATEX_ORDER in kernel.h) and does nothing. TensorFlow would
-// place an op that takes the handle on the device of its variable, the CPU. So an op for another device does not take
-// the handle: one MatexKeepOrder runs before it and one after it.
+// MatexKeepOrder: has the handle that orders collectives (MATEX_ORDER in kernel.h) as its input, and does nothing.
+// TensorFlow would place an op with this input on the device of the handle's variable, the CPU. So a collective on
+// another device does not have the handle: one MatexKeepOrder runs before the collective and one after it (order.py).
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 

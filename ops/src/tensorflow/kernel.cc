@@ -1,4 +1,4 @@
-// Conversions, cached layouts, and the base class of collectives (kernel.h).
+// Common code of the kernels (kernel.h): conversions, kept layouts, and the base class of collectives.
 #include "kernel.h"
 
 #include <memory>
@@ -14,7 +14,8 @@ using namespace tensorflow;
 
 namespace {
 
-// Memory of `owner` as the buffer of a tensor. If `others_read`, TensorFlow must not reuse it for the output of an op.
+// Memory of `owner` as the buffer of a tensor. If `others_read`, TensorFlow must not reuse the memory for the output of
+// an op, because other ranks read it; so the buffer says that it does not own the memory.
 class OwnedBuffer : public TensorBuffer {
  public:
   OwnedBuffer(void* memory, std::shared_ptr<const void> owner, size_t bytes, bool others_read)
@@ -167,14 +168,14 @@ void Collective::ComputeAsync(OpKernelContext* context, DoneCallback done) {
     context->SetStatus(errors::Cancelled(error.message));
     finish();
   };
-  // The ticket is reserved before `Enter`. As soon as the job has entered, another thread may end it, and the whole run
-  // with it, so `context` may no longer be used.
-  const int64_t ticket = TheTurnstile().Reserve();
-  const auto cancel = [ticket] {
-    TheTurnstile().Cancel(ticket, Error("the run was cancelled while a collective waited for its turn."));
+  // The id is reserved, and the cancellation registered, before `Enter`. As soon as the job has entered, another thread
+  // may end it, and the whole run with it, so `context` may no longer be used.
+  const int64_t id = TheTurnstile().Reserve();
+  const auto cancel = [id] {
+    TheTurnstile().Cancel(id, Error("the run was cancelled while a collective waited for its turn."));
   };
   if (cancellation != nullptr && !cancellation->RegisterCallback(token, cancel)) cancel();
-  TheTurnstile().Enter(ticket, turn_, std::move(job));
+  TheTurnstile().Enter(id, turn_, std::move(job));
 }
 
 }  // namespace matex

@@ -1,5 +1,5 @@
-// Common code of the kernels: conversion of TensorFlow's types, shapes and errors to the engine's, layouts cached
-// between runs, and a base class for collectives that takes turns in v1 graphs.
+// Common code of the kernels: conversion of TensorFlow's types, shapes and errors to the types of the engine, layouts
+// kept between runs, and the base class of the kernels of collectives.
 #pragma once
 
 #include <functional>
@@ -27,9 +27,9 @@ using TfStatus = std::decay_t<decltype(std::declval<tensorflow::OpKernelContext>
 // The element types of ops that move values or compute with them.
 #define MATEX_TYPES "{float, double, half, bfloat16, int32, int64, uint8, bool}"
 
-// The order of collectives in a function: TensorFlow runs the ops that write to one resource in program order, through
-// nested functions, too. So each collective op takes the handle of one variable, as if it wrote to it. The kernels
-// ignore the handle.
+// The input that orders the collectives of a function. TensorFlow runs the ops that write to one resource in program
+// order, also in nested functions. So each collective op has the handle of one variable as an input, as if it wrote to
+// this variable. The kernels ignore the handle.
 #define MATEX_ORDER Attr("order_count: int >= 0 = 0").Input("order: order_count * resource")
 
 Type TypeOf(tensorflow::DataType type);
@@ -41,14 +41,14 @@ void* DataOf(const tensorflow::Tensor& tensor);
 TfStatus CutsOf(tensorflow::OpKernelConstruction* construction, size_t count, Cuts* cuts);
 
 // The layout (layout.h) of a kernel that reduces gradients, kept from run to run. It depends on the shapes of the
-// inputs, which are known only when the kernel runs, but hardly ever change.
+// inputs, which are known only when the kernel runs, but hardly ever change between runs.
 class KeptLayout {
  public:
   struct Made {
     Layout layout;
-    std::unique_ptr<const Scatter> scatter;  // null if all ranks need all sums
+    std::unique_ptr<const Scatter> scatter;  // the shares of ranks (transfer.h); null if all ranks need all sums
   };
-  // Reads the attributes `names` and, where the op has it, `variables`.
+  // Reads the attribute `names` and, if the op has it, `variables`. Called once, by the kernel's constructor.
   TfStatus Read(tensorflow::OpKernelConstruction* construction);
   // The layout of the gradients, which are the first inputs, one for each output; calls `make` if shapes have changed.
   std::shared_ptr<const Made> Of(tensorflow::OpKernelContext* context,
@@ -71,7 +71,8 @@ struct Weight {
 };
 TfStatus WeightOf(const char* op, const tensorflow::Tensor& input, Weight* weight);
 
-// The shape function of such an op: each output has the shape of its gradient; `weight` follows the gradients.
+// The shape function of an op that reduces gradients: each output has the shape of its gradient. Input `weight` follows
+// the gradients and has at most one dimension.
 TfStatus InferReduced(tensorflow::shape_inference::InferenceContext* context);
 
 // A tensor whose values are in `memory`, which lives as long as `owner`. Without `others_read`, an op with the last
@@ -79,7 +80,8 @@ TfStatus InferReduced(tensorflow::shape_inference::InferenceContext* context);
 tensorflow::Tensor TensorAt(void* memory, std::shared_ptr<const void> owner, tensorflow::DataType type,
                             const tensorflow::TensorShape& shape, bool others_read = false);
 
-// FailedPrecondition: v1's MonitoredSession treats Aborted as a lost worker and creates new sessions forever.
+// The status FailedPrecondition with the message of `error`. Not Aborted: v1's MonitoredSession takes it for a lost
+// worker and creates new sessions for ever.
 TfStatus StatusOf(const Error& error);
 
 // A kernel that runs one collective in the thread that reaches it. In a v1 graph each collective has a turn

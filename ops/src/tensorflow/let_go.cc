@@ -1,9 +1,9 @@
-// MatexLetGo: starts a thread that waits until it has the last reference to a resource, and releases it. Python uses it
-// for the iterators of tf.data (handles.py).
+// MatexLetGo: releases a resource in another thread, which waits until it has the last reference to the resource.
+// Python calls it for the iterators of tf.data (handles.py), because releasing an iterator may take a minute:
 //
 // The autotuning thread of an iterator sleeps for up to a minute and often misses the cancellation, because
-// CancellationManager wakes it before it sets the flag. The thread that releases the iterator waits for the end of that
-// sleep. Without this op, this would be the script's thread at the end of each epoch, and all ranks would wait for it.
+// CancellationManager wakes it before it sets the flag. The thread that releases the iterator waits for the end of this
+// sleep. Without MatexLetGo, this would be the script's thread at each end of an epoch, and all ranks would wait.
 #include <unistd.h>
 
 #include <chrono>
@@ -22,7 +22,7 @@ namespace {
 using namespace tensorflow;
 
 constexpr std::chrono::milliseconds kPause(5);
-constexpr int kMaxPauses = 2000;  // after 10 s the thread drops its reference; the last owner releases the resource
+constexpr int kMaxPauses = 2000;  // 10 s; then the thread drops its reference, and the last owner releases the resource
 
 std::mutex unreleased_mutex;
 std::condition_variable all_released;
@@ -60,8 +60,8 @@ REGISTER_KERNEL_BUILDER(Name("MatexLetGo").Device(DEVICE_GPU).HostMemory("resour
 }  // namespace
 }  // namespace matex
 
-// Waits until all resources are released, or `milliseconds` have passed; returns the number of unreleased ones.
-// Python must live until it is 0, because functions in a pipeline refer to it.
+// Waits until all resources are released, or `milliseconds` have passed. Returns the number of unreleased resources.
+// The Python interpreter must live until this number is 0, because functions in a pipeline refer to it.
 extern "C" __attribute__((visibility("default"))) int matex_wait_for_let_go(int milliseconds) {
   if (getpid() != matex::process) return 0;
   std::unique_lock<std::mutex> lock(matex::unreleased_mutex);

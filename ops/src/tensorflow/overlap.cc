@@ -1,7 +1,7 @@
 // The overlapped reduction as ops (engine/update/async_reduction.h). MatexAnnounceUpdate announces an update, or a
-// part of one, before its gradients are computed; it is a collective of the sequence, and its output `ticket` is the
-// number of the update. MatexHandOverGradient, one for each gradient, hands it to the engine and ends when the engine
-// has its sum over ranks.
+// part of one, before its gradients are computed. It is a collective of the sequence, and its output `ticket` is the
+// number of the announcement. There is one MatexHandOverGradient for each gradient: it hands the gradient to the engine
+// and ends when the engine has the sum over ranks.
 #include <algorithm>
 #include <memory>
 
@@ -54,14 +54,14 @@ class AnnounceUpdateKernel : public OpKernel {
     OP_REQUIRES_OK(context, WeightOf("MatexAnnounceUpdate", context->input(0), &weight));
     Tensor* ticket = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &ticket));
-    int64_t number = 0;
-    MATEX_RETURN_IF_ERROR(context, Announce(part_, weight.weight, weight.batch, &number));
-    ticket->scalar<tensorflow::int64>()() = number;
-    // A step that fails on any rank is cancelled: gradients not yet computed will not come. The callback lives as
-    // long as the step and has no effect after the end of the update.
+    int64_t announcement = 0;
+    MATEX_RETURN_IF_ERROR(context, Announce(part_, weight.weight, weight.batch, &announcement));
+    ticket->scalar<tensorflow::int64>()() = announcement;
+    // If a step fails, TensorFlow cancels it, and gradients that are not computed yet will not come. The callback lives
+    // as long as the step and has no effect after the end of the update.
     CancellationManager* const cancellation = context->cancellation_manager();
     if (cancellation == nullptr) return;
-    const auto give_up = [number] { GiveUp(number, "its step failed or was cancelled."); };
+    const auto give_up = [announcement] { GiveUp(announcement, "its step failed or was cancelled."); };
     if (!cancellation->RegisterCallback(cancellation->get_cancellation_token(), give_up)) give_up();
   }
 
@@ -75,12 +75,13 @@ class HandOverGradientKernel : public AsyncOpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("entry", &entry_));
   }
 
-  // The thread that has computed a gradient hands it over before other work.
+  // TensorFlow runs inexpensive kernels at once, in the thread that has computed the input. So a gradient is handed
+  // over before this thread does other work.
   bool IsExpensive() override { return false; }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const Tensor& x = context->input(0);
-    const int64_t ticket = context->input(1).scalar<tensorflow::int64>()();
+    const int64_t announcement = context->input(1).scalar<tensorflow::int64>()();
     Tensor* y = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->forward_input_or_allocate_output({0}, 0, x.shape(), &y), done);
     HandedOver gradient;
@@ -90,7 +91,7 @@ class HandOverGradientKernel : public AsyncOpKernel {
       if (error) context->SetStatus(StatusOf(error));
       done();
     };
-    HandOver(ticket, static_cast<int>(entry_), std::move(gradient));
+    HandOver(announcement, static_cast<int>(entry_), std::move(gradient));
   }
 
  private:

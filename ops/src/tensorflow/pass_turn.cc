@@ -1,6 +1,6 @@
 // MatexPassTurn: uses the turn of a collective that is not executed. In a v1 graph collectives run in numbered turns
-// (engine/sequence/v1_order.h). A collective in the branch of a `cond` that is not taken never uses its turn, and all
-// later ones would wait for ever. This op, in the other branch, uses the turn instead.
+// (engine/sequence/v1_order.h). If a `cond` does not take the branch with a collective, the collective never uses its
+// turn, and all later collectives would wait for ever. MatexPassTurn, in the other branch, uses the turn instead.
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 

@@ -1,5 +1,5 @@
-// MatexReduceGradients: reduced[i] = the sum over ranks of weight * gradients[i], for all gradients of an update. With
-// `cuts`, each rank gets only the sums of its own pieces.
+// MatexReduceGradients: reduced[i] = the sum over ranks of weight * gradients[i], for all gradients of an update, in
+// the thread that runs the kernel (engine/update/inline.h). With `cuts`, each rank gets only its own pieces' sums.
 #include <memory>
 
 #include "engine/update/inline.h"
@@ -52,7 +52,7 @@ class ReduceGradientsKernel : public Collective {
 
   KeptLayout kept_;
   bool checked_ = false;
-  Cuts cuts_;  // of each gradient; empty: every rank needs all sums
+  Cuts cuts_;  // of each gradient (layout.h); empty: every rank needs all sums
 };
 
 REGISTER_OP("MatexReduceGradients")

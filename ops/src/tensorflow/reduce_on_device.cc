@@ -1,9 +1,11 @@
-// MatexReduceOnDevice: reduced[i] = the sum over ranks of gradients[i], by an MPI that accepts device addresses. Input
-// `weight` only tells the rows of the batch: the caller has weighted the gradients.
+// MatexReduceOnDevice: reduced[i] = the sum over ranks of gradients[i], by an MPI that accepts addresses in device
+// memory. The caller has multiplied the gradients by the weight. Input `weight` is read only for the rows of the batch,
+// on which ranks must agree.
 //
 // For each transfer of the layout the kernel prepares a buffer in device memory. A transfer of one fragment is summed
 // directly in its output. The fragments of small gradients are fused in one temporary buffer. The copies run in the
-// device's stream, so the kernel waits for their end, calls MPI on the buffers, and copies the sums to the outputs.
+// device's stream, at a later time. So the kernel waits for the end of the copies before it calls MPI on the buffers.
+// Then it copies the sums to the outputs.
 //
 // A rank on a CPU makes the same MPI calls, so ranks with and without a GPU can be in one run.
 #include <cstring>
@@ -20,7 +22,7 @@ namespace {
 
 using namespace tensorflow;
 
-constexpr int64_t kChunkBytes = 64 << 20;  // large: in device memory, chunks that fit into a cache gain nothing
+constexpr int64_t kChunkBytes = 64 << 20;  // large, because in device memory chunks that fit into a cache gain nothing
 
 Tensor Flatten(const Tensor& tensor) {
   Tensor flat(tensor.dtype());
@@ -35,7 +37,7 @@ class Copies {
       : stream_(context->op_device_context()), device_(static_cast<Device*>(context->device())) {}
 
   // Starts a copy of `from` to `to`, which have equal sizes. No effect if both have the same memory. Returns the error
-  // of the start; the copy itself may still run.
+  // of the start; the copy itself may still run when the function returns.
   TfStatus Add(const Tensor& from, Tensor to) const {
     if (DataOf(from) == DataOf(to)) return TfStatus();
     if (stream_ == nullptr) {
@@ -61,7 +63,7 @@ class Copies {
   Device* const device_;
 };
 
-// Runs on CPUs, too, where `Copies` is synchronous.
+// The kernel for all devices. On a CPU `Copies` is synchronous.
 class ReduceOnDeviceKernel : public Collective {
  public:
   explicit ReduceOnDeviceKernel(OpKernelConstruction* construction) : Collective(construction) {

@@ -1,8 +1,8 @@
-// MatexDrawSeeds: how many numbers the seed generator of a `shuffle` of tf.data has drawn. With `drawn` >= 0 the
-// generator continues after so many numbers.
+// MatexDrawSeeds: reads or sets the position of the seed generator of a `shuffle` of tf.data. The position is how many
+// numbers the generator has drawn. With input `drawn` >= 0 the generator continues after so many numbers.
 //
-// The generator outlives the iterators of the `shuffle`, and TensorFlow saves its position only within the state of one
-// of them. A `batch` drops its input with the last rows, before the next pass begins; then no such iterator exists.
+// The generator outlives the iterators of the `shuffle`, but TensorFlow saves its position only within the state of one
+// of these iterators. A `batch` drops its input with the last rows, before the next pass begins; then none exists.
 #include "kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/resource_mgr.h"

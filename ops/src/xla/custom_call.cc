@@ -1,4 +1,5 @@
-// Decodes requests, keeps them prepared, and runs them when XLA calls.
+// The function that a compiled program calls for each collective (custom_call.h). It decodes the request at the first
+// call, keeps the decoded request, and runs the collective at each call.
 #include "custom_call.h"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace matex {
 std::string Encode(const Request& request) {
   std::string text;
   PutAll(text, static_cast<int64_t>(request.kind), static_cast<int64_t>(request.reduction), int64_t{request.root},
-         int64_t{request.numbers}, int64_t{request.checked}, request.entries, request.place);
+         int64_t{request.weight_length}, int64_t{request.checked}, request.entries, request.place);
   return text;
 }
 
@@ -42,7 +43,7 @@ std::shared_ptr<const Prepared> Prepare(const std::string& text) {
   request.kind = static_cast<Kind>(fields.Number());
   request.reduction = static_cast<Reduction>(fields.Number());
   request.root = static_cast<int>(fields.Number());
-  request.numbers = static_cast<int>(fields.Number());
+  request.weight_length = static_cast<int>(fields.Number());
   request.checked = fields.Number() != 0;
   request.entries = fields.Entries();
   request.place = fields.Text();
@@ -56,7 +57,7 @@ std::shared_ptr<const Prepared> Prepare(const std::string& text) {
   return prepared;
 }
 
-// The prepared requests, by the hash of their text, until one of their variables is deleted.
+// The prepared requests, by the hash of their text. A request is dropped when one of its variables is deleted.
 struct Cache {
   std::mutex mutex;
   std::unordered_map<uint64_t, std::shared_ptr<const Prepared>> prepared;
@@ -82,7 +83,7 @@ Error Run(const Prepared& prepared, const void* const* in, void* const* out) {
   switch (request.kind) {
     case Kind::kGradients: {
       const double* const weight = static_cast<const double*>(in[count]);  // after the gradients
-      const Batch batch(request.numbers > 1 ? static_cast<int64_t>(weight[1]) : 0);
+      const Batch batch(request.weight_length > 1 ? static_cast<int64_t>(weight[1]) : 0);
       return ReduceInline(*prepared.layout, in, out, weight[0], batch, [&request] { return request.place; });
     }
     case Kind::kAllreduce:

@@ -1,6 +1,7 @@
-// A collective in a program compiled by XLA: one custom call on the host. Its request, a text, says which collective it
-// is. kernels.cc encodes the request when XLA compiles; custom_call.cc decodes it once and runs it at each call. A
-// token is a scalar that each call takes and returns, so that XLA keeps the order of calls.
+// A collective in a program compiled by XLA: one custom call, a function of this library that the program calls on the
+// host. The request of a call is a text that says which collective it is. kernels.cc encodes the request when XLA
+// compiles; custom_call.cc decodes it once and runs the collective at each call. A token is a scalar that is an operand
+// and a result of each call, so that XLA keeps the order of calls.
 #pragma once
 
 #include <string>
@@ -18,7 +19,7 @@ struct Request {
   Kind kind = Kind::kBarrier;
   Reduction reduction = Reduction::kSum;  // of an allreduce
   int root = 0;                           // of a broadcast
-  int numbers = 1;                        // the length of the weight input: 1: weight; 2: weight and rows
+  int weight_length = 1;                  // of the weight input. 1: the weight; 2: the weight and the rows
   bool checked = false;                   // whether gradients that are not finite are an error
   std::vector<Entry> entries;
   std::string place;

@@ -1,7 +1,7 @@
-// The kernels that XLA compiles, for CPUs: each op becomes one custom call (custom_call.h).
+// The XLA kernels of the collective ops, for CPUs: each op becomes one custom call (custom_call.h).
 //
-// XLA runs independent calls in any order and concurrently. So each call takes a token, the value of the variable
-// that orders the ops (MATEX_ORDER), and returns it for the next call.
+// XLA runs independent calls in any order and concurrently. So each call has a token as operand and result. The token
+// is the value of the variable that orders the ops (MATEX_ORDER in kernel.h): each call depends on the call before it.
 #include <string>
 #include <vector>
 
@@ -48,7 +48,7 @@ class XlaCollective : public XlaOpKernel {
       results.push_back(xla::ShapeUtil::MakeShape(type, {shape.num_elements()}));
     }
     if (request.kind == Kind::kGradients) {
-      request.numbers = static_cast<int>(context->InputShape(tensors).num_elements());
+      request.weight_length = static_cast<int>(context->InputShape(tensors).num_elements());
       operands.push_back(context->Input(tensors));
     }
     xla::XlaOp token = xla::ConstantR0<int32_t>(context->builder(), 0);

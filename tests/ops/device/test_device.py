@@ -72,5 +72,5 @@ def test_mpi_is_given_addresses_where_every_rank_can(monkeypatch, environment, s
     monkeypatch.setattr(reduce_on_device, "_is_agreed", False)
     answer = reduce_on_device.agree_on_addresses(supported)
     assert said in answer and bool(said) == bool(answer)
-    assert reduce_on_device.is_chosen(checked=False) == ("is given" in answer)
-    assert not reduce_on_device.is_chosen(checked=True)
+    assert reduce_on_device.replaces_inline(checked=False) == ("is given" in answer)
+    assert not reduce_on_device.replaces_inline(checked=True)

@@ -240,31 +240,31 @@ void RunPublishing(Random& random, Random& own) {
   const World& world = TheWorld();
   const auto layout =
       std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
-  Shared shared{layout, std::make_shared<std::vector<Transfer>>(layout->TransfersInOrder()), {}, "variables", 0,
-                Draw(random, 4) ? step : -1};
-  shared.wholes.resize(entries.size());
+  const auto messages = std::make_shared<std::vector<Transfer>>(layout->TransfersInOrder());
+  DividedVariables variables{layout, messages, {}, "variables", 0, Draw(random, 4) ? step : -1};
+  variables.wholes.resize(entries.size());
   for (int update = 0; update < 3; ++update) {
-    const std::shared_ptr<Homes> homes = HomesOf(shared);
+    const std::shared_ptr<Homes> homes = HomesOf(variables);
     for (size_t i = 0; i < elsewhere.size(); ++i) {
       const bool is_home = homes != nullptr && Draw(own, 3) > 0;
-      shared.wholes[i] = is_home ? homes->Take(static_cast<int>(i)) : elsewhere[i].data();
+      variables.wholes[i] = is_home ? homes->Occupy(static_cast<int>(i)) : elsewhere[i].data();
       if (is_home) homes->Release(static_cast<int>(i));
     }
-    shared.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
+    variables.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
       for (int64_t k = first; k < first + count; ++k)
-        Put(type, static_cast<char*>(shared.wholes[i]), k, Value(my_rank, i + update, k));
+        Put(type, static_cast<char*>(variables.wholes[i]), k, Value(my_rank, i + update, k));
     });
     const auto check = [&](int of) {
       for (int rank = 0; rank < ranks; ++rank) {
-        shared.Visit(rank, [&](int i, int64_t first, int64_t count) {
+        variables.Visit(rank, [&](int i, int64_t first, int64_t count) {
           for (int64_t k = first; k < first + count && i == of; ++k) {
-            Check(Get(type, static_cast<char*>(shared.wholes[i]), k) == Value(rank, i + update, k),
+            Check(Get(type, static_cast<char*>(variables.wholes[i]), k) == Value(rank, i + update, k),
                   "a variable in pieces");
           }
         });
       }
     };
-    Check(Publish(shared, homes.get()));
+    Check(Publish(variables, homes.get()));
     for (size_t i = 0; i < entries.size(); ++i) check(static_cast<int>(i));
   }
   DropHomes(step);
@@ -274,7 +274,7 @@ void RunPublishing(Random& random, Random& own) {
 void RunPublishingLater(Random& random, Random& own) {
   struct Group {
     std::vector<std::vector<char>> values;
-    Shared shared;
+    DividedVariables variables;
     bool has_begun = false;
     size_t came = 0;
   };
@@ -291,10 +291,10 @@ void RunPublishingLater(Random& random, Random& own) {
     }
     const auto layout =
         std::make_shared<Layout>(entries, world.chunk_bytes, world.fuse_bytes, Compression(), false, false, cuts);
-    group.shared = {
+    group.variables = {
         layout, std::make_shared<std::vector<Transfer>>(layout->TransfersInOrder()), {}, "variables", Draw(random, 3)};
-    for (std::vector<char>& value : group.values) group.shared.wholes.push_back(value.data());
-    group.shared.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
+    for (std::vector<char>& value : group.values) group.variables.wholes.push_back(value.data());
+    group.variables.Visit(my_rank, [&](int i, int64_t first, int64_t count) {
       for (int64_t k = first; k < first + count; ++k) Put(type, group.values[i].data(), k, Value(my_rank, i, k));
     });
     const auto came = [&group, type](int i, const Error& error) {
@@ -302,14 +302,14 @@ void RunPublishingLater(Random& random, Random& own) {
       Check(group.has_begun, "a variable came before `begin` was called");
       ++group.came;
       for (int rank = 0; rank < ranks; ++rank) {
-        group.shared.Visit(rank, [&](int other, int64_t first, int64_t count) {
+        group.variables.Visit(rank, [&](int other, int64_t first, int64_t count) {
           for (int64_t k = first; k < first + count && other == i; ++k) {
             Check(Get(type, group.values[i].data(), k) == Value(rank, i, k), "a variable that came later");
           }
         });
       }
     };
-    Check(PublishLater(group.shared, {[&group] { group.has_begun = true; return group.shared.wholes; }, came}));
+    Check(PublishLater(group.variables, {[&group] { group.has_begun = true; return group.variables.wholes; }, came}));
     if (Draw(own, 2)) usleep(static_cast<int>(Draw(own, 2000)));
   }
   FinishPulls();

@@ -1,4 +1,5 @@
-// Arrays of 16-bit floats by the processor's F16C instructions, eight values at a time; the rest one by one.
+// Conversion of arrays of float16 by the processor's F16C instructions, eight values at a time. The last values, and
+// all values on other processors, are converted one by one.
 #include "engine/base/half.h"
 
 #if defined(__x86_64__)

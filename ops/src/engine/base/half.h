@@ -39,9 +39,9 @@ struct Float16 {
   static float Load(Float16 value) {
     const uint32_t magnitude = value.bits & 0x7FFFu;
     const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
-    // A float32 with the exponent bits of the float16, times 2^112: correct for normal and subnormal numbers.
+    // A float32 with the exponent bits of the float16, times 2^(127 - 15): correct for normal and subnormal numbers.
     const float scaled = FloatOf(magnitude << 13) * FloatOf(0x77800000u);
-    const uint32_t special = 0x7F800000u | (magnitude << 13);
+    const uint32_t special = 0x7F800000u | (magnitude << 13);  // infinity or NaN
     return FloatOf((magnitude >= 0x7C00u ? special : BitsOf(scaled)) | sign);
   }
 
@@ -53,8 +53,8 @@ struct Float16 {
     const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0.5f) - 0x3F000000u;
     const uint32_t normal = (magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
     uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
-    half = magnitude >= 0x477FF000u ? 0x7C00u : half;
-    half = magnitude > 0x7F800000u ? 0x7E00u : half;
+    half = magnitude >= 0x477FF000u ? 0x7C00u : half;  // infinity from 65520 on, which would round to 65536
+    half = magnitude > 0x7F800000u ? 0x7E00u : half;   // NaN
     return {static_cast<uint16_t>(half | sign)};
   }
 };

@@ -1,4 +1,4 @@
-// XXH64, as its specification describes it (hash.h).
+// The hash function XXH64. The primes and the numbers of bits are from its specification (hash.h).
 #include "engine/base/hash.h"
 
 #include <cstring>
@@ -21,8 +21,10 @@ Word Read(const unsigned char* from) {
   return word;
 }
 
+// Adds 8 bytes of input to a state.
 uint64_t Round(uint64_t state, uint64_t word) { return Rotate(state + word * kPrime2, 31) * kPrime1; }
 
+// Combines the hash with one of the four states.
 uint64_t Merge(uint64_t hash, uint64_t state) { return (hash ^ Round(0, state)) * kPrime1 + kPrime4; }
 
 }  // namespace
@@ -32,7 +34,7 @@ uint64_t Hash(const void* data, size_t bytes, uint64_t seed) {
   const unsigned char* const end = at + bytes;
   uint64_t hash = seed + kPrime5;
   if (bytes >= 32) {
-    // Four independent states: the multiplications of one overlap those of the others.
+    // Blocks of 32 bytes. The processor multiplies the four independent states at the same time.
     uint64_t a = seed + kPrime1 + kPrime2, b = seed + kPrime2, c = seed, d = seed - kPrime1;
     for (; end - at >= 32; at += 32) {
       a = Round(a, Read<uint64_t>(at));
@@ -43,6 +45,7 @@ uint64_t Hash(const void* data, size_t bytes, uint64_t seed) {
     hash = Rotate(a, 1) + Rotate(b, 7) + Rotate(c, 12) + Rotate(d, 18);
     hash = Merge(Merge(Merge(Merge(hash, a), b), c), d);
   }
+  // Less than 32 bytes are left: 8 at a time, then 4, then single bytes.
   hash += bytes;
   for (; end - at >= 8; at += 8) hash = Rotate(hash ^ Round(0, Read<uint64_t>(at)), 27) * kPrime1 + kPrime4;
   if (end - at >= 4) {

@@ -1,5 +1,5 @@
-// 64-bit hashes: of a byte range, and of a sequence of values (Hasher). Layout keys and rendezvous keys use it, so
-// equal input must give equal hashes on all ranks.
+// 64-bit hashes of a byte range, and of a sequence of values (Hasher). The keys of layouts and rendezvous are such
+// hashes, so equal input must give equal hashes on all ranks.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@ namespace matex {
 // bit of the input moves every bit of the result, at memory speed.
 uint64_t Hash(const void* data, size_t bytes, uint64_t seed);
 
+// Hashes values one after another. The length of a text is part of the hash, so "ab", "c" differs from "a", "bc".
 class Hasher {
  public:
   Hasher& Add(int64_t value) {

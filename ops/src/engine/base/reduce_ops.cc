@@ -1,4 +1,5 @@
-// Buffers are processed in loops that the compiler vectorizes; 16-bit floats in blocks, converted to float32.
+// The arithmetic of reductions (reduce_ops.h), in loops that the compiler vectorizes. 16-bit floats are processed in
+// blocks, which are converted to float32 and back.
 #include "engine/base/reduce_ops.h"
 
 #include <algorithm>
@@ -38,7 +39,7 @@ void ForType(Type type, Work work) {
   }
 }
 
-// Applies `rule`, which maps an array to an array, to `from` and writes to `to`; 16-bit floats block by block.
+// Calls rule(from, to, count), which computes array `to` of array `from`; for 16-bit floats for each block, in float32.
 template <typename T, typename Rule>
 void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
   if constexpr (kIsHalf<T>) {
@@ -54,7 +55,7 @@ void InBlocks(const T* from, T* to, int64_t count, Rule rule) {
   }
 }
 
-// Calls `work(offset, length)` for [0, count) in parts whose lengths are ints.
+// Calls `work(offset, length)` for consecutive parts of [0, count), whose lengths are ints as Load and Store need them.
 template <typename Work>
 void InParts(int64_t count, Work work) {
   constexpr int64_t kPart = 1 << 30;
@@ -67,7 +68,7 @@ struct Sum {
     return a + b;
   }
 };
-// `a != a` is true only for NaN: NaN wins against any number.
+// The minimum or maximum with NaN is NaN: `a != a` is true if `a` is NaN; if `b` is NaN, all comparisons are false.
 struct Min {
   template <typename T>
   static T Combine(T a, T b) {
@@ -98,6 +99,7 @@ void CombineAs(const T* a, const T* b, T* c, int64_t count) {
   }
 }
 
+// The function of an MPI_Op.
 template <typename T, typename Rule>
 void Combine(void* in, void* inout, int* count, MPI_Datatype*) {
   T* const to = static_cast<T*>(inout);
@@ -121,8 +123,9 @@ MPI_Op OwnOp(Reduction reduction) {
   return OwnOp<T, Sum>();
 }
 
-// The two loops that process most gradient bytes, vectorized where the processor has AVX. Each loop has one
-// operation, so rounding does not change. `to` may be one of the inputs; no partial overlap.
+// ScaleWide and AddWide are the loops that process most gradient bytes. They are vectorized with AVX where the
+// processor has it. Each loop has one operation, so the results are rounded as without AVX. `to` may be one of the
+// inputs, but must not overlap it in part.
 #if defined(__x86_64__)
 bool HasWideRegisters() {
   static const bool has = __builtin_cpu_supports("avx");

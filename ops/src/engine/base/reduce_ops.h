@@ -19,14 +19,14 @@ const char* NameOf(Reduction reduction);
 // The reduction with this name, which the op's attribute has checked.
 Reduction ReductionOf(const std::string& name);
 
-// Whether sums of `type` are computed in float32, so that they are rounded once, whatever the number of ranks.
+// Whether `type` is a 16-bit float. Sums of such types are computed in float32, so that they are rounded once.
 bool IsHalf(Type type);
 
 // Conversion of arrays of 16-bit floats to float32 and back.
 void Widen(Type type, const void* from, float* to, int64_t count);
 void Narrow(Type type, const float* from, void* to, int64_t count);
 
-// The MPI_Op of `type`. Sums of 16-bit floats round at each combination. Minima and maxima propagate NaN: with
+// The MPI_Op of `type`. Sums of 16-bit floats round at each combination. Minima and maxima propagate NaN, because with
 // MPI_MIN and MPI_MAX one rank may get the NaN and another the number.
 MPI_Op MpiOp(Type type, Reduction reduction);
 

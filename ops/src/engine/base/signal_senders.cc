@@ -1,5 +1,5 @@
-// Records whether a signal to this process came from its launchers (mpirun, srun) or from another process, because
-// Python's handlers do not learn the sender. Python's ctypes calls it (interface.py). Needs no MPI.
+// Records whether a signal to this process came from its launchers (mpirun, srun) or from another sender, because
+// Python's signal handlers do not learn the sender. Python calls the functions at the end by ctypes (interface.py).
 #include <signal.h>
 #include <sys/types.h>
 
@@ -10,10 +10,10 @@
 namespace matex {
 namespace {
 
-constexpr int kSignals = 65;
+constexpr int kSignals = 65;              // Linux's signals are 1 to 64
 constexpr int kLauncher = 1, kOther = 2;  // bits
 
-// A watched signal. The signal handler reads it, so it is never freed, and not changed while its signal can arrive.
+// A watched signal. The signal handler reads it, so it is never freed, and complete before NoteSender is installed.
 struct Watch {
   const pid_t* launchers;
   size_t count;
@@ -23,11 +23,13 @@ struct Watch {
 
 Watch watches[kSignals];
 
+// The signal handler: records the sender, and calls the handler that was installed earlier.
 void NoteSender(int number, siginfo_t* info, void* context) {
   Watch& watch = watches[number];
   const pid_t* const end = watch.launchers + watch.count;
-  const bool is_sent = info->si_code <= 0;  // by a process, not by the kernel
-  watch.senders |= is_sent && std::find(watch.launchers, end, info->si_pid) != end ? kLauncher : kOther;
+  const bool is_from_process = info->si_code <= 0;  // else from the kernel, and there is no si_pid
+  const bool is_from_launcher = is_from_process && std::find(watch.launchers, end, info->si_pid) != end;
+  watch.senders |= is_from_launcher ? kLauncher : kOther;
   if (watch.previous.sa_flags & SA_SIGINFO) {
     watch.previous.sa_sigaction(number, info, context);
   } else if (watch.previous.sa_handler != SIG_DFL && watch.previous.sa_handler != SIG_IGN) {
@@ -40,7 +42,7 @@ void NoteSender(int number, siginfo_t* info, void* context) {
 extern "C" {
 
 // Records from now on whether `launchers` or others send the signal `number`, and then calls the handler that is
-// installed now. This ends when another handler is installed. Returns 0, or 1 if there is no such signal.
+// installed now. The recording ends when another handler is installed. Returns 0, or 1 if there is no such signal.
 __attribute__((visibility("default"))) int matex_watch_sender(int number, const int* launchers, int count) {
   if (number <= 0 || number >= kSignals) return 1;
   struct sigaction now;

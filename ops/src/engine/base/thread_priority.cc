@@ -1,4 +1,4 @@
-// Sets the time slice by Linux's system call sched_setattr.
+// Sets the time slice of a thread by Linux's system call sched_setattr.
 #include "engine/base/thread_priority.h"
 
 #include <sched.h>
@@ -22,7 +22,7 @@ struct Attributes {
   uint64_t period;
 };
 
-constexpr uint64_t kTimeSlice = 100'000;
+constexpr uint64_t kTimeSlice = 100'000;  // nanoseconds
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// Dynamic programming over the boundary before the last bucket.
+// Finds the best buckets by dynamic programming: for the first 1, 2, ... gradients, the best boundary before their last
+// bucket, given the best buckets of the gradients before this boundary.
 #include "engine/layout/buckets.h"
 
 #include <algorithm>

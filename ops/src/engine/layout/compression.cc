@@ -1,5 +1,5 @@
-// Packing to 16 bits, and the choice of the largest numbers. The choice counts numbers in 2^11 classes of equal leading
-// bits, takes the highest classes whole, and orders only the numbers of the class that is taken in part.
+// Packing to 16 bits, and the choice of the largest numbers. The choice counts the numbers in 2^11 classes of equal
+// leading bits. It takes all numbers of the highest classes, and selects among the numbers of one further class.
 #include "engine/layout/compression.h"
 
 #include <algorithm>
@@ -18,7 +18,8 @@ constexpr uint32_t kMagnitude = 0x7FFFFFFFu, kInfinity = 0x7F800000u;
 // The leading bits of a number's magnitude assign it to one of 2^11 classes, ordered by magnitude.
 constexpr int kClassBits = 11, kBelow = 31 - kClassBits;
 
-// The exponent e such that largest * 2^e lies in [2^14, 2^15), the top of float16's range.
+// The exponent e such that largest * 2^e lies in [2^14, 2^15), near the top of float16's range, which ends at 65504.
+// `largest`: the bits of a float32 that is not negative; for 0, e is 0.
 int PowerFor(uint32_t largest) {
   constexpr int kMaxExponent = 14, kMaxPower = 113;  // 2^113 and 2^-113 are both float32
   if (largest == 0) return 0;
@@ -65,7 +66,8 @@ std::string Compression::ToString() const {
 }
 
 double Compression::CompressedFraction(int ranks) const {
-  // Each rank receives the indices and values of all ranks; a ring moves each number twice.
+  // Top-k: each rank receives an index and a value, 8 bytes, for each number that a rank sends. Without compression, a
+  // ring moves the 4 bytes of each number twice.
   if (kind == Kind::kTopK) return share * ranks;
   return kind == Kind::kNone ? 1 : 0.5;
 }
@@ -95,12 +97,12 @@ void Unpack(Compression::Kind kind, const char* packed, int64_t count, float* va
 }
 
 void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t first, std::vector<int32_t>* indices) {
-  int64_t members[1 << kClassBits] = {};  // the number of numbers in each class
+  int64_t members[1 << kClassBits] = {};  // how many numbers each class has
   for (int64_t i = 0; i < count; ++i) ++members[MagnitudeOf(values[i]) >> kBelow];
   // The result has all numbers of the classes above `partial`, and the largest `missing` numbers of class `partial`.
   int64_t missing = std::min(wanted, count);
   uint32_t partial = (1 << kClassBits) - 1;
-  while (partial > 0 && members[partial] < missing) missing -= members[partial--];
+  for (; partial > 0 && members[partial] < missing; --partial) missing -= members[partial];
   std::vector<std::pair<uint32_t, int32_t>> candidates;  // (~magnitude, index) of the numbers of class `partial`
   candidates.reserve(members[partial]);
   for (int64_t i = 0; i < count; ++i) {
@@ -114,7 +116,7 @@ void AppendLargest(const float* values, int64_t count, int64_t wanted, int32_t f
   for (int64_t i = 0; i < missing; ++i) indices->push_back(candidates[i].second);
 }
 
-int64_t CountKept(double share, int64_t count) {
+int64_t CountSent(double share, int64_t count) {
   return std::clamp<int64_t>(std::llround(share * static_cast<double>(count)), std::min<int64_t>(count, 1), count);
 }
 

@@ -1,4 +1,4 @@
-// All residuals of this process, by variable and number of elements; layouts own them.
+// The table of all residuals of this process, by variable and number of elements. Layouts own the residuals.
 #include "engine/layout/error_feedback.h"
 
 #include <map>
@@ -41,7 +41,7 @@ Residual ResidualOf(int64_t number, int64_t count) {
   return residual;
 }
 
-int64_t Residuals() {
+int64_t CountResiduals() {
   AllResiduals& all = TheResiduals();
   std::lock_guard<std::mutex> lock(all.mutex);
   all.DropUnused();

@@ -1,5 +1,5 @@
-// The residuals of compression: for each variable, the error that this rank has not sent yet. A layout holds the
-// residuals of its variables; the next gradient of a variable receives its residual.
+// The residuals of compression (compression.h): for each variable, what this rank has not sent yet of its gradients. A
+// layout holds the residuals of its variables. The residual is added to the next gradient of the variable.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace matex {
 
-// One number for each element of the gradient; empty until the first use. It has no lock of its own: an update runs
-// either in the calling thread, which holds the world's mutex, or in the communication thread, never in both.
+// One number for each element of the gradient; empty until the first use. It has no lock of its own, because an update
+// runs either in the calling thread, which holds the world's mutex, or in the communication thread, never in both.
 using Residual = std::shared_ptr<std::vector<float>>;
 
 // The residual of variable `number`, shared by all layouts that contain it and freed with the last of them. A
@@ -17,6 +17,6 @@ using Residual = std::shared_ptr<std::vector<float>>;
 Residual ResidualOf(int64_t number, int64_t count);
 
 // The number of residuals.
-int64_t Residuals();
+int64_t CountResiduals();
 
 }  // namespace matex

@@ -1,5 +1,5 @@
-// Divides the entries of a layout into transfers: AppendOwned for entries with cuts, whose elements the ranks own in
-// pieces; AppendShared for all other entries, of which every rank needs all elements.
+// Divides the entries of a layout into transfers, each of which is one sum over ranks. AppendOwned does it for entries
+// with cuts, whose elements the ranks own in pieces; AppendShared for all other entries, whose sums go to every rank.
 #include "engine/layout/layout.h"
 
 #include <algorithm>
@@ -14,8 +14,8 @@ bool IsCompressed(const Entry& entry, const Compression& compression) {
   return compression && entry.variable != 0 && entry.type == Type::kFloat32;
 }
 
-// Moves up to `max_count` elements from `unassigned`, a stack whose last fragment comes first, to `fragments`. Returns
-// the number of elements moved, which is less than `max_count` if `unassigned` is empty then.
+// Moves up to `max_count` elements from `unassigned`, a stack whose last fragment is moved first, to `fragments`.
+// Returns the number of moved elements; it is less than `max_count` if `unassigned` had fewer elements.
 int64_t MoveFragments(std::vector<Fragment>* unassigned, int64_t max_count, std::vector<Fragment>* fragments) {
   int64_t moved = 0;
   while (moved < max_count && !unassigned->empty()) {
@@ -78,7 +78,7 @@ Layout::Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_byt
       compiled_(compiled),
       checked_(checked),
       cuts_(checked ? Cuts() : std::move(cuts)) {
-  if (!cuts_.empty()) cuts_.resize(entries_.size());
+  if (!cuts_.empty()) cuts_.resize(entries_.size());  // the last entries may have none
   for (size_t i = 0; i < entries_.size(); ++i) {
     const bool is_compressed = IsCompressed(entries_[i], compression);
     residuals_.push_back(is_compressed ? ResidualOf(entries_[i].variable, entries_[i].count()) : nullptr);
@@ -115,6 +115,7 @@ std::vector<Transfer> Layout::TransfersOf(const std::vector<int>& boundaries) co
   return transfers;
 }
 
+// A bucket ends as soon as it has `fuse_bytes`.
 std::vector<Transfer> Layout::TransfersInOrder() const {
   std::vector<int> boundaries{0};
   const int count = static_cast<int>(entries_.size());
@@ -184,7 +185,7 @@ void Layout::AppendOwnedGroup(const std::vector<int>& group, std::vector<Transfe
     transfer.name = NameOf(entries_, group[0], group[0] + group.size());
     if (transfer_count > 1)
       transfer.name += ", part " + std::to_string(k + 1) + " of " + std::to_string(transfer_count);
-    const int64_t max_of_owner = (most_owned + transfer_count - 1) / transfer_count;
+    const int64_t max_of_owner = (most_owned + transfer_count - 1) / transfer_count;  // elements in one transfer
     for (std::vector<Fragment>& of_owner : unassigned) {
       transfer.owned.push_back(MoveFragments(&of_owner, max_of_owner, &transfer.fragments));
       transfer.count += transfer.owned.back();

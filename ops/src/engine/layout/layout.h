@@ -1,9 +1,10 @@
 // The layout of an update. An update is one call of an optimizer, for which all gradients are summed over ranks; an
 // entry is one gradient. The layout divides the entries into transfers, each of which is one sum over ranks: small
-// entries are fused in one transfer, large ones are cut into several. The kernels make a layout once and reuse it. It
-// depends only on values that all ranks share, and the rendezvous compares its key, so ranks never negotiate.
+// entries are fused in one transfer, large entries are cut into several transfers. The kernels make a layout once and
+// reuse it. A layout depends only on values that are equal on all ranks, and the rendezvous compares its key. So all
+// ranks have the same transfers without a negotiation.
 //
-// Two reductions use it: in the calling thread (inline.h), or in a communication thread (async_reduction.h).
+// Two reductions use layouts: in the calling thread (inline.h), or in a communication thread (async_reduction.h).
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 
 namespace matex {
 
-// A tensor: a gradient of an update, or the tensor of another collective.
+// The description of a tensor: of a gradient of an update, or of the tensor of another collective.
 struct Entry {
   std::string name;  // for messages; of a gradient, the name of its variable
   Type type;
@@ -54,8 +55,8 @@ struct Transfer {
   std::string name;  // the names of the gradients, for messages
 };
 
-// Calls `work(part, offset)` for the part of each fragment within elements [first, first + count) of the transfer, in
-// which this part begins at element `offset`.
+// Calls `work(part, offset)` for each fragment that overlaps elements [first, first + count) of the transfer. `part` is
+// the overlap, as a fragment; `offset` is the element of the transfer at which it begins.
 template <typename Work>
 void InFragments(const Transfer& transfer, int64_t first, int64_t count, Work work) {
   int64_t at = 0;
@@ -73,7 +74,7 @@ class Layout {
   // float32 gradients of variables. `compiled`: XLA has compiled the step. Ranks must agree on this, because compiled
   // steps round differently from TensorFlow's kernels. `checked`: gradients that are not finite are an error. `cuts` is
   // ignored for compressed entries and for checked layouts: their sums go to all ranks. Each transfer of entries with
-  // cuts contains elements of every owner.
+  // cuts contains elements of every owner, so that all ranks send and receive at the same time.
   Layout(std::vector<Entry> entries, int64_t chunk_bytes, int64_t fuse_bytes, const Compression& compression = {},
          bool compiled = false, bool checked = false, Cuts cuts = {});
 
@@ -99,11 +100,12 @@ class Layout {
   std::vector<Transfer> TransfersInOrder() const;
 
  private:
-  // Append transfers: of entries [begin, end); of those with cuts; of a group with cuts; of those without cuts.
+  // Append the transfers of entries [begin, end): all of them, the ones with cuts, the ones without.
   void Append(int begin, int end, std::vector<Transfer>* transfers) const;
   void AppendOwned(int begin, int end, std::vector<Transfer>* transfers) const;
-  void AppendOwnedGroup(const std::vector<int>& group, std::vector<Transfer>* transfers) const;
   void AppendShared(int begin, int end, std::vector<Transfer>* transfers) const;
+  // Appends the transfers of some entries of one type, which have cuts.
+  void AppendOwnedGroup(const std::vector<int>& group, std::vector<Transfer>* transfers) const;
   bool HasCuts(int i) const { return !cuts_.empty() && !cuts_[i].empty(); }
   int64_t ElementsPerChunk(Type type) const;  // at least 1
   uint64_t ComputeKey() const;
@@ -115,12 +117,13 @@ class Layout {
   Compression compression_;
   bool compiled_;
   bool checked_;
-  std::vector<Residual> residuals_;  // of each entry
+  std::vector<Residual> residuals_;  // of each entry; null: the entry is not compressed
   Cuts cuts_;
   uint64_t key_;
 };
 
-// What one collective announces: a whole overlapped update, or its gradients that depend on the same collectives.
+// What one collective announces: a whole overlapped update; or, if other collectives come between its gradients, a part
+// of the update, whose gradients depend on the same collectives.
 struct UpdatePart {
   std::shared_ptr<const Layout> layout;
   std::string place;    // the place of the update in the program

@@ -1,4 +1,4 @@
-// Writes and reads fields of the form LENGTH:BYTES.
+// Writes and reads fields of the form LENGTH:BYTES, in which reports and requests are sent (text_fields.h).
 #include "engine/layout/text_fields.h"
 
 namespace matex {

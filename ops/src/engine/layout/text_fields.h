@@ -10,6 +10,7 @@
 
 namespace matex {
 
+// Append a field; of entries, several fields.
 void Put(std::string& text, const std::string& field);
 void Put(std::string& text, int64_t value);
 void Put(std::string& text, const std::vector<Entry>& entries);
@@ -29,7 +30,7 @@ class Fields {
 
  private:
   const std::string& text_;
-  size_t at_ = 0;
+  size_t at_ = 0;  // the position of the next field
 };
 
 }  // namespace matex

@@ -1,5 +1,5 @@
-// Each rank has a line in shared memory, which only this rank writes: the number of its meetings, its words, and its
-// counts of blocks. A rank that waits reads the lines of the other ranks until they have advanced far enough.
+// Meetings in shared memory (arrivals.h). Each rank has a line there, which only this rank writes: the number of its
+// meetings, its words, and its counts of blocks. A waiting rank reads the other ranks' lines until they have advanced.
 #include "engine/mpi/arrivals.h"
 
 #include <sched.h>
@@ -14,7 +14,7 @@
 
 namespace matex {
 
-// The line of a rank, in cache lines of its own. Words of odd and even meetings have their own slot: a rank may come to
+// The line of a rank, in cache lines of its own. Words of odd and even meetings have a slot each: a rank may come to
 // meeting n + 1 while others still read its words of meeting n, but to meeting n + 2 only after all have read them.
 struct alignas(128) Arrivals::Line {
   std::atomic<int64_t> count{0};  // the number of the last meeting that the rank has come to
@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kSpins = 2'000;  // about 10 microseconds, or 100 where the pause instruction is slow
 constexpr int kYields = 1'000;  // less than a millisecond if no other thread computes
-constexpr std::chrono::milliseconds kMaxSleep(1);  // another rank's arrival may need progress of MPI here
+constexpr std::chrono::milliseconds kMaxSleep(1);  // short, because MPI makes progress only between the sleeps
 std::atomic<bool> counts_waits{false};  // off by default: reading the clocks takes as long as a small sum
 std::atomic<int64_t> waited_nanoseconds{0}, waited_core_nanoseconds{0};
 
@@ -89,7 +89,7 @@ int Arrivals::Meet(const Words& words, bool* same) {
   lines[rank_].words[number % 2] = words;
   lines[rank_].count.store(number, std::memory_order_release);
   int code = number % kProgressInterval == 0 ? Progress() : MPI_SUCCESS;
-  for (int distance = 1; distance < size_ && code == MPI_SUCCESS; ++distance) {
+  for (int distance = 1; distance < size_ && code == MPI_SUCCESS; ++distance) {  // all other ranks, from the next on
     const Line& other = lines[(rank_ + distance) % size_];
     code = WaitUntil([&] { return other.count.load(std::memory_order_acquire) >= number; });
   }
@@ -112,13 +112,14 @@ Arrivals::Blocks Arrivals::See(int rank) const {
   return {line.written.load(std::memory_order_acquire), line.read.load(std::memory_order_acquire)};
 }
 
-// Lets MPI make progress: another rank may wait for a message that MPI still has to send, for example of the script.
+// MPI_Iprobe makes progress with earlier messages: another rank may wait for a message that MPI here has still to send,
+// for example a message of the script.
 int Arrivals::Progress() const {
   int has_message = 0;
   return MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &has_message, MPI_STATUS_IGNORE);
 }
 
-// Spins, then yields the core, then sleeps.
+// Polls: first it spins, then it yields the core between polls, then it sleeps between polls.
 int Arrivals::WaitUntil(const std::function<bool()>& has_come) {
   if (has_come()) return MPI_SUCCESS;
   const bool counts = counts_waits;

@@ -1,7 +1,8 @@
 // Meetings of the ranks of one node, in shared memory. A meeting (`Meet`) is a barrier that also compares three words
-// of each rank. Two ranks can do without meetings: each publishes counters of its progress (`Show`), and reads those of
-// the other rank (`See`). The rendezvous and SharedMemory use it. Data that a rank writes before a meeting are visible
-// to all after it: stores are releases, loads acquires.
+// (64-bit numbers) of each rank. Data that a rank writes before a meeting are visible to all ranks after it, because
+// stores are releases and loads are acquires. Two ranks can do without meetings: each publishes counters of its
+// progress (`Show`), and reads the counters of the other rank (`See`). The rendezvous (rendezvous.cc) and the sums in
+// shared memory (shared_memory.h) use Arrivals.
 #pragma once
 
 #include <mpi.h>
@@ -31,8 +32,8 @@ class Arrivals {
   // The bytes of a rank, readable and writable by all ranks.
   char* BytesOf(int rank) const { return memory_ + layout_.head + rank * layout_.part; }
 
-  // Returns when all ranks have arrived; their earlier writes are then visible. `same`: whether all brought the same
-  // words; equal on all. Returns an MPI error code, because MPI may report a lost rank. One thread at a time.
+  // Returns when all ranks have come to the same meeting. `same` becomes whether all have brought the same words; it is
+  // equal on all ranks. Returns an MPI error code, because MPI may report a lost rank. One thread at a time.
   int Meet(const Words& words = {}, bool* same = nullptr);
 
   // Counters of a rank since the start: the blocks written into its bytes, and the other rank's blocks read.
@@ -46,17 +47,17 @@ class Arrivals {
   // Returns when `has_come()` is true, a condition on the shared memory. Returns an MPI error code, as `Meet`.
   int WaitUntil(const std::function<bool()>& has_come);
 
-  // The waits of this process in shared memory since the first call of WaitedSoFar, and their seconds of a core.
+  // How long this process has waited in shared memory since the first call of WaitedSoFar.
   struct Waited {
     double seconds = 0;
-    double core_seconds = 0;
+    double core_seconds = 0;  // in which the waiting thread occupied a core
   };
   static Waited WaitedSoFar();
 
  private:
   struct Line;
 
-  int Progress() const;  // of MPI
+  int Progress() const;  // lets MPI make progress
 
   Arrivals(MPI_Comm communicator, char* memory, const CommonLayout& layout, int rank, int size, int processors);
   Line* lines() const;
@@ -66,7 +67,7 @@ class Arrivals {
   const CommonLayout layout_;
   const int rank_;
   const int size_;
-  const int spins_;   // the polls before the wait yields its core
+  const int spins_;  // the polls of a wait before it yields its core
   int64_t meetings_ = 0;  // the number of meetings so far
 };
 

@@ -1,5 +1,5 @@
-// An all-reduce of structs that merge by their own function `Add`. MPI merges along a tree, so memory and time per rank
-// hardly grow with the number of ranks. reports.cc and finite_check.cc use it to describe errors.
+// An all-reduce of structs, which are merged by their own function `Add`. MPI merges along a tree, so memory and time
+// per rank hardly grow with the number of ranks. reports.cc and finite_check.cc use it to describe errors.
 #pragma once
 
 #include <mpi.h>

@@ -1,4 +1,5 @@
-// The first rank makes the file and broadcasts its address; the others open and map it. Then all agree on success.
+// Shared memory of the ranks of one node (common_memory.h). The first rank makes a file in memory and broadcasts where
+// it is; the other ranks open and map the file. Then all ranks agree whether all have succeeded.
 #include "engine/mpi/common_memory.h"
 
 #include <fcntl.h>
@@ -15,7 +16,8 @@ namespace matex {
 namespace {
 
 // The address of the shared memory: a process, its file descriptor, and a mark. The mark is a number at the end of the
-// head, by which other ranks recognize the file: the same process and file number may mean another file in a container.
+// head (common_memory.h). Other ranks recognize the file by it, because in another container the same process number
+// and file descriptor may mean another file.
 struct Address {
   int64_t process = 0;
   int64_t file = -1;  // -1: the first rank could not make the file
@@ -29,7 +31,7 @@ int64_t MakeMark(const void* address) {
   return static_cast<int64_t>(now.tv_sec * 1'000'000'007 + now.tv_nsec) ^ reinterpret_cast<int64_t>(address);
 }
 
-// A file in memory without a name, with room for the head; -1 on failure.
+// Makes a file in memory without a name, of size `bytes`, and allocates its head; -1 on failure.
 int Create(int64_t head, int64_t bytes) {
   const int file = static_cast<int>(syscall(SYS_memfd_create, "matex_tf", 1U /* MFD_CLOEXEC */));
   if (file < 0) return -1;
@@ -82,8 +84,8 @@ int MakeCommonMemory(MPI_Comm communicator, const CommonLayout& layout, const st
       std::memcpy(mark_at(), &address.mark, sizeof address.mark);
     }
   }
-  const int broadcast = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator);
-  if (rank > 0 && broadcast == MPI_SUCCESS && address.file >= 0) {
+  int code = MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, communicator);
+  if (rank > 0 && code == MPI_SUCCESS && address.file >= 0) {
     file = Open(address, bytes);
     mapped = Map(file, bytes);
     // A file of the same size may still be another file; then it lacks the mark.
@@ -92,13 +94,13 @@ int MakeCommonMemory(MPI_Comm communicator, const CommonLayout& layout, const st
       mapped = nullptr;
     }
   }
-  // Each rank allocates its own part now. Without that, a later access could raise SIGBUS for lack of memory; and Linux
-  // puts the pages on the NUMA node of the rank that allocates them.
-  int all_mapped = mapped != nullptr &&
-                 (layout.part == 0 || posix_fallocate(file, layout.head + rank * layout.part, layout.part) == 0);
-  const int code = broadcast ? broadcast : MPI_Allreduce(MPI_IN_PLACE, &all_mapped, 1, MPI_INT, MPI_MIN, communicator);
+  // Each rank allocates its own part now, because a later access could raise SIGBUS for lack of memory, and because
+  // Linux puts the pages on the NUMA node of the rank that allocates them.
+  int have_all = mapped != nullptr;  // of this rank; after the all-reduce: of all ranks
+  if (have_all && layout.part > 0) have_all = posix_fallocate(file, layout.head + rank * layout.part, layout.part) == 0;
+  if (code == MPI_SUCCESS) code = MPI_Allreduce(MPI_IN_PLACE, &have_all, 1, MPI_INT, MPI_MIN, communicator);
   if (file >= 0) close(file);
-  const bool made = code == MPI_SUCCESS && all_mapped;
+  const bool made = code == MPI_SUCCESS && have_all;
   if (mapped != nullptr && !made) munmap(mapped, bytes);
   *memory = made ? mapped : nullptr;
   return code;

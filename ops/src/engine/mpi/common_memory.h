@@ -1,5 +1,5 @@
-// Shared memory of the ranks of one node: a nameless file in memory of the first rank, which the others open through
-// /proc. Arrivals, Homes and the store use it. Either all ranks have the memory, or none has.
+// Shared memory of the ranks of one node: a nameless file in the memory of the first rank, which the other ranks open
+// through /proc. Arrivals, Homes and the store (store.h) use it. Either all ranks have the memory, or none has.
 #pragma once
 
 #include <mpi.h>
@@ -24,8 +24,8 @@ struct CommonLayout {
 };
 
 // Collective over `communicator`. `memory` is null on all ranks if they cannot share memory: on several hosts, in
-// separate containers, or if memory is short. The first rank prepares the head before any other rank sees it. Returns
-// an MPI error code. The caller releases the memory by `munmap`.
+// separate containers, or if memory is short. The first rank calls `prepare` with the head before any other rank sees
+// the head. Returns an MPI error code. The caller releases the memory by `munmap`.
 int MakeCommonMemory(MPI_Comm communicator, const CommonLayout& layout, const std::function<void(void*)>& prepare,
                      void** memory);
 

@@ -10,8 +10,8 @@ namespace {
 
 struct Failure {
   std::mutex mutex;
-  Error jobs_error;  // the first error of the jobs: the exchanges of the communication threads
-  std::set<std::pair<Cause, std::string>> noted;  // ordered by cause, so `CauseOf` finds the lowest cause
+  Error jobs_error;  // the first error of the jobs, which are the exchanges of the communication threads
+  std::set<std::pair<Cause, std::string>> noted;  // causes and messages, ordered by cause for `CauseOf`
 };
 
 Failure& TheFailure() {

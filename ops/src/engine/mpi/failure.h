@@ -1,7 +1,9 @@
-// The causes of errors in this process. An error whose cause matters is noted, so that Python learns the cause by the
-// text of the error: TensorFlow and XLA pass only the text on. `BreakJobs` keeps the common error of the communication
-// threads: after an MPI failure in one of them, no thread begins another exchange, because the positions of the other
-// ranks are unknown.
+// The failures of this process. They are of two kinds:
+//
+// - The common error of the communication threads (`BreakJobs`). After an MPI failure in one of them, no thread begins
+//   another exchange, because nobody knows how far the other ranks have come.
+// - The causes of errors (`NoteCause`). TensorFlow and XLA pass only the text of an error to Python. So the cause is
+//   noted here with the text, and Python asks for the cause by the text.
 #pragma once
 
 #include <string>
@@ -10,7 +12,8 @@
 
 namespace matex {
 
-// Records the MPI error of a failed exchange and returns the first error recorded; `BrokenJobs` returns it, or none.
+// Records the MPI error of a failed exchange. Returns the first error that was recorded, as does `BrokenJobs`; if there
+// is none, `BrokenJobs` returns no error.
 Error BreakJobs(const Error& error);
 Error BrokenJobs();
 
@@ -22,8 +25,8 @@ enum class Cause : int {
   kEnded = 3,      // a rank has ended its script with an exit code other than 0 while others go on
 };
 
-// Notes the cause of the error `message`. `CauseOf` is the lowest cause of the noted messages that `text` contains.
-// Any thread.
+// Notes the cause of the error `message`. `CauseOf` returns the cause of the noted message that `text` contains; of
+// several such messages, the cause with the lowest number above. Any thread.
 void NoteCause(Cause cause, const std::string& message);
 Cause CauseOf(const std::string& text);
 

@@ -1,5 +1,5 @@
-// The MPI calls that sums consist of, on one communicator: blocking in MPI, or nonblocking with a sleeping wait
-// (sleeping_wait.h). All sum algorithms make their collective calls through it.
+// The MPI calls that sums consist of, on one communicator. They block in MPI, or they are nonblocking and the thread
+// sleeps until they have completed (sleeping_wait.h). All sum algorithms make their collective calls through it.
 #pragma once
 
 #include <mpi.h>
@@ -24,7 +24,7 @@ struct Calls {
   // to = the segments of all ranks; this rank's is `from`, or MPI_IN_PLACE if it is in `to`.
   int Allgatherv(const void* from, void* to, const int* counts, const int* starts, Type type) const;
 
-  // Gathers `bytes` from each rank; and sends `bytes` to each rank, other bytes to each.
+  // Allgather: to = `bytes` bytes of each rank, in rank order. Alltoall: rank r gets the r-th `bytes` bytes of `from`.
   int Allgather(const void* from, void* to, int64_t bytes) const;
   int Alltoall(const void* from, void* to, int64_t bytes) const;
 

@@ -1,4 +1,4 @@
-// Polls MPI_Test, with sleeps between the polls.
+// Waiting for MPI by MPI_Test, with sleeps between the calls (sleeping_wait.h).
 #include "engine/mpi/sleeping_wait.h"
 
 #include <sys/prctl.h>
@@ -10,9 +10,9 @@ namespace matex {
 
 void Pause::Take() {
   constexpr Nanoseconds kUsualMax{100'000};
-  // Linux delays timers by up to 50 us by default, to coalesce them; these must be on time.
-  static thread_local const int sharp = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
-  (void)sharp;
+  // By default Linux ends a sleep up to 50 us late, to end several sleeps at once. In this thread: at most 1 us.
+  static thread_local const int is_set = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+  (void)is_set;
   const timespec pause{0, length_.count()};
   nanosleep(&pause, nullptr);
   const Nanoseconds hundredth = (std::chrono::steady_clock::now() - start_) / 100;

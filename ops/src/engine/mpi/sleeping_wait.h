@@ -1,5 +1,5 @@
-// Waiting for MPI without occupying a core, because the awaited rank usually still computes. Communication threads
-// poll a request and sleep between polls.
+// Waiting for MPI without occupying a core: communication threads poll a request and sleep between polls. The other
+// threads of this process, and the awaited rank, usually still compute.
 #pragma once
 
 #include <mpi.h>
@@ -8,8 +8,9 @@
 
 namespace matex {
 
-// Sleeps of growing length: first from 5 us up to 0.1 ms, each 1.5 times the last, for messages on their way. After 10
-// ms, a sleep takes 1 % of the wait so far, but at most `max_length`. With `max_length` 0 it stays at 0.1 ms.
+// Sleeps of growing length. The first takes 5 us, and each is 1.5 times as long as the one before, up to 0.1 ms: short
+// for messages that are on their way. After 10 ms of waiting, a sleep takes 1 % of the wait so far, but at most
+// `max_length`. With `max_length` 0 it stays at 0.1 ms.
 class Pause {
  public:
   using Nanoseconds = std::chrono::nanoseconds;

@@ -1,4 +1,4 @@
-// The comparison of reports, and the sentences that describe their first difference.
+// The text form of reports, their comparison, and the sentences that describe their first difference.
 #include "engine/sequence/mismatch.h"
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 namespace matex {
 namespace {
 
-std::string Name(const Standing::Named& rank) { return "rank " + std::to_string(rank.rank) + " (" + rank.host + ")"; }
+std::string Name(const RanksAtPlace::Named& one) { return "rank " + std::to_string(one.rank) + " (" + one.host + ")"; }
 
-std::string NameFirst(const Standing& standing) { return Name(standing.named.front()); }
+std::string NameFirst(const RanksAtPlace& ranks) { return Name(ranks.named.front()); }
 
 std::string Settings(const Report& report) {
   return "MATEX_CHUNK_BYTES=" + std::to_string(report.chunk_bytes) +
@@ -19,49 +19,49 @@ std::string Settings(const Report& report) {
 }
 
 // How the layout of `other` differs from the layout of `one`; empty if they are equal.
-std::string Difference(const Standing& one, const Standing& other) {
+std::string Difference(const RanksAtPlace& one, const RanksAtPlace& other) {
   const Report &a = one.report, &b = other.report;
-  const std::vector<Entry>& mine = a.entries;
-  const std::vector<Entry>& theirs = b.entries;
-  const std::string first = NameFirst(one), second = NameFirst(other);
-  const size_t common = std::min(mine.size(), theirs.size());
+  const std::vector<Entry>& entries_a = a.entries;
+  const std::vector<Entry>& entries_b = b.entries;
+  const std::string rank_a = NameFirst(one), rank_b = NameFirst(other);
+  const size_t common = std::min(entries_a.size(), entries_b.size());
   for (size_t i = 0; i < common; ++i) {
-    if (mine[i] == theirs[i]) continue;
+    if (entries_a[i] == entries_b[i]) continue;
     const std::string which = "gradient " + std::to_string(i + 1) + " of the update";
-    if (mine[i].name == theirs[i].name) {
-      return which + ", of variable '" + mine[i].name + "', is " + NameOf(mine[i].type) + " " +
-             ShapeText(mine[i].shape) + " on " + first + " and " + NameOf(theirs[i].type) + " " +
-             ShapeText(theirs[i].shape) + " on " + second;
+    if (entries_a[i].name == entries_b[i].name) {
+      return which + ", of variable '" + entries_a[i].name + "', is " + NameOf(entries_a[i].type) + " " +
+             ShapeText(entries_a[i].shape) + " on " + rank_a + " and " + NameOf(entries_b[i].type) + " " +
+             ShapeText(entries_b[i].shape) + " on " + rank_b;
     }
-    return which + " is of variable " + mine[i].ToString() + ", on " + first + " and of variable " +
-           theirs[i].ToString() + ", on " + second;
+    return which + " is of variable " + entries_a[i].ToString() + ", on " + rank_a + " and of variable " +
+           entries_b[i].ToString() + ", on " + rank_b;
   }
-  if (mine.size() != theirs.size()) {
-    const bool longer = mine.size() > theirs.size();
-    const Entry& extra = longer ? mine[common] : theirs[common];
-    return (longer ? first : second) + " has a gradient of variable " + extra.ToString() + ", which " +
-           (longer ? second : first) + " has not (" + std::to_string(mine.size()) + " and " +
-           std::to_string(theirs.size()) + " gradients)";
+  if (entries_a.size() != entries_b.size()) {
+    const bool longer = entries_a.size() > entries_b.size();
+    const Entry& extra = longer ? entries_a[common] : entries_b[common];
+    return (longer ? rank_a : rank_b) + " has a gradient of variable " + extra.ToString() + ", which " +
+           (longer ? rank_b : rank_a) + " has not (" + std::to_string(entries_a.size()) + " and " +
+           std::to_string(entries_b.size()) + " gradients)";
   }
   if (a.chunk_bytes != b.chunk_bytes || a.fuse_bytes != b.fuse_bytes) {
-    return first + " has " + Settings(a) + ", " + second + " has " + Settings(b);
+    return rank_a + " has " + Settings(a) + ", " + rank_b + " has " + Settings(b);
   }
-  if (a.compression != b.compression) return first + " has " + a.compression + ", " + second + " has " + b.compression;
+  if (a.compression != b.compression) return rank_a + " has " + a.compression + ", " + rank_b + " has " + b.compression;
   if (a.compiled != b.compiled) {
-    return "XLA has compiled the step on " + (a.compiled ? first : second) + " but not on " +
-           (a.compiled ? second : first) + ", where it may not be available; set MATEX_XLA=off";
+    return "XLA has compiled the step on " + (a.compiled ? rank_a : rank_b) + " but not on " +
+           (a.compiled ? rank_b : rank_a) + ", where it may not be available; set MATEX_XLA=off";
   }
   if (a.checked != b.checked) {
-    return "MATEX_CHECK_NUMERICS checks this update on " + (a.checked ? first : second) + " but not on " +
-           (a.checked ? second : first) + ", where a LossScaleOptimizer is in use";
+    return "MATEX_CHECK_NUMERICS checks this update on " + (a.checked ? rank_a : rank_b) + " but not on " +
+           (a.checked ? rank_b : rank_a) + ", where a LossScaleOptimizer is in use";
   }
-  if (a.mode != b.mode) return first + " " + a.mode + ", " + second + " " + b.mode;
+  if (a.mode != b.mode) return rank_a + " " + a.mode + ", " + rank_b + " " + b.mode;
   return "";
 }
 
 // How the rows of the batches differ; empty if they are equal.
-std::string ExplainBatches(const std::vector<Standing>& places) {
-  for (const Standing& other : places) {
+std::string ExplainBatches(const std::vector<RanksAtPlace>& places) {
+  for (const RanksAtPlace& other : places) {
     const int64_t first = places[0].report.batch.rows, rows = other.report.batch.rows;
     if (first != rows) {
       return "the ranks' batches have different numbers of rows at " + places[0].report.place + ": " +
@@ -73,8 +73,8 @@ std::string ExplainBatches(const std::vector<Standing>& places) {
 }
 
 // How the layouts, or else the batches, differ; empty if they are equal.
-std::string ExplainLayouts(const std::vector<Standing>& places) {
-  for (const Standing& other : places) {
+std::string ExplainLayouts(const std::vector<RanksAtPlace>& places) {
+  for (const RanksAtPlace& other : places) {
     const std::string difference = Difference(places[0], other);
     if (difference.empty()) continue;
     return "ranks compute different gradients for " + places[0].report.place + ": " + difference +
@@ -85,17 +85,17 @@ std::string ExplainLayouts(const std::vector<Standing>& places) {
 }
 
 // "rank 0 (a), rank 2 (a) are at X; rank 1 (b) is at Y": ranks at the same place are listed together.
-std::string Places(const Standings& standings) {
+std::string Places(const AllPlaces& all) {
   std::string text;
-  for (const Standing& one : standings.places) {
+  for (const RanksAtPlace& one : all.places) {
     std::string names;
-    for (const Standing::Named& named : one.named) names += (names.empty() ? "" : ", ") + Name(named);
+    for (const RanksAtPlace::Named& named : one.named) names += (names.empty() ? "" : ", ") + Name(named);
     const int64_t more = one.ranks - static_cast<int64_t>(one.named.size());
     if (more > 0) names += " and " + std::to_string(more) + " more";
     text += (text.empty() ? "" : "; ") + names + (one.ranks > 1 ? " are " : " is ");
     text += one.report.kind == Kind::kExit ? "at the end of the script" : "at " + one.report.place;
   }
-  if (standings.others > 0) text += "; " + std::to_string(standings.others) + " more ranks are at other places";
+  if (all.others > 0) text += "; " + std::to_string(all.others) + " more ranks are at other places";
   return text;
 }
 
@@ -128,27 +128,27 @@ Report Decode(const std::string& text) {
   return report;
 }
 
-std::string Explain(const Standings& standings) {
-  const std::vector<Standing>& places = standings.places;
-  if (standings.all_reduce) {
+std::string Explain(const AllPlaces& all) {
+  const std::vector<RanksAtPlace>& places = all.places;
+  if (all.all_reduce) {
     const std::string text = ExplainLayouts(places);
     if (!text.empty()) return text;
   }
-  for (const Standing& one : places) {
+  for (const RanksAtPlace& one : places) {
     if (one.report.kind == Kind::kFailure) return NameFirst(one) + " failed in " + one.report.place;
   }
   const std::string advice =
       "All ranks must call the same collectives: look for a loop, a break or an exit that depends on the rank, on "
       "local data or on the time.";
   const std::string number = "; it is collective number " + std::to_string(places[0].report.number) + ". ";
-  for (const Standing& one : places) {
+  for (const RanksAtPlace& one : places) {
     if (one.report.kind != Kind::kExit) continue;
     return NameFirst(one) + " has ended its script (" + one.report.place +
-           ") while others go on: " + Places(standings) + number + advice;
+           ") while others go on: " + Places(all) + number + advice;
   }
-  const std::string batches = standings.all_have_batches ? ExplainBatches(places) : "";
+  const std::string batches = all.all_have_batches ? ExplainBatches(places) : "";
   if (!batches.empty()) return batches;
-  return "ranks are at different places in the program: " + Places(standings) + number + advice;
+  return "ranks are at different places in the program: " + Places(all) + number + advice;
 }
 
 }  // namespace matex

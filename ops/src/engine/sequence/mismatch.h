@@ -1,5 +1,5 @@
-// The report that ranks exchange when they meet at different collectives, and the message made from all reports.
-// reports.cc collects the reports; `Explain` is a pure function, so all ranks raise the same message.
+// The report that each rank makes if ranks meet at different collectives, and the message made from the reports of all
+// ranks. reports.cc collects the reports. `Explain` is a pure function, so all ranks raise the same message.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +10,22 @@
 
 namespace matex {
 
-// The numbers are part of the C interface (abi.cc).
+// The kind of a collective. The numbers are part of the C interface (abi.cc).
 enum class Kind : int {
   kGradients = 1,
   kAllreduce = 2,
   kBroadcast = 3,
   kAllgather = 4,
   kBarrier = 5,
-  kControl = 6,
-  kExit = 7,
+  kControl = 6,  // an exchange of Python objects
+  kExit = 7,     // the end of the script
   kFailure = 8,  // a step has raised an error on this rank; other ranks may still be within the step
 };
 
 constexpr int kKinds = 9;  // kinds are 1 to kKinds - 1
 
-// The batch that a reduction belongs to. rows: the number of rows of the global batch; 0: unknown; -1: no tensor of the
-// reduction is a gradient, so it is no update. Ranks must agree on the rows of a reduction; other collectives only
-// report them.
+// The batch that a reduction belongs to. rows: the number of rows of the global batch; 0: unknown; -1: the reduction is
+// no update. Ranks must agree on the rows of a reduction; other collectives only report them.
 struct Batch {
   Batch(int64_t rows = 0) : rows(rows) {}
   bool is_update() const { return rows >= 0; }
@@ -46,7 +45,7 @@ struct Report {
   bool compiled = false;    // whether XLA has compiled the step
   bool checked = false;     // whether MATEX_CHECK_NUMERICS checks this update
   std::vector<Entry> entries;
-  // How this rank reduces the gradients, for messages: "reduces them at once"; empty: it is at no reduction.
+  // How this rank reduces the gradients, such as "reduces them at once"; empty: it is at no reduction.
   std::string mode;
   Batch batch{};
   int64_t exit_code = 0;  // of the script, at its end
@@ -55,8 +54,8 @@ struct Report {
 std::string Encode(const Report& report);
 Report Decode(const std::string& text);
 
-// Ranks at the same place: the report of the lowest rank, the number of ranks, and the first ranks by name.
-struct Standing {
+// Ranks with equal reports, at the same place: the lowest rank's report, the number of ranks, the first ranks' names.
+struct RanksAtPlace {
   Report report;
   int64_t ranks = 1;
   struct Named {
@@ -67,14 +66,14 @@ struct Standing {
 };
 
 // The places of all ranks at a rendezvous.
-struct Standings {
-  std::vector<Standing> places;  // at most a few, ordered by lowest rank; rank 0's place is the first
+struct AllPlaces {
+  std::vector<RanksAtPlace> places;  // at most a few, ordered by lowest rank; rank 0's place is the first
   int64_t others = 0;            // the number of ranks at places that are not listed
   bool all_reduce = true;        // whether all ranks are at a reduction
   bool all_have_batches = true;  // whether all ranks have reported the rows of a batch
 };
 
 // The message for all ranks: the first gradient that differs, the rank that failed or ended, or the place of each rank.
-std::string Explain(const Standings& standings);
+std::string Explain(const AllPlaces& all);
 
 }  // namespace matex

@@ -1,4 +1,5 @@
-// The sequence of this rank: number, counts, and poison, the error that every later rendezvous returns.
+// The rendezvous of collectives (rendezvous.h), and the state of this rank's sequence: its number, its counts, and its
+// poison. The poison is an error that every later rendezvous returns.
 #include "engine/sequence/rendezvous.h"
 
 #include <mpi.h>
@@ -22,14 +23,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Sequence {
-  std::atomic<int64_t> number{0};  // of the current collective, or of the next one
-  Error poison;
+  std::atomic<int64_t> number{0};  // of the next rendezvous; `Meet` increments it when a rendezvous has ended
+  Error poison;                    // none until a rendezvous or a collective fails
   std::array<std::atomic<int64_t>, kKinds> counts{};  // completed collectives of each kind
   std::atomic<int64_t> rows{0};                       // of all updates
   Clock::time_point begin;                            // of the current collective
   std::array<std::atomic<int64_t>, kKinds> nanoseconds{};  // in collectives of each kind
-  bool prepared = false;  // whether `Prepare` was called
-  std::unique_ptr<Arrivals> arrivals;  // the rendezvous in shared memory; null if ranks are on several hosts
+  bool is_prepared = false;            // whether `Prepare` was called
+  std::unique_ptr<Arrivals> arrivals;  // for rendezvous in shared memory; null: they use messages
 };
 
 Sequence& TheSequence() {
@@ -37,6 +38,7 @@ Sequence& TheSequence() {
   return *sequence;
 }
 
+// This rank's part of the message about ranks at different collectives.
 Report ReportOf(const World& world, const Call& call, int64_t number) {
   Report mine;
   mine.kind = call.kind;
@@ -58,21 +60,22 @@ Report ReportOf(const World& world, const Call& call, int64_t number) {
   return mine;
 }
 
-// Makes the shared memory of the rendezvous, if all ranks are on one node and use Algorithm::kAuto. Collective: all
-// ranks call it at their first rendezvous. Their settings may still differ.
+// Makes the shared memory of the rendezvous, if all ranks are on one node and use Algorithm::kAuto. If the user or
+// MATEX_ELASTIC has chosen another algorithm, ranks meet by messages of MPI. Collective: all ranks call it at their
+// first rendezvous. Their settings have not been compared yet and may differ, so the ranks agree here.
 int Prepare(const World& world, Sequence* sequence) {
-  if (sequence->prepared) return MPI_SUCCESS;
-  sequence->prepared = true;
+  if (sequence->is_prepared) return MPI_SUCCESS;
+  sequence->is_prepared = true;
   int least[] = {world.algorithm == Algorithm::kAuto, world.node, -world.node};
   const int code = MPI_Allreduce(MPI_IN_PLACE, least, 3, MPI_INT, MPI_MIN, world.sequence);
-  // All use kAuto, and the lowest node is the highest: the minimum of -node is the negated highest node.
+  // The minima: whether all ranks use kAuto, the lowest node, and the negated highest node.
   const bool can_share = least[0] && least[1] == -least[2];
   if (code != MPI_SUCCESS || !can_share) return code;
   return Arrivals::Make(world.sequence, 0, &sequence->arrivals);
 }
 
-// Compares kind, key and number of the collective with the other ranks: in shared memory, or by one all-reduce. If they
-// differ, sets `is_failed_step` as ExplainMismatch does.
+// Compares kind, key and number of the collective with the other ranks, in shared memory or by one all-reduce. It ends
+// when all ranks have come. If they differ, ExplainMismatch (reports.h) gives the error and `is_failed_step`.
 Error Check(const World& world, const Call& call, Sequence* sequence, bool* is_failed_step) {
   int finalized = 0;
   MPI_Finalized(&finalized);
@@ -105,25 +108,24 @@ Error Meet(const Call& call) {
   const World& world = TheWorld();
   Sequence& sequence = TheSequence();
   sequence.begin = Clock::now();
-  // After an earlier error, here or in a communication thread (BrokenJobs), other ranks may never come.
+  // After an earlier error, here or in a communication thread (BrokenJobs in failure.h), other ranks may never come.
   if (world.has_peers() && !sequence.poison) sequence.poison = BrokenJobs();
   if (world.has_peers() && sequence.poison) return sequence.poison;
   RecordBegin(call);
   if (!world.has_peers()) return Error();
-  Wait(Waiter::kSequence, &call.place, call.layout);
+  NoteWait(Waiter::kSequence, &call.place, call.layout);
   bool is_failed_step = false;
   Error error;
   {
     const Span span(Activity::kMeet);
     error = Check(world, call, &sequence, &is_failed_step);
   }
-  if (error) {
-    GoOn(Waiter::kSequence);
-    RecordEnd(call);
-  }
   ++sequence.number;
+  if (!error) return error;  // the noted wait goes on until `Finish`, because the exchange of data may also wait
+  NoteWaitEnd(Waiter::kSequence);
+  RecordEnd(call);
   if (is_failed_step) {
-    ++sequence.counts[static_cast<int>(Kind::kFailure)];  // the failure is agreed on all ranks, so they may continue
+    ++sequence.counts[static_cast<int>(Kind::kFailure)];  // all ranks know of the failure, so they may continue
   } else {
     sequence.poison = error;
   }
@@ -132,7 +134,7 @@ Error Meet(const Call& call) {
 
 Error Finish(const Call& call, Error error) {
   Sequence& sequence = TheSequence();
-  GoOn(Waiter::kSequence);
+  NoteWaitEnd(Waiter::kSequence);
   RecordEnd(call);
   if (error) {
     sequence.poison = error;
@@ -151,9 +153,9 @@ Error Finish(const Call& call, Error error) {
 void GoOnAt(int64_t number, const int64_t* counts) {
   Sequence& sequence = TheSequence();
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
-  GoOn(Waiter::kSequence);
-  sequence.poison = Error();
-  sequence.prepared = false;
+  NoteWaitEnd(Waiter::kSequence);
+  sequence.poison = Error();     // MATEX_ELASTIC turns overlap off, so BrokenJobs has no error
+  sequence.is_prepared = false;  // the next rendezvous makes shared memory of the remaining ranks
   sequence.arrivals.reset();
   sequence.number = number;
   for (int kind = 0; kind < kKinds; ++kind) sequence.counts[kind] = counts[kind];

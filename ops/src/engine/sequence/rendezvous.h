@@ -1,5 +1,6 @@
 // The numbered sequence of collectives. Every collective calls `Meet` first: a rendezvous in which ranks compare the
-// number, the kind and the key of the collective. Ranks at different collectives raise an error; they never mix data.
+// number, the kind and the key of the collective. If ranks are at different collectives, `Meet` returns the same error
+// on all of them, and they never mix data. Otherwise the collective exchanges its data and then calls `Finish`.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +22,20 @@ struct Call {
   int64_t bytes = 0;               // of this rank's tensors, if the collective is no update
   const Layout* layout = nullptr;  // of a reduction
   Batch batch{};
-  const UpdatePart* announced = nullptr;  // set if the collective announces an overlapped update
+  const UpdatePart* announced = nullptr;  // the overlapped update that the collective announces; null: none
   int exit_code = 0;                      // of the script, at its end
 
   bool reduces_gradients() const { return layout != nullptr && batch.is_update(); }
 };
 
-// The rendezvous with the other ranks. The caller locks the world's mutex until the collective has ended. After a
-// failure every later rendezvous fails at once with the same message, so no rank waits for a lost rank. One exception:
-// if a step has raised an error on some ranks and all others are within a step, only this rendezvous fails.
+// The rendezvous with the other ranks. The caller locks the world's mutex until the collective has ended. If `Meet`
+// returns an error, the collective has ended, and the caller does not call `Finish`. After a failure every later
+// rendezvous fails at once with the same message, so no rank waits for a lost rank. One exception: if a step has raised
+// an error on some ranks and all others are within a step, only this rendezvous fails.
 Error Meet(const Call& call);
 
-// Ends the collective; called under the same mutex. Counts it; of an update in parts, only the last counts. If `error`
-// is set, all later rendezvous return it. Returns `error`.
+// Ends the collective after its exchange of data; called under the same mutex. Counts it; of an update in parts, only
+// the last part counts. If `error` is set, all later rendezvous return it. Returns `error`.
 Error Finish(const Call& call, Error error);
 
 // The error that all later rendezvous return, or none. Called without the mutex.
@@ -43,7 +45,7 @@ Error FailureOfSequence();
 // completed collectives of each kind.
 void GoOnAt(int64_t number, const int64_t* counts);
 
-// The number of the current collective, or of the next one.
+// The number, from 0, of the collective whose rendezvous is under way or is the next one.
 int64_t NumberInSequence();
 
 // The number of completed collectives of `kind`.

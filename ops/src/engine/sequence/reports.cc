@@ -1,4 +1,5 @@
-// Merges the reports of all ranks into a Summary, and broadcasts the full reports of the few places that it lists.
+// Makes the error of ranks at different collectives. All ranks merge their reports into one Summary, which has only a
+// hash of each report. Then the lowest rank of each place that the Summary lists broadcasts its complete report.
 #include "engine/sequence/reports.h"
 
 #include <mpi.h>
@@ -20,7 +21,7 @@ namespace {
 constexpr int kPlaces = 6;  // the places that a message lists
 constexpr int kNamed = 4;   // the ranks that a message lists for each place
 
-// Ranks with equal reports, which are at the same place.
+// Ranks with equal reports, which are at the same place; RanksAtPlace (mismatch.h) without the report.
 struct RankGroup {
   uint64_t key = 0;   // a hash of the report without its host
   int64_t ranks = 0;  // 0: this slot is empty
@@ -30,23 +31,23 @@ struct RankGroup {
   } named[kNamed] = {};  // the lowest ranks
 
   // The number of valid elements of `named`.
-  int Named() const { return static_cast<int>(std::min<int64_t>(ranks, kNamed)); }
+  int CountNamed() const { return static_cast<int>(std::min<int64_t>(ranks, kNamed)); }
   int32_t lowest() const { return named[0].rank; }
 
   // Adds other ranks with the same report; keeps the lowest names.
   void Add(const RankGroup& other) {
     Member both[2 * kNamed];
-    Member* const middle = std::copy_n(named, Named(), both);
-    Member* const end = std::copy_n(other.named, other.Named(), middle);
+    Member* const middle = std::copy_n(named, CountNamed(), both);
+    Member* const end = std::copy_n(other.named, other.CountNamed(), middle);
     std::sort(both, end, [](const Member& a, const Member& b) { return a.rank < b.rank; });
     ranks += other.ranks;
-    std::copy_n(both, Named(), named);
+    std::copy_n(both, CountNamed(), named);
   }
 };
 
 // The places of a set of ranks. `Add` merges two disjoint sets and keeps the kPlaces places with the lowest ranks.
 // These places do not depend on the order of merges. But if there are more places, a merge may drop ranks of a place
-// that another merge keeps. The number of ranks of this place is then too small, and names may be missing. All ranks
+// that another merge keeps. Then the number of ranks of this place is too small, and names may be missing. All ranks
 // still get the same result, because rank 0 broadcasts it. MPI sends a Summary as bytes, so it has no pointers.
 struct Summary {
   RankGroup places[kPlaces] = {};  // the first places, ordered by lowest rank
@@ -84,9 +85,9 @@ struct Summary {
 };
 
 Summary MakeSummary(const Report& mine, int rank) {
-  Report anywhere = mine;
-  anywhere.host.clear();
-  const std::string text = Encode(anywhere);
+  Report without_host = mine;  // equal on ranks of different hosts that are at the same place
+  without_host.host.clear();
+  const std::string text = Encode(without_host);
   Summary summary;
   RankGroup& own = summary.places[0];
   own.key = Hash(text.data(), text.size(), 0);
@@ -103,18 +104,18 @@ Summary MakeSummary(const Report& mine, int rank) {
   return summary;
 }
 
-// Broadcasts the report of rank `of`, without its entries if it is longer than MPI can count.
-Error BroadcastReport(const World& world, int of, const Report& mine, Report* report) {
-  std::string text = world.rank == of ? Encode(mine) : "";
+// `report` = the report of rank `root`, without its entries if it is longer than MPI can count. Collective.
+Error BroadcastReport(const World& world, int root, const Report& mine, Report* report) {
+  std::string text = world.rank == root ? Encode(mine) : "";
   if (text.size() > static_cast<size_t>(std::numeric_limits<int>::max())) {
     Report shorter = mine;
     shorter.entries.clear();
     text = Encode(shorter);
   }
   int length = static_cast<int>(text.size());
-  int code = MPI_Bcast(&length, 1, MPI_INT, of, world.sequence);
+  int code = MPI_Bcast(&length, 1, MPI_INT, root, world.sequence);
   text.resize(length);
-  if (code == MPI_SUCCESS) code = MPI_Bcast(&text[0], length, MPI_CHAR, of, world.sequence);
+  if (code == MPI_SUCCESS) code = MPI_Bcast(&text[0], length, MPI_CHAR, root, world.sequence);
   if (code == MPI_SUCCESS) *report = Decode(text);
   return MpiError(code, "MPI_Bcast", mine.place);
 }
@@ -127,19 +128,19 @@ Error ExplainMismatch(const Report& mine, bool* is_failed_step) {
   if (Error error = MpiError(CombineOverRanks(world.sequence, &summary), "MPI_Reduce", mine.place)) return error;
   // From here on `summary` is equal on all ranks, so all make the same broadcasts.
   *is_failed_step = summary.failed.ranks > 0 && summary.all_compute;
-  Standings standings;
-  standings.all_reduce = summary.all_reduce;
-  standings.all_have_batches = summary.all_have_batches;
-  standings.others = world.size;  // less the ranks of each place that `add` lists
+  AllPlaces all;
+  all.all_reduce = summary.all_reduce;
+  all.all_have_batches = summary.all_have_batches;
+  all.others = world.size;  // less the ranks of each place that `add` lists
   const auto add = [&](const RankGroup& one) {
-    standings.places.emplace_back();
-    Standing& standing = standings.places.back();
-    standing.ranks = one.ranks;
-    standings.others -= one.ranks;
-    for (int i = 0; i < one.Named(); ++i) standing.named.push_back({one.named[i].rank, one.named[i].host});
-    return BroadcastReport(world, one.lowest(), mine, &standing.report);
+    all.places.emplace_back();
+    RanksAtPlace& ranks = all.places.back();
+    ranks.ranks = one.ranks;
+    all.others -= one.ranks;
+    for (int i = 0; i < one.CountNamed(); ++i) ranks.named.push_back({one.named[i].rank, one.named[i].host});
+    return BroadcastReport(world, one.lowest(), mine, &ranks.report);
   };
-  // Whether nothing is to be listed: the group is empty, or its place is listed already.
+  // Whether a group need not be added: it is empty, or its place is listed already.
   const auto is_listed = [&](const RankGroup& one) {
     return one.ranks == 0 || std::any_of(summary.places, summary.places + kPlaces, [&](const RankGroup& other) {
              return other.ranks > 0 && other.key == one.key;
@@ -149,11 +150,12 @@ Error ExplainMismatch(const Report& mine, bool* is_failed_step) {
     if (one.ranks == 0) continue;
     if (Error error = add(one)) return error;
   }
+  // A failed or ended rank is the cause, so its place is always listed.
   for (const RankGroup* one : {&summary.failed, &summary.ended}) {
     if (is_listed(*one)) continue;
     if (Error error = add(*one)) return error;
   }
-  const Error error(Explain(standings));
+  const Error error(Explain(all));
   if (summary.any_exit_code && summary.failed.ranks == 0) NoteCause(Cause::kEnded, error.message);
   return error;
 }

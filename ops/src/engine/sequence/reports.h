@@ -1,5 +1,5 @@
-// The error of a rendezvous at different collectives. rendezvous.cc calls it on all ranks after a mismatch. Reports
-// are merged along a tree and only a few are kept, so memory and time stay small for any number of ranks.
+// The error of a rendezvous (rendezvous.h) at which ranks have met with different collectives. rendezvous.cc calls it
+// on all ranks. Reports are merged along a tree and only a few are kept, so memory and time stay small.
 #pragma once
 
 #include "engine/base/error.h"

@@ -1,11 +1,12 @@
-// The recorder: a ring of events, and the totals of each place that updates. In the totals, a step lasts from the end
+// The recorder: a ring of events, and the totals of the updates at each place. In the totals, a step lasts from the end
 // of one update to the end of the next:
 //
 //   update | compute | collective | compute | collective | compute | update
 //          |<----------------------- one step -------------------------->|
 //
-// A Stretch collects the parts of the step. Each of its collectives, and the update, begins with a meeting, the wait
-// for the other ranks. An overlapped update runs in its own lane (trace.h: the thread of an activity) at the same time.
+// A Stretch has the durations of the parts of the step. Each of its collectives, and the update, begins with a meeting,
+// the wait for the other ranks. An overlapped update runs in its own lane (trace.h: the thread of an activity) at the
+// same time; then a step ends with the announcement of an update.
 #include "engine/sequence/trace.h"
 
 #include <algorithm>
@@ -23,11 +24,12 @@ std::atomic<int> recording{0};
 
 namespace {
 
-constexpr int64_t kIgnoredUpdates = 3;  // the first updates of a place, which are not counted
+constexpr int64_t kIgnoredUpdates = 3;  // the first updates of a place, which the totals do not include (trace.h)
 
 thread_local Lane lane_of_thread = Lane::kScript;
 
-// The parts of the current step, in nanoseconds; they become part of the totals when the step ends.
+// The time since the last update, in parts, in nanoseconds. It is added to the totals when the next update ends, if it
+// was a training step and nothing else.
 struct Stretch {
   int64_t since = 0;  // the end of the last collective; 0 before the first
   // As in Totals, with two differences: `compute` includes `exposed`, and `exposed` includes the waits of overlapped
@@ -39,9 +41,9 @@ struct Stretch {
 
 // The collective or overlapped update that a lane is executing.
 struct Current {
-  int64_t start = 0;    // 0: none
+  int64_t start = 0;    // 0: the lane executes nothing
   int label = -1;       // of the update; -1: no update
-  bool counts = false;  // whether the totals include it
+  bool counts = false;  // whether the totals include this update
   int64_t meet = 0;     // nanoseconds in meetings
   std::vector<std::pair<int64_t, int64_t>> waits;  // begin and end of its meetings
 };
@@ -84,6 +86,7 @@ class Recorder {
     stretch_.is_step = false;
   }
 
+  // A Span ends: adds its event, and its duration to the totals of the update to which it belongs.
   void EndSpan(Activity activity, const std::string* name, int64_t bytes, int64_t start) {
     const int64_t now = Now();
     std::lock_guard<std::mutex> lock(mutex_);
@@ -121,7 +124,7 @@ class Recorder {
     if (call.announced != nullptr) {
       MarkUpdate(Lane::kScript, *call.announced);
     } else if (call.reduces_gradients()) {
-      // A pointer that does not free the layout.
+      // An UpdatePart needs a shared pointer; this one does not free the layout.
       const std::shared_ptr<const Layout> unowned(std::shared_ptr<void>(), call.layout);
       MarkUpdate(Lane::kScript, {unowned, call.place()});
     }
@@ -142,14 +145,15 @@ class Recorder {
     Activity activity = ActivityOf(call.kind);
     if (is_update) activity = announces ? Activity::kAnnouncement : Activity::kUpdate;
     Add({current.start, elapsed, call.bytes, is_update ? current.label : Label(call.place()), activity, Lane::kScript});
-    // EndSums needs the collectives during an overlapped update; if none runs, the earlier ones can go.
+    // EndSums needs the collectives that the script makes while an overlapped update runs. If none runs, the earlier
+    // collectives are not needed any more.
     if (At(Lane::kCommunication).start == 0) stretch_.calls.clear();
     stretch_.calls.emplace_back(current.start, now);
     stretch_.meet += current.meet;
     if (!is_update) stretch_.collectives += elapsed - current.meet;
     if (current.counts && ends_step) AddStep(current, announces, elapsed);
     if (ends_step) {
-      updated_ = current.counts ? current.label : -1;  // new weights count for a step's last update
+      updated_ = current.counts ? current.label : -1;  // new weights that arrive later count for this update
       stretch_ = Stretch();
       stretch_.is_step = true;
     }
@@ -162,7 +166,7 @@ class Recorder {
     AddEntry(entry, Activity::kReady);
   }
 
-  // An OverlappedRecord begins; returns the time.
+  // An OverlappedRecord begins, for a part of an update; returns the time.
   int64_t BeginOverlapped(const UpdatePart& part) {
     std::lock_guard<std::mutex> lock(mutex_);
     Enter(Lane::kCommunication, Now());
@@ -210,7 +214,8 @@ class Recorder {
   }
 
  private:
-  // Adds the stretch to the totals, and an inline update, which took `elapsed`. EndSums adds an announced update.
+  // Adds the stretch to the totals of the update that ends it. Also adds the update itself if it was inline, with the
+  // duration `elapsed`; if it is only announced, EndSums will add it.
   void AddStep(const Current& current, bool announces, int64_t elapsed) {
     Totals& totals = totals_[current.label];
     if (stretch_.is_step) {
@@ -235,8 +240,8 @@ class Recorder {
     At(lane).start = now;
   }
 
-  // Marks the current collective of `lane` as an update. Updates at one place with different gradients have separate
-  // totals. So the hash contains the gradients: their names, or if the part has no names, the layout's key.
+  // Marks the current collective of `lane` as an update and finds its label. Updates at one place with different
+  // gradients have separate totals. So the hash contains the gradients' names, or without names the layout's key.
   void MarkUpdate(Lane lane, const UpdatePart& part) {
     const int64_t key = part.gradients.empty() ? static_cast<int64_t>(part.layout->key()) : 0;
     const auto [found, is_new] = places_.emplace(Hasher().Add(part.place).Add(part.gradients).Add(key).value(), -1);
@@ -271,12 +276,12 @@ class Recorder {
   std::vector<std::string> labels_;
   std::unordered_map<std::string, int> label_numbers_;  // the index of a text in labels_
   std::unordered_map<uint64_t, int> places_;            // the label of a place, by the hash in MarkUpdate
-  std::unordered_map<int, int64_t> seen_[kLanes];       // the number of updates, by label
+  std::unordered_map<int, int64_t> seen_[kLanes];       // by lane: the number of updates of each label
   std::vector<std::pair<int64_t, int64_t>> waits_;  // of the earlier parts of an update whose further parts follow
   bool has_more_parts_ = false;  // whether further parts of the overlapped update follow
-  std::map<int, Totals> totals_;
-  int updated_ = -1;  // the label of the last update if it is counted: new weights are attributed to it
-  Current currents_[kLanes];
+  std::map<int, Totals> totals_;  // by label
+  int updated_ = -1;  // the label of the last update if the totals include it, else -1: new weights count for it
+  Current currents_[kLanes];  // by lane
   Stretch stretch_;
 };
 

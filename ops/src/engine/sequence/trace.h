@@ -2,7 +2,7 @@
 // profile. Collectives, transfers and copies call it; Python reads the result through abi.cc. While recording is off,
 // each call costs one relaxed load.
 //
-// An update is the reduction of one optimizer call's gradients. Its place is the name of this call in totals.
+// An update is the reduction of the gradients of one call of an optimizer. Its place is the name of this call.
 #pragma once
 
 #include <atomic>
@@ -41,7 +41,7 @@ enum class Activity : int16_t {
   kTransfer = 6,       // the sum over ranks
   kCopyOut = 7,        // copying sums out of the message
   kOwnGradients = 8,   // waiting for gradients that this rank still computes
-  kChoice = 9,         // the choice of buckets
+  kChoice = 9,         // the choice of buckets (bucket_tuner.h)
   kGap = 10,           // between two collectives
   kBetweenSteps = 11,  // no duration: the time around it is not part of a training step
   kExposed = 12,       // from an overlapped update's last gradient to its last sum
@@ -81,8 +81,8 @@ struct Event {
   Lane lane;
 };
 
-// Totals of the updates at one place, in nanoseconds and bytes. The first updates are not included, because they trace
-// functions, allocate memory and start threads.
+// Totals of the updates at one place, in nanoseconds and bytes. The first updates are not included: they are slow,
+// because they trace functions, allocate memory and start threads.
 struct Totals {
   int64_t updates = 0;       // their number
   int64_t bytes = 0;
@@ -153,7 +153,8 @@ void RecordEnd(const Call& call);
 // Records that a gradient of an overlapped update was handed over.
 void RecordReady(const Entry& entry);
 
-// Records a part of an overlapped update. The overlapped thread makes it; spans during its life belong to the part.
+// Records a part of an overlapped update. The thread of overlapped updates makes one; the spans that this thread
+// records during its life belong to the part.
 class OverlappedRecord {
  public:
   explicit OverlappedRecord(const UpdatePart& part);
@@ -165,7 +166,7 @@ class OverlappedRecord {
   void Done(int64_t last_ready) const;
 
  private:
-  int64_t start_ = 0;  // 0: recording was off
+  int64_t start_ = 0;  // by `Now`; 0: recording was off
 };
 
 }  // namespace matex

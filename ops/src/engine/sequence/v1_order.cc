@@ -18,7 +18,7 @@ void Turnstile::Expect(std::vector<int64_t> turns) {
     std::lock_guard<std::mutex> lock(mutex_);
     turns_.assign(turns.begin(), turns.end());
     for (auto at = waiting_.begin(); at != waiting_.end();) {
-      const bool has_entered = static_cast<bool>(at->second.job.run);  // else the ticket is only reserved
+      const bool has_entered = static_cast<bool>(at->second.job.run);  // else the id is only reserved
       if (has_entered) dropped.push_back(std::move(at->second.job));
       at = has_entered ? waiting_.erase(at) : std::next(at);
     }
@@ -28,19 +28,20 @@ void Turnstile::Expect(std::vector<int64_t> turns) {
 
 int64_t Turnstile::Reserve() {
   std::lock_guard<std::mutex> lock(mutex_);
-  waiting_.emplace(++tickets_, Waiting());
-  return tickets_;
+  waiting_.emplace(++last_id_, Waiting());
+  return last_id_;
 }
 
-void Turnstile::Enter(int64_t ticket, int64_t turn, Job job) {
+void Turnstile::Enter(int64_t id, int64_t turn, Job job) {
   bool is_cancelled = false;
   bool is_expected = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto mine = waiting_.find(ticket);
-    is_cancelled = mine == waiting_.end();  // `Cancel` has removed the ticket
+    const auto mine = waiting_.find(id);
+    is_cancelled = mine == waiting_.end();  // `Cancel` has removed the id
     is_expected = std::find(turns_.begin(), turns_.end(), turn) != turns_.end();
-    if (!is_cancelled && is_expected && turns_.front() != turn) {
+    const bool must_wait = is_expected && turns_.front() != turn;
+    if (!is_cancelled && must_wait) {
       mine->second = Waiting{turn, std::move(job)};
       return;
     }
@@ -50,12 +51,12 @@ void Turnstile::Enter(int64_t ticket, int64_t turn, Job job) {
   // Runs this job, and then the waiting jobs whose turns follow directly.
   for (bool has_job = true; has_job;) {
     job.run();
-    // The turn is removed before `done`: after the last turn the run has ended, and the next may call `Expect`.
+    // The turn is removed before `done`. With `done` of the last turn the run ends, and the next run may call `Expect`.
     Job next;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (is_expected && !turns_.empty() && turns_.front() == turn) turns_.pop_front();
-      has_job = is_expected && TakeHead(&next);
+      has_job = is_expected && RemoveHead(&next);
       if (has_job) turn = turns_.front();
     }
     job.done();
@@ -63,11 +64,11 @@ void Turnstile::Enter(int64_t ticket, int64_t turn, Job job) {
   }
 }
 
-void Turnstile::Cancel(int64_t ticket, const Error& error) {
+void Turnstile::Cancel(int64_t id, const Error& error) {
   Job job;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = waiting_.find(ticket);
+    const auto found = waiting_.find(id);
     if (found == waiting_.end()) return;
     job = std::move(found->second.job);
     waiting_.erase(found);
@@ -75,7 +76,7 @@ void Turnstile::Cancel(int64_t ticket, const Error& error) {
   if (job.drop) job.drop(error);
 }
 
-bool Turnstile::TakeHead(Job* job) {
+bool Turnstile::RemoveHead(Job* job) {
   if (turns_.empty()) return false;
   for (auto at = waiting_.begin(); at != waiting_.end(); ++at) {
     if (!at->second.job.run || at->second.turn != turns_.front()) continue;

@@ -1,4 +1,4 @@
-// The waits of this process, one for each waiter, under one mutex.
+// The noted waits of this process, at most one of each waiter, under one mutex.
 #include "engine/sequence/wait_state.h"
 
 #include <chrono>
@@ -20,8 +20,8 @@ struct Waiters {
   Clock::time_point blocked_since;  // if IsBlocked: the begin of the wait, or the last gradient computed during it
   Clock::duration blocked{0};       // in all waits that have ended
 
-  // Whether a wait blocks a step. kObjects does not, because exchanges of objects happen between steps. kPulls does
-  // not, because a step continues while new weights travel.
+  // Whether a current wait blocks the step. kObjects does not, because exchanges of objects happen between steps.
+  // kPulls does not, because a step continues while new weights travel.
   bool IsBlocked() const {
     return all[static_cast<int>(Waiter::kSequence)].place != nullptr ||
            all[static_cast<int>(Waiter::kOverlapped)].place != nullptr;
@@ -35,7 +35,7 @@ Waiters& TheWaiters() {
 
 }  // namespace
 
-void Wait(Waiter waiter, const std::function<std::string()>* place, const Layout* layout) {
+void NoteWait(Waiter waiter, const std::function<std::string()>* place, const Layout* layout) {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
   const Clock::time_point now = Clock::now();
@@ -43,7 +43,7 @@ void Wait(Waiter waiter, const std::function<std::string()>* place, const Layout
   waiters.all[static_cast<int>(waiter)] = {place, layout, now};
 }
 
-void GoOn(Waiter waiter) {
+void NoteWaitEnd(Waiter waiter) {
   Waiters& waiters = TheWaiters();
   std::lock_guard<std::mutex> lock(waiters.mutex);
   const bool was_blocked = waiters.IsBlocked();

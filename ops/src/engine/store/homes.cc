@@ -1,5 +1,4 @@
-// The shared memory (homes.h) has a buffer for each rank: a table of the offsets of the published pieces, then the
-// rank's variables, then room for copies of pieces that lie elsewhere.
+// Places each rank's table, homes and copies of pieces in its buffer of the shared memory; homes.h describes them.
 #include "engine/store/homes.h"
 
 #include <sys/mman.h>
@@ -15,25 +14,26 @@ constexpr int64_t kAligned = 64;  // TensorFlow aborts on a tensor that is not a
 
 int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
 
+// The shared memory: one buffer for each rank, and no data that belong to all ranks.
 CommonLayout HomesLayout(int64_t buffer_bytes) { return CommonLayout::Of(/*bytes=*/0, buffer_bytes); }
 
 }  // namespace
 
-Homes::Offsets::Offsets(const std::vector<int64_t>& bytes, int64_t piece) {
-  end = RoundUp(static_cast<int64_t>(bytes.size() * sizeof(int64_t)), kAligned);  // the end of the table, at first
-  for (const int64_t of_variable : bytes) {
-    variables.push_back(end);
-    end += RoundUp(of_variable, kAligned);
+Homes::Offsets::Offsets(const std::vector<int64_t>& variable_bytes, int64_t pieces_bytes) {
+  copies = RoundUp(static_cast<int64_t>(variable_bytes.size() * sizeof(int64_t)), kAligned);  // first the table's end
+  for (const int64_t bytes : variable_bytes) {
+    homes.push_back(copies);
+    copies += RoundUp(bytes, kAligned);
   }
-  copies = end;
-  end = RoundUp(copies + piece, kMemoryPage);
+  end = RoundUp(copies + pieces_bytes, kMemoryPage);
 }
 
-int Homes::Make(MPI_Comm communicator, const std::vector<int64_t>& bytes, int64_t piece, std::shared_ptr<Homes>* made) {
+int Homes::Make(MPI_Comm communicator, const std::vector<int64_t>& variable_bytes, int64_t pieces_bytes,
+                std::shared_ptr<Homes>* made) {
   int rank = 0, size = 1;
   MPI_Comm_rank(communicator, &rank);
   MPI_Comm_size(communicator, &size);
-  const Offsets offsets(bytes, piece);
+  const Offsets offsets(variable_bytes, pieces_bytes);
   void* memory = nullptr;
   const auto prepare_nothing = [](void*) {};
   const int code = MakeCommonMemory(communicator, HomesLayout(offsets.end), prepare_nothing, &memory);
@@ -42,20 +42,20 @@ int Homes::Make(MPI_Comm communicator, const std::vector<int64_t>& bytes, int64_
 }
 
 Homes::Homes(void* memory, const Offsets& offsets, int rank, int size)
-    : memory_(memory), offsets_(offsets), rank_(rank), size_(size), in_use_(offsets.variables.size()) {}
+    : memory_(memory), offsets_(offsets), rank_(rank), size_(size), is_occupied_(offsets.homes.size()) {}
 
-Homes::~Homes() { munmap(memory_, HomesLayout(offsets_.end).Bytes(size_)); }
+Homes::~Homes() { munmap(memory_, HomesLayout(offsets_.end).Bytes(size_)); }  // mapped by MakeCommonMemory
 
 char* Homes::BufferOf(int rank) const {
   return static_cast<char*>(memory_) + HomesLayout(offsets_.end).head + rank * offsets_.end;
 }
 
-char* Homes::Take(int i) {
-  const bool was_in_use = in_use_[i].exchange(true);
-  return was_in_use ? nullptr : At(i);
+char* Homes::Occupy(int i) {
+  const bool was_occupied = is_occupied_[i].exchange(true);
+  return was_occupied ? nullptr : HomeOf(i);
 }
 
-void Homes::Show(int i, const char* piece, int64_t bytes, int64_t offset_in_copies) {
+void Homes::PublishPiece(int i, const char* piece, int64_t bytes, int64_t offset_in_copies) {
   char* const buffer = BufferOf(rank_);
   const bool is_in_buffer = piece >= buffer && piece < buffer + offsets_.end;
   if (!is_in_buffer) {

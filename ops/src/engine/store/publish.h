@@ -1,7 +1,7 @@
-// Publishing: each rank has updated its piece of some variables; afterwards every rank has the complete variables.
-// Example: of a variable of 6 numbers, rank 0 has updated numbers 0-2 and rank 1 numbers 3-5; each gets the other
-// three. The kernel MatexPublish calls it after an update. The pieces travel in one of three ways: through shared
-// memory (homes.h), by messages, or later by messages of the pull thread (pulls.h) while the next step computes.
+// Publishing: each rank has updated its piece of some variables and gives this piece to all ranks. Example: of a
+// variable of 6 numbers, rank 0 has updated numbers 0-2 and rank 1 numbers 3-5. After publishing, both have all 6 new
+// numbers. The kernel MatexPublish calls it after an update. The pieces travel in one of three ways: through shared
+// memory (homes.h), by messages, or later, while the next step computes, by messages of the pull thread (pulls.h).
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@
 namespace matex {
 
 // Variables of one type, divided into pieces among the ranks, and their addresses in this process.
-struct Shared {
+struct DividedVariables {
   std::shared_ptr<const Layout> layout;  // the variables, and by the cuts (layout.h) the pieces of each
-  std::shared_ptr<const std::vector<Transfer>> messages;  // the transfers in which they are sent
-  std::vector<void*> wholes;  // the addresses
+  std::shared_ptr<const std::vector<Transfer>> messages;  // the transfers by which the pieces are sent
+  std::vector<void*> wholes;  // the address of each complete variable
   std::string name;      // for messages
-  int64_t needed = 0;    // when a step needs the variables: those with a smaller number are sent first
+  int64_t needed = 0;    // when a step needs the variables: variables with a smaller number are sent first
   int64_t holding = -1;  // the number of a group of variables whose homes are dropped together; -1: use no homes
 
   int64_t Width() const { return static_cast<int64_t>(SizeOf(layout->entries().front().type)); }
@@ -45,22 +45,22 @@ struct Shared {
   }
 };
 
-// The homes of these variables, into which their values should be moved; null if there are none, or none yet.
-std::shared_ptr<Homes> HomesOf(const Shared& shared);
+// The homes of these variables, to which the caller should move their values; null if there are none, or none yet.
+std::shared_ptr<Homes> HomesOf(const DividedVariables& variables);
 
 // Drops the homes of a holding. Their memory lives as long as a variable uses it.
 void DropHomes(int64_t holding);
 
 // Gives each rank's pieces to all ranks: through shared memory if `homes` is not null, else by messages. Collective;
-// ranks pass equal arguments, but other addresses. The first call makes the homes of `shared`.
-Error Publish(const Shared& shared, Homes* homes);
+// ranks pass equal arguments, but other addresses. The first call makes the homes of `variables`.
+Error Publish(const DividedVariables& variables, Homes* homes);
 
 // The same by messages of the pull thread (pulls.h); returns after the rendezvous. The thread calls `begin`, which
-// returns the addresses, and then `came` for each variable that is complete or has failed.
+// returns the addresses of the complete variables, and then `end` for each variable that is complete or has failed.
 struct Later {
   std::function<std::vector<void*>()> begin;
-  std::function<void(int i, const Error& error)> came;
+  std::function<void(int i, const Error& error)> end;
 };
-Error PublishLater(const Shared& shared, Later later);
+Error PublishLater(const DividedVariables& variables, Later later);
 
 }  // namespace matex

@@ -30,25 +30,26 @@ constexpr std::chrono::milliseconds kPollInterval(1);
 constexpr char kAgreeing[] = "agreeing on which new weights come next";
 
 struct Job {
-  Shared shared;
+  DividedVariables variables;
   Later later;
   int64_t number;                     // from 1, equal on all ranks
-  std::vector<size_t> messages_left;  // for each variable: the number of messages still to come
+  std::vector<size_t> messages_left;  // for each variable: the number of its messages that are not sent yet
   std::vector<void*> wholes;          // the addresses of the variables; empty until `Begin`
-  size_t next = 0;                    // the next message
+  size_t next = 0;                    // the index of the next message
 
-  const Transfer& Message() const { return (*shared.messages)[next]; }
+  const Transfer& Message() const { return (*variables.messages)[next]; }
 };
 
 class PullThread {
  public:
-  void Add(const Shared& shared, Later later) {
+  void Add(const DividedVariables& variables, Later later) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
-    jobs_.push_back({shared, std::move(later), ++added_, std::vector<size_t>(shared.layout->entries().size(), 0), {}});
-    for (const Transfer& transfer : *shared.messages) {
-      for (const Fragment& fragment : transfer.fragments) ++jobs_.back().messages_left[fragment.entry];
+    std::vector<size_t> messages_left(variables.layout->entries().size(), 0);
+    for (const Transfer& transfer : *variables.messages) {
+      for (const Fragment& fragment : transfer.fragments) ++messages_left[fragment.entry];
     }
+    jobs_.push_back({variables, std::move(later), ++added_, std::move(messages_left), /*wholes=*/{}});
     changed_.notify_all();
   }
 
@@ -76,10 +77,10 @@ class PullThread {
       for (Job* const job : jobs) Begin(job);
       Job* const job = Choose(jobs);
       if (job == nullptr) continue;
-      const bool is_last = job->next + 1 >= job->shared.messages->size();
-      // While this message is sent, ranks already agree on the next one, if all know that there is one: in this job, or
-      // in another job that all ranks have. `Ask` comes before `Send` on every rank: both may make collective calls,
-      // which all ranks must make in the same order.
+      const bool is_last = job->next + 1 >= job->variables.messages->size();
+      // While this message is sent, ranks already agree on the job of the next message. They do so only if all of them
+      // know that there is a next message: in this job, or in another job that all ranks have. On every rank `Ask`
+      // comes before `Send`, because both may make collective calls, which all ranks must make in the same order.
       const auto is_other_common = [&](const Job* one) { return one != job && one->number <= last_common_; };
       if (!is_last || std::any_of(jobs.begin(), jobs.end(), is_other_common)) Ask(jobs);
       Send(job, &adder);
@@ -95,14 +96,14 @@ class PullThread {
     if (!job->wholes.empty()) return;
     job->wholes = job->later.begin();
     for (size_t i = 0; i < job->messages_left.size(); ++i) {
-      if (job->messages_left[i] == 0) job->later.came(static_cast<int>(i), BrokenJobs());
+      if (job->messages_left[i] == 0) job->later.end(static_cast<int>(i), BrokenJobs());
     }
   }
 
   // Starts the agreement on the last job that all ranks have: the minimum over ranks of the number of each rank's last
   // job. A rank reports 0 while gradients travel: they go first, because no rank can begin its next step without them.
-  // A rank asks only if it has an unfinished job, and all ranks add the same jobs in the same order. So the minimum is
-  // the number of an unfinished job, or 0.
+  // A rank asks only if it has an unfinished job, and all ranks add and finish the same jobs in the same order. So the
+  // minimum is the number of an unfinished job, or 0.
   void Ask(const std::vector<Job*>& jobs) {
     last_common_ = GradientsTravel() ? 0 : jobs.back()->number;
     is_asked_ = true;
@@ -111,7 +112,8 @@ class PullThread {
     if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
   }
 
-  // The job that is needed first, among the jobs that all ranks have; null while gradients travel on any rank.
+  // The job whose variables are needed first, among the jobs that all ranks have; null while gradients travel on any
+  // rank. Asks if the agreement is not under way, and waits for the answer.
   Job* Choose(const std::vector<Job*>& jobs) {
     if (!is_asked_) {
       while (GradientsTravel()) std::this_thread::sleep_for(kPollInterval);
@@ -120,14 +122,14 @@ class PullThread {
     is_asked_ = false;
     if (!BrokenJobs()) {
       const std::function<std::string()> place = [] { return std::string(kAgreeing); };
-      const Waits waits(Waiter::kPulls, &place);
+      const NotedWait wait(Waiter::kPulls, &place);
       const int code = Await(&answer_);
       if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
     }
     if (last_common_ == 0) return nullptr;
     Job* chosen = jobs.front();
     for (Job* const job : jobs) {
-      if (job->number <= last_common_ && job->shared.needed < chosen->shared.needed) chosen = job;
+      if (job->number <= last_common_ && job->variables.needed < chosen->variables.needed) chosen = job;
     }
     return chosen;
   }
@@ -135,19 +137,19 @@ class PullThread {
   // Sends the next message of a job, and reports the variables that are complete after it. After an error it sends
   // nothing, and reports the error instead.
   void Send(Job* job, Adder* adder) {
-    if (job->shared.messages->empty()) return;
+    if (job->variables.messages->empty()) return;
     const Transfer& transfer = job->Message();
     Error error = BrokenJobs();
     if (!error) {
       const std::function<std::string()> place = [&] { return "pulling the new " + transfer.name; };
-      const Waits waits(Waiter::kPulls, &place);
-      const Span span(Activity::kPull, &transfer.name, transfer.count * job->shared.Width());
+      const NotedWait wait(Waiter::kPulls, &place);
+      const Span span(Activity::kPull, &transfer.name, transfer.count * job->variables.Width());
       const Gather gather = [adder](const Transfer& one, void* data) { return adder->Gather(one, data); };
       const int code = GatherTransfer(transfer, job->wholes.data(), &buffer_, gather);
       if (code != MPI_SUCCESS) error = BreakJobs(MpiError(code, "the exchange of new weights", place()));
     }
     for (const Fragment& fragment : transfer.fragments) {
-      if (--job->messages_left[fragment.entry] == 0) job->later.came(fragment.entry, error);
+      if (--job->messages_left[fragment.entry] == 0) job->later.end(fragment.entry, error);
     }
     ++job->next;
   }
@@ -156,7 +158,7 @@ class PullThread {
   std::condition_variable changed_;
   std::deque<Job> jobs_;  // unfinished
   int64_t added_ = 0;     // the number of the last job added
-  MPI_Request answer_ = MPI_REQUEST_NULL;  // the agreement under way
+  MPI_Request answer_ = MPI_REQUEST_NULL;  // of the agreement (`Ask`) under way
   int64_t last_common_ = 0;  // after the agreement: the last job that all ranks have; 0 while gradients travel
   bool is_asked_ = false;    // whether an agreement is under way
   std::thread thread_;
@@ -171,7 +173,7 @@ PullThread& ThePulls() {
 
 }  // namespace
 
-void AddPull(const Shared& shared, Later later) { ThePulls().Add(shared, std::move(later)); }
+void AddPull(const DividedVariables& variables, Later later) { ThePulls().Add(variables, std::move(later)); }
 
 void FinishPulls() { ThePulls().Finish(); }
 

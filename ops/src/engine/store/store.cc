@@ -1,6 +1,9 @@
-// The protocol is described in store.h. The shared memory contains, in this order: Control, which all ranks write; a
-// Line for each rank, which only this rank writes while it lives, except for `lost`; the state of each batch, which
-// ranks take by compare-and-swap; a progress table for each rank; and the shared numbers.
+// The store of asynchronous training; store.h describes its protocol. The shared memory contains, in this order:
+// Control, which all ranks write; a Line for each rank; the state of each batch; a progress table for each rank; and
+// the shared numbers, the variables that the ranks train.
+//
+// A rank takes a batch in two moves: first it announces the batch in its Line, then it changes the state of the batch.
+// In between the line names a batch that the rank does not hold. So the line is a lower bound of the rank's batches.
 #include "engine/store/store.h"
 
 #include <sched.h>
@@ -26,12 +29,10 @@ struct SharedStore::Control {
   alignas(128) std::atomic<int64_t> stopped{0};  // 1: no rank takes a batch any more
 };
 
-// The line of a rank; except for `lost`, only this rank writes it as long as it lives.
+// The line of a rank. As long as the rank lives, only this rank writes its line, except for `lost`.
 struct alignas(128) SharedStore::Line {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  // A lower bound of the batches that the rank holds or is about to take; kNone: it holds none. The field `ticket_` of
-  // the store is the batch that the rank trains.
-  std::atomic<int64_t> ticket{kNone};
+  std::atomic<int64_t> oldest{kNone};  // a lower bound of the batches that it holds or is about to take; kNone: none
   std::atomic<int64_t> progress{-1};   // the batch of its progress table
   std::atomic<int64_t> version{-2};    // of its last `End`: 2 * batch + version; -2: none, for which VersionOf gives 1
   std::atomic<int64_t> lost{0};        // 1: the rank is lost; others write this
@@ -39,7 +40,7 @@ struct alignas(128) SharedStore::Line {
 
 namespace {
 
-// The state of a batch: kFree, HeldBy(its holder), TrainedBy(a rank), or kRefused if no rank will train it.
+// The state of a batch: kFree, HeldBy(its holder), TrainedBy(a rank) or kRefused. States below kFree are final.
 constexpr int32_t kFree = 0, kRefused = std::numeric_limits<int32_t>::min();
 
 constexpr int32_t HeldBy(int rank) { return rank + 1; }
@@ -127,41 +128,41 @@ void SharedStore::Deal(int64_t first, int64_t count) {
     line.progress = -1;
     line.version = -2;
     // A rank without a batch would make no step in this epoch and have no metrics.
-    line.ticket = first + rank < count ? first + rank : Line::kNone;
+    line.oldest = first + rank < count ? first + rank : Line::kNone;
     if (first + rank < count) StateOf(first + rank) = HeldBy(rank);
   }
 }
 
 // Takes the next batch. The rank announces the batch in its line before it takes the batch, so a rank that takes a
 // later batch always sees that this one is unfinished.
-bool SharedStore::Take() {
+bool SharedStore::ReserveNext() {
   while (!control().stopped) {
-    int64_t next = control().next;
-    if (next >= control().count) break;
-    LineOf(rank_).ticket = next;
+    const int64_t batch = control().next;
+    if (batch >= control().count) break;
+    LineOf(rank_).oldest = batch;
     // Checked again after the announcement: a rank that has seen `stopped`, and no announced batch, regards the epoch
     // as over (`IsOver`).
     if (control().stopped) break;
     int32_t state = kFree;
-    const bool is_mine = StateOf(next).compare_exchange_strong(state, HeldBy(rank_));
-    // Any rank advances `next`, because the holder may be lost before it can.
-    const int64_t taken = next;  // a failed compare_exchange changes `next`
-    control().next.compare_exchange_strong(next, taken + 1);
+    const bool is_mine = StateOf(batch).compare_exchange_strong(state, HeldBy(rank_));
+    // Any rank advances `next`, because the holder may be lost before it can. No effect if another rank was faster.
+    int64_t expected = batch;
+    control().next.compare_exchange_strong(expected, batch + 1);
     if (is_mine) {
-      reserved_ = taken;
+      reserved_ = batch;
       return true;
     }
   }
-  LineOf(rank_).ticket = Line::kNone;
+  LineOf(rank_).oldest = Line::kNone;
   return false;
 }
 
-int64_t SharedStore::Oldest(int* rank) const {
+int64_t SharedStore::FindOldest(int* rank) const {
   int64_t oldest = Line::kNone;
   for (int i = 0; i < size_; ++i) {
-    const int64_t ticket = LineOf(i).ticket;
-    if (ticket < oldest) {
-      oldest = ticket;
+    const int64_t batch = LineOf(i).oldest;
+    if (batch < oldest) {
+      oldest = batch;
       *rank = i;
     }
   }
@@ -169,62 +170,63 @@ int64_t SharedStore::Oldest(int* rank) const {
 }
 
 int64_t SharedStore::FindHeld(int rank) const {
-  const int64_t first = LineOf(rank).ticket;
+  const int64_t first = LineOf(rank).oldest;
   if (first == Line::kNone) return Line::kNone;
-  // A rank may have taken batch `next` without having advanced `next`.
+  // Control::next itself is included: the rank may have taken this batch and been lost before it advanced `next`.
   for (int64_t batch = first; batch < std::min(control().next + 1, control().count.load()); ++batch) {
     if (StateOf(batch) == HeldBy(rank)) return batch;
   }
   return Line::kNone;
 }
 
-// Takes over the batch of a lost rank, if it may be trained now and is older than this rank's reserved batch. Returns
-// whether it did. The line of a lost rank stays until its batch has another holder, so no rank gets further ahead of
-// this batch than the bound.
+// Takes over the batch of a lost rank, if the batch may be trained now and is older than this rank's reserved batch.
+// Returns whether it did. The line of a lost rank stays until its batch has another holder, so no rank gets further
+// ahead of this batch than the bound.
 bool SharedStore::TakeOver(int64_t bound) {
   for (int rank = 0; rank < size_; ++rank) {
     Line &lost = LineOf(rank), &mine = LineOf(rank_);
     while (lost.lost) {
-      int64_t announced = lost.ticket;
-      if (announced == Line::kNone) break;  // it holds no batch, or another rank has taken it over
+      int64_t announced = lost.oldest;
+      if (announced == Line::kNone) break;  // it holds no batch, or another rank has taken over its batch
       const int64_t held = FindHeld(rank);
       if (held != announced) {
-        // The line has a lower bound only: put the true batch, or kNone, there and look again.
-        lost.ticket.compare_exchange_strong(announced, held);
+        // The line is only a lower bound: replace it by the true batch, or kNone, and look again.
+        lost.oldest.compare_exchange_strong(announced, held);
         continue;
       }
       int behind = -1;
       const bool has_older = reserved_ >= 0 && reserved_ < held;
-      const bool is_too_early = held - Oldest(&behind) > bound;
+      const bool is_too_early = held - FindOldest(&behind) > bound;
       if (has_older || is_too_early) break;
-      // Announce first, then take, as in `Take`. The exchange fails if another rank was faster.
+      // Announce first, then take, as in `ReserveNext`. The exchange fails if another rank was faster.
       SetProgress(held, rank);
-      mine.ticket = held;
+      mine.oldest = held;
       int32_t state = HeldBy(rank);
       if (StateOf(held).compare_exchange_strong(state, HeldBy(rank_))) {
-        ticket_ = held;
+        batch_ = held;
         return true;
       }
-      mine.ticket = reserved_ >= 0 ? reserved_ : Line::kNone;
+      mine.oldest = reserved_ >= 0 ? reserved_ : Line::kNone;
     }
   }
   return false;
 }
 
-// Before this rank's first addition of a batch: copies the progress that rank `from`, if any, made with this batch.
-void SharedStore::SetProgress(int64_t ticket, int from) {
-  const bool is_begun = from >= 0 && LineOf(from).progress == ticket;
+// Called before this rank's first addition of a batch. If rank `from` has begun this batch, its progress is copied. The
+// line names no batch while the table changes: if this rank is lost meanwhile, its table counts for no batch.
+void SharedStore::SetProgress(int64_t batch, int from) {
+  const bool is_begun = from >= 0 && LineOf(from).progress == batch;
   LineOf(rank_).progress = -1;
   for (int64_t part = 0; part < sizes_.parts; ++part) {
     inherited_[part] = is_begun ? TableOf(from)[part].load() : 0;
     counted_[part] = 0;
     TableOf(rank_)[part] = inherited_[part];
   }
-  LineOf(rank_).progress = ticket;
+  LineOf(rank_).progress = batch;
 }
 
 bool SharedStore::BeginAddition(int64_t part, int64_t count, Addition* addition) {
-  if (ticket_ < 0 || part >= sizes_.parts) return false;
+  if (batch_ < 0 || part >= sizes_.parts) return false;
   // An op may run several times in a step. If a lost rank has added 10 numbers and each run adds 6, the first run
   // starts at 6, so it adds nothing. The second run starts at 4, so it adds its last two numbers.
   addition->before_ = counted_[part].fetch_add(count);
@@ -234,29 +236,32 @@ bool SharedStore::BeginAddition(int64_t part, int64_t count, Addition* addition)
 }
 
 bool SharedStore::IsOver() {
-  while (done_ < control().count && StateOf(done_) < kFree) ++done_;
+  while (all_done_before_ < control().count && StateOf(all_done_before_) < kFree) ++all_done_before_;
+  const bool are_all_done = all_done_before_ >= control().count;
   int behind = -1;
-  return done_ >= control().count || (control().stopped && Oldest(&behind) == Line::kNone);
+  return are_all_done || (control().stopped && FindOldest(&behind) == Line::kNone);
 }
 
-SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ticket, int* behind) {
+SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* batch, int* behind) {
   constexpr int kSpins = 100, kYields = 200;
   const double until = SecondsNow() + seconds;
   // At the first call after `Deal`, the line has the batch that `Deal` gave to this rank.
-  const int64_t dealt = LineOf(rank_).ticket;
+  const int64_t dealt = LineOf(rank_).oldest;
   if (reserved_ < 0 && dealt != Line::kNone) reserved_ = dealt;
-  // The living rank with the oldest batch never waits, so some rank always makes progress.
+  // In each attempt this rank takes over the batch of a lost rank; or, if it has no reserved batch, it reserves the
+  // next one; and it begins the reserved batch if that is not too far ahead. The living rank with the oldest batch
+  // never waits, so some rank always makes progress.
   for (int attempts = 0; !TakeOver(bound); ++attempts) {
-    if (reserved_ < 0 && !Take() && IsOver()) return kEnd;
-    if (reserved_ >= 0 && reserved_ - Oldest(behind) <= bound) {
-      SetProgress(reserved_, -1);
-      ticket_ = std::exchange(reserved_, -1);
+    if (reserved_ < 0 && !ReserveNext() && IsOver()) return kEnd;
+    if (reserved_ >= 0 && reserved_ - FindOldest(behind) <= bound) {
+      SetProgress(reserved_, /*from=*/-1);
+      batch_ = std::exchange(reserved_, -1);
       break;
     }
     // This rank must wait: it polls, then yields its core between polls, then sleeps between polls.
     if (attempts >= kSpins + kYields) {
       if (SecondsNow() >= until) {
-        Oldest(behind);
+        FindOldest(behind);
         return kNotYet;
       }
       const timespec pause{0, 20'000};
@@ -265,34 +270,34 @@ SharedStore::Begun SharedStore::Begin(int64_t bound, double seconds, int64_t* ti
       sched_yield();
     }
   }
-  seen_ = control().trained;
-  *ticket = ticket_;
+  trained_at_begin_ = control().trained;
+  *batch = batch_;
   return kTaken;
 }
 
 int64_t SharedStore::End(int version) {
-  LineOf(rank_).version = 2 * ticket_ + version;
-  StateOf(ticket_) = TrainedBy(rank_);
-  const int64_t others = control().trained++ - seen_;
-  ticket_ = -1;
-  LineOf(rank_).ticket = reserved_ >= 0 ? reserved_ : Line::kNone;
+  LineOf(rank_).version = 2 * batch_ + version;
+  StateOf(batch_) = TrainedBy(rank_);
+  const int64_t others = control().trained++ - trained_at_begin_;  // `++` gives the count without this batch
+  batch_ = -1;
+  LineOf(rank_).oldest = reserved_ >= 0 ? reserved_ : Line::kNone;
   return others;
 }
 
 void SharedStore::Leave() {
-  for (int64_t* const held : {&ticket_, &reserved_}) {  // -1: none
+  for (int64_t* const held : {&batch_, &reserved_}) {  // -1: none
     if (*held >= 0) StateOf(*held) = kRefused;
     *held = -1;
   }
-  done_ = 0;
-  LineOf(rank_).ticket = Line::kNone;
+  all_done_before_ = 0;
+  LineOf(rank_).oldest = Line::kNone;
 }
 
 void SharedStore::Stop() { control().stopped = 1; }
 
-bool SharedStore::Lose(int rank, int64_t* ticket) {
+bool SharedStore::Lose(int rank, int64_t* batch) {
   const int64_t held = FindHeld(rank);
-  *ticket = held == Line::kNone ? -1 : held;
+  *batch = held == Line::kNone ? -1 : held;
   return LineOf(rank).lost.exchange(1) == 0;
 }
 

@@ -1,15 +1,16 @@
-// Asynchronous training in the shared memory of one node: all ranks train the same weights, and the store hands out
-// batches. A ticket is the number of a batch in the epoch. Each batch has one holder, the rank that trains it. A rank
-// begins a batch only while the oldest unfinished batch is at most `bound` behind it: with bound 2, batch 5 begins only
-// after batches 0 to 2 have ended. The kernels of weights/store.cc and Python (apart/store.py) use the store.
+// Asynchronous training in the shared memory of one node: all ranks train the same weights, and the store hands out the
+// batches of an epoch, which are numbers from 0. Each batch has one holder, the rank that trains it. A rank begins a
+// batch only while the oldest unfinished batch is at most `bound` behind it: with bound 2, batch 5 begins only after
+// batches 0 to 2 have ended. The kernels of weights/store.cc and Python (apart/store.py) use the store.
 //
 // The store has no locks, because a rank could be lost while it holds one. The state of a batch names its holder, and
-// ranks take it by compare-and-swap, so exactly one rank takes over the batch of a lost rank. A step consists of
+// ranks change it by compare-and-swap, so exactly one rank takes over the batch of a lost rank. A step consists of
 // additions to variables; a part is the number of an addition within the step, from 0. Each rank records in its
-// progress table how many numbers or rows of each addition it has added; the successor of a lost rank adds the rest.
+// progress table how many numbers or rows of each addition it has added. If it is lost, the rank that takes over its
+// batch adds the rest.
 //
-// Each rank writes its metrics after a batch into one of two slots, alternately: if it is lost while it writes one, the
-// metrics in the other are complete. A version, 0 or 1, is the number of the slot.
+// Each rank writes its metrics after a batch into one of two slots, alternately: if it is lost while it writes to one
+// slot, the metrics in the other slot are complete. A version, 0 or 1, is the number of the slot.
 #pragma once
 
 #include <mpi.h>
@@ -27,8 +28,8 @@ class SharedStore {
  public:
   // The result of `Begin`.
   enum Begun : int {
-    kTaken = 0,  // this rank is to train batch `ticket`
-    kEnd = 1,    // no batch is left or unfinished
+    kTaken = 0,  // this rank is to train `batch`
+    kEnd = 1,    // the epoch has ended: all batches are trained or refused
     kNotYet = 2  // this rank waits for rank `behind`
   };
 
@@ -54,37 +55,37 @@ class SharedStore {
   void Deal(int64_t first, int64_t count);
 
   // Takes the next batch, or the batch of a lost rank, and waits until it may be trained. After about `seconds` it
-  // returns kNotYet; call it again. `behind` becomes the rank with the oldest batch.
-  Begun Begin(int64_t bound, double seconds, int64_t* ticket, int* behind);
+  // returns kNotYet, and the caller calls it again. `behind` becomes the rank with the oldest batch.
+  Begun Begin(int64_t bound, double seconds, int64_t* batch, int* behind);
 
-  // Marks the batch of `Begin` as trained; `version` is for `VersionOf`. Returns the number of batches that other
-  // ranks have trained since `Begin`.
+  // Marks the batch of `Begin` as trained; `version` is the slot with its metrics. Returns the number of batches that
+  // other ranks have trained since `Begin`.
   int64_t End(int version);
 
-  // Gives up this rank's batches, if any: no rank trains them or waits for this rank any more. Also called if the data
-  // end before the batch that this rank has taken.
+  // Gives up this rank's batches, if any: they are refused, which means that no rank trains them or waits for them.
+  // Also called if the data end before the batch that this rank has taken.
   void Leave();
 
   // No rank takes a batch any more.
   void Stop();
 
-  // Marks a rank as lost: others train its batch `ticket` (-1: none). Returns whether it was not marked before.
-  bool Lose(int rank, int64_t* ticket);
+  // Marks a rank as lost: another rank takes over its batch, `batch` (-1: none). Returns whether this call marked it.
+  bool Lose(int rank, int64_t* batch);
   bool IsLost(int rank) const;
 
   // The version that the rank gave to `End` for its last batch known to be trained; 1 if there is none.
   int VersionOf(int rank) const;
 
-  // The number of trained batches of the epoch, by all ranks, with those before the `first` of `Deal`.
+  // The number of trained batches of the epoch, by all ranks, including the batches before the `first` of `Deal`.
   int64_t CountTrained() const;
 
-  // One addition of this rank's step, of `count` numbers or rows. The caller adds them from `first` on and calls
-  // `Tell` with its progress; a lost rank has added the earlier ones.
+  // One addition of this rank's step, of `count` numbers or rows. The caller adds them from `first` on, because a lost
+  // rank may have added the earlier ones, and calls `RecordProgress` after each block.
   class Addition {
    public:
     int64_t first = 0;
-    // Records that the numbers or rows before `added` are added.
-    void Tell(int64_t added) const { progress_->store(before_ + added, std::memory_order_release); }
+    // Records that numbers or rows 0 up to `added` are added.
+    void RecordProgress(int64_t added) const { progress_->store(before_ + added, std::memory_order_release); }
 
    private:
     friend class SharedStore;
@@ -92,7 +93,7 @@ class SharedStore {
     int64_t before_ = 0;  // the numbers or rows of earlier runs of the same op in this step
   };
 
-  // Returns false if this rank trains no batch now, or if a step has fewer additions.
+  // Returns false if this rank trains no batch now, or if `part` is not below Sizes::parts.
   bool BeginAddition(int64_t part, int64_t count, Addition* addition);
 
  private:
@@ -110,34 +111,35 @@ class SharedStore {
   Control& control() const;
   // The numbers that one rank writes.
   Line& LineOf(int rank) const;
-  // The holder of a batch, or its end.
+  // The state of a batch: free, its holder, the rank that has trained it, or refused (constants in store.cc).
   std::atomic<int32_t>& StateOf(int64_t batch) const;
   // The progress table of a rank: one number for each part.
   std::atomic<int64_t>* TableOf(int rank) const;
-  // The oldest batch that a rank holds and has not trained; kNone if there is none.
+  // The oldest batch that a rank holds and has not trained; Line::kNone if there is none.
   int64_t FindHeld(int rank) const;
-  // Takes the next batch into `reserved_`; false if there is none.
-  bool Take();
-  // Takes the batch of a lost rank into `ticket_`; false if there is none that may be trained.
+  // Takes the next free batch into `reserved_`; false if there is none.
+  bool ReserveNext();
+  // Takes the batch of a lost rank into `batch_`; false if no such batch may be trained now.
   bool TakeOver(int64_t bound);
   // Begins this rank's progress table for a batch. `from`: the lost rank whose progress it starts with; -1: none.
-  void SetProgress(int64_t ticket, int from);
+  void SetProgress(int64_t batch, int from);
   // Whether all batches are trained or refused, or training has stopped and no rank holds a batch.
   bool IsOver();
-  // The oldest batch that a rank holds or is about to take, and that rank; kNone, and `rank` unchanged, if none.
-  int64_t Oldest(int* rank) const;
+  // The oldest batch that any rank holds or is about to take, and that rank. If none: kNone, and `rank` is unchanged.
+  int64_t FindOldest(int* rank) const;
 
   void* const memory_;
   const Sizes sizes_;
   const int rank_;
   const int size_;
   char* data_;
-  int64_t ticket_ = -1;    // the batch that this rank trains; -1: none
-  int64_t reserved_ = -1;  // the batch that it holds but may not train yet; -1: none
-  int64_t seen_ = 0;       // the number of batches that had been trained at `Begin`
-  int64_t done_ = 0;       // for `IsOver`: all batches with a smaller number are trained or refused
-  std::vector<int64_t> inherited_;             // of each addition: the progress of a lost rank
-  std::vector<std::atomic<int64_t>> counted_;  // of each addition: the count of this rank's runs so far
+  int64_t batch_ = -1;            // the batch that this rank trains; -1: none
+  int64_t reserved_ = -1;         // the batch that this rank holds but does not train yet; -1: none
+  int64_t trained_at_begin_ = 0;  // the number of batches that had been trained at `Begin`
+  int64_t all_done_before_ = 0;   // for `IsOver`: all batches with a smaller number are trained or refused
+  // Of each addition of the batch: the numbers or rows added by a lost rank, and the count of this rank's runs so far.
+  std::vector<int64_t> inherited_;
+  std::vector<std::atomic<int64_t>> counted_;
 };
 
 // The current store of this process; null if there is none. Kernels keep it alive by their shared pointer.

@@ -1,5 +1,5 @@
-// An Adder sums by one of four algorithms (allreduce.h). `Prepare` makes its communicators and memory before the first
-// sum. If several algorithms are possible, `Choose` times them; then `Run` uses the fastest.
+// An Adder sums a buffer over ranks by one of four algorithms (allreduce.h). `Prepare` makes its communicators and
+// memory before the first sum. If several algorithms are possible, `Choose` times them. `Run` sums by one algorithm.
 #include "engine/sums/allreduce.h"
 
 #include <algorithm>
@@ -14,10 +14,11 @@
 namespace matex {
 namespace {
 
-// Smaller buffers always use MPI_Allreduce: a ring's many messages, or three calls in place of one, cost more.
+// Smaller buffers are summed by MPI_Allreduce, if not in shared memory: the many messages of a ring, or the three calls
+// of two levels, would cost more than one call.
 constexpr int64_t kLargeBytes = 64 << 10;
-// A trial sums kTrialCount floats kTrials times with each algorithm. MPI_Allreduce, which suits most cases, is
-// replaced only by an algorithm that takes less than kGain of its time.
+// A trial sums kTrialCount floats kTrials times with each algorithm. Another algorithm replaces MPI_Allreduce, which
+// suits most cases, only if it takes less than kGain of the time.
 constexpr int64_t kTrialCount = 4 << 20;
 constexpr int kTrials = 2;
 // Up to so many ranks on a node, shared memory was at least as fast as MPI in all measurements. Above, a trial decides.
@@ -54,14 +55,14 @@ Adder::Adder(MPI_Comm communicator, Algorithm algorithm, int node, bool asleep)
     : communicator_(communicator), algorithm_(algorithm), node_(node), asleep_(asleep) {}
 
 Error Adder::Sum(void* data, int64_t count, Type type, const std::function<std::string()>& place) {
-  const int code = SumPlainly(data, count, type);
+  const int code = SumUncompressed(data, count, type);
   return code == MPI_SUCCESS ? Error() : MpiError(code, NameOf(algorithm_), place());
 }
 
 Error Adder::Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place) {
   if (!transfer.owned.empty()) return MpiError(ReduceScatter(transfer, data), "the reduce-scatter", place());
   if (!transfer.compressed) return Sum(data, transfer.count, transfer.type, place);
-  const int code = RunCompressed(transfer, static_cast<float*>(data), residual);
+  const int code = SumCompressedTransfer(transfer, static_cast<float*>(data), residual);
   return code == MPI_SUCCESS ? Error() : MpiError(code, "the compressed all-reduce", place());
 }
 
@@ -71,15 +72,15 @@ Error Adder::Shared(SharedMemory** memory, const std::function<std::string()>& p
   return code == MPI_SUCCESS ? Error() : MpiError(code, "the preparation of sums", place());
 }
 
-// The sum of an uncompressed buffer that all ranks need. 16-bit floats are summed as float32: here, or in shared
-// memory by Add and AddAll. Small buffers use MPI_Allreduce.
-int Adder::SumPlainly(void* data, int64_t count, Type type) {
+// The sum of an uncompressed buffer that all ranks need. 16-bit floats are summed as float32: they are converted here,
+// or in shared memory by Add and AddAll (reduce_ops.h).
+int Adder::SumUncompressed(void* data, int64_t count, Type type) {
   if (const int code = Prepare()) return code;
   if (algorithm_ == Algorithm::kShared) return Run(algorithm_, data, count, type);
   if (IsHalf(type)) {
     wide_.resize(count);
     Widen(type, data, wide_.data(), count);
-    const int code = SumPlainly(wide_.data(), count, Type::kFloat32);
+    const int code = SumUncompressed(wide_.data(), count, Type::kFloat32);
     if (code == MPI_SUCCESS) Narrow(type, wide_.data(), data, count);
     return code;
   }
@@ -90,11 +91,11 @@ int Adder::SumPlainly(void* data, int64_t count, Type type) {
   return Run(is_large ? algorithm_ : Algorithm::kMpi, data, count, type);
 }
 
-// Makes the communicators of two levels and the shared memory, and chooses the algorithm if it may be shared memory.
+// Makes the communicators of two levels and the shared memory. Also chooses the algorithm, if it may be shared memory.
 // Collective: all ranks begin their first sum together.
 int Adder::Prepare() {
-  if (prepared_) return MPI_SUCCESS;
-  prepared_ = true;
+  if (is_prepared_) return MPI_SUCCESS;
+  is_prepared_ = true;
   if (const int code = MakeLevels(communicator_, node_, &levels_)) return code;
   // A wait in shared memory polls, so shared memory is not used where waits must sleep.
   if (algorithm_ == Algorithm::kAuto && levels_.nodes == 1 && !asleep_) {
@@ -106,12 +107,12 @@ int Adder::Prepare() {
       if (algorithm_ != Algorithm::kShared) shared_.reset();
     }
   }
-  // With several nodes (one node alone has all ranks as carriers), the sum between nodes has an Adder of its own.
+  // The sum between nodes has an Adder of its own. On a single node it is not needed: there all ranks are carriers.
   if (levels_.across != MPI_COMM_NULL && levels_.carriers < Calls{communicator_, asleep_}.size()) {
-    // In this communicator each rank is a node of its own.
+    // In `across` each rank is a node of its own, so there are no two levels.
     const int node = Calls{levels_.across, asleep_}.rank();
-    across_ = std::make_unique<Adder>(
-        levels_.across, algorithm_ == Algorithm::kTwoLevel ? Algorithm::kAuto : algorithm_, node, asleep_);
+    const Algorithm algorithm = algorithm_ == Algorithm::kTwoLevel ? Algorithm::kAuto : algorithm_;
+    across_ = std::make_unique<Adder>(levels_.across, algorithm, node, asleep_);
   }
   return MPI_SUCCESS;
 }
@@ -123,7 +124,7 @@ int Adder::Run(Algorithm algorithm, void* data, int64_t count, Type type) {
     case Algorithm::kTwoLevel:
       return SumInTwoLevels(
           levels_, data, count, type, asleep_, &segment_,
-          [&](void* segment, int64_t, int64_t length) { return across_->SumPlainly(segment, length, type); });
+          [&](void* segment, int64_t, int64_t length) { return across_->SumUncompressed(segment, length, type); });
     case Algorithm::kShared:
       return SumShared(static_cast<char*>(data), count, type);
     default:
@@ -141,23 +142,24 @@ int Adder::SumShared(char* data, int64_t count, Type type) {
   });
 }
 
-int Adder::RunCompressed(const Transfer& transfer, float* data, float* residual) {
+int Adder::SumCompressedTransfer(const Transfer& transfer, float* data, float* residual) {
   if (const int code = Prepare()) return code;
   const World& world = TheWorld();
+  // Sums elements [first, first + count) of the transfer, which are at `numbers`.
   const auto sum = [&](MPI_Comm communicator, int64_t first, int64_t count, float* numbers) {
     return SumCompressed({communicator, asleep_}, world.compression, ExtentsOf(transfer, first, count), count,
                          world.chunk_bytes, numbers, residual + first);
   };
   if (!world.compression.between_nodes) return sum(communicator_, 0, transfer.count, data);
-  std::fill_n(residual, transfer.count, 0.0f);
+  std::fill_n(residual, transfer.count, 0.0f);  // a carrier sets only the residuals of its segment
   return SumInTwoLevels(levels_, data, transfer.count, transfer.type, asleep_, &segment_,
                         [&](void* segment, int64_t first, int64_t count) {
                           return sum(levels_.across, first, count, static_cast<float*>(segment));
                         });
 }
 
-// The algorithm of a reduce-scatter or all-gather of `bytes`: the one that is fastest for sums. In two levels both need
-// the same number of ranks on every node.
+// The algorithm of a reduce-scatter or all-gather of `bytes` bytes: the algorithm that is fastest for sums. Two levels
+// need the same number of ranks on every node here; else the ring is used.
 int Adder::ChooseForOwned(int64_t bytes, Algorithm* algorithm) {
   *algorithm = Algorithm::kMpi;
   if (bytes < kLargeBytes) return MPI_SUCCESS;
@@ -212,7 +214,7 @@ int Adder::Gather(const Transfer& transfer, void* data) {
   return Calls{communicator_, asleep_}.Allgatherv(MPI_IN_PLACE, data, counts.data(), firsts.data(), transfer.type);
 }
 
-// Tries the algorithms that are possible here and chooses the fastest. Collective: all ranks call it together.
+// Times the algorithms that are possible here and sets `algorithm_` to the fastest. Collective.
 int Adder::Choose() {
   std::vector<Algorithm> candidates{Algorithm::kMpi};
   if (shared_ != nullptr) candidates.push_back(Algorithm::kShared);
@@ -238,6 +240,7 @@ int Adder::Choose() {
       seconds[i] = std::min(seconds[i], elapsed.count());
     }
   }
+  // The slowest rank counts, so that all ranks choose the same algorithm.
   const int count = static_cast<int>(seconds.size());
   if (const int code = MPI_Allreduce(MPI_IN_PLACE, seconds.data(), count, MPI_DOUBLE, MPI_MAX, communicator_))
     return code;

@@ -1,6 +1,6 @@
-// The sum of a buffer over the ranks of a communicator. An Adder chooses the algorithm (MPI, ring, two levels or
-// shared memory) at its first sums, by a trial if several are possible. The inline reduction and the overlapped
-// reduction (engine/update) have one Adder each. All ranks choose the same algorithm and get the same bits.
+// The sum of a buffer over the ranks of a communicator. An Adder makes such sums by one of four algorithms: MPI, ring,
+// two levels or shared memory. It chooses the algorithm at its first sums, by a trial if several are possible. The
+// inline and the overlapped reduction (engine/update) have one Adder each. All ranks choose alike and get equal bits.
 #pragma once
 
 #include <mpi.h>
@@ -24,7 +24,7 @@ namespace matex {
 // One communicator and its sum algorithm. One thread at a time uses an Adder.
 class Adder {
  public:
-  // `node`: the number of this rank's node. `asleep`: waits sleep instead of spin (sleeping_wait.h).
+  // `node`: the number of this rank's node. `asleep`: a thread that waits sleeps instead of spinning (sleeping_wait.h).
   Adder(MPI_Comm communicator, Algorithm algorithm, int node, bool asleep);
 
   // data = the sum over ranks, the same bits on all ranks. `place` names the place in the program for messages.
@@ -34,31 +34,31 @@ class Adder {
   // elements. If the transfer is compressed, `residual` receives the error that this rank adds to its next gradient.
   Error Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place);
 
-  // All-gather: `data` has this rank's own elements of a transfer, and then all. Returns an MPI error code.
+  // All-gather: `data` has this rank's own elements of a transfer, and afterwards all. Returns an MPI error code.
   int Gather(const Transfer& transfer, void* data);
 
-  // The shared memory that this Adder sums in, or null if the ranks have none. Collective.
+  // The shared memory in which this Adder sums; null if it uses another algorithm. Collective at the first call.
   Error Shared(SharedMemory** memory, const std::function<std::string()>& place);
 
  private:
-  // Each returns an MPI error code.
-  int Prepare();  // makes what sums need, once
+  // Each of these functions returns an MPI error code.
+  int Prepare();  // makes the communicators and the memory that sums need, at the first call
   int Choose();   // chooses the algorithm by a trial
-  int SumPlainly(void* data, int64_t count, Type type);
+  int SumUncompressed(void* data, int64_t count, Type type);
   int Run(Algorithm algorithm, void* data, int64_t count, Type type);  // sums by this algorithm
   int SumShared(char* data, int64_t count, Type type);  // sums in shared memory
-  int RunCompressed(const Transfer& transfer, float* data, float* residual);
+  int SumCompressedTransfer(const Transfer& transfer, float* data, float* residual);
   int ReduceScatter(const Transfer& transfer, void* data);  // each rank gets the sum of its own elements
-  int ChooseForOwned(int64_t bytes, Algorithm* algorithm);
+  int ChooseForOwned(int64_t bytes, Algorithm* algorithm);  // for a transfer of owned elements
 
   const MPI_Comm communicator_;
   Algorithm algorithm_;  // kAuto: not chosen yet
   const int node_;
   const bool asleep_;
-  bool prepared_ = false;
-  Levels levels_;
+  bool is_prepared_ = false;
+  Levels levels_;                         // the communicators within and across nodes (hierarchical.h)
   std::unique_ptr<SharedMemory> shared_;  // null if it is not used
-  std::unique_ptr<Adder> across_;  // between nodes
+  std::unique_ptr<Adder> across_;         // sums between nodes; null if it is not used, or on one node
   std::vector<char> buffer_, segment_;  // kept from sum to sum
   std::vector<float> wide_;             // 16-bit floats as float32
 };

@@ -1,7 +1,7 @@
-// Sums in two levels (hierarchical.h). For a reduce-scatter or all-gather, `Segments` first sorts the elements of all
-// ranks, so that the carriers of a segment are the ranks that own its elements. With ranks 0 and 1 on one node, 2 and 3
-// on another, one segment has the elements of ranks 0 and 2, the first ranks of their nodes, the other those of ranks 1
-// and 3: the positions of ranks 0 to 3 are 0, 2, 1, 3.
+// Sums in two levels (hierarchical.h defines segments and carriers). For a reduce-scatter or all-gather, `Segments`
+// first sorts the elements of all ranks, so that the carriers of a segment are the ranks that own its elements.
+// Example: ranks 0 and 1 are on one node, ranks 2 and 3 on another. One segment has the elements of ranks 0 and 2, the
+// first ranks of their nodes; the other has the elements of ranks 1 and 3. So the ranks' positions are 0, 2, 1, 3.
 #include "engine/sums/hierarchical.h"
 
 #include <algorithm>
@@ -27,6 +27,7 @@ class Segments {
         starts_by_position_(levels.positions.size() + 1, 0),
         segment_counts_(levels.carriers, 0),
         segment_starts_(levels.carriers, 0) {
+    // First the length at each position, shifted by one; then the sums of these lengths, which are the starts.
     for (size_t rank = 0; rank < levels.positions.size(); ++rank)
       starts_by_position_[levels.positions[rank] + 1] = starts[rank + 1] - starts[rank];
     std::partial_sum(starts_by_position_.begin(), starts_by_position_.end(), starts_by_position_.begin());
@@ -39,7 +40,7 @@ class Segments {
     if (static_cast<int64_t>(buffer->size()) < 2 * all) buffer->resize(2 * all);
     sorted_ = buffer->data();
     mine_ = buffer->data() + all;
-    const int64_t* const own = starts_by_position_.data() + within_.rank() * levels.nodes;
+    const int64_t* const own = starts_by_position_.data() + within_.rank() * levels.nodes;  // of this rank's segment
     for (int node = 0; node <= levels.nodes; ++node) starts_by_node_.push_back(own[node] - own[0]);
   }
 
@@ -61,8 +62,8 @@ class Segments {
   char* sorted() const { return sorted_; }
   char* mine() const { return mine_; }
   const std::vector<int64_t>& starts_by_node() const { return starts_by_node_; }
-  const int* counts() const { return segment_counts_.data(); }
-  const int* starts() const { return segment_starts_.data(); }
+  const int* segment_counts() const { return segment_counts_.data(); }
+  const int* segment_starts() const { return segment_starts_.data(); }
 
  private:
   // Copies the elements of `rank` between `data` and `buffer`, where they begin.
@@ -98,7 +99,8 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels) {
   int local = 0, local_size = 1;
   MPI_Comm_rank(levels->within, &local);
   MPI_Comm_size(levels->within, &local_size);
-  // The size of the smallest node, by the maximum of the negated sizes; and the number of nodes, by their first ranks.
+  // The size of the smallest node is the negated maximum of the negated sizes. The number of nodes is the number of
+  // ranks that are the first of their node.
   int negated_minimum = -local_size, nodes = local == 0;
   if (const int code = MPI_Allreduce(MPI_IN_PLACE, &negated_minimum, 1, MPI_INT, MPI_MAX, communicator)) return code;
   if (const int code = MPI_Allreduce(MPI_IN_PLACE, &nodes, 1, MPI_INT, MPI_SUM, communicator)) return code;
@@ -112,7 +114,8 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels) {
 
 int MakePositions(MPI_Comm communicator, Levels* levels) {
   const Calls all{communicator, false};
-  const int mine = Calls{levels->within, false}.rank() * levels->nodes + Calls{levels->across, false}.rank();
+  const int local_rank = Calls{levels->within, false}.rank(), node = Calls{levels->across, false}.rank();
+  const int mine = local_rank * levels->nodes + node;
   std::vector<int> positions(all.size());
   const int code = all.Allgather(&mine, positions.data(), sizeof mine);
   if (code == MPI_SUCCESS) levels->positions = std::move(positions);
@@ -123,11 +126,11 @@ int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector
                              bool asleep, std::vector<char>* buffer) {
   const Segments segments(levels, starts, type, asleep, buffer);
   segments.Sort(static_cast<char*>(data), Segments::Direction::kFromData);
-  if (const int code = segments.within().ReduceScatter(segments.sorted(), segments.mine(), segments.counts(), type))
-    return code;
+  int code = segments.within().ReduceScatter(segments.sorted(), segments.mine(), segments.segment_counts(), type);
+  if (code != MPI_SUCCESS) return code;
   std::vector<char> received;
   const std::vector<int64_t>& by_node = segments.starts_by_node();
-  const int code = RingReduceScatter(levels.across, segments.mine(), by_node, type, asleep, &received);
+  code = RingReduceScatter(levels.across, segments.mine(), by_node, type, asleep, &received);
   if (code == MPI_SUCCESS) segments.CopyOwn(static_cast<char*>(data), Segments::Direction::kToData);
   return code;
 }
@@ -138,8 +141,8 @@ int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int
   segments.CopyOwn(static_cast<char*>(data), Segments::Direction::kFromData);
   const std::vector<int64_t>& by_node = segments.starts_by_node();
   if (const int code = RingAllgather(levels.across, segments.mine(), by_node, type, asleep)) return code;
-  const int code =
-      segments.within().Allgatherv(segments.mine(), segments.sorted(), segments.counts(), segments.starts(), type);
+  const int code = segments.within().Allgatherv(segments.mine(), segments.sorted(), segments.segment_counts(),
+                                                segments.segment_starts(), type);
   if (code == MPI_SUCCESS) segments.Sort(static_cast<char*>(data), Segments::Direction::kToData);
   return code;
 }
@@ -149,13 +152,14 @@ int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, b
   const Calls within{levels.within, asleep};
   const int size = within.size(), mine = within.rank();
   if (size == 1) return across(data, 0, count);
+  // The segments of the node's ranks. Only carriers have one; the segments of the other ranks are empty.
   std::vector<int> counts(size, 0), starts(size, static_cast<int>(count));
   for (int64_t rank = 0, start = 0; rank < levels.carriers; ++rank) {
     counts[rank] = static_cast<int>(count / levels.carriers + (rank < count % levels.carriers));
     starts[rank] = static_cast<int>(start);
     start += counts[rank];
   }
-  const size_t bytes = std::max<size_t>(counts[mine] * SizeOf(type), 1);
+  const size_t bytes = std::max<size_t>(counts[mine] * SizeOf(type), 1);  // not 0, so that the buffer has an address
   if (buffer->size() < bytes) buffer->resize(bytes);
   void* const segment = buffer->data();
   if (const int code = within.ReduceScatter(data, segment, counts.data(), type)) return code;

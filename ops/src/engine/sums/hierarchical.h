@@ -1,5 +1,5 @@
-// Sums in two levels: within each node, where MPI uses shared memory, then between nodes. An Adder makes `Levels`
-// before its first sum and keeps them. Node numbers must be known. The result has the same bits on all ranks.
+// Sums in two levels: first within each node, where MPI uses shared memory, then between nodes. An Adder (allreduce.h)
+// makes `Levels` before its first sum and keeps them. The result has the same bits on all ranks.
 #pragma once
 
 #include <mpi.h>
@@ -12,15 +12,15 @@
 
 namespace matex {
 
-// The communicators of a sum in two levels. The buffer is divided into segments; on each node one rank, the carrier,
-// handles each segment. The carriers are the first `carriers` ranks of the node: the smallest number of ranks on any
-// node. With 3 ranks on one node and 2 on another, there are 2 segments; the first two ranks of each node carry them.
-// `within` joins the ranks of a node, `across` the carriers of one segment on all nodes.
+// The communicators of a sum in two levels. The buffer is divided into segments. On each node, each segment has one
+// carrier: the rank that sums the segment within the node and then with the carriers of the same segment on the other
+// nodes. There are as many segments as the smallest node has ranks, and the first ranks of each node carry them. With 3
+// ranks on one node and 2 on another, there are 2 segments; the first two ranks of each node carry them.
 struct Levels {
-  MPI_Comm within = MPI_COMM_NULL;
-  MPI_Comm across = MPI_COMM_NULL;  // null on a rank that handles no segment
+  MPI_Comm within = MPI_COMM_NULL;  // the ranks of this node
+  MPI_Comm across = MPI_COMM_NULL;  // the carriers of this rank's segment on all nodes; null if it carries none
   int nodes = 1;                    // the number of nodes
-  int carriers = 1;
+  int carriers = 1;                 // the number of carriers on each node, and of segments
   bool even = false;  // whether all nodes have the same number of ranks
   // positions[r]: rank r's position when ranks are ordered by local rank, then by node. Filled by MakePositions; only
   // the reduce-scatter and the all-gather use it.
@@ -36,12 +36,12 @@ int MakePositions(MPI_Comm communicator, Levels* levels);
 // Replaces numbers [first, first + count) of the buffer, at `segment`, by their sum. Returns an MPI error code.
 using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t count)>;
 
-// data = the sum over all ranks, the same bits on all: a reduce-scatter within the node, `across` for each carrier's
-// segment, and an all-gather within the node. `asleep`: see sleeping_wait.h. `buffer` grows as needed.
+// data = the sum over all ranks, the same bits on all: a reduce-scatter within the node, then `across` for the segment
+// of each carrier, then an all-gather within the node. `asleep`: see mpi_calls.h. `buffer` grows as needed.
 int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer,
                    const AcrossNodes& across);
 
-// The two halves of the sum: rank r owns data[starts[r]] up to data[starts[r + 1]] (ring.h). They need `positions`.
+// The two halves of the sum: rank r owns data[starts[r]] up to data[starts[r + 1]], as in ring.h. Need `positions`.
 int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type,
                              bool asleep, std::vector<char>* buffer);
 int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,

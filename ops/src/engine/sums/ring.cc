@@ -1,5 +1,6 @@
-// The all-reduce, the reduce-scatter and the all-gather have one class, `Ring`. In each round a rank sends one segment
-// of the data to the right and receives one from the left.
+// The ring algorithms. The data are divided into one segment for each rank. In each round a rank sends one segment to
+// its right neighbour, the next rank, and receives one from its left neighbour. The all-reduce, the reduce-scatter and
+// the all-gather are such rounds, and have one class, `Ring`.
 #include "engine/sums/ring.h"
 
 #include <algorithm>
@@ -14,9 +15,9 @@ namespace matex {
 namespace {
 
 constexpr int kTag = 1;
-// A segment travels in parts: each part is sent on as soon as its sum is complete, while the next part arrives. Over
-// TCP, MPI sends a message below 64 KiB at once. Before a larger message it asks the receiver, whose answer waits
-// behind other data on the same connection: between two ranks all data would travel one way and then the other.
+// A segment travels in parts: each part is sent on as soon as this rank has added its numbers to it, while the next
+// part arrives. Over TCP, MPI sends a message below 64 KiB at once. Before a larger message it asks the receiver, whose
+// answer waits behind other data on the same connection. So data would travel in one direction at a time.
 constexpr int64_t kPartBytes = 60 << 10;
 // The maximum number of rounds whose sends are unfinished. It bounds the memory of a rank for any number of ranks.
 constexpr int kMaxOpenRounds = 4;
@@ -54,7 +55,7 @@ class Ring {
 
   int Run(std::vector<char>* buffer) {
     const int code = Travel(buffer);
-    if (code != MPI_SUCCESS) Withdraw();
+    if (code != MPI_SUCCESS) CancelReceives();
     return code;
   }
 
@@ -69,7 +70,7 @@ class Ring {
     if (static_cast<int64_t>(buffer->size()) < 2 * segment_bytes) buffer->resize(2 * segment_bytes);
     buffers_[0] = buffer->data();
     buffers_[1] = buffer->data() + segment_bytes;
-    // Send the first segment, and then each part of a segment that comes from the left, after adding to it.
+    // Round 0 sends the first segment. Later rounds send each part that comes from the left, after adding to it.
     if (const int code = Receive(0)) return code;
     for (int64_t at = 0; at < Length(0); at += part_) {
       if (const int code = Send(0, at)) return code;
@@ -102,7 +103,7 @@ class Ring {
   }
 
   // After an error: cancels the receives, so that no late message is written into memory that the caller uses again.
-  void Withdraw() {
+  void CancelReceives() {
     for (std::vector<MPI_Request>& receives : receives_) {
       for (MPI_Request& request : receives) {
         if (request != MPI_REQUEST_NULL && MPI_Cancel(&request) == MPI_SUCCESS) AwaitFor(kCancelTimeout, &request);
@@ -112,7 +113,7 @@ class Ring {
 
   // The segment sent in `round`, which was received in round - 1. (`% size_` of a negative number is negative in C++.)
   int Segment(int round) const { return ((first_ - round) % size_ + size_) % size_; }
-  // The number of its elements, and where they are.
+  // The number of elements of this segment, and their address.
   int64_t Length(int round) const { return begin_(Segment(round) + 1) - begin_(Segment(round)); }
   char* DataOf(int round) const { return data_ + begin_(Segment(round)) * width_; }
   // The number of elements in the part that begins at offset `at` of a segment of `length` elements.
@@ -120,8 +121,7 @@ class Ring {
   bool Adds(int round) const { return round < adding_; }
 
   int Receive(int round) {
-    // This receive overwrites the segment that was sent in round - adding_, N - 1 rounds before. That send may still
-    // read the memory.
+    // A receive in place overwrites the segment sent in round - adding_, N - 1 rounds before. This send may still run.
     if (!Adds(round) && adding_ > 0) {
       if (const int code = AwaitSends(round - adding_)) return code;
     }
@@ -146,7 +146,7 @@ class Ring {
                      kTag, communicator_, &sends.back());
   }
 
-  // Waits for the sends of `round`. They have ended if a later round uses their slot.
+  // Waits for the end of the sends of `round`. They have ended already if a later round uses their slot in `sends_`.
   int AwaitSends(int round) {
     const bool have_ended = round < 0 || round <= newest_ - kMaxOpenRounds;
     return have_ended ? MPI_SUCCESS : WaitAll(&sends_[round % kMaxOpenRounds]);
@@ -167,7 +167,7 @@ class Ring {
   const Type type_;
   const bool asleep_;
   int rank_ = 0, size_ = 1, first_ = 0;  // first_: the segment sent in round 0, modulo size_
-  int newest_ = 0;  // the round of the latest sends
+  int newest_ = 0;  // the latest round that has a slot in sends_
   int64_t width_ = 1, part_ = 1;  // bytes of an element; elements of a part
   char* buffers_[2] = {nullptr, nullptr};
   std::vector<MPI_Request> sends_[kMaxOpenRounds], receives_[2];  // by round, modulo the number of slots

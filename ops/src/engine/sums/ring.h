@@ -13,7 +13,7 @@
 namespace matex {
 
 // data = the sum over the ranks of `communicator`, which pass the same count and type; the same bits on all ranks.
-// `asleep`: see sleeping_wait.h. `buffer` grows as needed. Returns an MPI error code.
+// `asleep`: see mpi_calls.h. `buffer` grows as needed. Returns an MPI error code.
 int RingSum(MPI_Comm communicator, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer);
 
 // The two halves of the all-reduce. Rank r owns data[starts[r]] up to data[starts[r + 1]]. The reduce-scatter gives

@@ -1,12 +1,12 @@
-// A sum has one of three forms. They differ in what a rank waits for:
+// Sums in shared memory (shared_memory.h). A sum has one of three forms. They differ in what a rank waits for:
 //
 // - SumOfTwo, for two ranks: a rank writes blocks and reads the other rank's blocks at the same time. It waits only for
 //   the next block, so copying and adding overlap. Both ranks add all elements.
 // - SumOfMany, for more ranks: a rank adds only its share of each chunk, and reads the other shares. With all ranks
 //   adding all elements, the work of a rank would grow with their number. Ranks meet twice for each chunk: after they
 //   have written their elements, and after they have added their shares.
-// - SumNeeded, if each rank needs only some elements, for example those that it owns: a rank adds these elements and
-//   reads no sum of another rank. So the second meeting is not necessary.
+// - SumNeeded, if each rank needs only some elements, for example the elements that it owns: a rank adds these elements
+//   and reads no sum of another rank. So the second meeting is not necessary.
 //
 // A meeting is a barrier (arrivals.h).
 #include "engine/sums/shared_memory.h"
@@ -67,8 +67,8 @@ int SharedMemory::Sum(Type type, int64_t count, const Produce& produce, const Co
   return size_ == 2 ? SumOfTwo(type, count, produce, consume) : SumOfMany(type, count, produce, consume);
 }
 
-// Sums in blocks and sums in chunks use the same memory. At a change from one to the other the ranks meet: after the
-// meeting no rank reads the earlier content. Two ranks alternate if some of their sums are SumNeeded.
+// Sums in blocks (SumOfTwo) and sums in chunks (the other forms) use the same memory. At a change from one to the other
+// the ranks meet: after the meeting no rank reads the earlier content. Two ranks alternate if they also use SumNeeded.
 int SharedMemory::BeginUse(Use use) {
   if (use == use_) return MPI_SUCCESS;
   use_ = use;
@@ -95,8 +95,9 @@ int SharedMemory::SumOfTwo(Type type, int64_t count, const Produce& produce, con
       return may_write() || may_read();
     });
     if (code != MPI_SUCCESS) return code;
-    const bool is_ahead = blocks_.written - blocks_.read >= kAhead;
-    if (may_write() && !(is_ahead && may_read())) {
+    const bool is_far_ahead = blocks_.written - blocks_.read >= kAhead;
+    const bool prefers_read = is_far_ahead && may_read();
+    if (may_write() && !prefers_read) {
       const int64_t number = blocks_.written;
       produce(at(rank_, number), (number - first) * block, length(number));
       ++blocks_.written;
@@ -133,9 +134,10 @@ int SharedMemory::SumOfMany(Type type, int64_t count, const Produce& produce, co
   return MPI_SUCCESS;
 }
 
-// One meeting for each chunk suffices. After it, all elements are there to be read, and sums are written to memory of
-// this process, where no other rank reads. The two buffers protect what others still read, as in SumOfMany: a rank
-// writes the buffer of chunk k again after the meeting of chunk k + 1, to which all come after they have read chunk k.
+// One meeting for each chunk suffices. After it, the elements of all ranks are in shared memory, and each rank writes
+// its sums to its own memory, where no other rank reads. The two buffers protect what others still read, as in
+// SumOfMany: a rank writes the buffer of chunk k again after the meeting of chunk k + 1, before which all have read
+// chunk k.
 int SharedMemory::SumNeeded(Type type, const std::vector<Needed>& needed) {
   if (const int code = arrivals_->Meet()) return code;
   for (const Needed& range : needed) {

@@ -1,7 +1,7 @@
 // Sums over the ranks of one node in shared memory. Ranks write weighted gradients directly into shared memory and sum
 // directly from it, so no message is sent. Each rank has memory of fixed size, which all ranks read. A longer buffer
-// passes through it in chunks. A rank overwrites its memory only after all ranks have read it. An Adder makes one
-// object for its communicator.
+// passes through this memory in chunks. A rank overwrites its memory only after all ranks have read it. An Adder
+// (allreduce.h) makes one object for its communicator.
 #pragma once
 
 #include <mpi.h>
@@ -24,8 +24,8 @@ class SharedMemory {
   // Writes this rank's elements [first, first + count) to `to`.
   using Produce = std::function<void(char* to, int64_t first, int64_t count)>;
 
-  // Receives the sums of elements [first, first + count). They are one + other, or `one` if `other` is null: so a sum
-  // of two ranks is added and stored in one pass. `Write` stores the sums at `to`.
+  // Receives the sums of elements [first, first + count): they are one + other, or `one` if `other` is null. With two
+  // addends a sum of two ranks is added and stored in one pass. A Consume calls `Write`, which stores the sums at `to`.
   using Consume = std::function<void(const char* one, const char* other, int64_t first, int64_t count)>;
   static void Write(Type type, const char* one, const char* other, char* to, int64_t count);
 
@@ -65,9 +65,9 @@ class SharedMemory {
   const int64_t chunk_bytes_;
   const int rank_;
   const int size_;
-  int64_t chunks_ = 0;  // the number of chunks summed so far
+  int64_t chunks_ = 0;  // the number of chunks summed so far; it decides which buffer is used
   Arrivals::Blocks blocks_;  // with two ranks: the blocks that this rank has written and read
-  Use use_ = Use::kChunks;   // of the memory, by the last sum
+  Use use_ = Use::kChunks;   // how the last sum used the memory
 };
 
 }  // namespace matex

@@ -1,4 +1,4 @@
-// The start of the engine, its restart after a loss, and the errors of MPI calls.
+// The World of this process: the start of the engine, its restart after ranks were lost, and the errors of MPI calls.
 #include "engine/sums/world.h"
 
 #include <algorithm>

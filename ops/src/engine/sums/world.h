@@ -1,5 +1,6 @@
-// This process's rank, host and settings, and the communicators that the engine uses. `Start` fills the World once,
-// from Python; all other code reads it. The communicators are duplicates: the script's own messages never match.
+// This process's rank, host and settings, and the communicators that the engine uses. Python calls `Start`, which fills
+// the World, and `StartAgain` after ranks were lost. The communicators are duplicates: the script's own messages never
+// match.
 #pragma once
 
 #include <mpi.h>
@@ -27,8 +28,8 @@ const char* NameOf(Algorithm algorithm);
 struct World {
   int rank = 0;
   int size = 1;
-  // This process is rank 0 of `size` ranks that do not exist (`matex plan`): a sum is this rank's own part, and
-  // gathered rows are copies of its rows.
+  // Whether the other ranks do not exist (`matex plan`): this process computes as rank 0 of `size` ranks, a sum is this
+  // rank's own part, and gathered rows are copies of its rows.
   bool phantom = false;
   std::string host = "localhost";
   // The rendezvous uses `sequence`, the inline reduction and collectives use `gradients`, the overlapped reduction
@@ -45,7 +46,7 @@ struct World {
   // Locked from the rendezvous of a collective to its end: the collectives of a process run one after another.
   std::mutex mutex;
 
-  bool has_peers() const { return size > 1 && !phantom; }
+  bool has_peers() const { return size > 1 && !phantom; }  // whether other ranks exist
 };
 
 // The World of this process. Until `Start` it has one rank and does not use MPI.

@@ -1,7 +1,7 @@
-// The communication thread (class Overlapped) reduces the announced updates in the order of their tickets, which are
-// numbers from 1; other threads hand over gradients. For each transfer (layout.h: one sum over ranks, of a part of one
-// gradient or of several small ones) the thread waits for this rank's gradients, agrees with the other ranks that all
-// have theirs, and sums. An update ends with its last sum, or fails as a whole.
+// The communication thread (class Overlapped) reduces the announced updates in the order of their announcements, which
+// have numbers from 1; other threads hand over gradients. For each transfer (layout.h: one sum over ranks, of a part of
+// one gradient or of several small ones) the thread waits for this rank's gradients, agrees with the other ranks that
+// all have theirs, and sums. An update ends with its last sum, or fails as a whole.
 #include "engine/update/async_reduction.h"
 
 #include <mpi.h>
@@ -44,10 +44,10 @@ struct Update {
   size_t Count() const { return part.layout->entries().size(); }
 
   const UpdatePart part;
-  int64_t announced = 0;      // the time of the announcement, by `Now`
+  int64_t announced_at = 0;   // the time of the announcement, by `Now`
   std::vector<double> ready;  // seconds from the announcement to the hand-over
   const double weight;
-  int64_t number = 0;  // among this rank's updates, from 1; for messages
+  int64_t number = 0;  // among the updates of the process, inline ones too, from 1; for messages
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<std::function<void(const Error&)>> done;  // null: not handed over, or called
@@ -55,14 +55,14 @@ struct Update {
   std::vector<bool> ready_on_all;  // all ranks have agreed that they are ready
   std::vector<bool> awaited;       // the thread waits for them
   int missing = 0;                 // the number of awaited gradients that are not handed over
-  std::string given_up;            // the reason, if the update was given up
+  std::string given_up;            // the reason, if the update was given up; else ""
   Error failed;                    // the error of its gradients, if it has failed
 };
 
 // An all-reduce by which ranks agree that a transfer can start, so that no rank waits inside a sum for gradients that
-// another rank still computes. Reports whether this rank's gradients are ready or will not come, and returns when all
-// ranks have reported. `position` numbers the transfer among all transfers of this rank; it is an error if ranks
-// differ. `without` becomes a rank whose gradients will not come, or -1.
+// another rank still computes. This rank reports that its gradients are ready (`is_ready`) or will not come; the
+// function returns when all ranks have reported. `position` numbers the transfer among all transfers of this rank; it
+// is an error if ranks differ. `without` becomes a rank whose gradients will not come, or -1.
 Error AgreeOnReadiness(int64_t position, bool is_ready, const std::string& place, int* without) {
   const World& world = TheWorld();
   *without = is_ready ? -1 : world.rank;
@@ -84,7 +84,7 @@ class Overlapped {
   int64_t Add(std::shared_ptr<Update> update) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
-    const bool is_idle = last_done_ == last_added_;
+    const bool is_idle = last_done_ == last_added_;  // then the thread waits for an update
     updates_.emplace(++last_added_, std::move(update));
     if (is_idle) changed_.notify_all();
     return last_added_;
@@ -95,13 +95,13 @@ class Overlapped {
     changed_.wait(lock, [&] { return last_done_ == last_added_; });
   }
 
-  void HandOver(int64_t ticket, int entry, HandedOver gradient) {
-    if (const Error error = Store(ticket, entry, &gradient)) gradient.done(error);
+  void HandOver(int64_t announcement, int entry, HandedOver gradient) {
+    if (const Error error = Store(announcement, entry, &gradient)) gradient.done(error);
   }
 
-  void GiveUp(int64_t ticket, const std::string& why) {
+  void GiveUp(int64_t announcement, const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = updates_.find(ticket);
+    const auto found = updates_.find(announcement);
     if (found == updates_.end()) return;
     found->second->given_up = why;
     changed_.notify_all();
@@ -116,10 +116,10 @@ class Overlapped {
   bool GradientsTravel() const { return Now() < travel_until_; }
 
  private:
-  // Stores a gradient for the thread and takes its `done`; leaves it and returns an error if the update is over.
-  Error Store(int64_t ticket, int entry, HandedOver* gradient) {
+  // Stores a gradient for the thread, with its `done`. If the update is over, returns an error and keeps nothing.
+  Error Store(int64_t announcement, int entry, HandedOver* gradient) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = updates_.find(ticket);
+    const auto found = updates_.find(announcement);
     if (found == updates_.end()) return Error("a gradient was handed over after the end of its update.");
     Update& update = *found->second;
     if (update.failed) return update.failed;
@@ -127,7 +127,7 @@ class Overlapped {
     update.outputs[entry] = gradient->output;
     update.done[entry] = std::move(gradient->done);
     update.handed_over[entry] = true;
-    update.ready[entry] = 1e-9 * (Now() - update.announced);
+    update.ready[entry] = 1e-9 * (Now() - update.announced_at);
     RecordReady(update.part.layout->entries()[entry]);
     NoteGradient();
     // Only the last awaited gradient wakes the thread: a wake-up takes the core from a thread that computes.
@@ -142,20 +142,20 @@ class Overlapped {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       changed_.wait(lock, [&] { return last_done_ < last_added_; });
-      const int64_t ticket = last_done_ + 1;
-      const std::shared_ptr<Update> update = updates_[ticket];
+      const int64_t announcement = last_done_ + 1;
+      const std::shared_ptr<Update> update = updates_[announcement];
       lock.unlock();
-      const Error error = Reduce(ticket, update.get());
+      const Error error = Reduce(announcement, update.get());
       if (error) Fail(update.get(), error);
-      if (error || !update->part.more) travel_until_ = 0;
+      if (error || !update->part.more) travel_until_ = 0;  // no transfer of this update will follow
       lock.lock();
-      if (!error) updates_.erase(ticket);  // after an error its gradients may still come, and receive the error
-      last_done_ = ticket;
+      if (!error) updates_.erase(announcement);  // after an error its gradients may still come, and receive the error
+      last_done_ = announcement;
       changed_.notify_all();
     }
   }
 
-  // Sleeps until these gradients are handed over on this rank (""), or the update is given up (the reason).
+  // Sleeps until this rank has handed over these gradients (returns "") or given up the update (returns the reason).
   std::string WaitFor(Update* update, const std::vector<int>& entries) {
     const Span span(Activity::kOwnGradients);
     std::unique_lock<std::mutex> lock(mutex_);
@@ -168,23 +168,23 @@ class Overlapped {
     return update->missing == 0 ? "" : update->given_up;
   }
 
-  // Waits until these gradients are ready on all ranks and runs `transfer`, which is number `number` of the update. If
-  // a rank has given the update up, all ranks return the same error instead.
-  Error RunWhenReady(int64_t ticket, int64_t number, Update* update, const std::vector<int>& entries,
+  // Waits until these gradients are ready on all ranks and runs `transfer`, the transfer `index` of the update. If a
+  // rank has given the update up, all ranks return an error that names this rank instead.
+  Error RunWhenReady(int64_t announcement, int64_t index, Update* update, const std::vector<int>& entries,
                      const std::function<Error()>& transfer) {
     const std::string given_up = WaitFor(update, entries);
     const std::function<std::string()> place = [&] {
       const std::string more = entries.size() == 1 ? "" : " and " + std::to_string(entries.size() - 1) + " more";
       return update->part.place + ", with the gradients of " + update->part.layout->entries()[entries[0]].name + more;
     };
-    const Waits waits(Waiter::kOverlapped, &place);
-    // The ranks agree, except on a gradient that was in an earlier transfer: a large gradient has several transfers,
-    // and after the first all ranks know that it is ready.
+    const NotedWait wait(Waiter::kOverlapped, &place);
+    // The ranks agree, unless all these gradients were in an earlier transfer: a large gradient has several transfers,
+    // and after the first one all ranks know that it is ready.
     int without = -1;  // a rank that has given the update up
     const bool is_agreed =
         std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->ready_on_all[entry]; });
     if (!is_agreed) {
-      const int64_t position = ticket << 24 | number;  // an update has fewer than 2^24 transfers
+      const int64_t position = announcement << 24 | index;  // an update has fewer than 2^24 transfers
       const Error error = AgreeOnReadiness(position, given_up.empty(), update->part.place, &without);
       if (error) return BreakJobs(error);
     }
@@ -203,11 +203,11 @@ class Overlapped {
   }
 
   // Runs all transfers of the update, and returns each gradient after its last transfer.
-  Error Reduce(int64_t ticket, Update* update) {
+  Error Reduce(int64_t announcement, Update* update) {
     if (const Error broken = BrokenJobs()) return broken;
     const Layout& layout = *update->part.layout;
-    Learning& learning = learned_.Of(layout);
-    const std::vector<Transfer>& transfers = learning.transfers();
+    BucketTuner& tuner = tuners_.For(layout);
+    const std::vector<Transfer>& transfers = tuner.transfers();
     const std::vector<Entry>& gradients = layout.entries();
     const OverlappedRecord record(update->part);
     std::vector<size_t> transfers_left(gradients.size(), 0);
@@ -225,23 +225,23 @@ class Overlapped {
       entries.clear();
       for (const Fragment& fragment : transfers[i].fragments) entries.push_back(fragment.entry);
       const auto run = [&] { return RunOne(layout, transfers[i], *update); };
-      if (Error error = RunWhenReady(ticket, static_cast<int64_t>(i), update, entries, run)) return error;
+      if (Error error = RunWhenReady(announcement, static_cast<int64_t>(i), update, entries, run)) return error;
       for (int entry : entries) {
         if (--transfers_left[entry] == 0) give_back(entry);
       }
     }
-    // Gradients without elements are in no transfer, but they are handed over, too.
+    // Gradients without elements are in no transfer, but they are also handed over and given back.
     entries.clear();
     for (size_t entry = 0; entry < transfers_left.size(); ++entry) {
       if (gradients[entry].count() == 0) entries.push_back(static_cast<int>(entry));
     }
     if (!entries.empty()) {
       const auto nothing = [] { return Error(); };
-      if (Error error = RunWhenReady(ticket, static_cast<int64_t>(transfers.size()), update, entries, nothing))
+      if (Error error = RunWhenReady(announcement, static_cast<int64_t>(transfers.size()), update, entries, nothing))
         return error;
       for (int entry : entries) give_back(entry);
     }
-    const Error error = learning.Learn(layout, update->ready);
+    const Error error = tuner.AddUpdate(layout, update->ready);
     return error ? BreakJobs(error) : error;
   }
 
@@ -262,7 +262,7 @@ class Overlapped {
   // Records the end of the last sum of a part. If further parts follow, the script still has gradients to compute.
   void RecordEndOf(const Update& update, const OverlappedRecord& record) {
     const double last = *std::max_element(update.ready.begin(), update.ready.end());
-    last_ready_ = std::max(last_ready_, update.announced + static_cast<int64_t>(last * 1e9));
+    last_ready_ = std::max(last_ready_, update.announced_at + static_cast<int64_t>(last * 1e9));
     if (update.part.more) return;
     record.Done(last_ready_);
     AddNanoseconds(Kind::kGradients, Now() - last_ready_);
@@ -287,10 +287,10 @@ class Overlapped {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::thread thread_;
-  std::map<int64_t, std::shared_ptr<Update>> updates_;  // by ticket
-  int64_t last_added_ = 0, last_done_ = 0;              // tickets
+  std::map<int64_t, std::shared_ptr<Update>> updates_;  // by announcement: waiting, under way, or failed
+  int64_t last_added_ = 0, last_done_ = 0;              // announcements
   std::vector<char> buffer_;
-  AllLearned learned_;  // the buckets of each layout
+  BucketTuners tuners_;  // the buckets of each layout
   // Gradients travel, or may do so soon, until this time (by `Now`). The maximum: a transfer is under way.
   std::atomic<int64_t> travel_until_{0};
   int64_t last_ready_ = 0;  // the time, by `Now`, of the last hand-over in the parts of the current update so far
@@ -304,7 +304,7 @@ Overlapped& TheOverlapped() {
 
 }  // namespace
 
-Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* ticket) {
+Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* announcement) {
   const std::function<std::string()> place = [&part] { return part.place; };
   const int64_t agreed[] = {batch.rows, part.more};
   const uint64_t key = Hash(agreed, sizeof agreed, ~part.layout->key());  // ~: differs from the key of ReduceInline
@@ -313,17 +313,17 @@ Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* tick
   // Added under the mutex of the rendezvous, so updates are in the order of their rendezvous.
   std::lock_guard<std::mutex> lock(TheWorld().mutex);
   if (Error error = Meet(call)) return error;
-  update->announced = Now();
+  update->announced_at = Now();
   update->number = CountOf(Kind::kGradients) + 1;
-  *ticket = TheOverlapped().Add(std::move(update));
+  *announcement = TheOverlapped().Add(std::move(update));
   return Finish(call, Error());
 }
 
-void HandOver(int64_t ticket, int entry, HandedOver gradient) {
-  TheOverlapped().HandOver(ticket, entry, std::move(gradient));
+void HandOver(int64_t announcement, int entry, HandedOver gradient) {
+  TheOverlapped().HandOver(announcement, entry, std::move(gradient));
 }
 
-void GiveUp(int64_t ticket, const std::string& why) { TheOverlapped().GiveUp(ticket, why); }
+void GiveUp(int64_t announcement, const std::string& why) { TheOverlapped().GiveUp(announcement, why); }
 void FinishUpdates() { TheOverlapped().Finish(); }
 void GiveUpAll(const std::string& why) { TheOverlapped().GiveUpAll(why); }
 bool GradientsTravel() { return TheOverlapped().GradientsTravel(); }

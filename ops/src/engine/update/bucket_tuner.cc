@@ -1,4 +1,4 @@
-// A Learning measures one layout and then changes its transfers once; AllLearned keeps one for each layout.
+// A BucketTuner collects the measurements of one layout and then changes its transfers once (bucket_tuner.h).
 #include "engine/update/bucket_tuner.h"
 
 #include <mpi.h>
@@ -16,10 +16,11 @@
 namespace matex {
 namespace {
 
-// The first kIgnored updates of a layout trace, allocate and start threads. The updates up to kUpdates are measured.
+// The first kIgnored updates of a layout are slow, because they trace functions, allocate memory and start threads. The
+// updates after them, up to the kUpdates-th, are measured.
 constexpr int kIgnored = 3, kUpdates = 13;
 constexpr int kProbeTrials = 3;
-// More layouts than a script uses at a time. Beyond it, the least recently used one is measured again later.
+// More layouts than a script uses at a time. Beyond it, the tuner of the least recently used layout is dropped.
 constexpr size_t kMaxLayouts = 256;
 
 double Median(std::vector<double>* numbers) {
@@ -30,21 +31,20 @@ double Median(std::vector<double>* numbers) {
 
 }  // namespace
 
-Error Learning::Learn(const Layout& layout, const std::vector<double>& ready) {
+Error BucketTuner::AddUpdate(const Layout& layout, const std::vector<double>& ready) {
   if (updates_ >= kUpdates) return Error();
   ++updates_;
   if (updates_ <= kIgnored) return Error();
   ready_times_.push_back(ready);
-  return updates_ < kUpdates ? Error() : Agree(layout);
+  return updates_ < kUpdates ? Error() : ChooseTransfers(layout);
 }
 
-// Chooses the buckets from the measurements of all ranks. Collective.
-Error Learning::Agree(const Layout& layout) {
+Error BucketTuner::ChooseTransfers(const Layout& layout) {
   const World& world = TheWorld();
   if (!world.has_peers()) return Error();
   const Span span(Activity::kChoice);
   const std::function<std::string()> place = [] { return std::string("the choice of buckets"); };
-  const Waits waits(Waiter::kOverlapped, &place);
+  const NotedWait wait(Waiter::kOverlapped, &place);
   // When each gradient is ready: the median over updates, which a single delayed update does not distort.
   std::vector<double> ready;
   for (size_t i = 0; i < layout.entries().size(); ++i) {
@@ -57,9 +57,10 @@ Error Learning::Agree(const Layout& layout) {
   if (Error error = ProbeLink(OverlappedAdder(), world.overlapped, kProbeTrials, &link)) return error;
   // Without a reliable cost the current buckets stay: small and in the order of gradients, they are never bad.
   if (link.disturbed) return Error();
-  // Each transfer costs two start-ups: before it, a small all-reduce agrees that its gradients are ready.
+  // Each transfer costs two start-ups: before its sum, a small all-reduce agrees that its gradients are ready.
   link.start_up *= 2;
   link.byte *= layout.compression().CompressedFraction(world.size);
+  // A sum begins when the slowest rank has its gradient.
   const int count = static_cast<int>(ready.size());
   int code = MPI_Allreduce(MPI_IN_PLACE, ready.data(), count, MPI_DOUBLE, MPI_MAX, world.overlapped);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
@@ -68,7 +69,7 @@ Error Learning::Agree(const Layout& layout) {
     const bool is_owned = !layout.cuts().empty() && !layout.cuts()[i].empty();  // reduce-scatter: half an all-reduce
     bytes.push_back(layout.entries()[i].bytes() * (is_owned ? 0.5 : 1.0));
   }
-  // Processors may round differently, so rank 0 decides.
+  // The processors of the ranks may round differently, so rank 0 decides.
   std::vector<int> boundaries = ChooseBuckets(ready, bytes, link);
   int length = static_cast<int>(boundaries.size());
   code = MPI_Bcast(&length, 1, MPI_INT, 0, world.overlapped);
@@ -79,17 +80,18 @@ Error Learning::Agree(const Layout& layout) {
   return Error();
 }
 
-Learning& AllLearned::Of(const Layout& layout) {
-  const auto found = all_.find(layout.key());
-  if (found != all_.end()) {
-    found->second.last_use = ++uses_;
-    return found->second.learning;
+BucketTuner& BucketTuners::For(const Layout& layout) {
+  ++uses_;
+  const auto found = tuners_.find(layout.key());
+  if (found != tuners_.end()) {
+    found->second.last_use = uses_;
+    return found->second.tuner;
   }
-  if (all_.size() == kMaxLayouts) {
+  if (tuners_.size() == kMaxLayouts) {
     const auto is_older = [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; };
-    all_.erase(std::min_element(all_.begin(), all_.end(), is_older));
+    tuners_.erase(std::min_element(tuners_.begin(), tuners_.end(), is_older));
   }
-  return all_.emplace(layout.key(), OfLayout{Learning(layout), ++uses_}).first->second.learning;
+  return tuners_.emplace(layout.key(), Used{BucketTuner(layout), uses_}).first->second.tuner;
 }
 
 }  // namespace matex

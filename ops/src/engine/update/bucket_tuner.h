@@ -1,6 +1,7 @@
-// Chooses the buckets of overlapped gradients (the gradients that are summed in one message) from measurements. The
-// overlapped thread (async_reduction.h) reports when the gradients of each update were ready; after some updates the
-// ranks measure the cost of a transfer and choose the best buckets (buckets.h). All ranks switch after the same update.
+// Chooses the buckets of overlapped gradients from measurements. A bucket is a group of gradients that are summed in
+// one message. The communication thread (async_reduction.h) reports for each update when its gradients were ready.
+// After some updates the ranks measure the cost of a message and choose the best buckets together (buckets.h). All
+// ranks change to the chosen buckets after the same update.
 #pragma once
 
 #include <cstdint>
@@ -12,40 +13,42 @@
 
 namespace matex {
 
-// The transfers of one layout: first in its own order; after a few updates in the buckets that measurements suggest.
-class Learning {
+// The transfers (layout.h) by which the gradients of one layout are summed. At first they are the layout's own
+// transfers; after a number of updates, equal on all ranks, those of the chosen buckets.
+class BucketTuner {
  public:
-  explicit Learning(const Layout& layout) : transfers_(layout.transfers()) {}
+  explicit BucketTuner(const Layout& layout) : transfers_(layout.transfers()) {}
 
   const std::vector<Transfer>& transfers() const { return transfers_; }
 
-  // Reports an update of `layout`: the seconds from its announcement to each gradient. Changes the transfers after
-  // the same update on all ranks, by collective calls.
-  Error Learn(const Layout& layout, const std::vector<double>& ready);
+  // Called after each update of `layout`. `ready`: the seconds from the announcement of the update (async_reduction.h)
+  // to each gradient. The last measured update ends with the choice of buckets, which is collective.
+  Error AddUpdate(const Layout& layout, const std::vector<double>& ready);
 
  private:
-  Error Agree(const Layout& layout);
+  // Sets `transfers_` by the measurements of all ranks. Collective.
+  Error ChooseTransfers(const Layout& layout);
 
   std::vector<Transfer> transfers_;
-  int updates_ = 0;  // reported so far, until the choice
+  int updates_ = 0;  // the updates so far; not counted any more after the choice
   std::vector<std::vector<double>> ready_times_;  // of each measured update, by gradient
 };
 
-// The measurements of each layout, by its key. The key is equal on all ranks; the layout object is not, because two
-// updates may come from one traced function on one rank and from two on another. All ranks process the same layouts in
-// the same order, so all keep the same measurements. One thread uses it.
-class AllLearned {
+// The BucketTuner of each layout, by the layout's key. The key is equal on all ranks; the layout object is not, because
+// two updates may come from one traced function on one rank and from two on another. All ranks process the same layouts
+// in the same order, so all have the same tuners. One thread uses it.
+class BucketTuners {
  public:
-  // Valid until the next call.
-  Learning& Of(const Layout& layout);
+  // The tuner of `layout`, made at the first call. Valid until the next call.
+  BucketTuner& For(const Layout& layout);
 
  private:
-  struct OfLayout {
-    Learning learning;
-    int64_t last_use;  // the value of uses_ then
+  struct Used {
+    BucketTuner tuner;
+    int64_t last_use;  // the value of uses_ at its last use
   };
-  std::map<uint64_t, OfLayout> all_;
-  int64_t uses_ = 0;  // the number of calls of `Of`
+  std::map<uint64_t, Used> tuners_;
+  int64_t uses_ = 0;  // the number of calls of `For`
 };
 
 }  // namespace matex

@@ -1,5 +1,5 @@
-// Each sum is checked; the result is equal on all ranks, so all find the same. The message also names the ranks whose
-// own gradients were not finite, so each rank inspects its input before the sum, which may overwrite it.
+// Checks each sum for NaN and infinity. The sum is equal on all ranks, so all ranks find the same. The message also
+// names the ranks whose own gradients were not finite; so each rank inspects its own before the sum.
 #include "engine/update/finite_check.h"
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 namespace matex {
 namespace {
 
-// The bits of a float. Only NaN and infinities have all bits of the exponent; an infinity's fraction is 0.
+// The bit masks of a float type. In NaN and infinities, and only there, all bits of the exponent are 1. An infinity's
+// fraction is 0, NaN's is not.
 template <typename Word>
 struct Bits {
   Word exponent;
@@ -32,7 +33,7 @@ struct Finding {
   char host[64] = "";
 };
 
-// The number of ranks with non-finite elements, and the findings of the lowest of them. Sent as bytes.
+// The number of ranks with non-finite elements, and the findings of the lowest kNamed of these ranks. Sent as bytes.
 struct Findings {
   static constexpr int kNamed = 4;  // the ranks that the message names
   int64_t ranks = 0;
@@ -50,16 +51,16 @@ struct Findings {
   }
 };
 
-// Without a branch in the loop, so that the compiler vectorizes it.
+// The loop has no branch, so that the compiler vectorizes it.
 template <typename Word>
 bool AllFinite(const void* data, int64_t count, Bits<Word> bits) {
   const Word* const words = static_cast<const Word*>(data);
-  Word found = 0;
-  for (int64_t i = 0; i < count; ++i) found |= static_cast<Word>((words[i] & bits.exponent) == bits.exponent);
-  return found == 0;
+  Word has_nonfinite = 0;
+  for (int64_t i = 0; i < count; ++i) has_nonfinite |= static_cast<Word>((words[i] & bits.exponent) == bits.exponent);
+  return has_nonfinite == 0;
 }
 
-// Counts the non-finite elements, and notes the index of the first.
+// Counts the non-finite elements of a fragment, and sets `element` to the index of the first of them in `data`.
 template <typename Word>
 void Count(const void* data, int64_t count, Bits<Word> bits, Finding* finding) {
   const Word* const words = static_cast<const Word*>(data);
@@ -70,9 +71,9 @@ void Count(const void* data, int64_t count, Bits<Word> bits, Finding* finding) {
   }
 }
 
-// Calls `work` with the bit masks of `type`.
+// Calls `work` with the bit masks of `type`; does nothing for integers.
 template <typename Work>
-void OfType(Type type, Work work) {
+void WithBitsOf(Type type, Work work) {
   switch (type) {
     case Type::kFloat16:
       return work(kFloat16);
@@ -87,12 +88,12 @@ void OfType(Type type, Work work) {
   }
 }
 
-// The first fragment of `transfer` in `data` with non-finite elements.
+// What this rank finds in the first fragment of `transfer`, in `data`, that has non-finite elements.
 Finding Find(const Transfer& transfer, const void* data) {
   Finding finding;
   const char* at = static_cast<const char*>(data);
   for (const Fragment& fragment : transfer.fragments) {
-    OfType(transfer.type, [&](auto bits) { Count(at, fragment.count, bits, &finding); });
+    WithBitsOf(transfer.type, [&](auto bits) { Count(at, fragment.count, bits, &finding); });
     if (finding.nans + finding.infinite > 0) {
       finding.entry = fragment.entry;
       finding.element += fragment.offset;
@@ -129,7 +130,7 @@ std::string Describe(const Findings& all, const Finding& sum, const Layout& layo
 
 bool AreFinite(Type type, const void* data, int64_t count) {
   bool all_finite = true;
-  OfType(type, [&](auto bits) { all_finite = AllFinite(data, count, bits); });
+  WithBitsOf(type, [&](auto bits) { all_finite = AllFinite(data, count, bits); });
   return all_finite;
 }
 

@@ -1,4 +1,5 @@
-// The rendezvous of the collective, and then each transfer, by shared memory or by the Adder.
+// The inline reduction (inline.h): the rendezvous of the collective, and then the sums of all transfers. They are made
+// in shared memory where possible, else by the Adder (allreduce.h).
 #include "engine/update/inline.h"
 
 #include <mutex>
@@ -31,15 +32,15 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
   World& world = TheWorld();
   const Call call = CallOf(layout, batch, place);
   const AddUp add_up = [&world, &place](const Transfer& transfer, void* data, float* residual) {
-    return !world.has_peers() ? Error() : InlineAdder().Sum(transfer, data, residual, place);
+    return world.has_peers() ? InlineAdder().Sum(transfer, data, residual, place) : Error();
   };
   std::lock_guard<std::mutex> lock(world.mutex);
   static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
   Error error = Meet(call);
   if (error) return error;
-  // The place and number of the update, for errors of the check.
-  const auto update = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
-  SharedMemory* memory = nullptr;
+  // The place and number of the update, for errors of the check of finite numbers.
+  const auto numbered = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
+  SharedMemory* memory = nullptr;  // stays null if the layout is checked, or if the Adder does not use it
   if (world.has_peers() && !layout.checked()) error = InlineAdder().Shared(&memory, place);
   if (error) return Finish(call, error);
   // In shared memory, each rank can sum only the elements that it needs.
@@ -58,7 +59,7 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
     } else if (layout.checked()) {
       error = RunTransfer(layout, transfer, inputs, outputs, weight, buffer,
                           [&](const Transfer&, void* data, float* residual) {
-                            return AddUpFinite(layout, transfer, world.gradients, update, data, residual, add_up);
+                            return AddUpFinite(layout, transfer, world.gradients, numbered, data, residual, add_up);
                           });
     } else {
       error = RunTransfer(layout, transfer, inputs, outputs, weight, buffer, add_up);

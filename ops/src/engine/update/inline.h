@@ -15,7 +15,7 @@
 namespace matex {
 
 // outputs[i] = the sum over ranks of weight * inputs[i]; outputs[i] may be inputs[i]. Ranks must agree on `batch`.
-// `place` names the place in the program. With a `scatter`, elements that this rank does not need may be undefined.
+// `place` names the place in the program. With a `scatter` (transfer.h), sums that only others need may be undefined.
 Error ReduceInline(const Layout& layout, const void* const* inputs, void* const* outputs, double weight, Batch batch,
                    const std::function<std::string()>& place, const Scatter* scatter = nullptr);
 

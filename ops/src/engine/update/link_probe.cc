@@ -1,5 +1,5 @@
-// Times small and large sums. The median time of the small ones is the start-up time; the difference of the medians,
-// divided by the difference in bytes, is the time per byte.
+// Times small and large sums. The median time of the small sums is the start-up time. The difference of the two
+// medians, divided by the difference in bytes, is the time per byte.
 #include "engine/update/link_probe.h"
 
 #include <sys/resource.h>
@@ -28,7 +28,7 @@ std::mutex& LastMutex() {
 }
 
 bool has_last = false;
-Link last;  // noted by NoteLink
+Link last;  // the last probe, noted by NoteLink
 
 double CpuSeconds() {
   rusage used;
@@ -40,7 +40,7 @@ Error ProbeOnce(Adder& adder, MPI_Comm communicator, Link* link) {
   const auto place = [] { return std::string("the measurement of a transfer"); };
   std::vector<float> data(kLarge, 0.0f);
   enum { kSmallMedian, kLargeMedian, kSpread, kResults };
-  double results[kResults] = {};  // seconds, seconds, and a ratio of the large probes
+  double results[kResults] = {};  // seconds, seconds, and the ratio of slow to fast large probes
   for (const int kind : {kSmallMedian, kLargeMedian}) {
     std::vector<double> seconds;
     for (int probe = 0; probe < kProbes; ++probe) {
@@ -52,7 +52,7 @@ Error ProbeOnce(Adder& adder, MPI_Comm communicator, Link* link) {
     }
     std::sort(seconds.begin(), seconds.end());
     results[kind] = seconds[kProbes / 2];
-    results[kSpread] = seconds[kProbes - 2] / std::max(seconds[1], 1e-9);
+    results[kSpread] = seconds[kProbes - 2] / std::max(seconds[1], 1e-9);  // of the large probes, which come last
   }
   const int code = MPI_Allreduce(MPI_IN_PLACE, results, kResults, MPI_DOUBLE, MPI_MAX, communicator);
   if (Error error = MpiError(code, "MPI_Allreduce", place())) return error;
@@ -82,8 +82,8 @@ Error TimeSums(Adder& adder, MPI_Comm communicator, int64_t bytes, int probes, d
     if (Error error = MpiError(MPI_Barrier(communicator), "MPI_Barrier", place())) return error;
     const Clock::time_point start = Clock::now();
     for (int64_t first = 0; first < count; first += chunk) {
-      const int64_t taken = std::min(chunk, count - first);
-      if (Error error = adder.Sum(data.data() + first, taken, Type::kFloat32, place)) return error;
+      const int64_t length = std::min(chunk, count - first);
+      if (Error error = adder.Sum(data.data() + first, length, Type::kFloat32, place)) return error;
     }
     seconds[probe] = std::chrono::duration<double>(Clock::now() - start).count();
   }

@@ -8,12 +8,12 @@
 
 namespace matex {
 
-// Measures with sums of `adder`, whose communicator is `communicator`. Collective; the same result on all ranks. A
-// probe that other work has disturbed is repeated, up to `trials` probes.
+// Measures the link by sums of `adder`, whose communicator is `communicator`. Collective; the same result on all ranks.
+// A probe is repeated while other work disturbs it, up to `trials` probes.
 Error ProbeLink(Adder& adder, MPI_Comm communicator, int trials, Link* link);
 
-// Times `probes` sums of `bytes`, in chunks. `seconds[i]`: the longest time of sum i over ranks. `cpu`: the core
-// seconds of this process in all sums.
+// Times `probes` sums of `bytes` bytes each, made in chunks as sums of gradients are. `seconds[i]`: the time of sum i
+// on the slowest rank. `cpu`: the core seconds of this process in all sums.
 Error TimeSums(Adder& adder, MPI_Comm communicator, int64_t bytes, int probes, double* seconds, double* cpu);
 
 // The result of the last probe; false if there was none.

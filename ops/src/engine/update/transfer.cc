@@ -1,6 +1,7 @@
-// A transfer is made in one of three forms. RunTransfer with a buffer scales gradients into the buffer, where the
-// caller's function sums them. RunTransfer with shared memory scales them into that memory and sums from it. RunShares
-// does the same if each rank needs only some sums. GatherTransfer is the way back: it distributes the updated pieces.
+// A transfer, one sum over ranks, is made in one of three forms. RunTransfer with a buffer scales gradients into the
+// buffer, where the caller's function sums them. RunTransfer with shared memory scales gradients into this memory and
+// sums them from there. RunShares does the same if each rank needs only some sums, because it updates only its pieces
+// of the variables. GatherTransfer then gives the updated pieces to all ranks.
 #include "engine/update/transfer.h"
 
 #include <algorithm>
@@ -21,7 +22,7 @@ Byte* At(Byte* tensor, int64_t offset, size_t size) {
   return tensor + offset * static_cast<int64_t>(size);
 }
 
-// Adds the residuals of the transfer's gradients to `data`, and sets them to zero.
+// Adds the residuals of the transfer's gradients to `data`, and sets the residuals to zero.
 void AddResiduals(const Layout& layout, const Transfer& transfer, float* data) {
   for (const Fragment& fragment : transfer.fragments) {
     std::vector<float>& residual = *layout.residual(fragment.entry);
@@ -33,7 +34,7 @@ void AddResiduals(const Layout& layout, const Transfer& transfer, float* data) {
   }
 }
 
-// Adds the errors of a transfer to the residuals of its gradients; a variable may occur twice in a transfer.
+// Adds the errors of a transfer to the residuals of its gradients. (A variable may occur twice in a transfer.)
 void KeepResiduals(const Layout& layout, const Transfer& transfer, const float* residual) {
   for (const Fragment& fragment : transfer.fragments) {
     float* const to = layout.residual(fragment.entry)->data() + fragment.offset;
@@ -42,7 +43,7 @@ void KeepResiduals(const Layout& layout, const Transfer& transfer, const float* 
   }
 }
 
-// The range of this rank's elements in a transfer; the whole transfer if all ranks need all elements.
+// The range of the elements that this rank needs: its own elements, or the whole transfer if ranks own none.
 std::pair<int64_t, int64_t> OwnOf(const Transfer& transfer) {
   if (transfer.owned.empty()) return {0, transfer.count};
   const auto own = transfer.owned.begin() + TheWorld().rank;
@@ -50,13 +51,13 @@ std::pair<int64_t, int64_t> OwnOf(const Transfer& transfer) {
   return {first, first + *own};
 }
 
-// The bytes of a plain all-reduce that costs as much as this transfer of `bytes`. A transfer of owned elements is a
-// reduce-scatter, which goes around the ring once; an all-reduce goes around twice.
+// The bytes of an uncompressed all-reduce that costs as much as this transfer of `bytes`, for the recorder (trace.h). A
+// transfer of owned elements is a reduce-scatter, which goes around the ring once; an all-reduce goes around twice.
 int64_t EquivalentBytes(const Transfer& transfer, int64_t bytes) {
   if (!transfer.owned.empty()) return bytes / 2;
   if (!transfer.compressed) return bytes;
   const World& world = TheWorld();
-  if (world.compression.between_nodes) return bytes;
+  if (world.compression.between_nodes) return bytes;  // only the part between nodes is compressed
   return static_cast<int64_t>(bytes * world.compression.CompressedFraction(world.size));
 }
 
@@ -107,8 +108,8 @@ int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<ch
   if (transfer.fragments.size() == 1)
     return gather(transfer, At(static_cast<char*>(wholes[first.entry]), first.offset, size));
   if (buffer->size() < transfer.count * size) buffer->resize(transfer.count * size);
-  // Copies elements [begin, end) of the transfer between the variables and the buffer.
   enum class Direction { kToBuffer, kToVariables };
+  // Copies elements [begin, end) of the transfer between the variables and the buffer.
   const auto copy = [&](int64_t begin, int64_t end, Direction direction) {
     InFragments(transfer, begin, end - begin, [&](const Fragment& fragment, int64_t at) {
       char* const whole = At(static_cast<char*>(wholes[fragment.entry]), fragment.offset, size);
@@ -120,7 +121,7 @@ int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<ch
   const auto [begin, end] = OwnOf(transfer);
   copy(begin, end, Direction::kToBuffer);
   if (const int code = gather(transfer, buffer->data())) return code;
-  copy(0, begin, Direction::kToVariables);
+  copy(0, begin, Direction::kToVariables);  // the elements of other ranks, before and after this rank's own
   copy(end, transfer.count, Direction::kToVariables);
   return MPI_SUCCESS;
 }
@@ -131,20 +132,22 @@ int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const
   const int64_t bytes = transfer.count * static_cast<int64_t>(size);
   const Span bucket(Activity::kBucket, &transfer.name, bytes);
   const Span span(Activity::kTransfer, bytes);
+  // Writes the weighted elements [first, first + count) of this rank's gradients to shared memory.
   const auto produce = [&](char* to, int64_t first, int64_t count) {
     InFragments(transfer, first, count, [&](const Fragment& fragment, int64_t at) {
       const char* const from = At(static_cast<const char*>(inputs[fragment.entry]), fragment.offset, size);
       Scale(transfer.type, from, At(to, at - first, size), fragment.count, weight);
     });
   };
-  return memory->Sum(transfer.type, transfer.count, produce,
-                     [&](const char* one, const char* other, int64_t first, int64_t count) {
-                       InFragments(transfer, first, count, [&](const Fragment& fragment, int64_t at) {
-                         const char* const more = other == nullptr ? nullptr : At(other, at - first, size);
-                         char* const to = At(static_cast<char*>(outputs[fragment.entry]), fragment.offset, size);
-                         SharedMemory::Write(transfer.type, At(one, at - first, size), more, to, fragment.count);
-                       });
-                     });
+  // Writes the sums of these elements, which are one + other, or `one` if `other` is null, to the outputs.
+  const auto consume = [&](const char* one, const char* other, int64_t first, int64_t count) {
+    InFragments(transfer, first, count, [&](const Fragment& fragment, int64_t at) {
+      const char* const addend = other == nullptr ? nullptr : At(other, at - first, size);
+      char* const to = At(static_cast<char*>(outputs[fragment.entry]), fragment.offset, size);
+      SharedMemory::Write(transfer.type, At(one, at - first, size), addend, to, fragment.count);
+    });
+  };
+  return memory->Sum(transfer.type, transfer.count, produce, consume);
 }
 
 Scatter::Scatter(const Layout& layout, int ranks) {
@@ -152,7 +155,7 @@ Scatter::Scatter(const Layout& layout, int ranks) {
   for (int type = 0; type < kTypes; ++type) {
     Shares shares(ranks + 1);
     int64_t total = 0;
-    const auto add = [&](Transfer* to, int entry, int64_t first, int64_t last) {
+    const auto add = [&](Transfer* to, int entry, int64_t first, int64_t last) {  // elements [first, last) of the entry
       if (first == last) return;
       to->fragments.push_back({entry, first, last - first});
       to->count += last - first;
@@ -175,9 +178,9 @@ Scatter::Scatter(const Layout& layout, int ranks) {
   }
 }
 
-// Each chunk contains equally many elements of each share, so that all ranks sum equally many after each meeting. With
-// two ranks, shares of 5, 5 and 2 elements and room for 9 elements in a chunk, the first chunk has elements 0-2, 0-2
-// and 0-1 of the shares, the second chunk elements 3-4, 3-4 and none.
+// The shares pass through shared memory in chunks. Each chunk contains equally many elements of each share, so that all
+// ranks sum equally many after each meeting. With two ranks, shares of 5, 5 and 2 elements and room for 9 elements in a
+// chunk, the first chunk has elements 0-2, 0-2 and 0-1 of the shares, the second chunk elements 3-4, 3-4 and none.
 int RunShares(const Shares& shares, const void* const* inputs, void* const* outputs, double weight,
               SharedMemory* memory) {
   const Type type = shares.front().type;
@@ -195,7 +198,7 @@ int RunShares(const Shares& shares, const void* const* inputs, void* const* outp
   for (int64_t first = 0; first < longest; first += max_of_share) {
     char* mine = nullptr;
     if (const int code = memory->BeginChunk(&mine)) return code;
-    // This rank writes its elements of all shares, and then sums only the ranges that it needs.
+    // This rank writes its elements of all shares, and then sums only the ranges that this rank needs.
     int64_t share_start = 0;  // within the chunk
     needed_ranges.clear();
     for (int share = 0; share < static_cast<int>(shares.size()); ++share) {

@@ -12,13 +12,13 @@
 
 namespace matex {
 
-// data = the sum over ranks of `data`, the elements of a transfer; if ranks own the elements, each rank gets its own.
-// If the transfer is compressed, `residual` receives the error that this rank keeps.
+// data = the sum over ranks of `data`, the elements of a transfer. If ranks own the elements, each rank gets only the
+// sums of its own elements. If the transfer is compressed, `residual` receives the error that this rank keeps.
 using AddUp = std::function<Error(const Transfer& transfer, void* data, float* residual)>;
 
-// outputs[i] = the sum over ranks of weight * inputs[i], for the fragments of a transfer of `layout`; outputs[i] may
-// be inputs[i]. Elements that other ranks own are undefined. Transfers of several fragments use `buffer`, which grows
-// as needed. If the transfer is compressed, the old residuals are added before the sum; the sum gives new ones.
+// outputs[i] = the sum over ranks of weight * inputs[i], for the fragments of a transfer of `layout`; outputs[i] may be
+// inputs[i]. Elements that other ranks own are undefined. Transfers of several fragments use `buffer`, which grows as
+// needed. If the transfer is compressed, the old residuals are added before the sum, which gives new ones.
 Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* const* inputs, void* const* outputs,
                   double weight, std::vector<char>* buffer, const AddUp& add_up);
 
@@ -26,12 +26,13 @@ Error RunTransfer(const Layout& layout, const Transfer& transfer, const void* co
 int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const* outputs, double weight,
                 SharedMemory* memory);
 
-// All-gather of a transfer of owned elements, by `gather`: `wholes` become complete. Returns an MPI error code.
+// All-gather of a transfer of owned elements: `gather` gives the elements of all ranks, in `data`, to all ranks. Then
+// `wholes`, the addresses of the variables, have them. Returns an MPI error code.
 using Gather = std::function<int(const Transfer& transfer, void* data)>;
 int GatherTransfer(const Transfer& transfer, void* const* wholes, std::vector<char>* buffer, const Gather& gather);
 
-// All elements of one type in a layout with cuts: for each rank a share, which has the elements that only this rank
-// needs; and one more share with the elements that all ranks need. A Scatter has the Shares of each type.
+// All elements of one type in a layout with cuts (layout.h): shares[r] has the elements that only rank r needs; the
+// last share has the elements that all ranks need. A Scatter has the Shares of each type.
 using Shares = std::vector<Transfer>;
 struct Scatter {
   Scatter(const Layout& layout, int ranks);

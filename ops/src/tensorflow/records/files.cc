@@ -1,4 +1,4 @@
-// The tables of indexed files and of open files, and the read-ahead, which replaces the operating system's.
+// The tables of indexed files and of open files, and the read-ahead that replaces the operating system's (files.h).
 #include "files.h"
 
 #include <errno.h>
@@ -14,8 +14,8 @@
 namespace matex {
 namespace {
 
-constexpr std::chrono::seconds kIdle(30);  // after it a file is closed
-// The threads that may read one file; the bytes of a prefetch.
+constexpr std::chrono::seconds kIdle(30);  // after so long without a read a file is closed
+// The threads that may read one file at the same time; the least (in long runs) and the most bytes fetched at once.
 constexpr int64_t kThreads = 16, kMinAhead = 256 << 10, kMaxAhead = 8 << 20;
 
 // A quarter of the descriptors that this process may open: at least 16, at most 1024.
@@ -95,19 +95,20 @@ void OpenFile::ReadAhead(int64_t offset, int64_t count) const {
     std::lock_guard<std::mutex> lock(mutex_);
     // A jump begins a new run. A read up to kThreads records after the end of the run is no jump, because several
     // threads read one run, each at another record.
-    if (offset < first_ || offset > last_ + kThreads * count) first_ = last_ = fetched_ = offset;
-    last_ = std::max(last_, offset + count);
-    const int64_t run = last_ - first_;
-    begin = std::max(fetched_, last_);
-    end = last_ + std::min(kMaxAhead, run / 4);
-    const bool is_too_short = end - begin < std::min(kMinAhead, run / 8);  // a prefetch costs a system call
-    if (is_too_short) return;
-    fetched_ = end;
+    const bool is_jump = offset < run_begin_ || offset > run_end_ + kThreads * count;
+    if (is_jump) run_begin_ = run_end_ = fetched_end_ = offset;
+    run_end_ = std::max(run_end_, offset + count);
+    const int64_t length = run_end_ - run_begin_;
+    begin = std::max(fetched_end_, run_end_);
+    end = run_end_ + std::min(kMaxAhead, length / 4);
+    const bool is_too_little = end - begin < std::min(kMinAhead, length / 8);  // for the cost of a system call
+    if (is_too_little) return;
+    fetched_end_ = end;
   }
   if (end > begin) posix_fadvise(descriptor_, begin, end - begin, POSIX_FADV_WILLNEED);
 }
 
-std::shared_ptr<const OpenFile> OpenFiles::Take(int64_t number) {
+std::shared_ptr<const OpenFile> OpenFiles::Find(int64_t number) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
     if (entry->number != number) continue;
@@ -135,7 +136,7 @@ void OpenFiles::Keep(int64_t number, std::shared_ptr<const OpenFile> file) {
 }
 
 std::shared_ptr<const OpenFile> OpenFiles::Open(const RecordFile& file, Problem* problem) {
-  std::shared_ptr<const OpenFile> open = Take(file.number);
+  std::shared_ptr<const OpenFile> open = Find(file.number);
   if (open != nullptr && open->State() == file.state) return open;
   // The name may mean a new file by now: the open one is not the file of the index, but the new one may be.
   open = std::make_shared<const OpenFile>(file.name, /*jumps=*/true);

@@ -1,6 +1,6 @@
-// Record files: indexed files (RecordFiles), open file descriptors (OpenFiles) and reads at offsets. The kernels read
-// records by ticket: the number of a file, an offset and a length. Only local file systems are supported; a file that
-// has changed since it was indexed is an error.
+// Files of records: which files are indexed (RecordFiles), which files are open (OpenFiles), and reads at offsets. The
+// index of a file says where its records are. The kernels read records by ticket: the number of a file, an offset and a
+// length. Only local file systems are supported. A changed file is an error.
 #pragma once
 
 #include <sys/stat.h>
@@ -30,8 +30,8 @@ struct FileState {
   int64_t mtime_ns = 0;
 };
 
-// The reason why records cannot be read: a TensorFlow error code and a sentence; with code 0 the sentence is a
-// warning. It does not name the file, because another rank may have found the problem in its own copy.
+// The reason why records cannot be read: a TensorFlow error code and a sentence. With code 0 the sentence is a warning,
+// or "" if there is no problem. The sentence does not name the file, because another rank may have the problem.
 struct Problem {
   int code = 0;
   std::string text;
@@ -79,14 +79,16 @@ class OpenFile {
   // Reads up to `count` bytes from `offset`; returns their number, or -1 on an error (errno).
   int64_t Read(char* to, int64_t count, int64_t offset) const;
 
-  // Prefetches after a read of `count` bytes at `offset`: a quarter of the length of the current run, a sequence of
-  // reads without a jump. The system's own read-ahead would fetch bytes of other ranks after each jump.
+  // Called before a read of `count` bytes at `offset`; tells the system which bytes to fetch next. A run is a sequence
+  // of reads without a jump. The longer the run, the more bytes are fetched: a quarter of its length. The system's own
+  // read-ahead would fetch bytes of other ranks after each jump.
   void ReadAhead(int64_t offset, int64_t count) const;
 
  private:
   const int descriptor_;
   mutable std::mutex mutex_;
-  mutable int64_t first_ = 0, last_ = 0, fetched_ = 0;  // offsets: the begin of the run, its end, the end of prefetches
+  // Offsets: the begin of the current run, its end, and the end of the bytes fetched ahead.
+  mutable int64_t run_begin_ = 0, run_end_ = 0, fetched_end_ = 0;
 };
 
 // The files that stay open between reads. When another file is opened, files that were not read for a while are closed.
@@ -102,8 +104,9 @@ class OpenFiles {
     std::chrono::steady_clock::time_point used;
   };
 
-  // The open file of this number, now used; null if there is none. `Keep` adds one and closes unused ones.
-  std::shared_ptr<const OpenFile> Take(int64_t number);
+  // The open file of this number, which becomes the most recently used one; null if the file is not open.
+  std::shared_ptr<const OpenFile> Find(int64_t number);
+  // Adds an open file and closes files that were not read for a while, or that are too many.
   void Keep(int64_t number, std::shared_ptr<const OpenFile> file);
 
   std::mutex mutex_;
@@ -115,8 +118,8 @@ OpenFiles& TheOpenFiles();
 // The bytes that this process has read from record files.
 std::atomic<int64_t>& ReadBytes();
 
-// The problem of a system error `number`, and of a file whose state differs from `expected`.
-// `action`: "opened", "read", for "the file cannot be opened".
+// The problem of a system error `number` (errno), and of a file whose state differs from `expected`. `action`: "opened"
+// or "read", for the sentence "the file cannot be opened".
 Problem MakeSystemProblem(const char* action, int number);
 Problem MakeChangedProblem(const FileState& expected, const FileState& found);
 

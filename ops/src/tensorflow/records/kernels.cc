@@ -1,8 +1,8 @@
-// MatexListRecords: the tickets of all records of files. A ticket is a file number, an offset and a length.
-// MatexReadRecord: the record of a ticket. Before these ops run, Python finds the records of each file and adds the
-// file with its index (RecordFiles), by the C functions at the end of this file.
+// Two ops on files of records. MatexListRecords: the tickets of all records of files; a ticket is three numbers: a file
+// number, an offset and a length. MatexReadRecord: the record of a ticket. Before these ops run, Python finds the
+// records of each file and adds the file with its index to RecordFiles, by the C functions at the end of this file.
 //
-// A ticket of length -1 marks the position from which a file cannot be read; reading it raises the error.
+// A ticket of length -1 marks the position from which a file cannot be read. Reading this ticket raises the error.
 #include <errno.h>
 #include <sys/stat.h>
 
@@ -27,12 +27,12 @@ namespace {
 
 using namespace tensorflow;
 
-constexpr int64_t kTicket = 3;  // the numbers of a ticket
+constexpr int64_t kTicket = 3;  // how many numbers a ticket has
 constexpr const char* kUnknownName =
     "this file is not indexed, because a function of the pipeline has created its name only now. Create file "
     "names before the function that reads the files";
 
-// The problem as an error of the class that TensorFlow's own datasets raise, because scripts may catch it.
+// The problem as an error of the class that TensorFlow's own datasets raise, because scripts may catch this class.
 TfStatus StatusOfProblem(const std::string& name, const Problem& problem) {
   const std::string text = RankAndHost() + ": " + name + ": " + problem.text + ".";
   switch (problem.code) {
@@ -62,7 +62,7 @@ class ListRecordsKernel : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     const auto names = context->input(0).flat<tstring>();
-    std::vector<int64_t> found;
+    std::vector<int64_t> found;  // tickets, one after another
     for (int64_t i = 0; i < names.size(); ++i) {
       const auto file = TheRecordFiles().Find(format_, std::string(names(i)));
       OP_REQUIRES(context, file != nullptr,
@@ -127,7 +127,7 @@ class ListRecordsKernel : public OpKernel {
   RecordFormat format_ = RecordFormat::kTfRecord;
 };
 
-// Reads the record of a ticket and checks its checksum. In a TFRecord file, the offset is that of its header.
+// Reads the record of a ticket. In a TFRecord file, `offset` is the header's, and the checksum is checked.
 Problem ReadRecord(const RecordFile& file, int64_t offset, int64_t length, tstring* record) {
   if (length < 0) return file.problem;
   Problem problem;
@@ -225,8 +225,8 @@ MATEX_EXPORT int64_t matex_records_count(const FoundRecords* found) {
   return static_cast<int64_t>(found->offsets.size());
 }
 
-// Copies the result of `matex_records_find` and frees it. facts: content, the problem's code and its offset. problem:
-// its text, cut to fit into `room` bytes.
+// Copies the result of `matex_records_find` and frees the result. facts: FoundRecords::content, the problem's code and
+// its offset. problem: the problem's text, cut to fit into `room` bytes.
 MATEX_EXPORT void matex_records_take(FoundRecords* found, int64_t* offsets, int64_t* lengths, int64_t* facts,
                                      char* problem, int64_t room) {
   std::copy(found->offsets.begin(), found->offsets.end(), offsets);

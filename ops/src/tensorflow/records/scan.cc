@@ -1,4 +1,5 @@
-// The search for headers of TFRecords, and for line ends; each file is compared with its state before and after.
+// The search for the headers of TFRecords and for the ends of lines. Before and after the search, the state of the file
+// is compared with the expected state.
 #include "scan.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int64_t kPage = 4096, kDenseBlock = 64 << 10, kTextBlock = 1 << 20;  // bytes
 
-// Reads a file at increasing offsets. With `is_dense` it reads a block, because the next reads are probably in it.
+// Reads a file at increasing offsets. With `is_dense` it reads a whole block, which probably has the next reads.
 class Window {
  public:
   explicit Window(const OpenFile& file) : file_(file), block_(kDenseBlock) {}

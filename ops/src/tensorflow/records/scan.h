@@ -1,5 +1,5 @@
-// Finds the records of TFRecord and text files: their offsets and lengths. kernels.cc calls it through the C
-// interface, on several threads. A file that changes during the search is reported as a problem.
+// Finds the records of TFRecord and text files: their offsets and lengths. Python calls it through the C functions of
+// kernels.cc, in several threads. A file that changes during the search is reported as a problem.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ struct FoundRecords {
   std::vector<int64_t> offsets;  // TFRecord: of each record's header; text: of each line end
   std::vector<int64_t> lengths;  // TFRecord: the bytes of each record's data; text: empty
   int64_t content = -1;          // text: the position of the last byte that belongs to a line; -1: none
-  Problem problem;               // why the rest cannot be read
-  int64_t problem_offset = 0;    // where it is
+  Problem problem;               // why the rest of the file cannot be read
+  int64_t problem_offset = 0;    // where the rest begins
 };
 
-// All records of a TFRecord file. Reads only headers; but everything where records are shorter than a page.
+// All records of a TFRecord file. Reads only headers; but where records are shorter than a page, it reads all bytes.
 FoundRecords FindTfRecords(const std::string& name, const FileState& state);
 
 // The lines whose ends are in bytes `first` up to `last`.

@@ -1,8 +1,11 @@
 // Pieces of variables: each rank, the owner of a piece, updates only its piece of a whole variable, so the work of the
-// optimizer and its memory are divided among the ranks. An optimizer updates whole variables; so each piece has a
-// variable of its own, the piece variable. MatexLend makes its value a view of the piece. After the optimizer has
-// updated it, MatexPublish puts the piece back into the whole variable and publishes it: every rank gets the pieces of
-// all ranks (engine/store/publish.h), at once, or later, while the next step computes.
+// optimizer and its memory are divided among the ranks. An optimizer updates complete TensorFlow variables. So each
+// piece has a variable of its own, the piece variable. An update has three parts:
+//
+// 1. MatexLend makes the value of the piece variable a view of the piece in the whole variable.
+// 2. The optimizer updates the piece variable.
+// 3. MatexPublish puts the piece back into the whole variable and publishes it: every rank gets the pieces of all ranks
+//    (engine/store/publish.h), at once, or later, while the next step computes.
 //
 // `cuts` defines the owners: for each variable the start of every rank's piece, and the end of the last piece. With
 // cuts 0, 3, 6, rank 0 updates elements 0-2 and rank 1 elements 3-5.
@@ -38,30 +41,30 @@ struct Pair {
 class PiecesKernel : public AsyncOpKernel {
  public:
   explicit PiecesKernel(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("N", &variables_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("N", &count_));
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &type_));
-    OP_REQUIRES_OK(construction, CutsOf(construction, variables_, &cuts_));
-    cuts_.resize(variables_);
+    OP_REQUIRES_OK(construction, CutsOf(construction, count_, &cuts_));
+    cuts_.resize(count_);
   }
 
  protected:
   // Looks up the variables and locks the whole ones as long as `locks` lives.
   TfStatus Find(OpKernelContext* context, std::vector<Pair>* pairs, std::deque<mutex_lock>* locks) const {
     const int rank = TheWorld().rank;
-    pairs->resize(variables_);
+    pairs->resize(count_);
     std::vector<mutex*> mutexes;
-    for (int i = 0; i < variables_; ++i) {
+    for (int i = 0; i < count_; ++i) {
       Pair& pair = (*pairs)[i];
       TfStatus status = LookupResource(context, HandleFromInput(context, i), &pair.whole);
-      if (status.ok()) status = LookupResource(context, HandleFromInput(context, variables_ + i), &pair.piece);
+      if (status.ok()) status = LookupResource(context, HandleFromInput(context, count_ + i), &pair.piece);
       if (!status.ok()) return status;
       mutexes.push_back(pair.whole->mu());
     }
-    // In the order of TensorFlow's own ops that lock several variables.
+    // Each mutex once, in the order of TensorFlow's own ops that lock several variables, so no deadlock is possible.
     std::sort(mutexes.begin(), mutexes.end());
     mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
     for (mutex* const one : mutexes) locks->emplace_back(*one);
-    for (int i = 0; i < variables_; ++i) {
+    for (int i = 0; i < count_; ++i) {
       const std::vector<int64_t>& cuts = cuts_[i];
       const int64_t size = (*pairs)[i].whole->tensor()->NumElements();
       if (size != (cuts.empty() ? 0 : cuts.back())) {
@@ -78,14 +81,14 @@ class PiecesKernel : public AsyncOpKernel {
   int64_t Width() const { return DataTypeSize(type_); }
 
   Cuts cuts_;
-  int variables_ = 0;  // their number
+  int count_ = 0;  // the number of whole variables
   DataType type_ = DT_FLOAT;
 };
 
 class LendKernel : public PiecesKernel {
  public:
   using PiecesKernel::PiecesKernel;
-  // Synchronous, so ComputeAsync is never called; the base class is asynchronous for PublishKernel.
+  // The base class is asynchronous for PublishKernel. This kernel is synchronous, so ComputeAsync is never called.
   AsyncOpKernel* AsAsync() override { return nullptr; }
   void ComputeAsync(OpKernelContext*, DoneCallback) override {}
   void Compute(OpKernelContext* context) override {
@@ -119,8 +122,8 @@ class PublishKernel : public PiecesKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("later", &later_));
     OP_REQUIRES_OK(construction, construction->GetAttr("needed", &needed_));
     OP_REQUIRES_OK(construction, construction->GetAttr("names", &names_));
-    OP_REQUIRES(construction, static_cast<int>(names_.size()) == variables_,
-                errors::InvalidArgument("MatexPublish: expected ", variables_, " names, not ", names_.size()));
+    OP_REQUIRES(construction, static_cast<int>(names_.size()) == count_,
+                errors::InvalidArgument("MatexPublish: expected ", count_, " names, not ", names_.size()));
   }
   // Publishing at once is synchronous. Publishing later (a pull) is asynchronous and occupies no thread.
   AsyncOpKernel* AsAsync() override { return later_ && TheWorld().has_peers() ? this : nullptr; }
@@ -128,7 +131,7 @@ class PublishKernel : public PiecesKernel {
   void Compute(OpKernelContext* context) override {
     Publication publication;
     OP_REQUIRES_OK(context, Prepare(context, &publication));
-    MATEX_RETURN_IF_ERROR(context, Publish(publication.shared, publication.homes.get()));
+    MATEX_RETURN_IF_ERROR(context, Publish(publication.variables, publication.homes.get()));
   }
 
   // Publishes later. Calls `done` when the variables are locked for their new values: readers wait for the locks.
@@ -143,8 +146,9 @@ class PublishKernel : public PiecesKernel {
       done();
       return values;
     };
+    const auto end = [pulled](int i, const Error&) { pulled->Unlock(i); };
     // In the pull thread, `begin` locks the same variables: it waits until they are unlocked here.
-    const Error failed = PublishLater(publication.shared, {begin, [pulled](int i, const Error&) { pulled->Came(i); }});
+    const Error failed = PublishLater(publication.variables, {begin, end});
     publication.locks.clear();
     if (failed) OP_REQUIRES_OK_ASYNC(context, StatusOf(failed), done);
   }
@@ -153,30 +157,30 @@ class PublishKernel : public PiecesKernel {
   struct Publication {
     std::vector<Pair> pairs;
     std::deque<mutex_lock> locks;  // of the whole variables
-    Shared shared;
+    DividedVariables variables;
     std::shared_ptr<Homes> homes;  // null if there are none
   };
 
-  // Locks the variables and takes back this rank's updated pieces.
+  // Locks the variables and puts this rank's updated pieces back into them.
   TfStatus Prepare(OpKernelContext* context, Publication* made) {
     TfStatus status = Find(context, &made->pairs, &made->locks);
     if (!status.ok()) return status;
-    made->shared = SharedOf(made->pairs);
-    made->homes = HomesOf(made->shared);
-    for (int i = 0; i < variables_; ++i) {
-      status = TakeBack(context, made->pairs[i], made->homes, i);
+    made->variables = Describe(made->pairs);
+    made->homes = HomesOf(made->variables);
+    for (int i = 0; i < count_; ++i) {
+      status = PutBack(context, made->pairs[i], made->homes, i);
       if (!status.ok()) return status;
-      made->shared.wholes.push_back(DataOf(*made->pairs[i].whole->tensor()));
+      made->variables.wholes.push_back(DataOf(*made->pairs[i].whole->tensor()));
     }
     return TfStatus();
   }
 
-  // The description of the publication; the layout is made at the first call.
-  Shared SharedOf(const std::vector<Pair>& pairs) {
+  // The variables for the engine, without addresses; the layout is made at the first call.
+  DividedVariables Describe(const std::vector<Pair>& pairs) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (layout_ == nullptr) {
       std::vector<Entry> entries;
-      for (int i = 0; i < variables_; ++i)
+      for (int i = 0; i < count_; ++i)
         entries.push_back({names_[i], TypeOf(type_), ShapeOf(*pairs[i].whole->tensor())});
       const World& world = TheWorld();
       // A message blocks more urgent ones while it travels, so it is only as large as needed to saturate a link.
@@ -191,7 +195,7 @@ class PublishKernel : public PiecesKernel {
 
   // Puts this rank's piece into the whole variable. The variable then has memory without other references, where the
   // pieces of other ranks can be written: its own memory, its home (homes.h), or new memory.
-  TfStatus TakeBack(OpKernelContext* context, const Pair& pair, const std::shared_ptr<Homes>& homes, int i) const {
+  TfStatus PutBack(OpKernelContext* context, const Pair& pair, const std::shared_ptr<Homes>& homes, int i) const {
     mutex_lock lock(*pair.piece->mu());
     Tensor* const whole = pair.whole->tensor();
     Tensor piece(type_, TensorShape({0}));
@@ -202,23 +206,24 @@ class PublishKernel : public PiecesKernel {
     const char* const from = static_cast<const char*>(DataOf(piece));
     // Updated in place: the piece's own reference to the whole variable is dropped, so that it does not count below.
     if (from == At(*whole, pair)) piece = Tensor();
+    // Another reference, such as a tensor that the script has read, needs the old value.
     const bool can_stay = whole->RefCountIsOne();
-    Tensor now = *whole;   // the new value; its memory may stay
-    char* home = nullptr;  // null: the value does not move home
+    Tensor updated = *whole;  // the new value; in the same memory, unless it moves below
+    char* home = nullptr;     // null: the value does not move to its home
     if (homes != nullptr && whole->TotalBytes() > 0) {
-      const bool stays_at_home = can_stay && homes->Has(i, DataOf(*whole));
-      if (!stays_at_home) home = homes->Take(i);
+      const bool stays_at_home = can_stay && homes->IsHome(i, DataOf(*whole));
+      if (!stays_at_home) home = homes->Occupy(i);
     }
     if (home != nullptr) {
       // Returned to `homes` with the last tensor that uses it.
       const std::shared_ptr<void> owner(home, [homes, i](void*) { homes->Release(i); });
-      now = TensorAt(home, owner, type_, whole->shape());
+      updated = TensorAt(home, owner, type_, whole->shape());
     } else if (!can_stay) {
-      TfStatus status = context->allocate_temp(type_, whole->shape(), &now);
+      TfStatus status = context->allocate_temp(type_, whole->shape(), &updated);
       if (!status.ok()) return status;
     }
-    if (from != At(now, pair)) std::copy_n(from, pair.count * Width(), At(now, pair));
-    *whole = now;
+    if (from != At(updated, pair)) std::copy_n(from, pair.count * Width(), At(updated, pair));
+    *whole = updated;
     return TfStatus();
   }
 
@@ -228,7 +233,7 @@ class PublishKernel : public PiecesKernel {
   }
 
   std::string place_;
-  tensorflow::int64 holding_ = -1;  // the number of the homes (publish.h); -1: none
+  tensorflow::int64 holding_ = -1;  // the number of the group of homes (publish.h); -1: no homes
   bool later_ = false;
   tensorflow::int64 needed_ = 0;  // the order in which a step needs the variables; smaller is earlier
   std::vector<std::string> names_;

@@ -5,8 +5,8 @@
 //   MatexAddRows  variable[indices[i]] += sign * values[i] for each i
 //   MatexMove     variable = keep * variable + more
 //
-// Each update is one of the numbered additions of a step (attribute `part`). It is made in blocks, and the progress is
-// recorded in the store: if this rank is lost, another rank continues after the last block.
+// Each update is an addition to a variable. The additions of a step are numbered (attribute `part`). An addition is
+// made in blocks, and the progress is recorded in the store: if this rank is lost, another rank continues.
 //
 // TensorFlow's own ops must not update such a variable: they may write a copy that no other rank sees.
 #include <algorithm>
@@ -40,8 +40,8 @@ TfStatus FindVariable(OpKernelContext* context, core::RefCountPtr<Var>* variable
   return LookupResource(context, HandleFromInput(context, 0), variable);
 }
 
-// Begins the addition `number`, of `count` numbers or rows, to the variable behind input 0. Sets `memory` to its value
-// in the store. An error if the value is not in the store, or if this rank trains no batch.
+// Begins addition `number` of the step, of `count` numbers or rows, to the variable behind input 0. Sets `memory` to
+// the variable's value in the store. An error if the value is not in the store, or if this rank trains no batch.
 TfStatus BeginAddition(OpKernelContext* context, DataType type, const AdditionNumber& number, int64_t count,
                        core::RefCountPtr<Var>* variable, char** memory, SharedStore::Addition* addition) {
   TfStatus status = FindVariable(context, variable);
@@ -97,14 +97,14 @@ void MakeAddition(const SharedStore::Addition& addition, int64_t count, int64_t 
   for (int64_t first = addition.first; first < count; first += block) {
     const int64_t last = std::min(first + block, count);
     work(first, last);
-    addition.Tell(last);
+    addition.RecordProgress(last);
   }
 }
 
 constexpr int64_t kBlock = 1024;  // numbers
 
-// Adds sign * values to `to`. Of simultaneous additions of two ranks to one float, one may be lost; but a float is
-// never torn. Integers are counters, so their additions are atomic.
+// Adds sign * values to `to`. If two ranks add to the same float at the same time, one addition may be lost; but
+// no rank reads a half-written float. Integers are counters, so their additions are atomic.
 template <typename T>
 void AddTo(T* to, const T* values, int64_t count, int sign) {
   if constexpr (std::is_integral_v<T>) {
@@ -116,8 +116,7 @@ void AddTo(T* to, const T* values, int64_t count, int sign) {
   }
 }
 
-// BeginAddition for input `index`, which must have the variable's shape. Sets `to` to the variable's numbers and
-// `values` to those of the input.
+// BeginAddition for input `index`, which must have the variable's shape. Sets `to` and `values` to the numbers of both.
 template <typename T>
 TfStatus BeginUpdate(OpKernelContext* context, int index, const AdditionNumber& number,
                      core::RefCountPtr<Var>* variable, T** to, const T** values, SharedStore::Addition* addition) {
@@ -157,8 +156,8 @@ class AddKernel : public OpKernel {
   int sign_ = 1;
 };
 
-// Reads and writes in place: simultaneous moves of several ranks leave a value between the old one and their targets.
-// If `keep` is 0, the old value is not read, so NaN does not survive.
+// Reads and writes in place: moves of several ranks at the same time leave a value between the old one and their
+// targets. If `keep` is 0, the old value is not read, so an old NaN does not survive.
 template <typename T>
 class MoveKernel : public OpKernel {
  public:
