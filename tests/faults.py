@@ -116,8 +116,8 @@ FAULTS = {
     ),
     "what every rank computes whole counts on each": Fault(
         "matex_tf/steps/slices.py",
-        "return Slice(start, stop - start, total, has_rows, tf.constant(me.rank == 0))",
-        "return Slice(start, stop - start, total, has_rows, tf.constant(True))",
+        "return Slice(first, count, total, contributes, tf.constant(world.get_world().rank == 0))",
+        "return Slice(first, count, total, contributes, tf.constant(True))",
         f"{SAMENESS}[cases/borders-keras3-2]",
     ),
     "a damaged state of a run is taken": Fault(
