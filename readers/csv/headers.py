@@ -101,4 +101,4 @@ def _find_records_end(head: bytes, start: int, length: int, marks: Marks) -> int
     """The offset after the last complete record in a head of up to `length` bytes; 0 if there is none."""
     if len(head) < length:
         return len(head)
-    return records.search_records(lambda a, b: head[a:b], start, length, marks).outside.last or 0
+    return records.search_records(lambda a, b: head[a:b], start, length, marks).outside.last_end or 0

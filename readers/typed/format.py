@@ -20,7 +20,7 @@ from matex_tf.lazy import pa
 from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.base import agreement
 from matex_tf.readers.base.formats import Held, Ranks, ReaderError
-from matex_tf.readers.tables.columns import Column, Columns, Place
+from matex_tf.readers.tables.columns import Column, Columns, FindPlace
 from matex_tf.readers.tables.format import TableFormat
 from matex_tf.readers.tables.rows import Rows
 from matex_tf.readers.typed import values
@@ -136,7 +136,7 @@ class TypedTable(TableFormat):
 
     def _survey_rows(self, ranks: Ranks) -> None:
         if self.keep:
-            self._rows = self._take_rows(*self.list_parts(ranks)[ranks.rank])
+            self._rows = self._read_all_fields(*self.list_parts(ranks)[ranks.rank])
 
     def _settle_rows(self, ranks: Ranks, found: Sequence[None]) -> None:
         if self._rows is not None:
@@ -146,7 +146,7 @@ class TypedTable(TableFormat):
         shape = self.columns.data_shape
         if shape is None:
             return
-        found = sum(self.columns.widths.get(number, 1) for number in self.columns.columns["data"])
+        found = sum(self.columns.find_width(number) for number in self.columns.columns["data"])
         if int(np.prod(shape)) != found:
             raise ReaderError(
                 f"{self.columns.path}: expected {int(np.prod(shape))} values in a row of data, for shape={shape}; "
@@ -162,8 +162,7 @@ class TypedTable(TableFormat):
 
     # Values.
 
-    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
-        types = self.columns.find_types(fields)
+    def iterate_tables(self, start: int, stop: int, types: dict[int, Any]) -> Iterator[tuple[int, Any]]:
         for first, batch in self.read_batches(start, stop, [*types]):
             agreement.stop_if_others_failed()
             columns = {
@@ -174,17 +173,18 @@ class TypedTable(TableFormat):
             }
             yield first, pa.table(columns)
 
-    def _convert_column(self, column: Any, number: int, kind: Any, place: Place) -> Any:
+    def _convert_column(self, column: Any, number: int, kind: Any, find_place: FindPlace) -> Any:
         """Convert a column to the type `kind`; for several values a row, to lists of `widths` values."""
-        width = self.columns.widths.get(number, 1)
+        width = self.columns.find_width(number)
         if number in self._lists:
             lists = self._view_lists(column, number)
             counts = values.count_values(lists)
             wrong = counts > width if self.missing != "error" else counts != width
             if wrong.any():
                 row = int(wrong.argmax())
+                where = self.columns.name_value(find_place(row), number)
                 raise ReaderError(
-                    f"{self.columns.name_value(place(row), number)}: expected {width} value(s), as in the first row, "
+                    f"{where}: expected {width} value(s), as in the first row, "
                     f"found {counts[row]}. missing=0 (or another number) fills shorter rows up to the longest, "
                     'missing="nan" with NaN'
                 )
@@ -195,7 +195,7 @@ class TypedTable(TableFormat):
         try:
             flat = values.convert_values(column, kind, most)
         except values.Unfit as error:
-            where = self.columns.name_value(place(error.index // width), number, error.index % width)
+            where = self.columns.name_value(find_place(error.index // width), number, error.index % width)
             raise ReaderError(f"{where}: {error}") from None
         return flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
 

@@ -24,7 +24,7 @@ from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Ranks, ReaderError, make_dtype, register, split_range
 from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP, Unpacking
-from matex_tf.readers.tables.columns import Column, Place
+from matex_tf.readers.tables.columns import Column, FindPlace
 from matex_tf.readers.typed.format import TypedTable
 from matex_tf.readers.typed.record_index import FRAME, HEAD, Index, Part, find_part, is_head
 from matex_tf.runtime import real_files
@@ -163,7 +163,7 @@ class TfRecord(TypedTable):
             self._opened[number] = _File(self.files[number])
         return self._opened[number]
 
-    def _parse_records(self, records: Any, numbers: Sequence[int], place: Place) -> Any:
+    def _parse_records(self, records: Any, numbers: Sequence[int], find_place: FindPlace) -> Any:
         """The features `numbers` of some records, as a pyarrow record batch with columns named by number."""
         names = {number: self.columns.names[number] for number in numbers}
         kinds = {name: self._kinds[name] for name in names.values()}
@@ -174,7 +174,7 @@ class TfRecord(TypedTable):
                 try:
                     _parse_examples(records[row : row + 1], kinds)
                 except ValueError as error:
-                    raise ReaderError(f"{place(row)}: {error}") from None
+                    raise ReaderError(f"{find_place(row)}: {error}") from None
             raise
         columns = {}
         for number, name in names.items():
@@ -185,10 +185,8 @@ class TfRecord(TypedTable):
             counts = np.diff(splits)
             if (counts > 1).any():
                 row = int((counts > 1).argmax())
-                raise ReaderError(
-                    f"{self.columns.name_value(place(row), number)}: expected one value of bytes in a record, found "
-                    f"{counts[row]}"
-                )
+                where = self.columns.name_value(find_place(row), number)
+                raise ReaderError(f"{where}: expected one value of bytes in a record, found {counts[row]}")
             one_each = iter(values.tolist())
             columns[str(number)] = pa.array([next(one_each) if count else None for count in counts], pa.large_binary())
         return pa.RecordBatch.from_pydict(columns)
