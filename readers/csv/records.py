@@ -178,7 +178,7 @@ class _Search:
             # An index is outside of quotes if the number of quotes before it is even.
             newlines = block.newlines[((quotes_before + found.within) & 1) == 0]
             found.within ^= bool(len(quotes) & 1)
-        return newlines, [after for first, after in comments if self._marks.is_bare(block.data, first)]
+        return newlines, [after for first, after in comments if self._marks.fills_line(block.data, first)]
 
     def _are_empty(self, block: _Block, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Whether lines of up to one byte, from offsets `starts` to `ends`, are empty, or only a carriage return."""
