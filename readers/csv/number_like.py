@@ -95,8 +95,8 @@ def find_unit(text: str) -> str | None:
     """Whether a text is a number, and its unit if the text may also be a name.
 
     None: not a number, such as "abc". "": certainly one or several numbers, such as "12", or "12 km" with a well-known
-    unit. A word, or one capital letter except K and M: perhaps a number with this unit, such as "apples" of "12 apples",
-    or "A" of "1A". `find_numbers` decides: numbers of a column have one unit, while 1A and 2B may be names.
+    unit. A word, or one capital letter except K and M: perhaps a number with this unit, such as "A" of "1A".
+    `find_numbers` decides: numbers of a column have one unit, while 1A and 2B may be names.
     """
     if not any(letter.isnumeric() or letter in "∞fF" for letter in text):
         return None
