@@ -1,4 +1,4 @@
-"""Finds the reason why a NetCDF, HDF5 or Zarr file cannot be read: damage, a lock, or a missing file to which it refers."""
+"""Finds why a NetCDF, HDF5 or Zarr file cannot be read: damage, a lock, or a missing file to which it refers."""
 
 from __future__ import annotations
 

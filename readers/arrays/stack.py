@@ -137,7 +137,7 @@ class Stack(Format):
         if file is not None:
             file.close()
 
-    def together(self, action: Callable[[], Any]) -> Any:
+    def read_together(self, action: Callable[[], Any]) -> Any:
         if not self.parallel:
             return action()
         self._transfers = collective.Transfers(self)

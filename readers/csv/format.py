@@ -19,7 +19,7 @@ import numpy as np
 from matex_tf import arguments
 from matex_tf.lazy import pc
 from matex_tf.readers.base import agreement
-from matex_tf.readers.base.formats import Held, Ranks, ReaderError, register
+from matex_tf.readers.base.formats import KeptRows, Ranks, ReaderError, register
 from matex_tf.readers.base.unpacking import Unpacking
 from matex_tf.readers.csv import errors, headers, joined_text, number_like, records
 from matex_tf.readers.csv.dialect import make_dialect
@@ -180,7 +180,7 @@ class Csv(TableFormat):
             raise parser.error
         else:
             self._rows = parser.rows
-        self.held = Held(counts, self._rows.buffers)
+        self.kept = KeptRows(counts, self._rows.buffers)
 
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
         """Raises ReaderError if a column of text has numbers in most rows.

@@ -116,7 +116,7 @@ class _Cifar(Format):
             )
         self._open_batches(chosen)
 
-    def settled(self) -> None:
+    def end_surveys(self) -> None:
         remove_files(self._unpacked)  # every rank of this host has them open
 
     def count(self, part: str) -> int:

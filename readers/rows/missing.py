@@ -22,7 +22,7 @@ def check_missing(how: Any) -> None:
         )
 
 
-def settle_missing(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, ...]], str]) -> None:
+def replace_missing(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, ...]], str]) -> None:
     """Replace each NaN in `rows`, in place, by the number `how`; keep it ("nan"); or raise ReaderError ("error").
 
     `place(row, index)` returns the position of the value `rows[row][index]`, for messages.

@@ -66,7 +66,7 @@ def open_source(
     for turn in range(opened.surveys):
         found = together.gather(functools.partial(opened.survey, turn, ranks), doing)
         together(functools.partial(opened.settle, turn, ranks, found), doing)
-    opened.settled()
+    opened.end_surveys()
     return together(make_source, doing, describe=lambda made: f"{[made.count_samples(part) for part in PARTS]} rows")
 
 

@@ -1,4 +1,4 @@
-"""Sends the rows that were read while a data set was opened (`Held`) to the ranks to which they are assigned.
+"""Sends the rows that were read while a data set was opened (`KeptRows`) to the ranks to which they are assigned.
 
 To count the rows, each rank reads contiguous rows; a `Deal` may assign other rows to it. For example, 2 ranks have read
 rows 0-2 and 3-5 of a file; with distribution="cyclic" rank 0 keeps rows 0 and 2, sends row 1, and receives row 4.
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.readers.base.formats import PARTS, Held, split_range
+from matex_tf.readers.base.formats import PARTS, KeptRows, split_range
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
 from matex_tf.sharding.shard_arrays import ShardArray
@@ -55,55 +55,55 @@ class _Wanted:
         return int(self.list_rows(index, index + 1)[0])
 
 
-def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, held: Held) -> Arrays:
+def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, kept: KeptRows) -> Arrays:
     """Allocate arrays for this rank's rows of every part. Their pages take no memory until they are written."""
     return {
         (part, field): ShardArray((max(1, deals[part].count_held(rank)), *arrays[0].shape[1:]), arrays[0].dtype)
         for part in PARTS
         if deals[part].count
-        for field, arrays in held.rows.items()
+        for field, arrays in kept.rows.items()
     }
 
 
-def take_whole(source: Source, held: Held) -> Arrays | None:
+def view_all_rows(source: Source, kept: KeptRows) -> Arrays | None:
     """The rows of every part as views, if one rank has all of them contiguously; None otherwise."""
     parts = [part for part in PARTS if source.count_samples(part)]
-    if len(held.counts) > 1 or any(len(arrays) != 1 for arrays in held.rows.values()):
+    if len(kept.counts) > 1 or any(len(arrays) != 1 for arrays in kept.rows.values()):
         return None
     if not all(source.split.is_contiguous(part) for part in parts):
         return None
     found = {}
     for part in parts:
         rows = source.find_rows(part, range(source.count_samples(part)))[1]
-        for field, (array,) in held.rows.items():
+        for field, (array,) in kept.rows.items():
             found[part, field] = array[rows.start : rows.stop]
     return found
 
 
 def send_rows(
-    source: Source, deals: Mapping[str, Deal], rank: int, held: Held, into: Arrays, communicator: Any
+    source: Source, deals: Mapping[str, Deal], rank: int, kept: KeptRows, into: Arrays, communicator: Any
 ) -> None:
-    """Send every rank's `held` rows to the ranks of `deals`, `into` their arrays. Collective.
+    """Send every rank's `kept` rows to the ranks of `deals`, `into` their arrays. Collective.
 
     Rows are freed as they are sent, so that a rank never holds much more than its own rows.
     """
-    size = len(held.counts)
+    size = len(kept.counts)
     others = [other for other in range(size) if other != rank]
     parts = [part for part in PARTS if deals[part].count]
     wanted = [{part: _Wanted(source, part, deals[part], other) for part in parts} for other in range(size)]
-    starts = np.concatenate([[0], np.cumsum(held.counts)]).tolist()  # the first row of each rank in the file
-    row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in held.rows.values()))
+    starts = np.concatenate([[0], np.cumsum(kept.counts)]).tolist()  # the first row of each rank in the file
+    row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in kept.rows.values()))
     # The rows of a round; the rank with the most rows determines the number of rounds.
-    step = max(1, _ROUND_BYTES // row_bytes, max(held.counts) // _ROUNDS)
-    for round_number in range(-(-max(held.counts) // step)):
+    step = max(1, _ROUND_BYTES // row_bytes, max(kept.counts) // _ROUNDS)
+    for round_number in range(-(-max(kept.counts) // step)):
         # The rows of the file that each rank sends in this round. Of these, each rank finds the rows that it keeps,
         # sends and receives.
-        ranges = [_find_range(starts[other], held.counts[other], step, round_number) for other in range(size)]
+        ranges = [_find_range(starts[other], kept.counts[other], step, round_number) for other in range(size)]
         first, last = ranges[rank]
         own = _find_all_between(wanted[rank], first, last)
         send = {other: _find_all_between(wanted[other], first, last) for other in others}
         receive = {other: _find_all_between(wanted[rank], *ranges[other]) for other in others}
-        for field, arrays in held.rows.items():
+        for field, arrays in kept.rows.items():
             mine = _slice_arrays(arrays, first - starts[rank], last - starts[rank])
             for part, (start, stop) in own.items():
                 into[part, field][start:stop] = _select_rows(mine, wanted[rank][part].list_rows(start, stop) - first)

@@ -155,16 +155,16 @@ class Source:
                 f"the format {type(self.format).__name__} returned {len(rows)} rows of the {origin} {field}; expected "
                 f"{stop - start} ({start} to {stop})"
             )
-        self._settle_numbers(origin, range(start, stop), field, rows)
+        self._replace_missing(origin, range(start, stop), field, rows)
         return self.scale_rows(field, rows)
 
-    def settle_missing(self, part: str, field: str, rows: np.ndarray, positions: Positions) -> None:
+    def replace_missing(self, part: str, field: str, rows: np.ndarray, positions: Positions) -> None:
         """Replace missing values in place in the rows at `positions` of a part."""
-        self._settle_numbers(*self.find_rows(part, positions), field, rows)
+        self._replace_missing(*self.find_rows(part, positions), field, rows)
 
-    def _settle_numbers(self, origin: str, numbers: Positions, field: str, rows: np.ndarray) -> None:
+    def _replace_missing(self, origin: str, numbers: Positions, field: str, rows: np.ndarray) -> None:
         """`numbers`: the numbers of the rows within the format's part `origin`."""
-        missing.settle_missing(
+        missing.replace_missing(
             rows,
             self.format.missing,
             lambda row, index: self.format.place(origin, field, int(numbers[row]), index),

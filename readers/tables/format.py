@@ -76,7 +76,7 @@ class TableFormat(Format):
     def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:
         getattr(self, f"_settle_{self._survey_names[turn]}")(ranks, found)
 
-    def settled(self) -> None:
+    def end_surveys(self) -> None:
         if self._unpacking is not None:
             self._unpacking.remove_files()
 
@@ -130,10 +130,10 @@ class TableFormat(Format):
 
     def _find_counted_rows(self, ranks: Ranks) -> tuple[int, int]:
         """The rows (start, stop) whose texts this rank counts in the survey "texts"."""
-        if self.held is None:
+        if self.kept is None:
             return self.list_parts(ranks)[ranks.rank]
-        start = sum(self.held.counts[: ranks.rank])
-        return start, start + self.held.counts[ranks.rank]
+        start = sum(self.kept.counts[: ranks.rank])
+        return start, start + self.kept.counts[ranks.rank]
 
     def _settle_texts(self, ranks: Ranks, found: Sequence[Mapping[int, Mapping[str, int]]]) -> None:
         self._values = {

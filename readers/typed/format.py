@@ -19,7 +19,7 @@ from matex_tf import arguments
 from matex_tf.lazy import pa
 from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.base import agreement
-from matex_tf.readers.base.formats import Held, Ranks, ReaderError
+from matex_tf.readers.base.formats import KeptRows, Ranks, ReaderError
 from matex_tf.readers.tables.columns import Column, Columns, FindPlace
 from matex_tf.readers.tables.format import TableFormat
 from matex_tf.readers.tables.rows import Rows
@@ -146,7 +146,7 @@ class TypedTable(TableFormat):
 
     def _settle_rows(self, ranks: Ranks, found: Sequence[None]) -> None:
         if self._rows is not None:
-            self.held = Held([stop - start for start, stop in self.list_parts(ranks)], self._rows.buffers)
+            self.kept = KeptRows([stop - start for start, stop in self.list_parts(ranks)], self._rows.buffers)
 
     def _check_row_shape(self) -> None:
         """Raises ReaderError if the option shape= does not fit the number of values of a row."""
