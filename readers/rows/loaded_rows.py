@@ -31,7 +31,11 @@ class Shard:
 
 
 class LoadedRows:
-    """This rank's rows of every part and field of `source`, as `deals` assign them to ranks."""
+    """This rank's rows of every part and field of `source`, as `deals` assign them to ranks.
+
+    The constructor receives the rows that were read during opening, if there are any. `get_rows` replaces their missing
+    values and scales them at the first use; without such rows it reads the files.
+    """
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class LoadedRows:
                 self._finished[part, field] = shard_arrays.as_shard(rows)
                 del self._unfinished[part, field]
             elif self._source.window is not None and not self._source.format.labelled:
+                # Labels are later rows of the data, so both are views of rows that are read once.
                 both = self._read_together(lambda: self._source.read_both(part, positions), doing)
                 self._finished.update({(part, name): shard_arrays.as_shard(rows) for name, rows in zip(FIELDS, both)})
             else:
@@ -83,6 +88,7 @@ class LoadedRows:
         return self._finished[part, field]
 
     def _read_together(self, action: Callable[[], Any], doing: str) -> Any:
+        """Return the result of `action()`, which reads this rank's rows. Formats may read collectively."""
         return self._together(lambda: self._source.format.read_together(action), doing)
 
     def _finish_rows(self, part: str, field: str) -> np.ndarray:
