@@ -1,6 +1,6 @@
 """Attaches values to objects of TensorFlow: the object owns its tags, and both are freed together.
 
-A weak dictionary would not do: a value that refers to its key would keep it alive, and variables cannot be keys.
+A weak dictionary would not do: a value that refers to its key would keep the key alive, and variables cannot be keys.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ _ATTRIBUTE = "_matex_tags"
 
 
 def set_tag(owner: Any, name: str, value: Any) -> None:
+    """Set the tag `name` of `owner`, an object that can have attributes."""
     if not hasattr(owner, _ATTRIBUTE):
         setattr(owner, _ATTRIBUTE, {})
     _get_tags(owner)[name] = value
 
 
 def get_tag(owner: Any, name: str, default: Any = None) -> Any:
+    """The tag `name` of `owner`; `default` if there is none."""
     return _get_tags(owner).get(name, default)
 
 
