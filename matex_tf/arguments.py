@@ -27,7 +27,7 @@ def describe_value(value: Any) -> str:
 
 
 def check_whole_number(where: str, name: str, value: Any, least: int | None = 1) -> int:
-    """Return `value` as an int. Raises TypeError or ValueError if it is not a whole number, `least` or more (None: any)."""
+    """Return `value` as an int. Raises TypeError or ValueError if it is not a whole number of at least `least`."""
     expected = "a whole number" if least is None else f"a whole number, {least} or more"
     try:
         if isinstance(value, bool):
