@@ -133,7 +133,7 @@ def _find_fit_number(model: Any) -> int | None:
     from matex_tf.resilience import run_state
 
     run = run_state.get_current()
-    fit = None if run is None else run.within
+    fit = None if run is None else run.current_fit
     return None if fit is None or fit.model is not model else fit.number
 
 

@@ -1,6 +1,6 @@
-"""Resources of this process and its host, read from open files of /proc and /sys. A sample takes about 25 us.
+"""Samples the resources of this process and its host, from open files of /proc and /sys, in about 25 us.
 
-If a file is missing, its figures are omitted.
+If a file is missing, the numbers from it are omitted.
 """
 
 from __future__ import annotations

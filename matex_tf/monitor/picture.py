@@ -23,7 +23,7 @@ from matex_tf.world import exit_codes
 WINDOW = 10.0
 """Seconds over which the figures are averaged."""
 SILENT = 10
-"""A rank without a sample for this number of sample intervals counts as silent."""
+"""A rank counts as silent if it has written no sample for this number of sample intervals."""
 _OTHER_LINES = 7  # lines of the display other than ranks
 _OPTIONAL_COLUMNS = tuple("GPU mem,sent/s,recv/s,memory,GPU,sums,CPU,read/s,input,host,compute".split(","))
 """Optional columns. A narrow terminal omits the first ones first."""
@@ -61,6 +61,7 @@ def describe_run(run: Run) -> str:
 
 
 def _read_recent(start: Start) -> dict[int, Series]:
+    """The samples of each rank over which the figures are averaged."""
     return read_recent(start, max(WINDOW, 3 * start.seconds))
 
 
@@ -73,7 +74,7 @@ def has_ended(run: Run) -> bool:
     return len(recent) == start.size and all(series.ended for series in recent.values())
 
 
-def has_asked_again(run: Run) -> bool:
+def has_ended_to_restart(run: Run) -> bool:
     """Whether the run ended in order to be restarted, for example near its time limit."""
     return bool(run.events) and run.events[-1].get("end") == exit_codes.EXIT_REQUEUE
 

@@ -1,4 +1,7 @@
-"""Progress of a run: pure functions of its events and of rank 0's samples."""
+"""Computes the progress of a run, such as epochs and the time left, from its events and rank 0's samples.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
