@@ -13,8 +13,6 @@ from typing import Any
 
 
 class _CallablePackage(types.ModuleType):
-    """A package whose calls are calls of a function."""
-
     _function: tuple[str, str]  # the module and the name of the function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -33,16 +31,12 @@ class _CallablePackage(types.ModuleType):
 
 
 def _load_function(package: _CallablePackage) -> Any:
-    """The function of a package; imports its module."""
     module, name = package._function
     return getattr(importlib.import_module(module), name)
 
 
 def make_callable(package: str, module: str, name: str) -> None:
-    """Let calls of `package` call the function `name` of `module`, which is imported at the first call.
-
-    The package calls this in its `__init__.py`.
-    """
+    """Let calls of `package` call the function `name` of `module`, which is imported at the first call."""
     imported = sys.modules[package]
     imported.__dict__["_function"] = module, name
     imported.__class__ = _CallablePackage

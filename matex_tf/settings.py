@@ -27,10 +27,7 @@ _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def _parse_boolean(text: str) -> bool:
-    """Parse a switch; empty: off.
-
-    As in all parsers here, the text of the ValueError is the expected value, for a message.
-    """
+    """Parse a switch; empty: off. As in all parsers here, the text of the ValueError is the expected value."""
     value = text.strip().lower()
     if value in _ON:
         return True
@@ -122,7 +119,6 @@ def _parse_count(text: str) -> int:
 
 AUTO = -1
 """The value of `microbatch` for as many rows as fit in memory."""
-# Factors by the unit of a size. The parser has removed a final "b", as of MB.
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 

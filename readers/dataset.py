@@ -74,9 +74,9 @@ class DataSet:
     ):
         self._name = f"DataSet({str(format)!r})" if path is None else f"DataSet({format!r}, {str(path)!r})"
         self._alone = rank is not None or size is not None  # the script divides the rows without other ranks
-        this_world = world.World() if self._alone else world.get_world()
-        self.rank = this_world.rank if rank is None else rank
-        self.size = this_world.size if size is None else size
+        here = world.World() if self._alone else world.get_world()
+        self.rank = here.rank if rank is None else rank
+        self.size = here.size if size is None else size
         opening.check_share(self._name, self.rank, self.size)
         self._together = Together(self._alone)
 
@@ -91,9 +91,7 @@ class DataSet:
         self._together(check_arguments, self._name, describe=str, difference="have different arguments")
         self._normalize = normalize
         self._reshuffle_seed = seed if reshuffle and self.size > 1 else None
-        ranks = Ranks()
-        if not self._alone:
-            ranks = Ranks(this_world.rank, this_world.size, this_world.hosts or [this_world.host])
+        ranks = Ranks() if self._alone else Ranks(here.rank, here.size, here.hosts or [here.host])
         cut = opening.Cut((validation_fraction, test_fraction, split), window, horizon)
         self._source: Source = opening.open_source(
             self._name, format, path, options, missing, cut, ranks, self.size, self._together
@@ -103,7 +101,7 @@ class DataSet:
             part_distribution, part_batch_size = distribution, batch_size
             if part != "training" and batch_size:
                 part_distribution, part_batch_size = "block", None  # distribution="batch" is for training only
-            count, servers = self._source.count_samples(part), this_world.servers
+            count, servers = self._source.count_samples(part), here.servers
             self._deals[part] = Deal(count, self.size, part_distribution, part_batch_size, servers)
         shard = loaded_rows.Shard(self.rank, self.size, self._alone)
         self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._together)

@@ -1,7 +1,4 @@
-"""Computes the progress of a run, such as epochs and the time left, from its events and rank 0's samples.
-
-All functions are pure.
-"""
+"""Computes the progress of a run, such as the time left, from its events and rank 0's samples. Pure functions."""
 
 from __future__ import annotations
 

@@ -56,12 +56,8 @@ class Source:
         """batches (of an epoch; 0: unknown, see why_not), given (batches that trained), updates (made by them)."""
         batches = (self.batches or self._last_pass_batches) * self.scale
         why = "" if batches else f"the number of batches of {self.name} is unknown, and no epoch was completed"
-        return {
-            "batches": batches,
-            "given": self._trained_batches,
-            "updates": self._trained_updates,
-            "why_not": why,
-        }
+        trained = {"given": self._trained_batches, "updates": self._trained_updates}
+        return {"batches": batches, **trained, "why_not": why}
 
 
 def describe_epoch() -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Measures the cost of the input of training for a rank: core seconds and bytes of a batch, without a step.
-
-`measured_steps` calls it for `matex plan`: it takes batches, and waits after each until prefetching has come to rest.
-"""
+"""Measures the cost of the input of training for `matex plan`: core seconds and bytes of a batch, without a step."""
 
 from __future__ import annotations
 

@@ -35,10 +35,7 @@ def _meet_ranks(step: plan.StepPlan) -> None:
 
 
 def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequence[Any]) -> Any:
-    """Call `compute` in an attempt; returns its result.
-
-    `arguments` are the iterators and datasets of the call (see `plan.execute_by`).
-    """
+    """Return the result of `compute`, called in an attempt. `arguments`: iterators and datasets (`plan.execute_by`)."""
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
     iterators: list[Any] = []
     if undo.takes:

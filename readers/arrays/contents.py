@@ -103,10 +103,9 @@ def check_links(path: Path, file: Any, key: str) -> None:
         except (KeyError, OSError, RuntimeError) as error:
             if isinstance(link, h5py.ExternalLink):
                 target_file = find_file(link_file, link.filename, "HDF5_EXT_PREFIX")
+                expected, why = f"{link.path!r} in {target_file}", f" ({error})"
                 if target_file is None:
                     expected, why = str(link_file.parent / link.filename), ""
-                else:
-                    expected, why = f"{link.path!r} in {target_file}", f" ({error})"
                 raise ReaderError(
                     f"{path}: {key!r} refers to another file: expected {expected}, found none{why}"
                 ) from None
@@ -139,9 +138,7 @@ def check_sources(path: Path, key: str) -> None:
 
 
 def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[tuple[str, str, set[str]]]:
-    """Returns (dataset, source file, source datasets in that file) for each source file of the datasets `names` of
-    `file`. `path` and `key`: the dataset that the script reads, for messages.
-    """
+    """Returns (dataset, source file, datasets in the source file) for each source file of the datasets `names`."""
 
     def look_up() -> list[tuple[str, str, set[str]]]:
         found: list[tuple[str, str, set[str]]] = []

@@ -135,8 +135,6 @@ def _read_dimension(dataset: Any, axis: int) -> Dimension:
 
 
 class _Variable(Variable):
-    """A dataset of numbers."""
-
     def __init__(self, owner: Hdf5, path: Path, name: str, dataset: Any):
         if dataset.shape is None:
             raise ReaderError(f"{path}: expected numbers in {name!r}, found an empty dataset")

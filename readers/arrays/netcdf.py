@@ -144,9 +144,7 @@ def _read_dimension(variable: Any, axis: int) -> Dimension:
 
 
 class _Variable(Variable):
-    """A variable of numbers. Values that mark missing values are masked by the library or, if there is only a fill
-    value, replaced by NaN here (`_plain_fill`), which is faster.
-    """
+    """A variable of numbers. The library masks missing values; a `_plain_fill` is replaced by NaN here, faster."""
 
     def __init__(self, owner: NetCdf, path: Path, name: str, variable: Any):
         kind = "numbers of rows of different lengths (VLEN)" if isinstance(variable.datatype, netCDF4.VLType) else ""

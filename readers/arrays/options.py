@@ -29,9 +29,7 @@ def list_names(names: Names | None) -> list[str]:
 def list_dtypes(dtype: Any, variable_names: dict[str, list[str]]) -> tuple[dict[str, np.dtype], set[str]]:
     """Returns the requested dtypes, keyed by "data" and "labels", and the names of variables to be read as texts.
 
-    Args:
-        dtype: the option dtype=: one dtype for the data, or a mapping from variables to dtypes.
-        variable_names: the names of the variables of "data" and "labels".
+    `dtype`: one dtype for the data, or a mapping from variables to dtypes. `variable_names`: by "data" and "labels".
     """
     if dtype is None:
         return {}, set()

@@ -141,11 +141,9 @@ def read_at(descriptor: int, start: int, count: int) -> bytes:
 
 def describe_head(head: bytes) -> str:
     """Describe a file by its first bytes, `head`."""
-    if not head:
-        return "nothing"
-    shown = head[:8].hex(" ")
+    shown = head[:8].hex(" ") or "nothing"
     # `head` may be shorter than the first bytes of a kind.
-    kind = next((kind for magic, kind in _KINDS.items() if head[: len(magic)] == magic[: len(head)]), None)
+    kind = next((kind for magic, kind in _KINDS.items() if head and head[: len(magic)] == magic[: len(head)]), None)
     return shown if kind is None else f"{shown}: {kind}"
 
 

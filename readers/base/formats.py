@@ -67,8 +67,7 @@ class Ranks:
 def split_range(lengths: Iterable[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Split `start` to `stop`, counted over a sequence of files, into ranges of one file each.
 
-    Yields (index of the file, first, last), counted in the file. Of files with 3 and 5 rows, rows 2 to 6 are (0, 2, 3)
-    and (1, 0, 3).
+    Yields (index of the file, first, last), counted in the file. Files of 3 and 5 rows, 2 to 6: (0, 2, 3), (1, 0, 3).
     """
     file_start = 0
     for index, length in enumerate(lengths):
@@ -146,10 +145,7 @@ class Format(ABC):
         """Called after all ranks have finished their last `settle`, such as to remove temporary files."""
 
     def read_together(self, action: Callable[[], Any]) -> Any:
-        """Return the result of `action()`, which reads this rank's rows while all other ranks read theirs.
-
-        A format may read collectively in it.
-        """
+        """Return `action()`, which reads this rank's rows while other ranks read theirs, perhaps collectively."""
         return action()
 
     def chunk_rows(self, part: str, field: str) -> int:

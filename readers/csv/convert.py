@@ -68,10 +68,7 @@ def can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
 
 
 def recognise_column(column: Any, dialect: Dialect) -> Any:
-    """Convert a pyarrow column of texts to int64, or else to float64.
-
-    None: a text is not a number, all texts are IPv4 addresses, or all are missing.
-    """
+    """Convert a pyarrow column of texts to int64, or else to float64; None: no values, other texts, or addresses."""
     if len(column) == column.null_count or pc.all(pc.match_substring_regex(column, rf"^\s*{ADDRESS}\s*$")).as_py():
         return None
     whole = convert_column(column, pa.int64(), dialect)

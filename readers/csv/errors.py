@@ -56,10 +56,7 @@ def make_count_error(place: str, expected: int, found: int) -> ReaderError:
 
 
 def read_rows(path: Path, data: bytes, dialect: Dialect, line: int = 1) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line, values) of each record of a clean block that begins at `line`, by Python's slow csv module.
-
-    Raises ReaderError.
-    """
+    """Yield (line, values) of each record of a clean block from `line` on, by Python's slow csv module."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -124,7 +124,7 @@ class Csv(TableFormat):
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
         unpacked = self._unpacking.settle(ranks, found)  # the temporary file of each packed file
         self._text_files = [
-            dataclasses.replace(file, path=unpacked.get(file.named, file.path)) for file in self._text_files
+            dataclasses.replace(one, path=unpacked.get(one.named, one.path)) for one in self._text_files
         ]
 
     # Records: each rank finds the ends of records in its range of bytes, and parses the blocks that it reads for this.

@@ -23,10 +23,7 @@ class Table(Columns):
         self.dialect = dialect
 
     def learn_types(self, sample: bytes, file: Path, line: int, dtype: Any) -> None:
-        """Choose the type of each column from the option dtype= and a sample, which has the types that pyarrow infers.
-
-        `sample`: complete records of `file` from line `line` on.
-        """
+        """Choose the types of columns from dtype= and `sample`, complete records of `file` from line `line` on."""
         inferred: dict[int, Any] = dict.fromkeys(self.used, pa.null())
         if sample.strip():
             place = f"{file}, line {line}"
@@ -68,11 +65,5 @@ class Table(Columns):
     def parse_records(
         self, data: bytes, types: dict[int, Any], has_newlines: bool, find_line: Callable[[], str]
     ) -> Any:
-        """Parse the records in `data` into a pyarrow table.
-
-        Args:
-            types: the pyarrow type of each column to parse, by number, which is the column's name in the table.
-            has_newlines: whether quoted values contain newlines.
-            find_line: returns file and line of the first record, for errors.
-        """
+        """Parse the columns of `types` of the records in `data`. For the arguments see `blocks.parse_block`."""
         return blocks.parse_block(data, self.names, list(types), types, self.dialect, has_newlines, find_line)

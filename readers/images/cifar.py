@@ -73,7 +73,6 @@ class _Cifar(Format):
         )
 
     def _list_file_names(self) -> list[str]:
-        """The names of all batches, in both versions."""
         return [name + ending for names in self.batch_names.values() for name in names for ending in ("", ".bin")]
 
     def _describe_expected(self) -> str:

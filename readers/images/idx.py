@@ -102,8 +102,7 @@ class IdxFile:
 
         Reading the last item of a gzipped file also checks its checksum, and that no bytes follow.
         """
-        # A ShardArray from the start, not a view of another array: a ShardArray is recognized after np.asarray only if
-        # it owns its memory.
+        # A ShardArray that owns its memory, not a view of another array, is still recognized after np.asarray.
         array = ShardArray((stop - start, *self.shape[1:]), self._stored_dtype)
         self._unchanged.check(self.path)
         if stop > start:

@@ -33,8 +33,7 @@ class Shard:
 class LoadedRows:
     """This rank's rows of every part and field of `source`, as `deals` assign them to ranks.
 
-    The constructor receives the rows that were read during opening, if there are any. `get_rows` replaces their missing
-    values and scales them at the first use; without such rows it reads the files.
+    At its first use, `get_rows` finishes the rows that were read during opening; if there are none, it reads the files.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class LoadedRows:
         return self._finished[part, field]
 
     def _read_together(self, action: Callable[[], Any], doing: str) -> Any:
-        """Return the result of `action()`, which reads this rank's rows. Formats may read collectively."""
+        """Return `action()`, which reads this rank's rows, perhaps collectively."""
         return self._together(lambda: self._source.format.read_together(action), doing)
 
     def _finish_rows(self, part: str, field: str) -> np.ndarray:

@@ -115,10 +115,7 @@ def send_rows(
 
 
 def _find_range(start: int, count: int, step: int, round_number: int) -> tuple[int, int]:
-    """(first, last) of the rows of the file that a rank gives away in a round: the last `step` rows that it has left.
-
-    The rank has read `count` rows from row `start` on.
-    """
+    """(first, last) of the rows of the file that a rank gives away in a round: its last `step` remaining rows."""
     left = max(0, count - round_number * step)
     return start + max(0, left - step), start + left
 

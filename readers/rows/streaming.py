@@ -27,8 +27,6 @@ class Order:
     """The order in which one rank uses its rows in each epoch.
 
     Args:
-        deal: the rows of each rank.
-        shuffle: whether rows have another order in each epoch.
         redeal: whether ranks get other rows in each epoch.
         in_memory: positions are indices of the rank's array; otherwise they are row numbers of the part.
     """
@@ -188,12 +186,7 @@ def _iterate_own_batches(
 
 
 def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
-    """Return the `tf.data.Dataset` of (data, labels), in batches of this rank's rows.
-
-    Args:
-        row_bytes: the bytes of a row of data and labels.
-        alone: whether this process runs without other ranks.
-    """
+    """Return the `tf.data.Dataset` of (data, labels), in batches of this rank's rows. `alone`: as in `Together`."""
     epochs = itertools.count()
     fields = ("data", "labels") if source.labelled else ("data",)
     examples = _read_pair(source, part, range(1))

@@ -1,8 +1,7 @@
 """The columns of a table: their roles (data or labels) and types; conversion of table blocks to rows.
 
 A row of a field, "data" or "labels", has the values of the field's columns, one after another: one value of a column,
-or several of a column of lists, its width. A text is represented by an integer, its code: with the texts "cat" and
-"dog" in a column, the codes are 0 and 1.
+or several of a column of lists, its width. A text becomes an integer, its code: 0 for "cat", 1 for "dog".
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from matex_tf.readers.base.formats import ReaderError, check_categories, make_dt
 from matex_tf.readers.rows.missing import check_fits, make_missing_error
 
 Column = str | int
-FindPlace = Callable[[int], str]
-"""Returns the file and position of a row of a table block, for messages."""
+FindPlace = Callable[[int], str]  # returns the file and position of a row of a table block, for messages
+EncodeTexts = Callable[[int, Any], np.ndarray]  # returns the codes of a column of text, from its number and values
 
 
 class Columns:
     """The columns that are read, and their dtypes. A column is known by its number, counted from 0.
 
-    A format sets the attributes in this order: `names` by the constructor, `columns` by `choose_columns`, and the types
-    by `choose_types`. `typed/format.py` then sets `widths`, which are known only after a search of the files.
+    A format calls `choose_columns`, then `choose_types`. Later `typed/format.py` sets `widths`, which are known only
+    after a search of the files.
     """
 
     def __init__(self, path: Path, names: Sequence[str]):
@@ -97,13 +96,9 @@ class Columns:
         return {self.find_column(key): make_dtype(kind) for key, kind in by_key}
 
     def choose_types(self, stored_types: Mapping[int, Any], dtype: Any) -> None:
-        """Set `texts`, `requested_texts`, `types` and `dtypes`.
+        """Set `texts`, `requested_texts`, `types` and `dtypes` from the pyarrow types in the file and from dtype=.
 
         Raises TypeError for a dtype that is not numeric.
-
-        Args:
-            stored_types: the pyarrow type of each used column in the file.
-            dtype: the option dtype=: a dtype for the data, or {column: dtype}.
         """
         requested = self.list_dtypes(dtype)
         data_dtype = None if dtype is None or isinstance(dtype, Mapping) else make_dtype(dtype)
@@ -168,31 +163,20 @@ class Columns:
         return sum(map(self.find_width, self.columns[field][:index]))
 
     def fill_rows(
-        self,
-        target: np.ndarray,
-        table: Any,
-        field: str,
-        encode_texts: Callable[[int, Any], Any],
-        missing: Any,
-        find_place: FindPlace,
+        self, target: np.ndarray, table: Any, field: str, encode: EncodeTexts, missing: Any, find_place: FindPlace
     ) -> None:
-        """Write the rows of a table into `target`, an array of shape `compute_shape(field, len(table))`.
-
-        Args:
-            table: a pyarrow table with columns named by their numbers.
-            encode_texts: `encode_texts(number, column)` returns the codes of a column of text.
-        """
+        """Write the rows of a pyarrow table, whose columns are named by their numbers, into `target`."""
         flat = target.reshape(len(target), -1) if len(target) else target
         offset = 0
         for number in self.columns[field]:
-            values = self._convert_column(table, number, field, encode_texts, missing, find_place)
+            values = self._convert_column(table, number, field, encode, missing, find_place)
             width = self.find_width(number)
             if len(target):
                 flat[:, offset : offset + width] = values.reshape(len(target), width)
             offset += width
 
     def _convert_column(
-        self, table: Any, number: int, field: str, encode_texts: Callable[..., Any], missing: Any, find_place: FindPlace
+        self, table: Any, number: int, field: str, encode: EncodeTexts, missing: Any, find_place: FindPlace
     ) -> np.ndarray:
         """The values of a column, `find_width(number)` for each row.
 
@@ -210,7 +194,7 @@ class Columns:
         if must_replace:
             check_fits(missing, dtype, f"column {self.names[number]!r} of {self.path}")
         if number in self.texts:
-            return encode_texts(number, column)
+            return encode(number, column)
         if column.type == pa.bool_():
             column = column.cast(pa.int8())
         if must_replace:

@@ -1,7 +1,6 @@
 """Storage of the rows of a table while they are read: arrays, with texts as integers.
 
-The number of rows is not known before they are read. So the arrays, the buffers, have room for an estimated number of
-rows, and `Rows` adds further buffers if there are more.
+The number of rows is not known before. So the first arrays, or buffers, have room for an estimate; others may follow.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ class TooLarge(Exception):
 class Rows:
     """The rows of consecutive records, by field.
 
-    `append_table` adds rows, and `finish_rows` follows the last one. Texts get their final codes only when all ranks
-    know all texts (`settle_categories`). Until then the buffers have temporary codes: 1 + the index of a text in order
-    of appearance, and 0 for a missing value.
+    Texts get their final codes only when all ranks know all texts (`settle_categories`). Until then the buffers have
+    temporary codes: 1 + the index of a text in order of appearance, and 0 for a missing value.
 
     Attributes: `count`, the number of rows; `buffers`, for each field, arrays whose concatenation is the rows;
     `values`, for each column of text, the number of rows with each text, in order of appearance.
@@ -69,9 +67,7 @@ class Rows:
         for field, buffers in self.buffers.items():
             filled = len(buffers[-1]) - self._room
             target = buffers[-1][filled : filled + rows]
-            self._columns.fill_rows(
-                target, table, field, lambda number, column: codes[number], self._missing, find_place
-            )
+            self._columns.fill_rows(target, table, field, lambda number, _: codes[number], self._missing, find_place)
         self._room -= rows
         self.count += rows
 

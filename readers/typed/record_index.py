@@ -101,10 +101,7 @@ def find_part(file: int, read: Read, start: int, stop: int, size: int) -> Part:
 
 
 def _find_head(read: Read, start: int, stop: int, size: int) -> int | None:
-    """The first offset in `start` to `stop` of an apparent record; None if there is none.
-
-    That is a head whose record ends at another head, or at the end of the file.
-    """
+    """The first offset in `start` to `stop` of a head whose record ends at another head or at the end of the file."""
     window = _FIRST_WINDOW
     while start < stop:
         end = min(start + window, stop)
