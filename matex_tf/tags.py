@@ -14,14 +14,12 @@ _ATTRIBUTE = "_matex_tags"
 
 
 def set_tag(owner: Any, name: str, value: Any) -> None:
-    """Set the tag `name` of `owner`, an object that can have attributes."""
     if not hasattr(owner, _ATTRIBUTE):
         setattr(owner, _ATTRIBUTE, {})
     _get_tags(owner)[name] = value
 
 
 def get_tag(owner: Any, name: str, default: Any = None) -> Any:
-    """The tag `name` of `owner`; `default` if there is none."""
     return _get_tags(owner).get(name, default)
 
 

@@ -32,7 +32,6 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a state is queued or being written."""
         return bool(self._orders)
 
     def write(self, kind: str, number: int, content: Any) -> None:

@@ -269,8 +269,7 @@ class Run:
     ) -> None:
         """End all ranks together, after the state is on disk. Collective.
 
-        The run ends for a `request`, or it is restarted at once with a change. Returns only if there is to be a change
-        and the state could not be saved, and prints a note about this.
+        Returns only if a change is requested and the state could not be saved; a note then reports this.
 
         Args:
             request: why the run is to end; None for a change.

@@ -16,8 +16,7 @@ from matex_tf.runtime import objects
 from matex_tf.world import world
 
 Result = TypeVar("Result")
-Request = tuple[int, int, str]
-"""The next read that a rank needs: indices of the file and of the variable, and the variable's name."""
+Request = tuple[int, int, str]  # a read that a rank needs: indices of file and variable, and the variable's name
 _FAILED = (-1, -1, "")  # the request of a rank that has failed
 # CPU seconds of a call. They include the time in which a rank waits in MPI for a rank with a slow disk.
 _MAX_SECONDS = 300.0

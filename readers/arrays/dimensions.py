@@ -45,12 +45,11 @@ class Dimension:
 class Arrangement:
     """The permutation that brings stored samples into the order of the first file's samples: arranged samples.
 
-    axes: for each arranged axis, the stored axis. indices: for each arranged axis, the stored indices of its values.
-    The example of the module: axes (1, 0), indices (slice(None, None, -1), slice(None)).
+    In the example of the module, axes are (1, 0), and indices are (slice(None, None, -1), slice(None)).
     """
 
-    axes: tuple[int, ...]
-    indices: tuple[slice | np.ndarray, ...]
+    axes: tuple[int, ...]  # for each arranged axis, the stored axis
+    indices: tuple[slice | np.ndarray, ...]  # for each arranged axis, the stored indices of its values
 
     def order_samples(self, samples: np.ndarray) -> np.ndarray:
         """Return stored samples, (samples, *stored shape), as (samples, *arranged shape)."""

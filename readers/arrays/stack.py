@@ -196,11 +196,7 @@ class Stack(Format):
         raise ReaderError(f"{path}: expected a variable {name!r}, found none{near}; the file has {there}")
 
     def _compare_variable(self, field: str, path: Path, variable: Variable) -> None:
-        """Compare samples with the samples of the first file and variable, which determine the field.
-
-        Finds the arrangement of a variable with another order of dimensions. Raises ReaderError for another shape or
-        dtype.
-        """
+        """Set the arrangement of a variable. Raises ReaderError if shape or dtype of samples differ from the first."""
         shape = variable.row_shape
         if len(self.files) * len(self.variable_names[field]) > 1:  # there are others to compare with
             with self.convert_errors(path, f"reading the dimensions of {variable.name!r} from"):

@@ -44,10 +44,8 @@ class Together:
     ) -> Any:
         """Return this rank's result of `action()`. Collective.
 
-        Args:
-            what: what the ranks do, for messages.
-            describe: all ranks raise a ReaderError if `describe(result)` is not the same text on all of them.
-            difference: the predicate of "the ranks" in the message of that error, which shows two of the texts.
+        With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them. The
+        message says "the ranks", `difference`, and two of the texts.
         """
         if self._alone:
             return action()

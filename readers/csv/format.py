@@ -122,10 +122,8 @@ class Csv(TableFormat):
         return path.is_file() and path.name.lower().endswith(_ENDINGS)
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
-        unpacked = self._unpacking.settle(ranks, found)  # the temporary file of each packed file
-        self._text_files = [
-            dataclasses.replace(one, path=unpacked.get(one.named, one.path)) for one in self._text_files
-        ]
+        unpacked, inputs = self._unpacking.settle(ranks, found), self._text_files
+        self._text_files = [dataclasses.replace(file, path=unpacked.get(file.named, file.path)) for file in inputs]
 
     # Records: each rank finds the ends of records in its range of bytes, and parses the blocks that it reads for this.
 

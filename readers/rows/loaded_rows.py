@@ -78,7 +78,7 @@ class LoadedRows:
                 self._finished[part, field] = shard_arrays.as_shard(rows)
                 del self._unfinished[part, field]
             elif self._source.window is not None and not self._source.format.labelled:
-                # Labels are later rows of the data, so both are views of rows that are read once.
+                # Labels are later rows of the data, so data and labels are views of the same rows.
                 both = self._read_together(lambda: self._source.read_both(part, positions), doing)
                 self._finished.update({(part, name): shard_arrays.as_shard(rows) for name, rows in zip(FIELDS, both)})
             else:

@@ -88,7 +88,6 @@ class Source:
         return make_windows(data[: -self.horizon], self.window), make_windows(data[self.window :], self.horizon)
 
     def count_row_bytes(self, part: str, field: str) -> int:
-        """The bytes of one sample, from reading the first one."""
         return max(1, self.read_samples(part, field, range(1)).nbytes)
 
     def count_chunk_rows(self, part: str) -> int:

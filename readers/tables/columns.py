@@ -32,9 +32,9 @@ class Columns:
 
     def __init__(self, path: Path, names: Sequence[str]):
         self.path, self.names = path, list(names)  # the names of all columns of the file
-        # Set by `choose_columns`, by field.
-        self.columns: dict[str, list[int]] = {}
-        self.is_scalar: dict[str, bool] = {}  # whether a row is a number, unless its column has lists; else a vector
+        # Set by `choose_columns`.
+        self.columns: dict[str, list[int]] = {}  # by field
+        self.is_scalar: dict[str, bool] = {}  # by field: whether a row of width 1 is a number instead of a vector
         # Set by `choose_types`.
         self.texts: list[int] = []  # the columns of text
         self.requested_texts: set[int] = set()  # the columns of text that dtype= requests as text
@@ -238,7 +238,6 @@ def is_number(kind: Any) -> bool:
 
 
 def is_whole(kind: Any) -> bool:
-    """Whether the pyarrow type `kind` holds integers or booleans."""
     return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
 
 
@@ -249,7 +248,6 @@ def find_numpy_dtype(kind: Any) -> np.dtype:
 
 
 def _widen_type(one: Any, other: Any) -> Any:
-    """The pyarrow type that holds the numbers of both types."""
     if one == other:
         return one
     return pa.from_numpy_dtype(np.result_type(find_numpy_dtype(one), find_numpy_dtype(other)))

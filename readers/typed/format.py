@@ -70,8 +70,8 @@ class TypedTable(TableFormat):
             if is_list:
                 self._list_columns.append(number)
         self.columns.choose_types(plain_types, dtype)
-        surveys = [("widths", bool(self._list_columns)), ("room", True), ("rows", True)]
-        surveys.append(("texts", bool(self.columns.texts)))
+        lists, texts = self._list_columns, self.columns.texts
+        surveys = [("widths", bool(lists)), ("room", True), ("rows", True), ("texts", bool(texts))]
         self._set_surveys([*first_surveys, *(name for name, is_needed in surveys if is_needed)])
 
     @abstractmethod
@@ -208,7 +208,6 @@ class TypedTable(TableFormat):
 
 
 def _check_shape(shape: Any) -> tuple[int, ...]:
-    """The option shape= as a tuple. Raises TypeError if it is invalid."""
     given = shape if isinstance(shape, (tuple, list)) else (shape,)
     are_valid = [isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in given]
     if not given or not all(are_valid):
