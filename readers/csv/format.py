@@ -113,8 +113,7 @@ class Csv(TableFormat):
         self.columns.learn_types(*headers.sample_records(self._text_files, head, dialect), dtype)
         packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
         self._unpacking: Unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, dialect), ".csv")
-        surveys = [("unpack", bool(packed)), ("records", True), ("texts", bool(self.columns.texts))]
-        self._set_surveys([name for name, is_needed in surveys if is_needed])
+        self._set_surveys(unpack=bool(packed), records=True, texts=bool(self.columns.texts))
         self._parser: RangeParser | None = None  # between the survey of records and its settling
 
     @classmethod

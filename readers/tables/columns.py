@@ -1,7 +1,7 @@
 """The columns of a table: their roles (data or labels) and types; conversion of table blocks to rows.
 
-A row of a field, "data" or "labels", has the values of the field's columns, one after another: one value of a column,
-or several of a column of lists, its width. A text becomes an integer, its code: 0 for "cat", 1 for "dog".
+A row of a field, "data" or "labels", has the values of the field's columns, one after another. The width of a column is
+the number of its values in each row, 1 except for lists. A text becomes an integer, its code: 0 for "cat", 1 for "dog".
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Columns:
         requested = self.list_dtypes(dtype)
         data_dtype = None if dtype is None or isinstance(dtype, Mapping) else make_dtype(dtype)
         for number, stored in stored_types.items():
-            if requested[number].kind == "U" if number in requested else not is_number(stored):
+            is_text = requested[number].kind == "U" if number in requested else not is_number(stored)
+            if is_text:
                 self.texts.append(number)
         self.requested_texts = {number for number in self.texts if number in requested}
         for field, numbers in self.columns.items():

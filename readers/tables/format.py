@@ -64,8 +64,10 @@ class TableFormat(Format):
         """The rows (start, stop) that each rank reads in the surveys, in rank order."""
         return [slice_bounds.deal_block(self.count("training"), rank, ranks.size) for rank in range(ranks.size)]
 
-    def _set_surveys(self, names: Sequence[str]) -> None:
-        self._survey_names, self.surveys = names, len(names)
+    def _set_surveys(self, **are_needed: bool) -> None:
+        """Choose the surveys, in the order of the arguments: `_set_surveys(unpack=False, texts=True)`."""
+        self._survey_names = [name for name, is_needed in are_needed.items() if is_needed]
+        self.surveys = len(self._survey_names)
 
     def describe(self) -> str:
         return self.columns.describe_columns()

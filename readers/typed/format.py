@@ -41,13 +41,13 @@ class TypedTable(TableFormat):
         columns: Column | Sequence[Column] | None,
         dtype: Any,
         shape: Any,
-        first_surveys: Sequence[str] = (),
+        first_surveys: Mapping[str, bool] | None = None,
     ) -> None:
         """Choose the columns to read and their dtypes; `types` are the names and pyarrow types of all columns.
 
         Raises ReaderError for a column that is missing, or that holds neither numbers nor texts.
 
-        `first_surveys`: the names of surveys that run before the common ones.
+        `first_surveys`: surveys that run before the common ones, as in `_set_surveys`.
         """
         self.columns = Columns(path, [name for name, _ in types])
         self.columns.choose_columns(labels, columns)
@@ -70,9 +70,8 @@ class TypedTable(TableFormat):
             if is_list:
                 self._list_columns.append(number)
         self.columns.choose_types(plain_types, dtype)
-        lists, texts = self._list_columns, self.columns.texts
-        surveys = [("widths", bool(lists)), ("room", True), ("rows", True), ("texts", bool(texts))]
-        self._set_surveys([*first_surveys, *(name for name, is_needed in surveys if is_needed)])
+        has_lists, has_texts = bool(self._list_columns), bool(self.columns.texts)
+        self._set_surveys(**(first_surveys or {}), widths=has_lists, room=True, rows=True, texts=has_texts)
 
     @abstractmethod
     def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:

@@ -77,7 +77,7 @@ class TfRecord(TypedTable):
         }
         types = [(name, type_of_kind[kind]) for name, kind in self._kinds.items()]
         self.compared = ()  # ranks compare the records in `describe` instead of the bytes of files
-        first_surveys = ["unpack", "index"] if self._packed else ["index"]
+        first_surveys = {"unpack": bool(self._packed), "index": True}
         self._choose_columns(self.files[0], types, labels, columns, dtype, shape, first_surveys)
 
     @classmethod
