@@ -37,12 +37,12 @@ def is_on() -> bool:
     return _log is not None and _process == os.getpid()
 
 
-def note_epoch(epoch: int, of: int | None, logs: Mapping[str, Any] | None, call: int) -> None:
+def note_epoch(epoch: int, epochs: int | None, logs: Mapping[str, Any] | None, call: int) -> None:
     """Log the end of an epoch of Keras' `fit`: its number from 0, the number of epochs, and its logs.
 
     `call`, the number of the call of `fit`, identifies an epoch that is repeated after a restart.
     """
-    _write_line(epoch=epoch + 1, of=of, call=call, logs=pick_numbers(logs))
+    _write_line(epoch=epoch + 1, of=epochs, call=call, logs=pick_numbers(logs))
 
 
 def note_task(**features: Any) -> None:
