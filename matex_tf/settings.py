@@ -204,7 +204,7 @@ class Compression:
 
     def __str__(self) -> str:
         kind = f"topk:{self.share:g}" if self.kind == "topk" else self.kind
-        return kind + _HOSTS * self.between_hosts
+        return kind + (_HOSTS if self.between_hosts else "")
 
 
 NO_COMPRESSION = Compression("none")

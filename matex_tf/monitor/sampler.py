@@ -97,9 +97,10 @@ def _make_folder(run: Path) -> tuple[str, str, str]:
     """
     this_rank = world.get_world()
     token = secrets.token_hex(8)
+    command = sys.argv[1:] if sys.argv[0] == "-m" else sys.argv
     header = {
         "format": FORMAT, "token": token, "at": round(time.time(), 3),
-        "command": sys.argv[sys.argv[0] == "-m" :], "python": sys.executable,  # without a first "-m": True is 1
+        "command": command, "python": sys.executable,
         "folder": os.getcwd(), "hosts": this_rank.hosts, "scaling": settings.get_settings().scaling,
         "versions": {"matex_tf": __version__, "python": platform.python_version()},
         "settings": {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},

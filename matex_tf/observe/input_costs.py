@@ -47,11 +47,11 @@ def measure_input(data: Data) -> InputCost | None:
 
     A pipeline with prefetching works until its buffers are full; then this process is idle. If a batch is taken, the
     pipeline processes exactly one batch until the process is idle again. Near the end of a pass it processes none,
-    because nothing is left to prefetch. So if a pass ends during the measurement, the next pass is measured. If that
-    pass ends, too, its cost is counted from its very beginning: a whole pass processes exactly its batches.
+    because nothing is left to prefetch. So if a pass ends during the measurement, the next pass is measured. If it also
+    ends, its cost is counted from its very beginning: a whole pass processes exactly its batches.
 
     A shuffle that holds a whole pass processes all rows before the first batch, and none later. Then the cost up to the
-    first batch of the next pass is divided among the batches of the pass, and added.
+    first batch of the next pass is divided by the number of batches of a pass, and added to the cost of a batch.
     """
     cost, is_over = _measure_batches(data)
     if is_over and data.dataset is not None:

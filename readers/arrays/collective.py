@@ -1,7 +1,7 @@
 """parallel=True: all ranks open the files through MPI-IO and read them in collective transfers.
 
 A transfer is one call of the library, which all ranks must make together, each for its own samples. Closing a file is
-collective, too, so files stay open only during a collective read. Streams read independently, without MPI-IO.
+also collective, so files stay open only during a collective read. Streams read independently, without MPI-IO.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A record consists of its length (8 bytes), the checksum of the length (4), the data, and their checksum (4). The first
 12 bytes are its head. A range may begin within a record, so a rank searches for 12 bytes that look like a head. But
-data may look like a head, too. So `Index` accepts the ranges of a file only if the records of each range begin where
+data may also look like a head. So `Index` accepts the ranges of a file only if the records of each range begin where
 the records of the preceding range end. Otherwise it searches the complete file again.
 """
 
