@@ -1,8 +1,7 @@
 """Attaches the runtime to this process: once, when matex_tf is imported, and only under a launcher.
 
-Nothing here imports TensorFlow, because a script may set environment variables before it imports TensorFlow itself.
-Work that needs TensorFlow is registered, and done when this rank imports it: ranks may do so at different times, or
-never.
+Nothing here imports TensorFlow: a script may set environment variables before it does. Work that needs TensorFlow is
+registered, and done when this rank imports TensorFlow: ranks may import it at different times, or never.
 """
 
 from __future__ import annotations
@@ -158,10 +157,7 @@ def _record_first_steps() -> None:
 
 
 def _start_independent_strategies() -> None:
-    """Start the strategy local or async, in which ranks train without each other for some steps.
-
-    For `matex plan`, both record whether they would be possible.
-    """
+    """Start the strategy local or async. For `matex plan`, both record whether they would be possible."""
     chosen = settings.get_settings()
     names = [settings.get_strategy_name(chosen.strategy)] if chosen.plan is None else ["local", "async"]
     if {"local", "async"}.isdisjoint(names):

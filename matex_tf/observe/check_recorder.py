@@ -54,8 +54,7 @@ class Recorder:
         self.variables: list[weakref.ref[Any]] = []  # the trainable ones
         self.weights: list[np.ndarray] = []  # after the last step
         self.target: Any = None  # the loss of the last call of `GradientTape.gradient`
-        # A call is watched, or weights are read: calls inside of it are not steps of their own.
-        self.is_inside = False
+        self.is_inside = False  # a call is watched, or weights are read: calls inside of it are not steps
         self.is_stored = False
 
     def wrap_init(self, original: Any) -> Any:

@@ -16,7 +16,6 @@ _REPLAY = "its batches are given again"  # the tag under which an iterator has i
 
 
 def find_replay(iterator: Any) -> Replay:
-    """The `Replay` of an iterator; made at the first call."""
     return tags.get_or_make_tag(iterator, _REPLAY, lambda: Replay(iterator))
 
 

@@ -171,8 +171,7 @@ def _list_sources(dataset: Any) -> dict[str, set[str]]:
     """The sources of a virtual dataset: names of datasets, keyed by the name of their file."""
     found: dict[str, set[str]] = {}
     for source in dataset.virtual_sources() if dataset.is_virtual else []:
-        # In these names "%%" stands for "%", and "%b" for the number of a block. "\0", which no name contains, replaces
-        # "%%" first, so that "%%b" is not taken for "%b".
+        # "%%" is an escaped "%". "\0", which no name contains, replaces it first, so that "%%b" is not read as "%b".
         names = [name.replace("%%", "\0") for name in (source.file_name, source.dset_name)]
         if not any("%b" in name for name in names):  # a series with "%b" may have any number of sources
             file, inner = (name.replace("\0", "%") for name in names)

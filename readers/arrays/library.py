@@ -87,12 +87,9 @@ class _Worker(threading.Thread):
             del action, result, error  # an idle worker keeps no file or array alive
 
     def stop_thread(self) -> None:
-        """Suspend the thread forever. If it went on computing while the process exits, the process would crash.
-
-        The thread gets a signal whose handler is `pause` of the C library: a handler in Python would run on the main
-        thread.
-        """
+        """Suspend the thread forever. If it went on computing while the process exits, the process would crash."""
         self.is_stuck = True
+        # The handler of the signal is `pause` of the C library: a handler in Python would run on the main thread.
         signal_number = signal.SIGRTMIN + 7
         libc = ctypes.CDLL(None)
         libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)

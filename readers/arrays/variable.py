@@ -104,10 +104,7 @@ class Variable(ABC):
         piece[mask] = np.nan if is_nan else how
 
     def put_values(self, piece: np.ndarray, values: np.ndarray, where: str, begin: int) -> None:
-        """Write `values`, arranged samples from sample `begin` on, to `piece`, which may have another dtype.
-
-        Raises ReaderError if a value is too large for that dtype.
-        """
+        """Write `values`, arranged samples from sample `begin` on, to `piece`. Raises ReaderError at an overflow."""
         if np.can_cast(values.dtype, piece.dtype):
             piece[...] = values
             return

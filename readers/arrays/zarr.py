@@ -141,8 +141,6 @@ def _read_texts(path: Path, name: str, array: Any, index: tuple[slice, ...]) -> 
 
 
 class _Variable(Variable):
-    """An array of numbers. Its marks are the values that mean a missing value."""
-
     def __init__(self, owner: Zarr, path: Path, name: str, array: Any, store: _Store):
         self._stored = check_numeric(path, name, array.dtype)
         super().__init__(owner, path, name, array.shape, _list_dimension_names(array))
@@ -160,7 +158,7 @@ class _Variable(Variable):
         if getattr(getattr(array, "metadata", None), "zarr_format", 2) == 2 and "_ARRAY_DIMENSIONS" in attributes:
             marks.append(array.fill_value)
         decoded = [self._decode_mark(mark) for mark in marks if mark is not None]
-        # No integer is equal to NaN or an infinity.
+        # The values that mark a missing value. No integer is equal to NaN or an infinity.
         self._marks = [mark.astype(self._stored) for mark in decoded if self._stored.kind == "f" or np.isfinite(mark)]
 
     def _decode_mark(self, mark: Any) -> np.ndarray:

@@ -1,7 +1,4 @@
-"""Finds the files of a path, a pattern or a list; reads and describes their first bytes.
-
-From the first bytes, ranks find out whether they see the same files, and messages tell what kind of file was given.
-"""
+"""Finds the files of a path, a pattern or a list; compares files between ranks, and describes them, by first bytes."""
 
 from __future__ import annotations
 

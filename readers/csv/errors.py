@@ -1,7 +1,6 @@
 """Describes errors in CSV files: line, column, expected and found values.
 
-A clean block is a block of records in UTF-8 without comments, as `clean_block` makes it. If pyarrow cannot parse such a
-block, `explain_error` searches it with Python's csv module for the first wrong value.
+A clean block has records in UTF-8 without comments. If pyarrow cannot parse it, `explain_error` finds the wrong value.
 """
 
 from __future__ import annotations

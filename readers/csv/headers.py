@@ -82,8 +82,7 @@ def check_same(file: Path, names: list[str], header: bool, first: Path, expected
 def sample_records(text_files: Sequence[TextFile], head: bytes, dialect: Dialect) -> tuple[bytes, Path, int]:
     """The records in the first MiB of the first file that has records, which determine the types of the columns.
 
-    Returns the bytes of the records, the file, and the line of the first record. `head`: the first MiB of the first
-    file.
+    Returns the bytes of the records, the file, and the line of the first record. `head`: of the first file.
     """
     for number, text_file in enumerate(text_files):
         length = HEAD_BYTES

@@ -87,7 +87,6 @@ class LoadedRows:
         return self._finished[part, field]
 
     def _read_together(self, action: Callable[[], Any], doing: str) -> Any:
-        """Return `action()`, which reads this rank's rows, perhaps collectively."""
         return self._together(lambda: self._source.format.read_together(action), doing)
 
     def _finish_rows(self, part: str, field: str) -> np.ndarray:

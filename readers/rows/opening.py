@@ -1,8 +1,7 @@
 """Opens a data set: checks arguments, reads headers, counts rows and splits them into parts. `DataSet` calls it.
 
-All ranks open the data set together, and an error on one rank is raised on all. Some formats must read more than
-headers to count rows. In surveys, each rank searches its part of the files, and every rank uses all results (see
-`Format`).
+All ranks open it together, and an error on one rank is raised on all. Some formats must read more than headers to count
+rows: in surveys, each rank searches its part of the files, and every rank uses all results (see `Format`).
 """
 
 from __future__ import annotations

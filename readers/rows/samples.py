@@ -32,8 +32,8 @@ class Source:
     """The samples of the parts "training", "validation" and "testing".
 
     Without windows a sample is a row. With `window` and `horizon`, sample i consists of the rows i to i + window, and
-    its label of the `horizon` rows after them. Validation rows, and testing rows of most formats, are split from the
-    format's training rows. So the origin of a sample is the part of the format from which it is read.
+    its label of the `horizon` rows after them. The origin of a sample is the part of the format from which it is read:
+    "training", except for testing rows with files of their own.
     """
 
     def __init__(self, opened: Format, split: tuple[float, float, str], window: int | None, horizon: int):

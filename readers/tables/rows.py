@@ -30,17 +30,15 @@ class Rows:
 
     Texts get their final codes only when all ranks know all texts (`settle_categories`). Until then the buffers have
     temporary codes: 1 + the index of a text in order of appearance, and 0 for a missing value.
-
-    Attributes: `count`, the number of rows; `buffers`, for each field, arrays whose concatenation is the rows;
-    `values`, for each column of text, the number of rows with each text, in order of appearance.
     """
 
     def __init__(self, columns: Columns, missing: Any, max_bytes: int = sys.maxsize):
         self._columns, self._missing, self._max_bytes = columns, missing, max_bytes
         self.count = 0
+        # For each field, arrays whose concatenation is the rows.
         self.buffers: dict[str, list[np.ndarray]] = {field: [] for field in columns.columns}
+        # For each column of text, in order of appearance: the number of rows with each text, and the text's index.
         self.values: dict[int, dict[str, int]] = {number: {} for number in columns.texts}
-        # For each column of text: the index of each text in order of appearance.
         self._indices: dict[int, dict[str, int]] = {number: {} for number in columns.texts}
         self._room = 0  # unused rows of the last buffers
 
