@@ -42,7 +42,7 @@ class Together:
         describe: Callable[[Any], str] | None = None,
         difference: str = "see different files",
     ) -> Any:
-        """Return this rank's result of `action()`. Collective.
+        """Return this rank's result of `action()`, which messages call `what`. Collective.
 
         With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them. The
         message says "the ranks", `difference`, and two of the texts.

@@ -112,7 +112,7 @@ def find_unit(text: str) -> str | None:
 
 
 def find_numbers(counts: Mapping[str, int]) -> set[str]:
-    """The texts that are numbers, among `counts` (rows by text). Of uncertain units, only the most common one counts."""
+    """The texts that are numbers, among `counts` (rows by text). Of uncertain units, only the most common counts."""
     units = {text: unit for text in counts if (unit := find_unit(text)) is not None}
     rows: collections.Counter[str] = collections.Counter()
     for text, unit in units.items():
