@@ -309,7 +309,7 @@ class Stack(Format):
                     variable.fill_array(target if self._is_one_variable[field] else target[..., channel], begin, end)
         return rows
 
-    def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
+    def describe_place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         number, row_in_file, _ = next(split_range(self._lengths, row, row + 1))
         names = self.variable_names[field]
         name = names[0] if self._is_one_variable[field] else names[index[-1]]

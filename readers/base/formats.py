@@ -152,7 +152,7 @@ class Format(ABC):
         """The number of rows that the files store together: reading one of them costs as much as reading all."""
         return 1
 
-    def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
+    def describe_place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         """The position in the files of the value `index` of a row, for messages."""
         inside = f", element {list(index)} of it" if index else ""
         return f"row {row} of the {part} {field}{inside}"

@@ -170,7 +170,7 @@ class Source:
         missing.replace_missing(
             rows,
             self.format.missing,
-            lambda row, index: self.format.place(origin, field, int(numbers[row]), index),
+            lambda row, index: self.format.describe_place(origin, field, int(numbers[row]), index),
         )
 
     def scale_rows(self, field: str, rows: np.ndarray) -> np.ndarray:

@@ -98,7 +98,7 @@ class TableFormat(Format):
             )
         return rows
 
-    def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
+    def describe_place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         return self.columns.name_value(self.find_place(row), *self.columns.find_value(field, index))
 
     def _encode_column(self, number: int, column: Any) -> np.ndarray:
