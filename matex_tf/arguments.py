@@ -27,7 +27,10 @@ def describe_value(value: Any) -> str:
 
 
 def check_whole_number(where: str, name: str, value: Any, least: int | None = 1) -> int:
-    """Return `value` as an int. Raises TypeError or ValueError if it is not a whole number of at least `least`."""
+    """Return `value` as an int. Raises TypeError or ValueError if it is not a whole number of at least `least`.
+
+    least: None: a number of any size is valid.
+    """
     expected = "a whole number" if least is None else f"a whole number, {least} or more"
     try:
         if isinstance(value, bool):

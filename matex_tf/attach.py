@@ -150,7 +150,7 @@ def _explain_how_to_start() -> None:
 
 def _record_first_steps() -> None:
     """Record the first steps for `matex run --check`."""
-    if settings.PREFIX + "CHECK" in os.environ:  # tested here, because a process without a launcher reads no settings
+    if settings.PREFIX + "CHECK" in os.environ:  # without a launcher, only a checked script reads settings
         from matex_tf.observe import check_recorder
 
         check_recorder.start_recorder()

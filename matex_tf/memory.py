@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 _CGROUPS = "/sys/fs/cgroup"
 MARGIN = 1.15
-"""The ratio of available memory to an estimated peak. Real peaks vary by this factor with schedule and allocator."""
+"""The least ratio of available memory to an estimated peak, which varies by it with schedule and allocator."""
 
 
 def measure_free(ranks: int = 1) -> int:

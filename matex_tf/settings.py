@@ -378,8 +378,8 @@ class Settings:
     ranks_per_node: int = _internal(_parse_count, 0, "ranks",
         "For tests: sums treat each group of so many consecutive ranks as a host. 0: the ranks that share memory.")
     drift_steps: int = _internal(_parse_count, 1000, "steps",
-        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and then each time after this number of "
-        "steps. 0: never.")
+        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and after every multiple of this "
+        "number of steps. 0: never.")
     stall_seconds: int = _internal(_parse_count, None, "seconds",
         "After ranks have waited for others at one place for this time, one of them prints which ranks wait for which, "
         "and where they are. 0: never. Empty: a tenth of MATEX_ABORT_SECONDS, 60 at most.")

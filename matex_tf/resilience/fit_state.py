@@ -149,7 +149,7 @@ class Fit:
         self._steps_until_check, self._last_check = 1, (time.monotonic(), self._epoch_steps)
 
     def reach_step(self) -> None:
-        """Called before each step that is not skipped. At the first one, restore the state.
+        """Restore the state before the first step that is not skipped. Later calls do nothing.
 
         Raises:
             SetupError: the saved state belongs to another model.

@@ -16,7 +16,7 @@ import numpy as np
 
 _LIBRARIES = ("numpy", "keras", "tf_keras")
 """Functions of these libraries are plain data. Example: `EarlyStopping` of Keras 3 chooses its `monitor_op`, such as
-`np.less`, and negates `min_delta` accordingly. So both must be restored."""
+`keras.ops.less`, and negates `min_delta` accordingly. So both must be restored."""
 
 
 class NotPlain(TypeError):

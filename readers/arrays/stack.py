@@ -62,7 +62,8 @@ class Stack(Format):
                 f"DataSet: expected sample to be a dimension's name or number; given {arguments.describe_value(sample)}"
             )
         self._sample = sample
-        self._sample_name = ""  # the name of the dimension of samples; set by `find_axis` for the first variable
+        # The name of the dimension of samples. `find_axis` sets it for the first variable, if sample= is not a name.
+        self._sample_name = ""
         self.variable_names = {"data": options.list_names(data), "labels": options.list_names(labels)}  # by field
         # Whether a field is one variable, so that its rows have no axis of channels.
         self._is_one_variable = {"data": isinstance(data, str), "labels": isinstance(labels, str)}

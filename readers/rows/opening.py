@@ -61,7 +61,8 @@ def open_source(
 
     doing = f"opening {name}"
     opened = together(open_headers, doing, describe=_describe_opened)
-    # Surveys may keep rows only if samples are rows, and the script has not given size=: then each rank opens alone.
+    # Surveys may keep rows only if samples are rows. With size=2 or more this process opens the files alone, and would
+    # keep the rows of all shares.
     opened.keep = cut.window is None and size == ranks.size
     for turn in range(opened.surveys):
         found = together.gather(functools.partial(opened.survey, turn, ranks), doing)

@@ -110,7 +110,7 @@ def send_rows(
                 targets[part, field][start:stop] = _select_rows(mine, needed[rank][part].list_rows(start, stop) - first)
             if size > 1:
                 _exchange_round(mine, first, needed, send, receive, field, targets, communicator)
-            del mine  # a view would keep `_shorten_arrays` from freeing memory
+            del mine  # it may be a view of the memory that `_shorten_arrays` frees
             _shorten_arrays(arrays, first - starts[rank])
 
 
