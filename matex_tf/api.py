@@ -104,14 +104,14 @@ def barrier() -> None:
     ops.barrier()
 
 
-def report(*, epoch: int | None = None, **figures: Any) -> None:
+def report(*, epoch: int | None = None, **metrics: Any) -> None:
     """Report metrics to `matex tune`: `matex_tf.report(loss=0.3)`. Without `matex tune` it does nothing.
 
     `matex tune` reads the logs of Keras' `fit` by itself. Of several calls the last one counts, or the best.
 
     Args:
         epoch: the number of the epoch, if the metrics belong to one.
-        figures: metrics by name.
+        metrics: numbers by name.
 
     Raises:
         TypeError: a metric is not a number.
@@ -120,10 +120,10 @@ def report(*, epoch: int | None = None, **figures: Any) -> None:
 
     if epoch is not None:
         arguments.check_whole_number("report", "epoch", epoch)
-    metrics = {name: arguments.check_number("report", name, value) for name, value in figures.items()}
-    if not metrics:
-        raise TypeError("report: expected a figure, such as matex_tf.report(loss=0.3)")
-    trial_log.report_figures(metrics, epoch)
+    numbers = {name: arguments.check_number("report", name, value) for name, value in metrics.items()}
+    if not numbers:
+        raise TypeError("report: expected a metric, such as matex_tf.report(loss=0.3)")
+    trial_log.note_metrics(numbers, epoch)
 
 
 def shard(x: Any, *, own: bool = False) -> Any:

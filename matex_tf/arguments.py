@@ -1,6 +1,6 @@
-"""Checks of the arguments of public functions. An error names the expected and the given value.
+"""Checks the arguments of public functions. An error names the expected and the given value.
 
-In each check `where` is the name of the function, and `name` that of the argument.
+In each check `where` is the name of the public function, and `name` the name of its argument.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_MAX_LETTERS = 80
+_MAX_LETTERS = 80  # of a value in a message
 
 
 def describe_value(value: Any) -> str:
-    """`value` for a message: its `repr` if that is short, and its type unless it is a number, a text or None."""
+    """Describe `value` for a message: its `repr` if that is short, and its type unless it is a number, text or None."""
     try:
         text = repr(value)
     except Exception:  # an error of the script's class; the type is enough for a message
@@ -27,7 +27,10 @@ def describe_value(value: Any) -> str:
 
 
 def check_whole_number(where: str, name: str, value: Any, least: int | None = 1) -> int:
-    """`value` as an int of `least` or more; None: of any size. Raises TypeError or ValueError."""
+    """Return `value` as an int. Raises TypeError or ValueError if it is not a whole number of at least `least`.
+
+    least: None: a number of any size is valid.
+    """
     expected = "a whole number" if least is None else f"a whole number, {least} or more"
     try:
         if isinstance(value, bool):
@@ -41,14 +44,14 @@ def check_whole_number(where: str, name: str, value: Any, least: int | None = 1)
 
 
 def check_number(where: str, name: str, value: Any) -> float:
-    """`value` as a float. Raises TypeError."""
+    """Return `value` as a float. Raises TypeError if it is not a number."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"{where}: expected {name} to be a number; given {describe_value(value)}")
     return float(value)
 
 
 def check_fraction(where: str, name: str, value: Any) -> float:
-    """`value` as a float, at least 0 and less than 1. Raises TypeError or ValueError."""
+    """Return `value` as a float. Raises TypeError or ValueError if it is not a number from 0 to less than 1."""
     expected = f"{where}: {name} has to be at least 0 and less than 1; given {describe_value(value)}"
     try:
         number = check_number(where, name, value)
@@ -60,14 +63,14 @@ def check_fraction(where: str, name: str, value: Any) -> float:
 
 
 def check_choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
-    """`value`, one of the words `choices`. Raises ValueError."""
+    """Return `value`. Raises ValueError if it is not one of the words `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{where}: {name} has to be one of {', '.join(choices)}; given {describe_value(value)}")
     return value
 
 
 def check_words(where: str, name: str, value: Any) -> list[str]:
-    """`value`, a list of texts, numbers and paths, as texts. Raises TypeError, also for a single text."""
+    """Return the list `value` of texts, numbers and paths as texts. Raises TypeError for other values, also a text."""
     expected = f"{where}: expected {name} to be a list of texts, numbers or paths"
     if isinstance(value, str):
         words = ", ".join(map(repr, value.split())) if value.isprintable() else "..."
@@ -82,14 +85,14 @@ def check_words(where: str, name: str, value: Any) -> list[str]:
 
 
 def check_flag(where: str, name: str, value: Any) -> bool:
-    """`value`, True or False. Raises TypeError."""
-    if type(value).__name__ not in ("bool", "bool_"):
+    """Return `value` as a bool. Raises TypeError if it is not True or False."""
+    if type(value).__name__ not in ("bool", "bool_"):  # "bool_" is NumPy's
         raise TypeError(f"{where}: {name} has to be True or False; given {describe_value(value)}")
     return bool(value)
 
 
 def find_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The `known` name of which `name` is probably a misspelling; "" if there is none.
+    """Return the `known` name of which `name` is probably a misspelling; "" if there is none.
 
     cutoff: the least similarity, from 0 to 1 (`difflib.get_close_matches`).
     """
@@ -97,7 +100,7 @@ def find_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def describe_unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The message for a `name` that is not among the `known` ones."""
+    """Return the message for a `name` that is not among the `known` names of a `what`, such as "setting"."""
     known = list(known)
     similar = find_similar(name, known)
     hint = f"did you mean {similar}? " if similar else ""

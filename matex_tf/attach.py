@@ -1,7 +1,7 @@
 """Attaches the runtime to this process: once, when matex_tf is imported, and only under a launcher.
 
 Nothing here imports TensorFlow: a script may set environment variables before it does. Work that needs TensorFlow is
-registered, and done by each rank at its own import: ranks may import TensorFlow at different times, or never.
+registered, and done when this rank imports TensorFlow: ranks may import it at different times, or never.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _is_attached = False
 def attach_runtime() -> None:
     """Join the world, set cores and threads of this rank, and install the hooks on TensorFlow and Keras. Collective.
 
-    Without a launcher, and at a second call, it does nothing of that. An error before the ranks have joined ends the
+    Without a launcher it does none of this; a second call does nothing. An error before the ranks have joined ends the
     process, with a message of one line.
     """
     global _is_attached
@@ -81,14 +81,14 @@ def attach_runtime() -> None:
     timeline.start_timeline()
     profile.start_profile()
     sampler.start_sampler()
-    listeners.start_listening(_find_call)
+    listeners.start_listening(_find_fit_number)
     link_costs.start_links()
     microbatches.start_parts()
     patches.install()
     step_trials.start_trials()
     if run is not None:
         fit_hooks.install()  # after the hooks that prepare the data of `fit`: it needs the arguments of the script
-    _train_apart()
+    _start_independent_strategies()
     _record_first_steps()
     _log_trial(me.rank)
     if (phantom := settings.get_settings().plan) is not None:
@@ -99,9 +99,9 @@ def attach_runtime() -> None:
 
 
 def _attach_single(task: task_environment.Task | None) -> None:
-    """Attach a process without other ranks."""
+    """Attach a process without other ranks. `task`: its task under a launcher; None without a launcher."""
     if task is None:
-        _explain_start()
+        _explain_how_to_start()
     else:
         if task.size == 1 and not settings.get_settings().disable:
             placement.apply_placement(0, 1)  # mpirun binds a single rank to one core; the script alone has all cores
@@ -127,16 +127,16 @@ def _end_for_error(error: errors.RankError | errors.SettingError, task: task_env
     raise SystemExit(1) from None
 
 
-def _find_call(model: Any) -> int | None:
+def _find_fit_number(model: Any) -> int | None:
     """The number of the call of `fit` that trains `model`; None if the state of the run is not saved."""
     from matex_tf.resilience import run_state
 
     run = run_state.get_current()
-    fit = None if run is None else run.within
+    fit = None if run is None else run.current_fit
     return None if fit is None or fit.model is not model else fit.number
 
 
-def _explain_start() -> None:
+def _explain_how_to_start() -> None:
     """At a prompt or in a notebook, print how to start ranks."""
     if not (hasattr(sys, "ps1") or sys.flags.interactive):
         return
@@ -150,14 +150,14 @@ def _explain_start() -> None:
 
 def _record_first_steps() -> None:
     """Record the first steps for `matex run --check`."""
-    if settings.PREFIX + "CHECK" in os.environ:  # without a launcher, settings are not read otherwise
+    if settings.PREFIX + "CHECK" in os.environ:  # without a launcher, only a checked script reads settings
         from matex_tf.observe import check_recorder
 
         check_recorder.start_recorder()
 
 
-def _train_apart() -> None:
-    """Start the strategies local and async. For `matex plan`, both record whether they would be possible."""
+def _start_independent_strategies() -> None:
+    """Start the strategy local or async. For `matex plan`, both record whether they would be possible."""
     chosen = settings.get_settings()
     names = [settings.get_strategy_name(chosen.strategy)] if chosen.plan is None else ["local", "async"]
     if {"local", "async"}.isdisjoint(names):
@@ -218,6 +218,7 @@ def _compare_settings() -> None:
 
 
 def _report_compression() -> None:
+    """Print a note if gradients are compressed, because this changes results."""
     chosen = settings.get_settings()
     if chosen.compression != settings.NO_COMPRESSION:
         is_unused = chosen.compression.between_hosts and not world.get_world().has_several_nodes

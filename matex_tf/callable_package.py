@@ -1,4 +1,7 @@
-"""Makes a package callable, such as `matex_tf.tune`: the imported package would hide a function of that name."""
+"""Makes a package callable, such as `matex_tf.tune`, which is a package with modules and a function for scripts.
+
+A function `matex_tf.tune` would not do: Python replaces it by the package when a module of the package is imported.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import types
 from typing import Any
 
 
-class _Callable(types.ModuleType):
+class _CallablePackage(types.ModuleType):
     _function: tuple[str, str]  # the module and the name of the function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -27,7 +30,7 @@ class _Callable(types.ModuleType):
         return f"{function.__name__}{inspect.signature(function)}\n\n{inspect.getdoc(function)}"
 
 
-def _load_function(package: _Callable) -> Any:
+def _load_function(package: _CallablePackage) -> Any:
     module, name = package._function
     return getattr(importlib.import_module(module), name)
 
@@ -36,4 +39,4 @@ def make_callable(package: str, module: str, name: str) -> None:
     """Let calls of `package` call the function `name` of `module`, which is imported at the first call."""
     imported = sys.modules[package]
     imported.__dict__["_function"] = module, name
-    imported.__class__ = _Callable
+    imported.__class__ = _CallablePackage

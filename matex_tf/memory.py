@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 _CGROUPS = "/sys/fs/cgroup"
 MARGIN = 1.15
-"""Needed over available memory: the peak of a process varies by this factor with its schedule and allocator."""
+"""The least ratio of available memory to an estimated peak, which varies by it with schedule and allocator."""
 
 
 def measure_free(ranks: int = 1) -> int:
@@ -40,7 +40,7 @@ def _read_free_of_process() -> Iterator[int]:
 
 
 def _read_free_of_control_groups() -> Iterator[int]:
-    """The free bytes of each control group of this process and of its parents, whose limits apply, too."""
+    """The free bytes of each control group of this process, and of the groups above it, whose limits also apply."""
     for line in _read_lines("/proc/self/cgroup"):
         _, controllers, path = line.strip().split(":", 2)
         if controllers == "":  # version 2
@@ -65,6 +65,7 @@ def _read_cached(path: str, names: tuple[str, str]) -> int:
 
 
 def _read_lines(path: str) -> list[str]:
+    """The lines of a file; none if it cannot be read."""
     try:
         with open(path) as file:
             return file.readlines()

@@ -1,4 +1,4 @@
-"""Functions of the library in TensorFlow's runtime: ConcreteFunctions, whose calls in eager code are no steps."""
+"""Makes ConcreteFunctions for the library itself, and recognizes them: their calls in eager code are not steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OWN = "a function of the library"
 
 
 def trace_own(function: Callable[..., Any], *specs: Any, **options: Any) -> Any:
-    """The ConcreteFunction of a Python function, for arguments of these specs. options: of `tf.function`."""
+    """Return the ConcreteFunction of a Python function, for arguments of these specs. `options`: of `tf.function`."""
     traced = tf.function(function, autograph=False, **options).get_concrete_function(*specs)
     tags.set_tag(traced, _OWN, True)
     return traced

@@ -27,7 +27,7 @@ _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def _parse_boolean(text: str) -> bool:
-    """A switch; empty: off. As in all parsers here, the text of the ValueError is the expected value, for a message."""
+    """Parse a switch; empty: off. As in all parsers here, the text of the ValueError is the expected value."""
     value = text.strip().lower()
     if value in _ON:
         return True
@@ -69,7 +69,7 @@ def parse_strategy(text: str) -> str:
     name, _, number = value.partition(":")
     if name == "servers":
         number = number.removesuffix(_ONLY)
-    least = {"servers": 1, "async": 0, "local": 1}.get(name, _MAX_COUNT)
+    least = {"servers": 1, "async": 0, "local": 1}.get(name, _MAX_COUNT)  # no number is valid for other names
     is_numbered = number.isascii() and number.isdigit() and least <= int(number) < _MAX_COUNT
     if value not in _FIXED and not is_numbered:
         raise ValueError("one of " + ", ".join(STRATEGIES) + ", with whole numbers S and H from 1, and K from 0")
@@ -93,12 +93,12 @@ def get_strategy_number(strategy: str, default: int) -> int:
 
 
 def count_only_serving(strategy: str) -> int:
-    """The number of ranks that only serve: they own the pieces, and have no rows of batches."""
+    """The number of ranks that only serve: they own the pieces of weights, and have no rows of batches."""
     return get_strategy_number(strategy, 0) if strategy.endswith(_ONLY) else 0
 
 
 def is_statistical(strategy: str) -> bool:
-    """Whether results differ from those of the script alone."""
+    """Whether results differ from the results of the script alone."""
     return get_strategy_name(strategy) in ("async", "local")
 
 
@@ -132,7 +132,7 @@ def _parse_rows(text: str) -> int:
 
 
 def parse_size(text: str) -> float:
-    """The bytes of a size such as 16GiB. Raises ValueError."""
+    """Parse a size such as 16GiB into bytes. Raises ValueError."""
     match = re.fullmatch(r"(\d+\.?\d*)\s*([kmgt]?i?)b?", text.strip().lower())
     if not match or match[2] not in _UNITS:
         raise ValueError("a size such as 16GiB")
@@ -204,7 +204,7 @@ class Compression:
 
     def __str__(self) -> str:
         kind = f"topk:{self.share:g}" if self.kind == "topk" else self.kind
-        return kind + _HOSTS * self.between_hosts
+        return kind + (_HOSTS if self.between_hosts else "")
 
 
 NO_COMPRESSION = Compression("none")
@@ -233,7 +233,7 @@ def _parse_compression(text: str) -> Compression:
 
 @dataclass
 class Setting:
-    """One row of the table: an attribute of the class `Settings`, whose instances have the value in its place."""
+    """One row of the table: an attribute of the class `Settings`. An instance has the value in its place."""
 
     parse: Callable[[str], Any]
     """Makes the value from the variable's text. The text of its ValueError is the expected value, for a message."""
@@ -376,34 +376,36 @@ class Settings:
     fuse_bytes: int = _internal(_parse_count, 256 << 10, "bytes",
         "Gradients smaller than this are fused and reduced as one. Larger ones are reduced in place.")
     ranks_per_node: int = _internal(_parse_count, 0, "ranks",
-        "For tests: sums take so many consecutive ranks for a host of their own. 0: those that share memory.")
+        "For tests: sums treat each group of so many consecutive ranks as a host. 0: the ranks that share memory.")
     drift_steps: int = _internal(_parse_count, 1000, "steps",
-        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and each time after so many. 0: never.")
+        "Ranks compare a checksum of all weights after 1, 2, 4, 8, ... steps, and after every multiple of this "
+        "number of steps. 0: never.")
     stall_seconds: int = _internal(_parse_count, None, "seconds",
-        "When ranks have waited for others at one place for so long, one of them says who waits for whom, and where "
-        "they are. 0: never. Empty: a tenth of MATEX_ABORT_SECONDS, 60 at most.")
+        "After ranks have waited for others at one place for this time, one of them prints which ranks wait for which, "
+        "and where they are. 0: never. Empty: a tenth of MATEX_ABORT_SECONDS, 60 at most.")
     files_dir: str = _internal(str, "", "folder",
-        "Where ranks other than 0 keep what they write. Empty: the folder for temporary files (TMPDIR) if it is on a "
-        "disk, else /var/tmp or the cache folder; memory (tmpfs) only where there is nothing else.")
+        "The folder of files that ranks other than 0 write. Empty: the folder for temporary files (TMPDIR) if it is on "
+        "a disk, else /var/tmp or the cache folder; memory (tmpfs) only where there is nothing else.")
     files_bytes: int = _internal(_parse_count, 0, "bytes",
-        "The most that a rank other than 0 may keep of what it writes; more ends the job with exit code 74. 0: half of "
-        "what is free on that disk, divided by the ranks of the host.")
+        "The size of the files that a rank other than 0 may write; more ends the job with exit code 74. 0: half of the "
+        "free space of that disk, divided by the ranks of the host.")
     record_seconds: float = _internal(_make_seconds_parser(0.01), 1.0, "seconds",
-        "How often MATEX_RECORD writes; half as often each time that a file has got 20,000 lines more.")
+        "The interval at which MATEX_RECORD writes. It doubles after each 20,000 lines of a file.")
     traceback: str = _internal(_make_choice_parser("script", "full"), "script", "script, full",
         "script: the traceback of an error that ends the run shows the frames of the script and of its libraries. "
         "full: it shows the frames of matex_tf as well.")
     check: str = _internal(_parse_steps_and_folder, "", "steps:folder",
-        "Set by `matex run --check` for the runs that it compares: where they store their first steps.")
+        "Set by `matex run --check` for the runs that it compares: the number of steps that they store, and where.")
     plan: Phantom | None = _internal(_parse_phantom, None, "ranks:steps:copy:copies:folder",
-        "Set by `matex plan` for what it measures: the process works as rank 0 of so many ranks, which are not there.")
+        "Set by `matex plan` for a process that it measures: it works as rank 0 of this number of ranks, which do not "
+        "exist.")
     trial: str = _internal(str, "", "file",
-        "Set by `matex tune` for its trials: where rank 0 notes what `fit` logs, and what `matex_tf.report` is given.")
+        "Set by `matex tune` for its trials: where rank 0 notes the logs of `fit`, and metrics of `matex_tf.report`.")
     pause: int = _internal(_parse_count, 0, "epochs",
-        "Set by `matex tune --rungs`: once so many epochs of `fit` have ended since the script was first started, the "
+        "Set by `matex tune --rungs`: after this number of epochs of `fit` since the first start of the script, the "
         "run keeps its state (MATEX_STATE) and ends with exit code 75. 0: never.")
     proof: str = _internal(str, "", "folder",
-        "Set by `matex run`: where the ranks report that they have ended, without which its exit code is not 0.")
+        "Set by `matex run`: where the ranks report that they have ended. Without the reports its exit code is not 0.")
     # fmt: on
 
     def __init__(self, environment: Mapping[str, str]):

@@ -1,6 +1,6 @@
 """Attaches values to objects of TensorFlow: the object owns its tags, and both are freed together.
 
-A weak dictionary would not do: a value that refers to its key would keep it alive, and variables cannot be keys.
+A weak dictionary would not do: a value that refers to its key would keep the key alive, and variables cannot be keys.
 """
 
 from __future__ import annotations

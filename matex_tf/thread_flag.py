@@ -1,4 +1,4 @@
-"""A flag of each thread, which is set while the thread is in a context."""
+"""A flag with one value for each thread, which is set while the thread is in a context."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class DataSet:
         **options: Any,
     ):
         self._name = f"DataSet({str(format)!r})" if path is None else f"DataSet({format!r}, {str(path)!r})"
-        self._alone = rank is not None or size is not None
+        self._alone = rank is not None or size is not None  # the script divides the rows without other ranks
         here = world.World() if self._alone else world.get_world()
         self.rank = here.rank if rank is None else rank
         self.size = here.size if size is None else size
@@ -96,12 +96,13 @@ class DataSet:
         self._source: Source = opening.open_source(
             self._name, format, path, options, missing, cut, ranks, self.size, self._together
         )
-        # distribution="batch" is for training; the rows of other parts are divided in blocks.
-        for_training, for_others = (distribution, batch_size), ("block" if batch_size else distribution, None)
         self._deals: dict[str, Deal] = {}
         for part in PARTS:
-            how = for_training if part == "training" else for_others
-            self._deals[part] = Deal(self._source.count_samples(part), self.size, *how, servers=here.servers)
+            part_distribution, part_batch_size = distribution, batch_size
+            if part != "training" and batch_size:
+                part_distribution, part_batch_size = "block", None  # distribution="batch" is for training only
+            count, servers = self._source.count_samples(part), here.servers
+            self._deals[part] = Deal(count, self.size, part_distribution, part_batch_size, servers)
         shard = loaded_rows.Shard(self.rank, self.size, self._alone)
         self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._together)
         self._cursors = {part: batches.BatchCursor(deal, self.rank) for part, deal in self._deals.items()}
@@ -236,7 +237,7 @@ class DataSet:
 
     def _take_next(self, name: str, part: str, n: int) -> Batch:
         self._require_part(part)
-        self._refuse_windows_that_move(part)
+        self._refuse_moving_windows(part)
         deal, cursor = self._deals[part], self._cursors[part]
         n = batches.check_rows(name, deal, n)
         arrays = [self._rows.get_rows(part, field) for field in self._list_fields()]
@@ -246,11 +247,13 @@ class DataSet:
         if not self._alone and world.is_active():
             batch = exchange.join_rows([array[mine] for array in arrays], f"the rows of {name} of {self._name}")
         else:
+            # A rank without rows in this batch returns the first row, because a batch has at least one row.
             at_least_one = mine if mine.stop > mine.start else slice(0, 1)
             batch = [shard_arrays.as_shard(array[at_least_one]) for array in arrays]
         return batch[0], batch[1] if len(batch) > 1 else None
 
-    def _refuse_windows_that_move(self, part: str) -> None:
+    def _refuse_moving_windows(self, part: str) -> None:
+        """Raises ValueError if samples that would move between ranks are windows, which are views of shared rows."""
         if part == "training" and self._reshuffle_seed is not None and self._source.window is not None:
             raise ValueError(
                 f'{self._name}: windows share their rows and cannot be exchanged (reshuffle="epoch"); as_dataset reads '
@@ -261,6 +264,7 @@ class DataSet:
         return FIELDS if self._source.labelled else FIELDS[:1]
 
     def _require_part(self, part: str, field: str = "data") -> None:
+        """Raises ValueError if the data set has no such rows or labels."""
         arguments.check_choice(self._name, "part", part, PARTS)
         if not self._source.count_samples(part):
             option = {"validation": "validation_fraction", "testing": "test_fraction"}[part]
@@ -270,7 +274,7 @@ class DataSet:
 
     def _make_shard(self, part: str, field: str) -> shard_arrays.ShardArray:
         self._require_part(part, field)
-        self._refuse_windows_that_move(part)
+        self._refuse_moving_windows(part)
         deal = self._deals[part]
         mine = self._rows.get_rows(part, field)[: deal.count_held(self.rank)].view(shard_arrays.ShardArray)
         if part == "training":

@@ -128,8 +128,8 @@ FAULTS = {
     ),
     "a reader begins a row too early": Fault(
         "readers/images/idx.py",
-        "file.seek(self._start + start * self._row)",
-        "file.seek(self._start + max(start - 1, 0) * self._row)",
+        "file.seek(self._start + start * self._item_bytes)",
+        "file.seek(self._start + max(start - 1, 0) * self._item_bytes)",
         "tests/readers/test_idx.py",
     ),
     "the ring adds nothing up": Fault(

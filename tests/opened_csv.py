@@ -38,5 +38,5 @@ def opened(path, size, keep=False, missing="error", kind=Csv, **options):
         if errors:
             raise next(error for error in errors if isinstance(error, ReaderError))
     for one in all_of_them:
-        one.settled()
+        one.end_surveys()
     return all_of_them

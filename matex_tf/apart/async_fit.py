@@ -112,7 +112,7 @@ class AsyncFit:
         if why or step is None:
             return why
         run = run_state.get_current()
-        fit_state = run.within if run is not None else None
+        fit_state = run.current_fit if run is not None else None
         turns = Turns(step, max_batches, fit_state, self._note_meeting)
         if not turns.open_turns():
             return "the ranks have no memory in common, or too little of it is left"

@@ -1,4 +1,4 @@
-"""Utilisation and used memory of this process's GPUs, from NVIDIA's driver (nvidia-ml-py)."""
+"""Reads utilisation and used memory of this process's GPUs from NVIDIA's driver (nvidia-ml-py)."""
 
 from __future__ import annotations
 

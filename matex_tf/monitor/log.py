@@ -1,4 +1,4 @@
-"""A log file of one process. A line is written completely or not at all, and a disk error raises nothing."""
+"""A log file of JSON lines, written by one process. A line is complete or missing, and disk errors raise nothing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 _encode_line = json.JSONEncoder(separators=(",", ":")).encode
 
-HALVED = 20_000
-"""After each such number of lines, the sampler halves the rate of further lines."""
+HALVING_LINES = 20_000
+"""After each 20,000 lines of a log, the sampler halves the rate of further lines."""
 
 
 class Log:
-    """A file of JSON lines. Without `append` it must not exist, as another process may write it. Raises OSError.
+    """A file of JSON lines. Without `append` it must not exist, because another process may write it.
 
-    `report` is called with the error of the first line that cannot be written.
+    `report` is called with the error of the first line that cannot be written. Raises OSError if opening fails.
     """
 
     def __init__(self, path: str | os.PathLike[str], report: Callable[[OSError], None], append: bool = False):
@@ -26,7 +26,7 @@ class Log:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if append else os.O_EXCL)
         self._file = os.open(path, flags, 0o644)
         self._lock = threading.Lock()
-        self._end = os.fstat(self._file).st_size
+        self._end = os.fstat(self._file).st_size  # the offset after the last complete line
         self.lines = 0
         self.lost = 0  # the number of lines that could not be written
 

@@ -1,6 +1,6 @@
-"""Resources of this process and its host, read from open files of /proc and /sys. A sample takes about 25 us.
+"""Samples the resources of this process and its host, from open files of /proc and /sys, in about 25 us.
 
-If a file is missing, its figures are omitted.
+If a file is missing, the numbers from it are omitted.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class Machine:
         self._sent = [_open_file(root, str(path)) for path in ports.glob("*/ports/*/counters/port_xmit_data")]
 
     def take_sample(self) -> dict[str, float]:
-        """The current figures. Of this process: `cpu` (seconds of all threads so far), `read` (bytes read by system
+        """The current sample. Of this process: `cpu` (seconds of all threads so far), `read` (bytes read by system
         calls so far, without the samples' own) and `mem` (resident bytes). Of its host: `busy` (seconds of busy cores
         so far), `free` (available bytes), `rx` and `tx` (bytes so far).
         """
-        figures: dict[str, float] = {"cpu": round(time.process_time(), 3)}
+        sample: dict[str, float] = {"cpu": round(time.process_time(), 3)}
         own_bytes = self._bytes_of_samples
         if text := self._read_file(self._reading):
-            figures["read"] = parse_read_bytes(text) - own_bytes
+            sample["read"] = parse_read_bytes(text) - own_bytes
         if text := self._read_file(self._memory):
-            figures["mem"] = int(text.split(None, 2)[1]) * _PAGE  # the second number: resident pages
+            sample["mem"] = int(text.split(None, 2)[1]) * _PAGE  # the second number: resident pages
         if text := self._read_file(self._cores):
-            figures["busy"] = round(parse_busy_seconds(text), 2)
+            sample["busy"] = round(parse_busy_seconds(text), 2)
         text = self._read_file(self._available)
         if (position := text.find(_AVAILABLE)) >= 0:
-            figures["free"] = int(text[position + len(_AVAILABLE) :].split(None, 1)[0]) << 10
+            sample["free"] = int(text[position + len(_AVAILABLE) :].split(None, 1)[0]) << 10
         if text := self._read_file(self._network):
             received = sent = 0
             for line in text.split(b"\n")[2:-1]:  # two lines are headings
@@ -61,9 +61,9 @@ class Machine:
                     columns = columns_text.split(None, _SENT + 1)
                     received += int(columns[_RECEIVED])
                     sent += int(columns[_SENT])
-            figures["rx"] = received + _WORD * self._sum_counters(self._received)
-            figures["tx"] = sent + _WORD * self._sum_counters(self._sent)
-        return figures
+            sample["rx"] = received + _WORD * self._sum_counters(self._received)
+            sample["tx"] = sent + _WORD * self._sum_counters(self._sent)
+        return sample
 
     def _read_file(self, descriptor: int) -> bytes:
         try:

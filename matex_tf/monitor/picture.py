@@ -21,9 +21,9 @@ from matex_tf.settings import format_bytes
 from matex_tf.world import exit_codes
 
 WINDOW = 10.0
-"""Seconds over which the figures are averaged."""
+"""Seconds over which displayed numbers are averaged."""
 SILENT = 10
-"""A rank without a sample for this number of sample intervals counts as silent."""
+"""A rank counts as silent if it has written no sample for this number of sample intervals."""
 _OTHER_LINES = 7  # lines of the display other than ranks
 _OPTIONAL_COLUMNS = tuple("GPU mem,sent/s,recv/s,memory,GPU,sums,CPU,read/s,input,host,compute".split(","))
 """Optional columns. A narrow terminal omits the first ones first."""
@@ -61,6 +61,7 @@ def describe_run(run: Run) -> str:
 
 
 def _read_recent(start: Start) -> dict[int, Series]:
+    """The samples of each rank over which displayed numbers are averaged."""
     return read_recent(start, max(WINDOW, 3 * start.seconds))
 
 
@@ -73,7 +74,7 @@ def has_ended(run: Run) -> bool:
     return len(recent) == start.size and all(series.ended for series in recent.values())
 
 
-def has_asked_again(run: Run) -> bool:
+def has_ended_to_restart(run: Run) -> bool:
     """Whether the run ended in order to be restarted, for example near its time limit."""
     return bool(run.events) and run.events[-1].get("end") == exit_codes.EXIT_REQUEUE
 
@@ -122,7 +123,7 @@ def _compute_waiting(rank: int, recent: Mapping[int, Series], steps: Mapping[int
 
 
 class _Column(NamedTuple):
-    """How to compute the figure of a rank from its samples and its mean step, and the text of the figure."""
+    """How to compute the number of a rank from its samples and its mean step, and the text of the number."""
 
     compute: Callable[[Series, balance.Step], float]  # NaN: unknown
     format: Callable[[float], str]
@@ -189,7 +190,7 @@ def _make_table(
 ) -> _RankTable:
     has_gpu = any("gpu" in series.samples[-1] for series in recent.values())
     columns = {name: column for name, column in _COLUMNS.items() if has_gpu or not name.startswith("GPU")}
-    figures = {
+    numbers = {
         rank: [column.compute(series, steps.get(rank, _UNKNOWN_STEP)) for column in columns.values()]
         for rank, series in recent.items()
     }
@@ -203,9 +204,9 @@ def _make_table(
     for rank in shown:
         host = start.hosts[rank] if rank < start.size else "?"
         style = "bold red" if slowest and slowest[0] == rank else ""
-        rows.append((format_row(str(rank), host, figures[rank]), style))
+        rows.append((format_row(str(rank), host, numbers[rank]), style))
     if len(shown) < len(recent):
-        known = [[value for value in of_ranks if not math.isnan(value)] for of_ranks in zip(*figures.values())]
+        known = [[value for value in of_ranks if not math.isnan(value)] for of_ranks in zip(*numbers.values())]
         medians = [median(values or [math.nan]) for values in known]
         rows.append((format_row("all", "(medians)", medians), "dim"))
     return _RankTable(["rank", "host", *columns], rows)

@@ -1,4 +1,4 @@
-"""Progress of a run: pure functions of its events and of rank 0's samples."""
+"""Computes the progress of a run, such as the time left, from its events and rank 0's samples. Pure functions."""
 
 from __future__ import annotations
 

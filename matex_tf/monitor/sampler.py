@@ -20,7 +20,7 @@ from typing import Any
 
 from matex_tf import ops, settings
 from matex_tf.monitor.gpu import Gpus
-from matex_tf.monitor.log import HALVED, Log, pick_numbers
+from matex_tf.monitor.log import HALVING_LINES, Log, pick_numbers
 from matex_tf.monitor.machine import Machine
 from matex_tf.monitor.recording import EVENTS, FORMAT, PROFILE, RANK, START
 from matex_tf.observe import bottlenecks, profile
@@ -97,9 +97,10 @@ def _make_folder(run: Path) -> tuple[str, str, str]:
     """
     this_rank = world.get_world()
     token = secrets.token_hex(8)
+    command = sys.argv[1:] if sys.argv[0] == "-m" else sys.argv
     header = {
         "format": FORMAT, "token": token, "at": round(time.time(), 3),
-        "command": sys.argv[sys.argv[0] == "-m" :], "python": sys.executable,  # without a first "-m": True is 1
+        "command": command, "python": sys.executable,
         "folder": os.getcwd(), "hosts": this_rank.hosts, "scaling": settings.get_settings().scaling,
         "versions": {"matex_tf": __version__, "python": platform.python_version()},
         "settings": {name: value for name, value in os.environ.items() if name.startswith(settings.PREFIX)},
@@ -215,13 +216,13 @@ class Recorder:
             notes.print_note(f"samples of {len(lost)} ranks could not be recorded; the first is rank {lost[0]}")
 
     def _write_samples(self) -> None:
-        """The thread: write a sample each `seconds`, which double after each `HALVED` lines."""
+        """The thread: write a sample each `seconds`, which double after each `HALVING_LINES` lines."""
         assert self.log is not None  # otherwise the thread is not started
         next_sample_at = time.monotonic()
         with real_files.use_real_files():
             while not self.ended.wait(max(next_sample_at - time.monotonic(), 0)):
                 self.log.write_line(**self.take_sample())
-                if self.log.lines % HALVED == 0:
+                if self.log.lines % HALVING_LINES == 0:
                     self.seconds *= 2
                 next_sample_at = max(next_sample_at + self.seconds, time.monotonic())
 

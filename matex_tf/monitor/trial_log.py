@@ -1,6 +1,6 @@
-"""The log of a trial of `matex tune`: the logs of `fit` for each epoch, and the figures that the script reports.
+"""The log of a trial of `matex tune`: the logs of `fit` for each epoch, and the metrics that the script reports.
 
-Rank 0 writes it, or a script that runs alone; other ranks and child processes do not.
+Only rank 0 writes the log, or a process without ranks; child processes of the script do not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matex_tf.runtime import real_files
 _VARIABLE = settings.PREFIX + "TRIAL"
 
 _log: Log | None = None
-_process = 0
+_process = 0  # the id of the process that opened the log
 
 
 def start_log(rank: int) -> None:
@@ -37,22 +37,22 @@ def is_on() -> bool:
     return _log is not None and _process == os.getpid()
 
 
-def note_epoch(epoch: int, of: int | None, logs: Mapping[str, Any] | None, call: int) -> None:
+def note_epoch(epoch: int, epochs: int | None, logs: Mapping[str, Any] | None, call: int) -> None:
     """Log the end of an epoch of Keras' `fit`: its number from 0, the number of epochs, and its logs.
 
     `call`, the number of the call of `fit`, identifies an epoch that is repeated after a restart.
     """
-    _write_line(epoch=epoch + 1, of=of, call=call, logs=pick_numbers(logs))
+    _write_line(epoch=epoch + 1, of=epochs, call=call, logs=pick_numbers(logs))
 
 
 def note_task(**features: Any) -> None:
-    """Log features of the task, such as rows and columns, by which similar searches are found."""
+    """Log features of the task, such as rows and columns, by which `matex tune` finds similar searches."""
     _write_line(task=features)
 
 
-def report_figures(figures: Mapping[str, float], epoch: int | None) -> None:
-    """Log figures that the script itself reports."""
-    _write_line(epoch=epoch, logs=dict(figures))
+def note_metrics(metrics: Mapping[str, float], epoch: int | None) -> None:
+    """Log metrics that the script itself reports."""
+    _write_line(epoch=epoch, logs=dict(metrics))
 
 
 def _write_line(**line: Any) -> None:

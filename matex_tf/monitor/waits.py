@@ -26,8 +26,9 @@ def find_stalled(ranks: Mapping[int, Series]) -> tuple[list[int], list[int], flo
     waiting_ranks = [rank for rank, (seconds, _) in waits_by_rank.items() if seconds >= STALLED]
     if not waiting_ranks:
         return None
-    longest = max(waits_by_rank[rank] for rank in waiting_ranks)
-    return waiting_ranks, [rank for rank in waits_by_rank if rank not in waiting_ranks], *longest
+    other_ranks = [rank for rank in waits_by_rank if rank not in waiting_ranks]
+    longest_seconds, place = max(waits_by_rank[rank] for rank in waiting_ranks)
+    return waiting_ranks, other_ranks, longest_seconds, place
 
 
 def describe_waits(ranks: Mapping[int, Series], steps: Mapping[int, Step], hosts: Sequence[str]) -> str:

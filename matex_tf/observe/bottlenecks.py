@@ -1,7 +1,7 @@
 """Measures the fraction of training time that ranks spend on sums and on the input, and prints a note if it is large.
 
-`monitor.listeners` registers these functions for events of training. They have all arguments of the event, although
-they do not use each. `monitor.sampler` records `read_waited_seconds`.
+`monitor.listeners` registers these functions for events of training. They have all arguments of the event, also unused
+ones. `monitor.sampler` records `read_waited_seconds`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _waited_seconds = 0.0  # for batches, outside of functions
 _wanted_at = 0.0  # when eager code began to take its last batch
 _waited_in_functions: Any = None  # a float64 variable: seconds
 _known_in_functions = 0.0  # its value at the end of the last step
-_pace: Pace | None = None
+_pace: Pace | None = None  # of the present epoch or loop
 
 
 def time_pull(pull: Callable[[], list[Any]]) -> list[Any]:
@@ -50,6 +50,7 @@ def time_pull(pull: Callable[[], list[Any]]) -> list[Any]:
 
 
 def want_batch(iterator: Any) -> None:
+    """Called when eager code begins to take a batch."""
     global _wanted_at
     _wanted_at = time.perf_counter()
 
@@ -69,6 +70,7 @@ def take_batch(plan: Any, seconds: float, handle: Any) -> None:
 
 
 def end_step(plan: Any) -> None:
+    """Called when a call of a step has ended."""
     global _pace, _known_in_functions
     if records.is_on() and _waited_in_functions is not None:
         _known_in_functions = float(_waited_in_functions.numpy())
@@ -111,7 +113,7 @@ class Pace:
             self._waited_before, self._rows_before = get_waited_seconds(), ops.count_global_rows()
 
     def judge_steps(self) -> None:
-        """Called at the end of the steps: report, once in a run, that most of their time was not computation."""
+        """Called at the end of the steps: print a note, once in a run, if most of their time was not computation."""
         elapsed = self._end[0] - self._begin[0]
         if self.steps < _MIN_STEPS or elapsed < _MIN_SECONDS:
             return
@@ -136,7 +138,7 @@ class Pace:
 
 
 def _report_once(what: str, text: str) -> None:
-    """Print a note once in a run, although its numbers differ from epoch to epoch."""
+    """Print the note `what` once in a run, although the numbers in its text differ from epoch to epoch."""
     if what not in _printed:
         _printed.add(what)
         notes.print_note(text)

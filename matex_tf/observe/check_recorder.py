@@ -54,7 +54,7 @@ class Recorder:
         self.variables: list[weakref.ref[Any]] = []  # the trainable ones
         self.weights: list[np.ndarray] = []  # after the last step
         self.target: Any = None  # the loss of the last call of `GradientTape.gradient`
-        self.is_inside = False  # a call is watched, whose inner calls are no steps, or weights are read
+        self.is_inside = False  # a call is watched, or weights are read: calls inside of it are not steps
         self.is_stored = False
 
     def wrap_init(self, original: Any) -> Any:
@@ -101,6 +101,7 @@ class Recorder:
         return run
 
     def _read_eager_weights(self) -> list[np.ndarray]:
+        """The values of the trainable variables of eager code that still exist."""
         alive = [variable for variable in (known() for known in self.variables) if variable is not None]
         eager = [variable for variable in alive if hasattr(variable.handle, "numpy")]
         return [np.array(variable.numpy()) for variable in eager]
@@ -114,7 +115,7 @@ class Recorder:
             return []  # the initializer has not run yet
 
     def _watch_step(self, call: Any, read_weights: Any) -> Any:
-        """Returns the result of `call`, which is recorded as a step if it changes the weights."""
+        """Return the result of `call`, and record it as a step if it changes the weights. May end the script."""
         self.is_inside = True
         try:
             old_weights = read_weights()

@@ -13,13 +13,13 @@ from matex_tf.ops import records
 from matex_tf.runtime import objects
 from matex_tf.world import world
 
-_ROUNDS = 20
+_ROUNDS = 20  # messages back and forth for one measurement
 _TAG = 7
 
 
 @dataclass(frozen=True)
 class Offset:
-    """At time `at` of rank 0's clock, this host's clock was `ahead` of it, give or take `error`; nanoseconds."""
+    """At time `at` of rank 0's clock, this host's clock was `ahead` of it, up to an error of `error`; nanoseconds."""
 
     at: int = 0
     ahead: int = 0

@@ -1,7 +1,7 @@
 """Counts batches and updates of an epoch of the script alone, for `matex plan`: of `fit`, or of a loop over a dataset.
 
-`monitor.listeners` registers these functions for events of training. A pass is an iteration over a source of batches; a
-pass that trains is an epoch.
+`monitor.listeners` registers the functions from `begin_fit` on for events of training. A source gives batches: the data
+of a call of `fit`, or an iterator of a loop. A pass is an iteration over a source; a pass that trains is an epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from matex_tf.sharding import shard_arrays
 from matex_tf.world import world
 
 _GRADIENTS = 1  # see `ops.count_completed`
-_trained: Source | None = None  # the source whose batches trained last
+_last_trained: Source | None = None  # the source whose batches trained last
 _fits: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()  # by model
 _loops: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()  # by iterator
 
@@ -34,18 +34,20 @@ class Source:
         self._earlier_batches = self._last_pass_batches = 0  # in all earlier passes, and in the last of these
         # The number of updates of gradients in this process: at the creation, and at the last batch that trained.
         self._first_update = self._last_update = ops.count_completed(_GRADIENTS)
-        self.trained = (0, 0)  # the number of batches at the last update, and the number of updates by then
+        self._trained_batches = self._trained_updates = 0  # batches at the last update, and updates by then
 
     def end_batches(self, count: int) -> None:
         """The first `count` batches of this pass have been processed."""
-        global _trained
+        global _last_trained
         self.pass_batches = count
         updates = ops.count_completed(_GRADIENTS)
         if updates > self._last_update:
-            _trained, self._last_update = self, updates
-            self.trained = self._earlier_batches + count, updates - self._first_update
+            _last_trained, self._last_update = self, updates
+            self._trained_batches = self._earlier_batches + count
+            self._trained_updates = updates - self._first_update
 
     def end_pass(self) -> None:
+        """All batches of this pass have been processed; the next batch begins another pass."""
         self._last_pass_batches = self.pass_batches
         self._earlier_batches += self.pass_batches
         self.pass_batches = 0
@@ -53,15 +55,15 @@ class Source:
     def describe_epoch(self) -> dict[str, Any]:
         """batches (of an epoch; 0: unknown, see why_not), given (batches that trained), updates (made by them)."""
         batches = (self.batches or self._last_pass_batches) * self.scale
-        trained_batches, updates = self.trained
         why = "" if batches else f"the number of batches of {self.name} is unknown, and no epoch was completed"
-        return {"batches": batches, "given": trained_batches, "updates": updates, "why_not": why}
+        trained = {"given": self._trained_batches, "updates": self._trained_updates}
+        return {"batches": batches, **trained, "why_not": why}
 
 
 def describe_epoch() -> dict[str, Any]:
     """Describe the source that trained last."""
-    if _trained is not None:
-        return _trained.describe_epoch()
+    if _last_trained is not None:
+        return _last_trained.describe_epoch()
     why = "no batches were given by `fit`, or by a loop in eager code over a tf.data.Dataset"
     return {"batches": 0, "given": 0, "updates": 0, "why_not": why}
 
@@ -73,7 +75,7 @@ def begin_fit(model: Any, callbacks: Any) -> None:
 
 
 def end_step(plan: Any) -> None:
-    """A call of a step has ended; within `fit`, a step of Keras with one or several batches."""
+    """A call of a step has ended. Within `fit`, a step of Keras has one or several batches (`steps_per_execution`)."""
     for model, source in _fits.items():
         if plan.trained:
             source.end_batches(source.pass_batches + int(getattr(model, "steps_per_execution", None) or 1))
@@ -89,9 +91,10 @@ def end_fit(model: Any) -> None:
 
 
 def begin_pass(dataset: Any, iterator: Any) -> None:
-    """Eager code begins to iterate over a dataset, which may be sharded."""
-    is_dealt = shard_arrays.is_shard(dataset) and settings.get_settings().scaling == "weak"
-    scale = world.get_world().trainers if is_dealt else 1
+    """Eager code begins to iterate over a dataset."""
+    # With weak scaling, a batch of a shard stands for a batch of each rank.
+    is_batch_of_each_rank = shard_arrays.is_shard(dataset) and settings.get_settings().scaling == "weak"
+    scale = world.get_world().trainers if is_batch_of_each_rank else 1
     _loops[iterator] = Source("the dataset of the training loop", max(int(dataset.cardinality()), 0), scale)
 
 

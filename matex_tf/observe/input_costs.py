@@ -1,4 +1,4 @@
-"""Measures the cost of the input of training for a rank: core seconds and bytes of a batch, without a step."""
+"""Measures the cost of the input of training for `matex plan`: core seconds and bytes of a batch, without a step."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Data:
         self.dataset, self.take, self._take_from = dataset, take, take_from
 
     def start_over(self) -> None:
+        """Begin another pass; `take` then takes its batches."""
         iterator = iter(self.dataset)
         self.take = lambda: self._take_from(iterator)
 
@@ -46,17 +47,17 @@ def measure_input(data: Data) -> InputCost | None:
 
     A pipeline with prefetching works until its buffers are full; then this process is idle. If a batch is taken, the
     pipeline processes exactly one batch until the process is idle again. Near the end of a pass it processes none,
-    because nothing is left to prefetch. So if a pass ends during the measurement, the next pass is measured. If that
-    pass ends, too, its cost is counted from its very beginning: a whole pass processes exactly its batches.
+    because nothing is left to prefetch. So if a pass ends during the measurement, the next pass is measured. If it also
+    ends, its cost is counted from its very beginning: a whole pass processes exactly its batches.
 
     A shuffle that holds a whole pass processes all rows before the first batch, and none later. Then the cost up to the
-    first batch of the next pass is divided among the batches of the pass, and added.
+    first batch of the next pass is divided by the number of batches of a pass, and added to the cost of a batch.
     """
     cost, is_over = _measure_batches(data)
     if is_over and data.dataset is not None:
-        used_at_begin = _measure_used()
+        used_before_pass = _measure_used()
         data.start_over()
-        cost, _ = _measure_batches(data, used_at_begin)
+        cost, _ = _measure_batches(data, used_before_pass)
     elif cost is not None and (count := _count_batches_of_held_pass(data.dataset)):
         before = _measure_used()
         data.start_over()
@@ -75,23 +76,22 @@ def _count_batches_of_held_pass(dataset: Any) -> int:
     return max(0, int(dataset.cardinality())) if holds_pass else 0
 
 
-def _measure_batches(data: Data, used_at_begin: InputCost | None = None) -> tuple[InputCost | None, bool]:
+def _measure_batches(data: Data, used_before_pass: InputCost | None = None) -> tuple[InputCost | None, bool]:
     """The mean cost of the next batches, and whether the pass has ended.
 
     Args:
-        used_at_begin: the resources used before the pass began; None if it had begun earlier.
+        used_before_pass: the resources used before the pass began; None if it had begun earlier.
     """
     _await_idle()
-    # `until`: the deadline, in seconds of `time.monotonic`.
-    used_before, until, count, is_over = _measure_used(), time.monotonic() + _MAX_SECONDS, 0, False
-    while count < _MAX_BATCHES and time.monotonic() < until and not is_over:
+    used_before, deadline, count, is_over = _measure_used(), time.monotonic() + _MAX_SECONDS, 0, False
+    while count < _MAX_BATCHES and time.monotonic() < deadline and not is_over:
         is_over = data.take() is None
         count += not is_over
         _await_idle()
     if not count:
         return None, is_over
-    if is_over and used_at_begin is not None:
-        used_before = used_at_begin
+    if is_over and used_before_pass is not None:
+        used_before = used_before_pass
     used = _measure_used()
     return InputCost((used.seconds - used_before.seconds) / count, (used.bytes - used_before.bytes) / count), is_over
 
@@ -103,8 +103,8 @@ def _measure_used() -> InputCost:
 
 def _await_idle() -> None:
     """Wait until this process is idle, within a time limit."""
-    until, idle_samples = time.monotonic() + _MAX_SECONDS, 0
-    while idle_samples < _IDLE_SAMPLES and time.monotonic() < until:
+    deadline, idle_samples = time.monotonic() + _MAX_SECONDS, 0
+    while idle_samples < _IDLE_SAMPLES and time.monotonic() < deadline:
         cpu_before, time_before = time.process_time(), time.monotonic()
         time.sleep(_SAMPLE_SECONDS)
         is_idle = time.process_time() - cpu_before < _IDLE_CORES * (time.monotonic() - time_before)

@@ -1,6 +1,6 @@
 """Stores the measured cost of transfers between hosts, for each group of hosts, in the cache folder.
 
-The engine measures it in a run. `matex info` prints it, and later runs and `matex plan` estimate with it.
+The engine measures the cost in a run. `matex info` prints it, and later runs and `matex plan` estimate with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Link:
     when: float  # seconds since 1970
 
     def __str__(self) -> str:
-        where = ", ".join(f"{ranks} rank{'s' * (ranks > 1)} on {host}" for host, ranks in list(self.hosts.items())[:3])
+        first_hosts = list(self.hosts.items())[:3]
+        where = ", ".join(f"{ranks} rank{'s' if ranks > 1 else ''} on {host}" for host, ranks in first_hosts)
         more = f" and {len(self.hosts) - 3} more hosts" if len(self.hosts) > 3 else ""
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.when))
         if self.disturbed:

@@ -1,7 +1,8 @@
 """Measures the first training steps of this process for `matex plan`, then ends the process.
 
 The engine records events (`records`). A thread counts the updates of gradients, which delimit steps in every kind of
-script; after enough of them, the events and some further measurements are stored in a file, and the process ends.
+script. After enough updates, the training thread measures the input, if the process is a phantom rank: one that works
+as rank 0 of ranks that do not exist. Then the measurements are stored in a file, and the process ends.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def read_resident_bytes(name: str) -> int:
 
 
 class Measured:
-    """The measurements of this process."""
+    """The measurements of this process. `listen_for` of `monitor.listeners` connects the `note_` methods to events."""
 
     def __init__(self, phantom: settings.Phantom, describe_updates: Callable[[], dict[str, Any]]):
         self.phantom, self._describe_updates = phantom, describe_updates
@@ -89,13 +90,16 @@ class Measured:
             os._exit(0)
 
     def note_pass(self, dataset: Any, iterator: Any) -> None:
+        """Eager code begins to iterate over a dataset: note it for `note_batch`."""
         tags.set_tag(iterator._iterator_resource, _DATASET, dataset)
 
     def note_batch(self, plan: Any, seconds: float, handle: Any) -> None:
+        """A step has taken its batch from the iterator with this handle."""
         dataset = tags.get_tag(handle, _DATASET)
         self._data = Data(dataset, lambda: plan.take_batch(handle), lambda one: plan.take_batch(one._iterator_resource))
 
     def note_batch_of_loop(self, iterator: Any, is_over: bool) -> None:
+        """A loop in eager code has taken a batch from an iterator."""
         dataset = tags.get_tag(iterator._iterator_resource, _DATASET)
         self._data = Data(dataset, lambda: next(iterator, None), lambda other: next(other, None))
 
@@ -116,12 +120,12 @@ class Measured:
                 is_over_time = self._start is not None and time.monotonic() - self._start[0] > max_seconds
                 self._is_late = time.monotonic() - start > LIMIT
                 # Replicated steps sum no gradients, so they make no updates.
-                is_replicated = not updates and len(self._step_ends) >= self.phantom.steps
+                has_enough_replicated = not updates and len(self._step_ends) >= self.phantom.steps
                 has_enough = updates >= self.phantom.steps or (is_over_time and updates >= _MIN_UPDATES)
-                if self._is_late or is_replicated or has_enough:
+                if self._is_late or has_enough_replicated or has_enough:
                     break
             if has_enough and self.phantom.ranks and self._data is not None:
-                self._has_enough.set()
+                self._has_enough.set()  # `note_step` of the next step measures the input
                 if self._is_measuring_input.wait(_INPUT_SECONDS):
                     # The training thread ends the process, unless its measurement is still running at the limit.
                     time.sleep(max(0.0, start + LIMIT - time.monotonic()))

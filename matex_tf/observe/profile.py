@@ -38,7 +38,7 @@ def start_profile() -> None:
     link = records.measure_transfer(chosen == "on" or (chosen == "auto" and overlap.is_usual()))
     measured = records.get_last_measurement()
     disturbed = measured is not None and measured[2]
-    if settings.get_settings().timeline == "":  # a timeline records totals, too
+    if settings.get_settings().timeline == "":  # a timeline also records totals
         records.set_recording(records.TOTALS)
 
     def finish_profile() -> None:

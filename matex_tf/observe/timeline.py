@@ -24,7 +24,8 @@ from matex_tf.world import terminal, world
 CAPACITY = 1 << 17
 """The number of events kept for each rank; older events are dropped."""
 
-# The bar of an event: a fixed name with a category, or a label of the event after a prefix.
+# The name and category of the bars of some kinds of events. Bars of `_LABELLED` kinds have the label of the event after
+# a prefix as their name, and the kind as their category.
 _NAMES = {
     "meet": ("wait for other ranks", "wait"),
     "copy in": ("copy in", "copy"),
@@ -169,7 +170,7 @@ def format_part(events: np.ndarray, labels: Sequence[str], rank: int, host: str,
     texts = [json.dumps(row) for row in rows]
     prefixes: dict[tuple[str, str, int], str] = {}  # the text of a bar before its times, which many bars share
     for bar in sorted(list_bars(events, labels, times), key=lambda bar: (bar.begin, -bar.end)):
-        key = bar.name, bar.category, bar.lane
+        key = (bar.name, bar.category, bar.lane)
         if key not in prefixes:
             fields = {"name": bar.name, "cat": bar.category, "ph": "X", "pid": rank, "tid": bar.lane}
             prefixes[key] = json.dumps(fields)[:-1]

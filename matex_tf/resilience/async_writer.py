@@ -13,7 +13,7 @@ from matex_tf.resilience import serialization, state_files
 from matex_tf.runtime import notes, real_files
 from matex_tf.thread_flag import starts_own
 
-_TICK = 0.01  # seconds
+_TICK = 0.01  # seconds between checks of a waiting thread
 
 
 class Writer:
@@ -25,7 +25,8 @@ class Writer:
     def __init__(self, folder: state_files.Folder):
         self.folder = folder
         self.failed: str | None = None  # why the last write failed; None if it succeeded
-        self._orders: list[tuple[str, int, Any, list[np.ndarray]]] = []  # for `write_file`; the first is being written
+        # The arguments of `Folder.write_file` for each queued state; the first one is being written.
+        self._orders: list[tuple[str, int, Any, list[np.ndarray]]] = []
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread; `SimpleQueue.put` is reentrant
         self._thread: threading.Thread | None = None
 

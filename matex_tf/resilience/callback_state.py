@@ -1,6 +1,6 @@
-"""The state of Keras callbacks as plain data (counters, best values, the history): copy it and restore it.
+"""Copies and restores the state of Keras callbacks as plain data: counters, best values, the history.
 
-Attributes that are no plain data, such as open files and functions, are not saved. A callback creates them again when
+Attributes that are not plain data, such as open files and functions, are not saved. A callback creates them again when
 training begins.
 """
 
@@ -22,7 +22,7 @@ _LIBRARIES = ("keras.", "tf_keras.")
 
 
 def find_large(callbacks: Sequence[Any]) -> dict[tuple[int, str], tuple[int, int]]:
-    """Of each large array when training begins: the object's `id`, and a hash of its content.
+    """For each large array in an attribute when training begins: the object's `id`, and a hash of its content.
 
     The keys are the index of the callback and the name of the attribute.
     """
@@ -35,7 +35,7 @@ def find_large(callbacks: Sequence[Any]) -> dict[tuple[int, str], tuple[int, int
 
 
 def copy_states(callbacks: Sequence[Any], unchanged: dict[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The class name and the plain attributes of each callback, without copying them.
+    """The class name and the plain attributes of each callback; values are not copied.
 
     unchanged: the result of `find_large` at the start of training. Large arrays that are the same objects with the
         same content are omitted.

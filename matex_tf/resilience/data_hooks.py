@@ -1,4 +1,4 @@
-"""Hooks on Keras' data source. In a restarted run, `fit` continues with the batch after the last saved step.
+"""Hooks on Keras' data source: in a restarted run, `fit` continues with the batch after the saved step.
 
 An iterator or a shuffle reaches the saved position only by a repetition of what happened before it. So the hooks skip
 the data before the saved step: they begin each epoch, take batches as far as the position depends on them, and train

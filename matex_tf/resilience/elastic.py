@@ -161,6 +161,7 @@ def _shrink_world(what: str, error: Exception | None) -> None:
     survivors = world.shrink_world()
     if len(survivors) == len(old_hosts):
         raise errors.RankError(f"MPI failed in {what}, though no rank was lost: {error}") from error
+    # Ranks may have completed different numbers of collectives. All continue with the largest ones.
     ops.restart_engine(lambda numbers: list(map(max, zip(*world.get_world().life.allgather(numbers)))))
     watchdog.start_watching()
     membership.note_survivors(survivors)

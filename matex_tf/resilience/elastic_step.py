@@ -35,7 +35,7 @@ def _meet_ranks(step: plan.StepPlan) -> None:
 
 
 def _attempt_step(step: plan.StepPlan, compute: plan.Compute, arguments: Sequence[Any]) -> Any:
-    """Call `compute` in an attempt; `arguments` are the iterators and datasets of the call (`plan.execute_by`)."""
+    """Return the result of `compute`, called in an attempt. `arguments`: iterators and datasets (`plan.execute_by`)."""
     undo: Undo = tags.get_or_make_tag(step, _UNDO, lambda: Undo(step))
     iterators: list[Any] = []
     if undo.takes:
@@ -78,7 +78,8 @@ class Undo:
         graph = step.traced.graph
         inner_ops = [op for op in graph.get_operations() if op is not step.source]
         self.takes = _have_op(inner_ops, (*sources.SOURCES, "IteratorGetNextAsOptional"))
-        self._place, self._why_not = step.place, _find_obstacle(step, inner_ops)
+        self._place = step.place
+        self._obstacle = _find_obstacle(step, inner_ops)
         self._changed = whole_code.list_changed(step.traced)
         self._variables: list[Any] = []
         self._values: list[Any] = []  # of `_variables`, before the call
@@ -98,8 +99,8 @@ class Undo:
         Raises:
             LostRankError: the call changes more than variables that can be restored.
         """
-        if self._why_not:
-            raise membership.make_loss_error(f"{self._place} {self._why_not}")
+        if self._obstacle:
+            raise membership.make_loss_error(f"{self._place} {self._obstacle}")
         for variable, value in zip(self._variables, self._values):
             variable.assign(value)
 

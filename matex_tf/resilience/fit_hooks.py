@@ -1,6 +1,6 @@
 """Hooks on Keras' `fit` in a run with saved state: calls that had ended are skipped, an interrupted call resumes.
 
-Each call has a `fit_state.Fit`, to which the events of training are passed on.
+Each call has a `fit_state.Fit`. These hooks pass the events of training on to it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def _notify(model: Any, what: str, *args: Any) -> None:
 
 
 def _note_trained(plan: Any) -> None:
+    """Called after a step has trained, in `fit` or in a loop of the script."""
     run = run_state.get_current()
-    if run is not None and run.within is None:
+    if run is not None and run.current_fit is None:
         notes.print_note(
             "a restart restores only calls of fit; a loop of the script's own starts over, unless the script itself "
             "saves and restores it"
@@ -61,7 +62,7 @@ def _wrap_fit(original: Any) -> Any:
         run = run_state.get_current()
         if run is None:
             return original(self, *args, **kwargs)
-        if run.within is not None:
+        if run.current_fit is not None:
             with is_nested.set():
                 return original(self, *args, **kwargs)
         initial_epoch = getattr(self, "_initial_epoch", None)  # of Keras 3; `_resume_training` changes it

@@ -12,7 +12,7 @@ restarted run is. "Saved step" is the position of the saved state: `step` steps 
     `reach_step` has restored the state: training           no        yes            no                 no
 
 Ranks vote about every half second (`_Vote`) whether to save, and whether to leave the run: for a request to end
-(`Run.end_request`), or for a change by `--adapt=ranks` (`ask_change`).
+(`Run.end_request`), or for a change of the ranks by `--adapt=ranks` (`ask_change`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ is_nested = ThreadFlag()
 def find_current() -> Fit | None:
     """The call of `fit` that runs in this thread, if its state is saved."""
     run = run_state.get_current()
-    return None if run is None or is_nested else run.within
+    return None if run is None or is_nested else run.current_fit
 
 
 class _Vote(NamedTuple):
-    """What a rank sends to the others in a vote. Requests of all ranks count; the other fields count on rank 0 only."""
+    """What a rank sends to the others in a vote. A request counts on any rank, the other fields on rank 0 only."""
 
     request: str | None  # why the run is to end; None if it is not
     is_due: bool  # whether a state is to be saved
@@ -82,7 +82,7 @@ class Fit:
         self.callbacks: Sequence[Any] = ()
         self.params: dict[str, Any] = {}  # Keras' parameters of callbacks: "epochs", and "steps" of an epoch if known
         # What is to be saved, and when ranks vote about it
-        self.takes_turns = False  # ranks take turns at batches, and do not meet between them
+        self.takes_turns = False  # ranks take turns at batches (`apart.turns`), and do not meet between batches
         self._mark_change: Callable[[str, float], None] | None = None  # see `ask_change`
         self._change_text = ""  # see `ask_change`
         self._epoch: int | None = None  # the running epoch; None before the first
@@ -100,10 +100,10 @@ class Fit:
         elif self.saved is not None:
             where = f"epoch {self.saved['epoch'] + 1}, step {self.step}"
             notes.print_note(f"resuming from the state saved at {where} of call {self.number + 1} of fit")
-        run.within = self
+        run.current_fit = self
 
     def close_fit(self) -> None:
-        self.run.within = None
+        self.run.current_fit = None
 
     # Restoring
 
@@ -143,12 +143,13 @@ class Fit:
             self.drawn |= random_state.find_drawn(old_states) if old_states else set()
 
     def begin_epoch(self, epoch: int) -> None:
+        """Called when an epoch begins. In the interrupted epoch, the steps before the saved step count as complete."""
         self._epoch = epoch
         self._epoch_steps = self.step if self.is_before_saved_step else 0
         self._steps_until_check, self._last_check = 1, (time.monotonic(), self._epoch_steps)
 
     def reach_step(self) -> None:
-        """Called before the first step after the saved one.
+        """Restore the state before the first step that is not skipped. Later calls do nothing.
 
         Raises:
             SetupError: the saved state belongs to another model.
@@ -214,7 +215,7 @@ class Fit:
             return
         epoch_length = self.params.get("steps") or self._longest_epoch_steps
         if epoch_length and done >= epoch_length:
-            return  # `end_epoch` saves after the last step
+            return  # the last step of the epoch: `end_epoch` saves
         assert self._epoch is not None  # an epoch is running
         # Choose the number of steps until the next vote, from the seconds of a step since the last one.
         now, (last_time, last_done) = time.monotonic(), self._last_check
@@ -245,12 +246,12 @@ class Fit:
         return max((epochs - self._epoch) * steps - self._epoch_steps, 0)
 
     def is_due(self) -> bool:
-        """Whether this rank wants to save or to end the run, if ranks take turns at batches."""
+        """If ranks take turns at batches: whether this rank requests a meeting (`keep_within`), to save or to end."""
         is_to_end = bool(self.run.end_request) and not self.model.stop_training
         return self._may_save and not self.is_over and (is_to_end or self.run.is_due())
 
     def keep_within(self, step: int) -> None:
-        """Save if due, before `step` of the epoch, where ranks that take turns have met. Collective."""
+        """Save if due, before `step` of the epoch. Called where ranks that take turns at batches meet. Collective."""
         assert self._epoch is not None  # an epoch is running
         self._save_if_due(self._epoch, step, 1)
 
@@ -279,11 +280,11 @@ class Fit:
             `steps_until_check` of rank 0.
         """
         stops = bool(self.model.stop_training)
-        vote = _Vote(self.run.end_request, not stops and self.run.is_due(), stops, steps_until_check)
+        is_due = not stops and self.run.is_due()  # if training stops, the call ends soon, and its end is saved
+        vote = _Vote(self.run.end_request, is_due, stops, steps_until_check)
         votes: list[_Vote] = objects.allgather(vote, "whether to save the state of the run")
         request = next((each.request for each in votes if each.request), None)
         first_vote = votes[0]
-        # If training stops, the call ends soon, and its end is saved.
         leaves = (request or self._mark_change) and not first_vote.stops
         start = time.monotonic()
         if leaves or first_vote.is_due:

@@ -1,4 +1,4 @@
-"""The states of the random generators that a script uses in Python, as plain data."""
+"""Copies and restores the states of the random generators that a script uses in Python, as plain data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from matex_tf.rewrite.graph_ops import iterate_nodes
 
+# Random ops of TensorFlow whose state is within the op's kernel.
 _STATEFUL = {
     "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle",
     "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal",
@@ -37,6 +38,7 @@ def find_drawn(old_states: dict[str, Any]) -> set[str]:
 
 
 def _make_comparable(state: Any) -> Any:
+    """A state whose parts can be compared by ==, which arrays cannot."""
     if not isinstance(state, tuple):
         return state
     return [part.tobytes() if isinstance(part, np.ndarray) else part for part in state]

@@ -1,7 +1,7 @@
 """Iterators that can return to an earlier position, for steps that take batches inside their function (`elastic_step`).
 
-In an elastic run such a step gets a `Replay` in place of its iterator. It records the elements that the step takes, and
-gives the same elements again if the step is undone.
+In an elastic run such a step gets a `Replay` in place of its iterator. The `Replay` records the elements that the step
+takes, and gives the same elements again if the step is undone.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Replay:
         self._elements, self._next = self._elements[self._next :], 0
 
     def go_back(self) -> None:
+        """Return to the position of the last `keep`."""
         self._next, self._iterator = 0, iter(self._dataset)
 
     def _take_next(self) -> list[Any]:

@@ -5,7 +5,8 @@ skipped, and the call with the newest state resumes from it (`fit_state`). All r
 depend on the number of ranks. So rank 0 saves and reads it for all, after it has copied the newest state of all hosts.
 `state_files` describes the folder, "Restarts" in docs/reliability.md the state.
 
-`Run` also ends the run on request: after a signal, at a rung of `matex tune`, or for a change by `--adapt=ranks`.
+`Run` also ends the run on request: after a signal, after the epochs that a rung of `matex tune --rungs` grants, or for
+a change of the ranks by `--adapt=ranks`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +29,14 @@ from matex_tf.world import exit_codes, file_locks, membership, terminal, world
 
 _run: Run | None = None
 
-_Found = tuple[dict[str, Any], set[int], int, int]
-"""The beginning of the run (script, entropy, random states); `ended_fits`, `saved_fit` and `state_number` of `Run`."""
+
+class _Found(NamedTuple):
+    """What a folder tells about the run. For the last three see `Run`."""
+
+    begin: dict[str, Any]  # the beginning of the run: script, entropy, random states
+    ended_fits: set[int]
+    saved_fit: int
+    state_number: int
 
 
 def open_run() -> Run | None:
@@ -57,7 +64,7 @@ class Run:
         self.path = path
         self.script = script_file.digest_script()
         self.fits = self.epochs = 0  # calls begun and epochs ended since the first start of the run
-        self.within: Any = None  # the running call, a `fit_state.Fit`
+        self.current_fit: Any = None  # the running call, a `fit_state.Fit`, which sets this
         self.end_request: str | None = None  # why the run is to end soon, such as a signal
         self.has_trained = False  # a step has trained since this start
         self.saved_at = time.monotonic()  # of the last state; at first, the start
@@ -100,7 +107,7 @@ class Run:
         self._resume_newest(folder)
 
     def _lock_folder(self, folder: state_files.Folder) -> bool:
-        """Lock the folder; False if another run holds it. Tries for 10 s, as a process that was killed may hold it."""
+        """Lock the folder; False if another run has the lock. Tries for 10 s: a killed process may still have it."""
         consequence = "A second run in the same folder is not detected: give each run its own MATEX_STATE"
 
         def report_lack(error: OSError) -> None:
@@ -135,9 +142,9 @@ class Run:
         largest number; of equal ones, that of the first rank.
         """
         found = None if folder is None else self._read_folder(folder)
-        own_age = (-1, -1) if found is None else (len(found[1]), found[3])  # larger is newer
-        ages = objects.allgather(own_age, "looking for the state of the run")
-        source = ages.index(max(ages))
+        own_progress = (-1, -1) if found is None else (len(found.ended_fits), found.state_number)  # larger is newer
+        progresses = objects.allgather(own_progress, "looking for the state of the run")
+        source = progresses.index(max(progresses))
         if source > 0:
             self._copy_state(folder, found, source)
             found = self._read_folder(folder) if folder is not None and self.writer is not None else None
@@ -145,9 +152,9 @@ class Run:
         if self.writer is None:
             self._newest = None
         if found is not None:
-            begin, self.ended_fits, self.saved_fit, self.state_number = found
-            self.entropy = begin["entropy"]
-            random_state.restore_states(begin["random"])
+            self.ended_fits, self.saved_fit, self.state_number = found.ended_fits, found.saved_fit, found.state_number
+            self.entropy = found.begin["entropy"]
+            random_state.restore_states(found.begin["random"])
             return
         self.entropy, self.ended_fits, self.saved_fit, self.state_number = None, set(), -1, -1
         if self.writer is not None:
@@ -174,7 +181,7 @@ class Run:
             if target is not None and content is not None:
                 arrays: list[np.ndarray] = []
                 target.write_file(kind, number, serialization.pack_value(content, arrays), arrays)
-        self._write_begin(begin)  # at last: without it, there is no state
+        self._write_begin(begin)  # at last: a folder without this file has no state
 
     def _read_folder(self, folder: state_files.Folder) -> _Found | None:
         """Read the newest state. None if there is no state of this script to resume."""
@@ -185,10 +192,10 @@ class Run:
             return None
         number, self._newest = folder.find_newest()
         saved_fit = -1 if self._newest is None else self._newest["fit"]
-        return begin, set(folder.list_numbers("end")), saved_fit, number
+        return _Found(begin, set(folder.list_numbers("end")), saved_fit, number)
 
     def keep_entropy(self, entropy: int) -> None:
-        """Save the beginning of a run that does not resume. All ranks have agreed on `entropy`."""
+        """Save the beginning of a run that does not resume, with the `entropy` on which all ranks have agreed."""
         if self.entropy is None:
             self._write_begin({"script": self.script, "entropy": entropy, "random": random_state.copy_states()})
 
@@ -214,7 +221,7 @@ class Run:
         if loaded is None and fit == self.saved_fit:
             loaded = self._send_state(self._newest)
         if fit >= self.saved_fit:
-            self._newest = None
+            self._newest = None  # no later call needs it
         return loaded
 
     def _send_state(self, content: Any, root: int = 0) -> Any:
@@ -247,7 +254,7 @@ class Run:
         self.end_request = name
         # Outside of `fit`, rank 0 ends the other ranks after its writes are complete. If rank 0 got no signal, the next
         # call of `fit` ends all ranks.
-        if self.within is None and self.writer is not None:
+        if self.current_fit is None and self.writer is not None:
             self._finish_writing()
             next_run = self._explain_restart(is_code_known=rank_records.note(asks_again=True))  # True under `matex run`
             terminal.write_text(f"matex_tf: {name}: ended between calls of fit; {next_run}\n")
@@ -262,12 +269,12 @@ class Run:
     ) -> None:
         """End all ranks together, after the state is on disk. Collective.
 
-        Returns only if the run is to be changed and its state could not be saved; a line then reports that.
+        Returns only if a change is requested and the state could not be saved; a note then reports this.
 
         Args:
-            request: why the run is to end; None if it is to be changed.
+            request: why the run is to end; None for a change.
             where: the saved position, for a message.
-            mark: asks `matex run` to restart the ranks at once with a change; None if the run is to end.
+            mark: asks `matex run` to restart the ranks with the change; None if the run is to end.
             change: the change, for a message.
         """
         failed = None

@@ -40,6 +40,7 @@ def find_script(words: Sequence[str]) -> str | None:
 
 
 def _find_module_file(name: str) -> str | None:
+    """The file that `python -m NAME` runs; None if there is none."""
     folders: Any = None  # the folders to search; None: sys.path
     for depth in range(1, name.count(".") + 2):
         spec = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[:depth]), folders)

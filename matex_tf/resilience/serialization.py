@@ -1,4 +1,4 @@
-"""Plain data as JSON and arrays. Reading a saved file never runs code from it.
+"""Converts plain data to JSON and arrays, and back. Reading a saved file never runs code from it.
 
 Plain are None, bool, numbers, strings; lists, tuples, sets and dicts of plain data; NumPy arrays and scalars, eager
 tensors; and functions of NumPy and Keras, by name. `pack_value` makes JSON of them: (1, "a") becomes
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 _LIBRARIES = ("numpy", "keras", "tf_keras")
-"""Functions of these are plain data. `EarlyStopping` of Keras 3 negates `min_delta` as it chooses its `monitor_op`, so
-one must not be restored without the other."""
+"""Functions of these libraries are plain data. Example: `EarlyStopping` of Keras 3 chooses its `monitor_op`, such as
+`keras.ops.less`, and negates `min_delta` accordingly. So both must be restored."""
 
 
 class NotPlain(TypeError):
-    """The value is no plain data."""
+    """The value is not plain data."""
 
 
 def is_plain(value: Any) -> bool:

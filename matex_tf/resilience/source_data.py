@@ -1,4 +1,4 @@
-"""Advance the data of `fit` to a saved position, by taking batches as training took them."""
+"""Advances the data of `fit` to a saved position, by taking batches as training took them. `data_hooks` calls it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def is_made_by_python(x: Any) -> bool:
 def has_length(source: Any) -> bool:
     """Whether the number of steps in an epoch of the source is known.
 
-    At the end of an epoch's data, Keras 3 infers a number of steps that is 1 too large. So the number of its
-    data adapter is used instead.
+    At the end of an epoch's data, Keras 3 infers a number of steps that is 1 too large. So the data adapter's number of
+    batches is used instead.
     """
     adapter = getattr(source, "data_adapter", None)
     known = getattr(source, "_inferred_steps", None) if adapter is None else adapter.num_batches
@@ -49,8 +49,8 @@ def take_batches(iterator: Any, count: int) -> list[Any]:
     """The next `count` batches, or fewer at the end of the data. Raises OutOfRangeError if there is none."""
     import tensorflow as tf
 
-    # With rows of its own, a rank cannot tell when the other ranks' data end. So `get_next` gathers all ranks' rows
-    # (`own_data`). For all other batches a rank needs no other rank.
+    # If each rank has rows of its own (`own_data`), a rank cannot tell when the data of other ranks end. So `get_next`
+    # gathers the rows of all ranks. For all other batches a rank needs no other rank.
     with contextlib.nullcontext() if own_data.is_own(iterator) else own_data.compute_alone():
         batches = [iterator.get_next()]
         try:

@@ -1,6 +1,6 @@
-"""The variables of a model in training, in ordered groups: read their values, and restore them.
+"""Reads and restores the values of all variables of a model in training, in ordered groups.
 
-Usually a group grows only at its end. Existing variables can therefore be restored before the others are created.
+Usually a group grows only at its end. Existing variables can therefore be restored before later ones are created.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def _select_new(variables: Iterable[Any], seen: set[int]) -> list[Any]:
 
 
 def _list_attributes(holder: Any) -> list[Any]:
+    """The variables in the attributes of an object, and in dicts there."""
     values = list(vars(holder).values())
     values += [part for value in values if isinstance(value, dict) for part in value.values()]
     return [value for value in values if hasattr(value, "assign")]
@@ -172,6 +173,7 @@ def _assign_value(variable: Any, name: str, value: np.ndarray) -> None:
 
 
 def describe_difference(present: str, saved: str) -> errors.SetupError:
+    """The error for a state that does not fit the model."""
     return errors.SetupError(
         f"the saved state of this run belongs to another model: the script has {present} where {saved} was saved. Has "
         "the script, or its input, changed since? Remove the folder of the state (MATEX_STATE) to start over."

@@ -1,5 +1,4 @@
-"""The folder with the saved state of a run: atomically written files with checksums, two generations of the newest
-state.
+"""Reads and writes the folder with the saved state of a run: files with checksums, which are written atomically.
 
 A file consists of JSON, arrays, and a hash of both; reading runs no code. `Folder` documents the file names.
 """

@@ -1,7 +1,7 @@
 """parallel=True: all ranks open the files through MPI-IO and read them in collective transfers.
 
 A transfer is one call of the library, which all ranks must make together, each for its own samples. Closing a file is
-collective, too, so files stay open only during a collective read. Streams read independently, without MPI-IO.
+also collective, so files stay open only during a collective read. Streams read independently, without MPI-IO.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from matex_tf.runtime import objects
 from matex_tf.world import world
 
 Result = TypeVar("Result")
-Request = tuple[int, int, str]  # indices of the file and of the variable, and the variable's name
+Request = tuple[int, int, str]  # a read that a rank needs: indices of file and variable, and the variable's name
 _FAILED = (-1, -1, "")  # the request of a rank that has failed
 # CPU seconds of a call. They include the time in which a rank waits in MPI for a rank with a slow disk.
 _MAX_SECONDS = 300.0
@@ -57,15 +57,15 @@ class Transfers:
 
         Joins the transfers that come before.
         """
-        names = [name for field_names in self._stack.wanted.values() for name in field_names]
-        mine = (self._stack.files.index(path), names.index(name), name)
+        names = [name for field_names in self._stack.variable_names.values() for name in field_names]
+        mine: Request = (self._stack.files.index(path), names.index(name), name)
         while (request := self._agree_on_next(mine)) != mine:
             assert request is not None  # at least this rank has a request
             self._join_transfer(request)
         return self._make_transfer(mine, action)
 
     def _agree_on_next(self, mine: Request | None) -> Request | None:
-        """Returns the transfer that all ranks do next; None if no rank wants another one."""
+        """The request that all ranks serve next; None if no rank has one. `mine`: this rank's request, if any."""
         requests = [request for request in objects.allgather(mine, "reading files together") if request is not None]
         if _FAILED in requests and mine != _FAILED:
             raise agreement.FailedElsewhere
@@ -75,6 +75,7 @@ class Transfers:
         self._make_transfer(request, lambda variable: variable.read_samples(0, 1))
 
     def _make_transfer(self, request: Request, action: Callable[[Any], Result]) -> Result:
+        """Return `action(variable)` for the variable of `request`, together with all ranks."""
         number, _, name = request
         path = self._stack.files[number]
         with self._stack.convert_errors(path, f"reading {name!r} with all ranks from"):

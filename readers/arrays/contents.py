@@ -1,4 +1,4 @@
-"""Reasons why a file cannot be read: damage, locks, and missing files to which it refers."""
+"""Finds why a NetCDF, HDF5 or Zarr file cannot be read: damage, a lock, or a missing file to which it refers."""
 
 from __future__ import annotations
 
@@ -97,20 +97,21 @@ def check_links(path: Path, file: Any, key: str) -> None:
             link = None
         if link is None:
             return  # the caller reports a missing name
-        inside = Path(group.file.filename)  # the file that contains the link; external links lead to other files
+        link_file = Path(group.file.filename)  # the file that contains the link; external links lead to other files
         try:
             group = group[part]
         except (KeyError, OSError, RuntimeError) as error:
             if isinstance(link, h5py.ExternalLink):
-                behind = find_file(inside, link.filename, "HDF5_EXT_PREFIX")  # the file to which the link refers
-                expected = str(inside.parent / link.filename) if behind is None else f"{link.path!r} in {behind}"
-                why = f" ({error})" if behind else ""
+                target_file = find_file(link_file, link.filename, "HDF5_EXT_PREFIX")
+                expected, why = f"{link.path!r} in {target_file}", f" ({error})"
+                if target_file is None:
+                    expected, why = str(link_file.parent / link.filename), ""
                 raise ReaderError(
                     f"{path}: {key!r} refers to another file: expected {expected}, found none{why}"
                 ) from None
             if isinstance(link, h5py.SoftLink):
                 raise ReaderError(
-                    f"{path}: {key!r} goes through a link: expected {link.path!r} in {inside}, found none ({error})"
+                    f"{path}: {key!r} goes through a link: expected {link.path!r} in {link_file}, found none ({error})"
                 ) from None
             raise
 
@@ -126,18 +127,18 @@ def check_sources(path: Path, key: str) -> None:
         file, names = todo.popitem()
         new = {name for name in names if (file.resolve(), name) not in seen}
         seen |= {(file.resolve(), name) for name in new}
-        for owner, name, inner in _look_up_sources(path, key, file, new):
-            # The file that contains the sources `inner` of the dataset `owner`; ".": the same file.
-            behind = file if name == "." else find_file(file, name, "HDF5_VDS_PREFIX")
-            if behind is None:
+        for dataset, source_name, source_datasets in _look_up_sources(path, key, file, new):
+            # ".": the sources are in the same file.
+            source_file = file if source_name == "." else find_file(file, source_name, "HDF5_VDS_PREFIX")
+            if source_file is None:
                 raise ReaderError(
-                    f"{file}: {owner!r} is made of other files: expected {file.parent / name}, found none"
+                    f"{file}: {dataset!r} is made of other files: expected {file.parent / source_name}, found none"
                 )
-            todo.setdefault(behind, set()).update(inner)
+            todo.setdefault(source_file, set()).update(source_datasets)
 
 
 def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[tuple[str, str, set[str]]]:
-    """Returns (dataset, file, datasets in that file) for each source file of some datasets of `file`."""
+    """Returns (dataset, source file, datasets in the source file) for each source file of the datasets `names`."""
 
     def look_up() -> list[tuple[str, str, set[str]]]:
         found: list[tuple[str, str, set[str]]] = []
@@ -154,7 +155,7 @@ def _look_up_sources(path: Path, key: str, file: Path, names: set[str]) -> list[
                             f"{file}: {name!r} is stored in other files: expected {outside}, found none; HDF5 looks in "
                             "the current folder, or in that of HDF5_EXTFILE_PREFIX"
                         )
-                found += [(name, behind, inner) for behind, inner in _list_sources(dataset).items()]
+                found += [(name, source_file, inner) for source_file, inner in _list_sources(dataset).items()]
         return found
 
     if not names:
@@ -170,9 +171,9 @@ def _list_sources(dataset: Any) -> dict[str, set[str]]:
     """The sources of a virtual dataset: names of datasets, keyed by the name of their file."""
     found: dict[str, set[str]] = {}
     for source in dataset.virtual_sources() if dataset.is_virtual else []:
-        # "%%" is an escaped "%". "\0", which no name contains, replaces it first, so that "%%b" is not taken for "%b".
+        # "%%" is an escaped "%". "\0", which no name contains, replaces it first, so that "%%b" is not read as "%b".
         names = [name.replace("%%", "\0") for name in (source.file_name, source.dset_name)]
-        if not any("%b" in name for name in names):  # %b: a series of any number of sources
+        if not any("%b" in name for name in names):  # a series with "%b" may have any number of sources
             file, inner = (name.replace("\0", "%") for name in names)
             found.setdefault(file, set()).add(inner)
     return found

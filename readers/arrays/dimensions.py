@@ -1,7 +1,7 @@
-"""Match dimensions by name and coordinates, so that samples of all files and channels have one order, as in xarray.
+"""Matches dimensions by name and coordinates, so that samples of all files and channels have one order, as in xarray.
 
-If the first file stores samples as (latitude, longitude), and another as (longitude, latitude) from north to south in
-place of south to north, the samples of the other are transposed and reversed.
+For example, the first file stores samples as (latitude, longitude) from south to north. Another file stores them as
+(longitude, latitude) from north to south. Then the samples of the other file are transposed and reversed.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The permutation that brings stored samples into the order of the first file's samples.
+    """The permutation that brings stored samples into the order of the first file's samples: arranged samples.
 
-    axes: for each arranged axis, the stored axis. indices: for each arranged axis, the stored indices of its values.
+    In the example of the module, axes are (1, 0), and indices are (slice(None, None, -1), slice(None)).
     """
 
-    axes: tuple[int, ...]
-    indices: tuple[slice | np.ndarray, ...]
+    axes: tuple[int, ...]  # for each arranged axis, the stored axis
+    indices: tuple[slice | np.ndarray, ...]  # for each arranged axis, the stored indices of its values
 
     def order_samples(self, samples: np.ndarray) -> np.ndarray:
         """Return stored samples, (samples, *stored shape), as (samples, *arranged shape)."""
@@ -59,14 +59,15 @@ class Arrangement:
         return samples
 
     def order_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of an arranged sample, from the shape of a stored one."""
         return tuple(shape[axis] for axis in self.axes)
 
-    def find_stored(self, place: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-        """The stored index of the value at index `place` of an arranged sample of this shape."""
-        found = [0] * len(self.axes)
-        for axis, index, at, length in zip(self.axes, self.indices, place, shape):
-            found[axis] = int(np.arange(length)[index][at])
-        return tuple(found)
+    def find_stored_index(self, index: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+        """The index in a stored sample of the value at `index` of an arranged sample of this shape."""
+        stored_index = [0] * len(self.axes)
+        for axis, axis_indices, position, length in zip(self.axes, self.indices, index, shape):
+            stored_index[axis] = int(np.arange(length)[axis_indices][position])
+        return tuple(stored_index)
 
 
 def match_dimensions(first: Sequence[Dimension], found: Sequence[Dimension]) -> Arrangement | None:
@@ -79,9 +80,9 @@ def match_dimensions(first: Sequence[Dimension], found: Sequence[Dimension]) -> 
     """
     if len(first) != len(found):
         return None  # callers report different shapes
-    axes = tuple(_find_axis(first, found, place) for place in range(len(first)))
-    if len(set(axes)) < len(axes):
-        axes = tuple(range(len(first)))  # duplicate names
+    axes = tuple(_find_axis(first, found, axis) for axis in range(len(first)))
+    if len(set(axes)) < len(axes):  # with duplicate names, axes match by their order
+        axes = tuple(range(len(first)))
     indices = tuple(_match_coordinates(one, found[axis]) for one, axis in zip(first, axes))
     if axes == tuple(range(len(axes))) and all(_is_whole(index) for index in indices):
         return None
@@ -92,24 +93,24 @@ def _is_whole(index: slice | np.ndarray) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
-def _find_axis(first: Sequence[Dimension], found: Sequence[Dimension], place: int) -> int:
-    """The axis in `found` of the dimension `first[place]`: the same axis if the two dimensions there have equal names,
+def _find_axis(first: Sequence[Dimension], found: Sequence[Dimension], axis: int) -> int:
+    """The axis in `found` of the dimension `first[axis]`: the same axis if the two dimensions there have equal names,
     or if one is unnamed; else the axis with its name; else the same axis, if both have coordinates to compare.
     """
-    one, same = first[place], found[place]
-    names = [dimension.name for dimension in found]
-    if not (one.is_named and same.is_named) or one.name == same.name:
-        return place
-    if one.name in names:
-        return names.index(one.name)
-    others = {dimension.name for dimension in first}
-    if same.name in others or one.coordinates is None or same.coordinates is None:
+    one, other = first[axis], found[axis]
+    found_names = [dimension.name for dimension in found]
+    if not (one.is_named and other.is_named) or one.name == other.name:
+        return axis
+    if one.name in found_names:
+        return found_names.index(one.name)
+    first_names = {dimension.name for dimension in first}
+    if other.name in first_names or one.coordinates is None or other.coordinates is None:
         raise DifferentDimensions(
             f"the dimensions {_list_names(first)}, found {_list_names(found)}, and nothing shows that {one.name!r} is "
-            f"{same.name!r}. If they are the same, read each as a data set of its own and join the arrays, or give "
-            f"them one name in the files (ncrename -d {same.name},{one.name})"
+            f"{other.name!r}. If they are the same, read each as a data set of its own and join the arrays, or give "
+            f"them one name in the files (ncrename -d {other.name},{one.name})"
         )
-    return place
+    return axis
 
 
 def _list_names(dimensions: Sequence[Dimension]) -> str:
@@ -120,7 +121,7 @@ def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray
     """The index that brings the coordinates of `found` into the order of `first`."""
     one, other = first.coordinates, found.coordinates
     if one is None or other is None or len(one) != len(other) or not len(one):
-        return slice(None)  # one is unknown, or callers report different lengths
+        return slice(None)  # coordinates are unknown, or callers report different lengths
     if "since" in first.units + found.units and _parse_units(first.units) != _parse_units(found.units):
         raise DifferentDimensions(
             f"the times along {first.name!r} in {first.units!r}, found {found.units!r}; write them in the same units"
@@ -131,15 +132,15 @@ def _match_coordinates(first: Dimension, found: Dimension) -> slice | np.ndarray
     if len(np.unique(one)) == len(one):  # duplicate values could not be told apart
         if not _find_differences(one, other[::-1]).any():
             return slice(None, None, -1)
-        order, of_other = np.argsort(one, kind="stable"), np.argsort(other, kind="stable")
-        if not _find_differences(one[order], other[of_other]).any():
-            places = np.empty(len(one), np.int64)
-            places[order] = of_other
-            return places
-    place = int(differ.argmax())
+        order, other_order = np.argsort(one, kind="stable"), np.argsort(other, kind="stable")
+        if not _find_differences(one[order], other[other_order]).any():
+            indices = np.empty(len(one), np.int64)
+            indices[order] = other_order
+            return indices
+    index = int(differ.argmax())
     raise DifferentDimensions(
         f"the coordinates {one[0]} to {one[-1]} along {first.name!r}, found {other[0]} to {other[-1]}: at index "
-        f"{place}, {one[place]} and {other[place]}. Interpolate the files to one grid, such as by xarray's "
+        f"{index}, {one[index]} and {other[index]}. Interpolate the files to one grid, such as by xarray's "
         "interp_like or reindex_like, or read them as data sets of their own"
     )
 
@@ -161,9 +162,11 @@ def _find_differences(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     counts as rounding up to the rounding errors of both dtypes plus a thousandth of the smallest step, if that is less
     than half a step.
     """
-    kinds = one.dtype.kind + other.dtype.kind
-    if "f" not in kinds or not set(kinds) <= set("biuf"):
-        return np.asarray(one != other) if set(kinds) <= set("biu") or kinds[0] == kinds[1] else np.ones(len(one), bool)
+    kinds = {one.dtype.kind, other.dtype.kind}
+    if not kinds <= set("biuf"):  # such as texts
+        return np.asarray(one != other) if len(kinds) == 1 else np.ones(len(one), bool)
+    if "f" not in kinds:
+        return np.asarray(one != other)
     first, second = one.astype(np.float64), other.astype(np.float64)
     steps = np.concatenate([np.diff(np.sort(values)) for values in (first, second)])
     step = steps[steps > 0].min(initial=np.inf)
@@ -172,7 +175,7 @@ def _find_differences(one: np.ndarray, other: np.ndarray) -> np.ndarray:
             np.spacing(np.abs(values)).astype(np.float64) / 2 for values in (one, other) if values.dtype.kind == "f"
         ]
         allowed = np.sum(rounding, axis=0) + (1e-3 * step if np.isfinite(step) else 0.0)
-        if (allowed >= step / 2).any():
+        if (allowed >= step / 2).any():  # then rounding cannot be told from another coordinate
             allowed = np.zeros(len(one))
         same = (first == second) | (np.abs(first - second) <= allowed) | (np.isnan(first) & np.isnan(second))
     return np.asarray(~same)

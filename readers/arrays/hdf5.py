@@ -84,15 +84,16 @@ class Hdf5(Stack):
 def check_whole(path: Path, name: str) -> None:
     """Raises ReaderError if a file or object that the variable `name` of an HDF5 file refers to is missing."""
 
-    def find_made() -> tuple[Path, str] | None:
+    def find_composed() -> tuple[Path, str] | None:
+        """File and name of the dataset, if it is made of other datasets or files; else None."""
         with h5py.File(path, "r") as file:
             contents.check_links(path, file, name.strip("/"))
             dataset = _find_dataset(file, name)
-            is_made = dataset is not None and (dataset.is_virtual or dataset.external)
-            return (Path(dataset.file.filename), str(dataset.name).strip("/")) if is_made else None
+            is_composed = dataset is not None and (dataset.is_virtual or dataset.external)
+            return (Path(dataset.file.filename), str(dataset.name).strip("/")) if is_composed else None
 
-    if made := library.call_library(find_made):
-        contents.check_sources(*made)
+    if composed := library.call_library(find_composed):
+        contents.check_sources(*composed)
 
 
 def _find_dataset(file: Any, name: str) -> Any:
@@ -123,6 +124,7 @@ def _list_dimension_names(dataset: Any) -> list[str]:
 
 
 def _read_dimension(dataset: Any, axis: int) -> Dimension:
+    """The dimension of a dataset at an axis, with the coordinates of its scale."""
     dimension = dataset.dims[axis]
     scale = dimension[0] if len(dimension) else None
     if scale is None or _is_bare_dimension(scale):

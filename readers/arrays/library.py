@@ -1,4 +1,4 @@
-"""Calls into the C libraries of netCDF4 and h5py: one at a time, on one thread, the worker, with a limit of CPU time.
+"""Calls the C libraries of netCDF4 and h5py: one call at a time, on one thread, the worker, with a limit of CPU time.
 
 The libraries are not thread-safe, and on a damaged file they can loop forever. The CPU time of the worker distinguishes
 such a loop from a slow disk. A worker in a loop is suspended, and its call raises a ReaderError.
@@ -20,12 +20,9 @@ from typing import Any, TypeVar
 from matex_tf.readers.base.formats import ReaderError
 
 Result = TypeVar("Result")
-# CPU seconds of a call that opens a file, or reads and decodes a few megabytes of it.
-_MAX_SECONDS = 5.0
-_CHECK_SECONDS = 0.5
-
-# The slowest decompression, for calls that read more.
-_BYTES_A_SECOND = 20 << 20
+_MAX_SECONDS = 5.0  # CPU seconds of a call that opens a file, or reads and decodes a few megabytes of it
+_BYTES_A_SECOND = 20 << 20  # the slowest decompression, for calls that read more
+_CHECK_SECONDS = 0.5  # the time between checks of the worker's CPU time
 
 _one_at_a_time = threading.Lock()
 _worker: _Worker | None = None
@@ -52,12 +49,13 @@ class OpenFile:
 _dropped: collections.deque[Callable[[], None]] = collections.deque()
 
 
-def _close_dropped(close: Callable[[], None] | None = None, owner: int | None = None) -> None:
-    """Close dropped files. If a library call is running, its caller closes them when the call ends.
+def _close_dropped(close: Callable[[], None] | None = None, process_id: int | None = None) -> None:
+    """Close dropped files, also the file of `close`, which the process `process_id` has opened.
 
-    The garbage collector may call this function at any moment, so it never waits for the lock.
+    If a library call is running, its caller closes them when the call ends. The garbage collector may call this
+    function at any moment, so it never waits for the lock.
     """
-    if close is not None and owner == os.getpid():  # a forked child does not close its parent's files
+    if close is not None and process_id == os.getpid():  # a forked child does not close its parent's files
         _dropped.append(close)
     if _worker is not None and _worker.is_stuck:
         return  # closing would fail and hide the first error
@@ -86,21 +84,23 @@ class _Worker(threading.Thread):
             except BaseException as raised:  # raised again in the waiting thread
                 result, error = None, raised
             self.results.put((result, error))
-            del action, result, error
+            del action, result, error  # an idle worker keeps no file or array alive
 
     def stop_thread(self) -> None:
         """Suspend the thread forever. If it went on computing while the process exits, the process would crash."""
         self.is_stuck = True
-        number = signal.SIGRTMIN + 7
+        # The handler of the signal is `pause` of the C library: a handler in Python would run on the main thread.
+        signal_number = signal.SIGRTMIN + 7
         libc = ctypes.CDLL(None)
         libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
-        libc.signal(number, ctypes.cast(libc.pause, ctypes.c_void_p))
-        signal.pthread_kill(self._find_number(), number)
+        libc.signal(signal_number, ctypes.cast(libc.pause, ctypes.c_void_p))
+        signal.pthread_kill(self._find_thread_id(), signal_number)
 
     def measure_processor_time(self) -> float:
-        return time.clock_gettime(time.pthread_getcpuclockid(self._find_number()))
+        """The CPU seconds of the thread so far."""
+        return time.clock_gettime(time.pthread_getcpuclockid(self._find_thread_id()))
 
-    def _find_number(self) -> int:
+    def _find_thread_id(self) -> int:
         assert self.ident is not None  # the constructor has started the thread
         return self.ident
 

@@ -27,7 +27,7 @@ _SLAB_BYTES = (1 << 20, 16 << 20)
 _SLABS = 16
 # Up to this size one call reads everything, without a copy. Failures of other ranks are noticed only between calls.
 _MOST_AT_ONCE = 512 << 20
-_PIECE_BYTES = 1 << 20  # `take_samples` replaces fill values in pieces of this size
+_PIECE_BYTES = 1 << 20  # `read_at_once` replaces fill values in pieces of this size
 _CACHE_BYTES = 1 << 20  # of the library's cache of chunks, for each variable
 
 
@@ -85,14 +85,14 @@ class NetCdf(Stack):
         return _make_text(self, path, name, found) if is_text else _Variable(self, path, name, found)
 
     def check_whole(self, file: Any, path: Path, name: str) -> None:
-        """As `Stack.check_whole`. Only a variable without chunks can refer to other files, so only that is checked."""
+        """As `Stack.check_whole`. Only a variable without chunks can refer to other files, so no other is checked."""
 
-        def may_be_made() -> bool:
+        def may_refer_to_files() -> bool:
             found = _find_stored(file, name) if file.disk_format == "HDF5" else None
             # "contiguous" is netCDF4's name for every storage without chunks.
             return found is not None and found.chunking() == "contiguous"
 
-        if library.call_library(may_be_made):
+        if library.call_library(may_refer_to_files):
             hdf5.check_whole(path, name)
 
     def list_names(self, file: Any) -> list[str]:
@@ -114,6 +114,7 @@ def _find_stored(group: Any, name: str) -> Any:
 
 
 def _make_text(owner: NetCdf, path: Path, name: str, variable: Any) -> TextVariable:
+    """The text variable for a stored variable of texts, or of characters."""
     # In an array of characters the last dimension holds the characters of one text.
     has_letters = variable.dtype is not str and variable.ndim > 1
     names = variable.dimensions[:-1] if has_letters else variable.dimensions
@@ -143,6 +144,8 @@ def _read_dimension(variable: Any, axis: int) -> Dimension:
 
 
 class _Variable(Variable):
+    """A variable of numbers. The library masks missing values; a `_plain_fill` is replaced by NaN here, faster."""
+
     def __init__(self, owner: NetCdf, path: Path, name: str, variable: Any):
         kind = "numbers of rows of different lengths (VLEN)" if isinstance(variable.datatype, netCDF4.VLType) else ""
         check_numeric(path, name, variable.dtype, kind)
@@ -158,7 +161,7 @@ class _Variable(Variable):
         try:
             self.dtype = np.result_type(stored, *[np.asarray(scale).dtype for scale in scales])
         except TypeError:
-            self.dtype = np.dtype(object)
+            self.dtype = np.dtype(object)  # an error in the next line
         if self.dtype.kind not in "biufc":
             raise ReaderError(f"{path}: expected numbers as scale_factor and add_offset of {name!r}, found {scales}")
 
@@ -195,7 +198,7 @@ class _Variable(Variable):
             self._restore_missing(slab)
         super().put_slab(piece, slab, begin)
 
-    def take_samples(self, start: int, stop: int) -> np.ndarray | None:
+    def read_at_once(self, start: int, stop: int) -> np.ndarray | None:
         size = (stop - start) * int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
         # None: the caller reads slabs.
         if self._plain_fill is None or self.arrangement or self.axis or not 0 < size <= _MOST_AT_ONCE:

@@ -45,13 +45,13 @@ def _pad_count(count: int) -> int:
 
 
 class _Header:
-    """Reads a header in order. `_wide` and `_offset`: the bytes of a count, and of a position in the file."""
+    """Reads a header in order. `_count_bytes`, `_position_bytes`: the size of a count, and of a file offset."""
 
     def __init__(self, path: Path, file: BinaryIO, size: int):
         self._path, self._file, self._size = path, file, size
         version = file.read(4)[3]
-        self._wide = 8 if version == 5 else 4
-        self._offset = 4 if version == 1 else 8
+        self._count_bytes = 8 if version == 5 else 4
+        self._position_bytes = 4 if version == 1 else 8
 
     def _make_error(self, expected: str, found: object) -> ReaderError:
         at = self._file.tell()
@@ -67,7 +67,7 @@ class _Header:
         return int.from_bytes(data, "big")
 
     def _read_count(self, of: str) -> int:
-        count = self._read_number(self._wide)
+        count = self._read_number(self._count_bytes)
         if count > self._size:
             raise self._make_error(f"a number of {of} that fits into {self._size} bytes", count)
         return count
@@ -86,7 +86,7 @@ class _Header:
 
     def _read_type(self) -> int:
         kind = self._read_number(4)
-        if kind not in _BYTES or (kind > 6 and self._wide == 4):
+        if kind not in _BYTES or (kind > 6 and self._count_bytes == 4):
             raise self._make_error("a type of values", kind)
         return _BYTES[kind]
 
@@ -98,24 +98,24 @@ class _Header:
 
     def compute_sizes(self) -> tuple[int, int]:
         """The size in bytes of a file with all values of the header, (without, with) the padding at its end."""
-        records = self._read_number(self._wide)  # the length of the unlimited dimension
+        records = self._read_number(self._count_bytes)  # the length of the unlimited dimension
         lengths = []  # of the dimensions; 0: the unlimited one
         for _ in range(self._read_list(_DIMENSION, "dimensions")):
             self._skip_bytes(self._read_count("letters"))
-            lengths.append(self._read_number(self._wide))
+            lengths.append(self._read_number(self._count_bytes))
         self._skip_attributes()
         # For each variable: (end, padded end); or, if it varies along the unlimited dimension, its position in the
         # first record, and its bytes in a record.
         ends, per_record = [], []
         for _ in range(self._read_list(_VARIABLE, "variables")):
             self._skip_bytes(self._read_count("letters"))
-            dimensions = [self._read_number(self._wide) for _ in range(self._read_count("dimensions"))]
+            dimensions = [self._read_number(self._count_bytes) for _ in range(self._read_count("dimensions"))]
             if any(dimension >= len(lengths) for dimension in dimensions):
                 raise self._make_error(f"dimensions below {len(lengths)}", dimensions)
             self._skip_attributes()
             bytes_here = self._read_type()
-            self._read_number(self._wide)  # the stored size is wrong for large variables
-            begin = self._read_number(self._offset)
+            self._read_number(self._count_bytes)  # the stored size is wrong for large variables
+            begin = self._read_number(self._position_bytes)
             varies = bool(dimensions) and lengths[dimensions[0]] == 0
             for dimension in dimensions[1:] if varies else dimensions:
                 bytes_here *= lengths[dimension]
@@ -123,11 +123,11 @@ class _Header:
                 per_record.append((begin, bytes_here))
             else:
                 ends.append((begin + bytes_here, begin + _pad_count(bytes_here)))
-        ends.append((self._file.tell(), self._file.tell()))
+        ends.append((self._file.tell(), self._file.tell()))  # of the header
         # Without records, the file may end before the position of the first record, or at it.
         ends.append((0, min((begin for begin, _ in per_record), default=0)))
         if per_record and records:
-            if records == 2 ** (8 * self._wide) - 1:
+            if records == 2 ** (8 * self._count_bytes) - 1:
                 raise self._make_error("the number of records", "none (the file was not closed by its writer)")
             # A single record variable is stored without padding, but the C library pads its last record.
             is_single = len(per_record) == 1

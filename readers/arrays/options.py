@@ -15,6 +15,7 @@ Names = str | Sequence[str]
 
 
 def list_names(names: Names | None) -> list[str]:
+    """The option data= or labels= as a list of names. Raises TypeError if it is invalid."""
     if names is None:
         return []
     several = [names] if isinstance(names, str) else names
@@ -25,20 +26,20 @@ def list_names(names: Names | None) -> list[str]:
     return list(several)
 
 
-def list_dtypes(dtype: Any, wanted: dict[str, list[str]]) -> tuple[dict[str, np.dtype], set[str]]:
+def list_dtypes(dtype: Any, variable_names: dict[str, list[str]]) -> tuple[dict[str, np.dtype], set[str]]:
     """Returns the requested dtypes, keyed by "data" and "labels", and the names of variables to be read as texts.
 
-    `dtype`: one dtype for the data, or a mapping from variables to dtypes.
+    `dtype`: one dtype for the data, or a mapping from variables to dtypes. `variable_names`: by "data" and "labels".
     """
     if dtype is None:
         return {}, set()
-    by_name = dtype if isinstance(dtype, Mapping) else dict.fromkeys(wanted["data"], dtype)
+    by_name = dtype if isinstance(dtype, Mapping) else dict.fromkeys(variable_names["data"], dtype)
     found: dict[str, np.dtype] = {}
     text_names = set()
     for name, kind in by_name.items():
-        fields = [field for field, names in wanted.items() if name in names]
+        fields = [field for field, names in variable_names.items() if name in names]
         if not fields:
-            there = [known_name for names in wanted.values() for known_name in names]
+            there = [known_name for names in variable_names.values() for known_name in names]
             raise ValueError(
                 f"DataSet: dtype names {name!r}; the variables that are read are {', '.join(there)}"
                 f"{files.suggest_similar(name, there)}"

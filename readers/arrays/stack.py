@@ -34,12 +34,8 @@ class Stack(Format):
     """Samples along one dimension of the variables `data` and `labels`. Several variables become the last axis,
     channels.
 
-    wanted: the names of the variables of each field.
-    _single: whether a field is one variable, so that its rows have no axis of channels.
-    _lengths: the number of samples of each file.
-    _dimensions, _shapes, _dtypes, _chunks: of the samples of each field, as in its first file and variable.
-    _arrangements: by field, file and variable: how its samples come into the order of the first ones.
-    _texts: the names of the text variables, in order of appearance.
+    The constructor reads the headers of all files one after another. The first file and variable of a field set the
+    dimensions, shape and dtype of its samples; `_compare_variable` compares all others with them.
     """
 
     kind = "file"
@@ -66,23 +62,27 @@ class Stack(Format):
                 f"DataSet: expected sample to be a dimension's name or number; given {arguments.describe_value(sample)}"
             )
         self._sample = sample
+        # The name of the dimension of samples. `find_axis` sets it for the first variable, if sample= is not a name.
         self._sample_name = ""
-        self.wanted = {"data": options.list_names(data), "labels": options.list_names(labels)}
-        self._single = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
-        self.labelled = bool(self.wanted["labels"])
+        self.variable_names = {"data": options.list_names(data), "labels": options.list_names(labels)}  # by field
+        # Whether a field is one variable, so that its rows have no axis of channels.
+        self._is_one_variable = {"data": isinstance(data, str), "labels": isinstance(labels, str)}
+        self.labelled = bool(self.variable_names["labels"])
         self.compared = [file for path in self.files for file in self.list_compared(path)]
         self._unchanged = Unchanged(self.compared)
         # By dtype=: the dtypes of fields, and the variables to be read as texts.
-        self._field_dtypes, self._text_names = options.list_dtypes(dtype, self.wanted)
+        self._field_dtypes, self._text_names = options.list_dtypes(dtype, self.variable_names)
         self.categories = {}
         self._open_file: tuple[Path | None, library.OpenFile | None] = (None, None)
+        # By field: of its samples, as in the first file and variable.
         self._dimensions: dict[str, list[dimensions.Dimension]] = {}
-        self._arrangements: dict[tuple[str, Path, str], dimensions.Arrangement] = {}
-        self._texts: dict[str, None] = {}
-        self._lengths: list[int] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, np.dtype] = {}
-        self._chunks = {"data": 1, "labels": 1}
+        self._chunks = {"data": 1, "labels": 1}  # by field: the number of samples in the largest chunk
+        # By field, file and variable: how its samples come into the order of the first ones.
+        self._arrangements: dict[tuple[str, Path, str], dimensions.Arrangement] = {}
+        self._texts: dict[str, None] = {}  # the names of the text variables, in order of appearance (an ordered set)
+        self._lengths: list[int] = []  # the number of samples of each file
         try:
             for file in self.files:
                 self._read_headers(file)
@@ -124,7 +124,7 @@ class Stack(Format):
         """The names of all variables, as `find_variable` takes them."""
 
     def _keep_open(self, path: Path) -> Any:
-        # The last file stays open, because consecutive reads mostly use the same file.
+        """The open file `path`. It stays open for the next read, which mostly uses the same file."""
         if self._open_file[0] != path:
             self.close_file()
             with self.convert_errors(path):
@@ -138,7 +138,7 @@ class Stack(Format):
         if file is not None:
             file.close()
 
-    def together(self, action: Callable[[], Any]) -> Any:
+    def read_together(self, action: Callable[[], Any]) -> Any:
         if not self.parallel:
             return action()
         self._transfers = collective.Transfers(self)
@@ -160,9 +160,10 @@ class Stack(Format):
         """Find the variables of a file, and compare them with those of the first file."""
         file = self._keep_open(path)
         lengths = {}
-        for field, names in self.wanted.items():
-            chosen: Sequence[str | None] = names or ([] if field == "labels" else [None])
-            for name in chosen:
+        for field, names in self.variable_names.items():
+            # Without data=, `_require_variable` raises an error that lists the variables of the file.
+            required: Sequence[str | None] = names or ([] if field == "labels" else [None])
+            for name in required:
                 if name is not None:
                     with self.convert_errors(path, f"looking for {name!r} in"):
                         self.check_whole(file, path, name)
@@ -196,12 +197,12 @@ class Stack(Format):
         raise ReaderError(f"{path}: expected a variable {name!r}, found none{near}; the file has {there}")
 
     def _compare_variable(self, field: str, path: Path, variable: Variable) -> None:
-        """Raises ReaderError if samples differ in shape or dtype from those of the first file and variable."""
+        """Set the arrangement of a variable. Raises ReaderError if shape or dtype of samples differ from the first."""
         shape = variable.row_shape
-        if len(self.files) * len(self.wanted[field]) > 1:  # there are others to compare with
+        if len(self.files) * len(self.variable_names[field]) > 1:  # there are others to compare with
             with self.convert_errors(path, f"reading the dimensions of {variable.name!r} from"):
                 stored = library.call_library(variable.list_dimensions)
-            first_name, first_file = self.wanted[field][0], self.files[0]
+            first_name, first_file = self.variable_names[field][0], self.files[0]
             try:
                 arrangement = dimensions.match_dimensions(self._dimensions.setdefault(field, stored), stored)
             except dimensions.DifferentDimensions as error:
@@ -216,22 +217,22 @@ class Stack(Format):
         requested = self._field_dtypes.get(field)
         if requested is not None and not variable.is_text:
             options.check_holds(requested, variable.dtype, f"{path}: {variable.name!r}")
-        found = (shape, variable.dtype if requested is None else requested)
-        first = (self._shapes.setdefault(field, found[0]), self._dtypes.setdefault(field, found[1]))
-        if found != first:
-            both = np.result_type(first[1], found[1])
-            hint = f"; dtype={both.name!r}, or another one, reads both" if found[0] == first[0] else ""
+        dtype = variable.dtype if requested is None else requested
+        first_shape, first_dtype = self._shapes.setdefault(field, shape), self._dtypes.setdefault(field, dtype)
+        if (shape, dtype) != (first_shape, first_dtype):
+            both = np.result_type(first_dtype, dtype)
+            hint = f"; dtype={both.name!r}, or another one, reads both" if shape == first_shape else ""
             raise ReaderError(
-                f"{path}: expected samples of {variable.name!r} like those of {self.wanted[field][0]!r} in "
-                f"{self.files[0]}, {list(first[0])} {first[1]}; found {list(found[0])} {found[1]}{hint}"
+                f"{path}: expected samples of {variable.name!r} like those of {self.variable_names[field][0]!r} in "
+                f"{self.files[0]}, {list(first_shape)} {first_dtype}; found {list(shape)} {dtype}{hint}"
             )
         self._chunks[field] = max(self._chunks[field], variable.chunk)
 
-    def find_axis(self, path: Path, name: str, named: Sequence[str], shape: Sequence[int]) -> int:
+    def find_axis(self, path: Path, name: str, dimension_names: Sequence[str], shape: Sequence[int]) -> int:
         """The axis of samples of a variable with this shape and these names of dimensions."""
         if not shape:
             raise ReaderError(f"{path}: expected a dimension of samples in {name!r}, found a single value")
-        names = [name if dimensions.Dimension(name).is_named else None for name in named]
+        names = [one if dimensions.Dimension(one).is_named else None for one in dimension_names]
         # Other variables may have the first variable's dimension of samples at another axis.
         if self._sample_name in names:
             return names.index(self._sample_name)
@@ -239,26 +240,26 @@ class Stack(Format):
         if isinstance(sample, int) and -len(shape) <= sample < len(shape):
             self._sample_name = self._sample_name or names[sample] or _NO_NAME
             return sample % len(shape)
-        if isinstance(self._sample, str) and self._sample in named:
-            return list(named).index(self._sample)
-        there = ", ".join(str(dimension) for dimension in named) or f"{len(shape)} without names"
+        if isinstance(self._sample, str) and self._sample in dimension_names:
+            return list(dimension_names).index(self._sample)
+        there = ", ".join(map(str, dimension_names)) or f"{len(shape)} without names"
         raise ReaderError(
             f"{path}: expected the dimension {self._sample!r} in {name!r} (sample=), found the dimensions {there}"
-            f"{files.suggest_similar(self._sample, named)}"
+            f"{files.suggest_similar(self._sample, dimension_names)}"
         )
 
     def count(self, part: str) -> int:
         return sum(self._lengths) if part == "training" else 0
 
     def find_dtype(self, field: str) -> np.dtype:
-        """The dtype of the rows of "data" or "labels"."""
-        has_texts = not self._texts.keys().isdisjoint(self.wanted[field])
+        """The dtype of the rows of a field. With missing="nan", integers that may be missing become float64."""
+        has_texts = not self._texts.keys().isdisjoint(self.variable_names[field])
         stored = self._dtypes[field]
         # Only floats have a NaN.
         may_be_missing = has_texts or (self.marks_missing and stored.kind in "iu")
         return np.dtype("f8") if may_be_missing and self.missing == "nan" else stored
 
-    # Texts: every rank counts the texts of its slice of the samples.
+    # Texts, in one survey: every rank counts the texts of its block of the samples.
 
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Counter[str]]:
         found: dict[str, Counter[str]] = {name: Counter() for name in self._texts}
@@ -274,7 +275,7 @@ class Stack(Format):
         for name in self._texts:
             texts = [rank_texts[name] for rank_texts in found]
             self.categories[name] = agree_on_texts(self.files[0], name, texts, name in self._text_names)
-            for field in [field for field, names in self.wanted.items() if name in names]:
+            for field in [field for field, names in self.variable_names.items() if name in names]:
                 check_categories(self.files[0], repr(name), len(self.categories[name]), self.find_dtype(field))
 
     def chunk_rows(self, part: str, field: str) -> int:
@@ -283,21 +284,21 @@ class Stack(Format):
     def describe(self) -> str:
         parts = [
             f"{names or None}: {self._shapes.get(field)} {self._dtypes.get(field)}"
-            for field, names in self.wanted.items()
+            for field, names in self.variable_names.items()
         ]
         return f"{', '.join(parts)}, samples {self._lengths}"
 
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
-        names = self.wanted[field]
+        names = self.variable_names[field]
         spans = list(split_range(self._lengths, start, stop))
-        if len(spans) == 1 and self._single[field]:
-            ((number, begin, end),) = spans
+        if len(spans) == 1 and self._is_one_variable[field]:
+            number, begin, end = spans[0]
             path = self.files[number]
             with self.convert_errors(path, f"reading {names[0]!r} from"):
-                found = self._open_variable(field, path, names[0]).take_samples(begin, end)
+                found = self._open_variable(field, path, names[0]).read_at_once(begin, end)
             if found is not None and found.dtype == self.find_dtype(field):
                 return found
-        shape = self._shapes[field] if self._single[field] else (*self._shapes[field], len(names))
+        shape = self._shapes[field] if self._is_one_variable[field] else (*self._shapes[field], len(names))
         rows = ShardArray((stop - start, *shape), self.find_dtype(field))
         filled = 0
         for number, begin, end in spans:
@@ -306,14 +307,14 @@ class Stack(Format):
             for channel, name in enumerate(names):
                 with self.convert_errors(path, f"reading {name!r} from"):
                     variable = self._open_variable(field, path, name)
-                    variable.fill_array(target if self._single[field] else target[..., channel], begin, end)
+                    variable.fill_array(target if self._is_one_variable[field] else target[..., channel], begin, end)
         return rows
 
-    def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
+    def describe_place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         number, row_in_file, _ = next(split_range(self._lengths, row, row + 1))
-        names = self.wanted[field]
-        name = names[0] if self._single[field] else names[index[-1]]
-        index = index if self._single[field] else index[:-1]
+        names = self.variable_names[field]
+        name = names[0] if self._is_one_variable[field] else names[index[-1]]
+        index = index if self._is_one_variable[field] else index[:-1]
         path = self.files[number]
         variable = self._open_variable(field, path, name)
-        return f"{path}, {name!r}{[row_in_file, *variable.find_stored(index)]}"
+        return f"{path}, {name!r}{[row_in_file, *variable.find_stored_index(index)]}"

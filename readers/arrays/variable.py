@@ -20,7 +20,8 @@ class Variable(ABC):
     """An array in an open file, with samples along `axis`.
 
     Subclasses set `dtype`, of the returned values, and may set `chunk`, the number of samples in a chunk of the file.
-    `arrangement` brings samples into the order of the first file and channel.
+    `arrangement`, set by `Stack`, brings samples into the order of the first file and channel. Arrays are read in
+    slabs: ranges of samples, each by one library call.
 
     Args:
         owner: the `Stack` that reads the file.
@@ -58,11 +59,11 @@ class Variable(ABC):
     def order_samples(self, samples: np.ndarray) -> np.ndarray:
         return samples if self.arrangement is None else self.arrangement.order_samples(samples)
 
-    def find_stored(self, place: Sequence[int]) -> tuple[int, ...]:
-        """The stored index of the value at index `place` of an arranged sample."""
+    def find_stored_index(self, index: Sequence[int]) -> tuple[int, ...]:
+        """The index in a stored sample of the value at `index` of an arranged sample."""
         if self.arrangement is None:
-            return tuple(place)
-        return self.arrangement.find_stored(place, self.arrangement.order_shape(self.row_shape))
+            return tuple(index)
+        return self.arrangement.find_stored_index(index, self.arrangement.order_shape(self.row_shape))
 
     def fill_array(self, target: np.ndarray, start: int, stop: int) -> None:
         """Write samples `start` to `stop`, arranged, into `target`."""
@@ -75,26 +76,28 @@ class Variable(ABC):
             self.put_slab(target[begin - start : end - start], slab, begin)
 
     def choose_slab(self, size: int) -> int:
-        """The number of bytes that one library call reads, for a total of `size` bytes."""
+        """The number of bytes of a slab, if `size` bytes are read in all."""
         return 32 << 20
 
     def put_slab(self, piece: np.ndarray, slab: np.ndarray, begin: int) -> None:
-        """Write samples of the library, from sample `begin` on, into `piece`. Masked values are missing."""
+        """Write a slab, as the library returns it from sample `begin` on, into `piece`. Masked values are missing."""
         slab = self.order_samples(slab)
         self.put_values(piece, np.ma.filled(slab, 0), f"{self._path}, {self.name!r}", begin)
         if not np.ma.is_masked(slab):
             return
         if piece.dtype.kind in "fc":
-            piece[np.ma.getmaskarray(slab)] = np.nan  # which `rows.missing` replaces
+            piece[np.ma.getmaskarray(slab)] = np.nan  # `rows/missing.py` replaces NaN
         else:
             self.put_missing(piece, np.ma.getmaskarray(slab), begin, "a number")
 
     def put_missing(self, piece: np.ndarray, mask: np.ndarray, begin: int, expected: str) -> None:
-        """Set the masked values of samples from sample `begin` on as the option missing= says."""
+        """Replace the values of `mask` in `piece`, samples from sample `begin` on, as the option missing= says."""
         how = self._owner.missing
         if how == "error":
             row, *index = (int(number) for number in np.argwhere(mask)[0])
-            raise make_missing_error(f"{self._path}, {self.name!r}{[begin + row, *self.find_stored(index)]}", expected)
+            raise make_missing_error(
+                f"{self._path}, {self.name!r}{[begin + row, *self.find_stored_index(index)]}", expected
+            )
         is_nan = how == "nan" and piece.dtype.kind in "fc"
         if not is_nan:
             check_fits(how, piece.dtype, f"{self.name!r} of {self._path}")
@@ -111,12 +114,12 @@ class Variable(ABC):
         if lost.any():
             row, *index = (int(number) for number in np.argwhere(lost)[0])
             raise ReaderError(
-                f"{where}{[begin + row, *self.find_stored(index)]}: {values[(row, *index)]} is too large for "
+                f"{where}{[begin + row, *self.find_stored_index(index)]}: {values[(row, *index)]} is too large for "
                 f"dtype={piece.dtype.name!r}; give a wider one"
             )
 
-    def take_samples(self, start: int, stop: int) -> np.ndarray | None:
-        """Samples `start` to `stop` as a new array if one library call can return them without a copy, else None."""
+    def read_at_once(self, start: int, stop: int) -> np.ndarray | None:
+        """Samples `start` to `stop`, if one library call can return them and need not be copied; else None."""
         return None
 
     @abstractmethod
@@ -128,6 +131,7 @@ class Variable(ABC):
         return contextlib.nullcontext()
 
     def make_index(self, start: int, stop: int) -> tuple[slice, ...]:
+        """The index of samples `start` to `stop` in the stored array."""
         return (*[slice(None)] * self.axis, slice(start, stop))
 
     def split_slabs(self, start: int, stop: int, bytes_each: int) -> Iterator[tuple[int, int]]:

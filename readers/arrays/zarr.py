@@ -49,7 +49,7 @@ class Zarr(Stack):
     def list_compared(self, path: Path) -> list[Path]:
         if not path.is_dir():
             return [path]
-        places = {path, *(path / name.strip("/") for names in self.wanted.values() for name in names)}
+        places = {path, *(path / name.strip("/") for names in self.variable_names.values() for name in names)}
         return sorted(file for place in places for name in _METADATA if (file := place / name).is_file())
 
     def open_file(self, path: Path) -> Any:
@@ -71,7 +71,7 @@ class Zarr(Stack):
             return _Variable(self, path, name, array, file)
         read = functools.partial(_read_texts, path, name, array)
         read_dimension = functools.partial(_read_dimension, array, name, file)
-        return TextVariable(self, path, name, array.shape, _list_names(array), read, read_dimension)
+        return TextVariable(self, path, name, array.shape, _list_dimension_names(array), read, read_dimension)
 
     def list_names(self, file: Any) -> list[str]:
         return sorted(file.list_arrays())
@@ -112,7 +112,7 @@ def _is_store(path: Path, head: bytes) -> bool:
         return any(name in archive.namelist() for name in _ROOTS)
 
 
-def _list_names(array: Any) -> list[str]:
+def _list_dimension_names(array: Any) -> list[str]:
     """The names of dimensions: in version 3 of the metadata, in version 2 as xarray writes them; "" if unnamed."""
     named = getattr(getattr(array, "metadata", None), "dimension_names", None)
     named = named or array.attrs.get("_ARRAY_DIMENSIONS")
@@ -121,7 +121,7 @@ def _list_names(array: Any) -> list[str]:
 
 def _read_dimension(array: Any, name: str, store: _Store, axis: int) -> Dimension:
     """The dimension at an axis of the array `name`. Its coordinates are the array of its name in the same group."""
-    dimension_name = _list_names(array)[axis]
+    dimension_name = _list_dimension_names(array)[axis]
     group = name.strip("/").rpartition("/")[0]
     along = store.find_array(f"{group}/{dimension_name}") if dimension_name else None
     if along is None or along.ndim != 1:
@@ -143,7 +143,7 @@ def _read_texts(path: Path, name: str, array: Any, index: tuple[slice, ...]) -> 
 class _Variable(Variable):
     def __init__(self, owner: Zarr, path: Path, name: str, array: Any, store: _Store):
         self._stored = check_numeric(path, name, array.dtype)
-        super().__init__(owner, path, name, array.shape, _list_names(array))
+        super().__init__(owner, path, name, array.shape, _list_dimension_names(array))
         self._array, self._store = array, store
         self.chunk = int(array.chunks[self.axis])
         attributes = dict(array.attrs)
@@ -157,11 +157,11 @@ class _Variable(Variable):
         marks = [attributes.get(key) for key in ("_FillValue", "missing_value")]
         if getattr(getattr(array, "metadata", None), "zarr_format", 2) == 2 and "_ARRAY_DIMENSIONS" in attributes:
             marks.append(array.fill_value)
-        read = [self._read_mark(mark) for mark in marks if mark is not None]
-        # Integers cannot be NaN.
-        self._marks = [mark.astype(self._stored) for mark in read if self._stored.kind == "f" or np.isfinite(mark)]
+        decoded = [self._decode_mark(mark) for mark in marks if mark is not None]
+        # The values that mark a missing value. No integer is equal to NaN or an infinity.
+        self._marks = [mark.astype(self._stored) for mark in decoded if self._stored.kind == "f" or np.isfinite(mark)]
 
-    def _read_mark(self, mark: Any) -> np.ndarray:
+    def _decode_mark(self, mark: Any) -> np.ndarray:
         """Decode a mark of missing values. In version 3, xarray writes floats as bytes in base 64."""
         if isinstance(mark, str) and self._stored.kind == "f":
             with contextlib.suppress(binascii.Error, struct.error):
@@ -180,7 +180,7 @@ class _Variable(Variable):
         found = np.asarray(self._array[self.make_index(start, stop)])
         found = np.moveaxis(found.astype(found.dtype.newbyteorder("="), copy=False), self.axis, 0)
         if found.dtype != self._stored:
-            found = found.view(self._stored)
+            found = found.view(self._stored)  # with _Unsigned, integers are unsigned
         absent = [np.isnan(found) if np.isnan(mark) else found == mark for mark in self._marks]
         if self._scale is not None or self._offset is not None:
             found = found.astype(self.dtype)

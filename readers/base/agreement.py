@@ -1,4 +1,7 @@
-"""Reads on all ranks: an error on one rank is raised on all ranks, so that no rank waits for another one forever."""
+"""Runs reads on all ranks: an error on one rank is raised on all ranks, so that no rank waits for another one forever.
+
+A failed rank sends the other ranks a message. They look for it between the blocks of a long read, and stop.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from matex_tf.world import world
 
 Result = TypeVar("Result")
 _FAILURE_TAG = 7  # of messages from a rank that has failed
+# `is_watching`: whether this thread runs an action of all ranks. Streams read on other threads, each rank by itself.
 _state = threading.local()
 
 
@@ -38,10 +42,10 @@ class Together:
         describe: Callable[[Any], str] | None = None,
         difference: str = "see different files",
     ) -> Any:
-        """Return this rank's result of `action()`. Collective.
+        """Return this rank's result of `action()`, which messages call `what`. Collective.
 
         With `describe`, all ranks raise a ReaderError if `describe(result)` is not the same text on all of them. The
-        message shows two of the texts; `difference` is what it says of the ranks.
+        message says "the ranks", `difference`, and two of the texts.
         """
         if self._alone:
             return action()
@@ -62,22 +66,22 @@ class Together:
 
 def _run_on_all_ranks(action: Callable[[], Result], what: str, share: Callable[[Result], Any]) -> tuple[Result, Any]:
     """Return the result of `action()`, and the list of `share(result)` of all ranks."""
-    result, error, shared, failure, messages = None, None, None, "", []
+    result, error, shared, failure, requests = None, None, None, "", []
     _state.is_watching = world.is_active()
     try:
         result = action()
         shared = share(result)
     except FailedElsewhere:
-        pass
+        pass  # the failed rank reports its error below
     except Exception as raised:  # after any exception the other ranks must be told
         error, failure = raised, f"{type(raised).__name__}: {raised}"
-        messages = _notify_others()
+        requests = _notify_others()
     finally:
         _state.is_watching = False
     # `what` may contain a path of this rank; the name of the collective must be the same on all ranks.
     reports = objects.allgather((failure, shared), "agreeing on what a DataSet has opened or read")
     failures = {rank: text for rank, (text, _) in enumerate(reports) if text}
-    _take_messages(messages, failures)
+    _receive_messages(requests, failures)
     if error is not None:
         raise error
     for rank, text in failures.items():
@@ -99,12 +103,12 @@ def _notify_others() -> list[Any]:
     return [comm.isend(None, dest=rank, tag=_FAILURE_TAG) for rank in range(me.size) if rank != me.rank]
 
 
-def _take_messages(sent: list[Any], failed_ranks: Iterable[int]) -> None:
-    """Receive the messages of `_notify_others`, so that the next read does not find them."""
+def _receive_messages(requests: list[Any], failed_ranks: Iterable[int]) -> None:
+    """Receive the messages of `_notify_others`, so that the next read does not find them; wait for own `requests`."""
     if not world.is_active():
         return
     for rank in failed_ranks:
         if rank != world.get_world().rank:
             world.get_communicator("readers").recv(source=rank, tag=_FAILURE_TAG)
-    for request in sent:
+    for request in requests:
         request.wait()

@@ -1,4 +1,4 @@
-"""Find the files of a path, a pattern or a list, and compare whether ranks see the same files."""
+"""Finds the files of a path, a pattern or a list; compares files between ranks, and describes them, by first bytes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from matex_tf import arguments
 from matex_tf.errors import ReaderError
 
 _COMPARED_BYTES = 1 << 16  # ranks compare the first bytes of files, up to this number
+# By the first bytes of a file, its kind and how to read it, for messages.
 _KINDS = {
     b"PK\x03\x04": "a zip archive; unpack it (a Zarr store or a spreadsheet is one, too)",
     b"\x1f\x8b": "a file compressed by gzip; decompress it",
@@ -102,7 +103,7 @@ def compute_fingerprint(paths: Iterable[Path]) -> str:
             head = file.read(_COMPARED_BYTES)
             size = os.fstat(file.fileno()).st_size
             if head.startswith(b"\x1f\x8b"):
-                head = head[:4] + head[8:]
+                head = head[:4] + head[8:]  # without the time stamp
             elif head.startswith(b"PK\x03\x04"):
                 with zipfile.ZipFile(file) as archive:
                     head = repr([(entry.filename, entry.CRC) for entry in archive.infolist()]).encode()
@@ -128,7 +129,7 @@ def read_all(file: Any, count: int) -> bytes:
 
 def read_at(descriptor: int, start: int, count: int) -> bytes:
     """`count` bytes of an open file from offset `start`; fewer only at its end."""
-    pieces = []
+    pieces = []  # `pread` may return fewer bytes than requested
     while count > 0 and (piece := os.pread(descriptor, count, start)):
         pieces.append(piece)
         start, count = start + len(piece), count - len(piece)
@@ -138,7 +139,8 @@ def read_at(descriptor: int, start: int, count: int) -> bytes:
 def describe_head(head: bytes) -> str:
     """Describe a file by its first bytes, `head`."""
     shown = head[:8].hex(" ") or "nothing"
-    kind = next((kind for magic, kind in _KINDS.items() if head[: len(magic)] == magic[: len(head)] and head), None)
+    # `head` may be shorter than the first bytes of a kind.
+    kind = next((kind for magic, kind in _KINDS.items() if head and head[: len(magic)] == magic[: len(head)]), None)
     return shown if kind is None else f"{shown}: {kind}"
 
 

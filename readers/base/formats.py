@@ -1,7 +1,7 @@
 """The base class of formats, and the register of formats by name.
 
 A format is a class that opens files, counts their rows, and reads rows a to b. `rows/opening.py` opens formats; scripts
-may `register` their own.
+may `register` their own. A part is "training", "validation" or "testing", a field "data" or "labels".
 """
 
 from __future__ import annotations
@@ -67,25 +67,22 @@ class Ranks:
 def split_range(lengths: Iterable[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Split `start` to `stop`, counted over a sequence of files, into ranges of one file each.
 
-    Yields (index of the file, first, last), counted in the file. Lengths 3 and 5, 2 to 6: (0, 2, 3) and (1, 0, 3).
+    Yields (index of the file, first, last), counted in the file. Files of 3 and 5 rows, 2 to 6: (0, 2, 3), (1, 0, 3).
     """
-    before = 0
+    file_start = 0
     for index, length in enumerate(lengths):
-        first, last = max(start - before, 0), min(stop - before, length)
+        first, last = max(start - file_start, 0), min(stop - file_start, length)
         if first < last:
             yield index, first, last
-        before += length
+        file_start += length
 
 
 @dataclass
-class Held:
-    """Rows that were read while a data set was opened: rank 0 has the first rows of the files, rank 1 the next rows.
+class KeptRows:
+    """Rows that were read while a data set was opened: rank 0 has the first rows of the files, rank 1 the next rows."""
 
-    counts: the number of rows of each rank. rows: for each field, arrays whose concatenation is this rank's rows.
-    """
-
-    counts: Sequence[int]
-    rows: dict[str, list[np.ndarray]]
+    counts: Sequence[int]  # the number of rows of each rank
+    rows: dict[str, list[np.ndarray]]  # for each field, arrays whose concatenation is this rank's rows
 
 
 class Format(ABC):
@@ -95,8 +92,8 @@ class Format(ABC):
     and raises FileNotFoundError or ReaderError if something is wrong. `register` gives the class a name.
 
     Some formats must read more than headers before rows can be counted. They do so in surveys, which run one after
-    another when a data set is opened: in a survey each rank searches its part of the files (`survey`), then all ranks
-    receive the results of all (`settle`).
+    another when a data set is opened: in a survey each rank searches its part of the files (`survey`), then every rank
+    receives the results of all ranks (`settle`).
 
     Attributes:
         files: the files that it reads.
@@ -106,8 +103,8 @@ class Format(ABC):
         categories: for each column of text, its values in the order of their integers.
         missing: the treatment of missing values, as in `DataSet(missing=...)`; set before anything is read.
         surveys: the number of surveys.
-        keep: whether surveys may keep the rows that they read; set before the first one.
-        held: all rows, if the surveys of all ranks have kept them.
+        keep: whether surveys may keep the rows that they read; set before the first survey.
+        kept: the rows, if every rank has kept its rows in a survey.
     """
 
     files: Sequence[Path] = ()
@@ -118,7 +115,7 @@ class Format(ABC):
     missing: Any = "error"
     surveys: int = 0
     keep: bool = False
-    held: Held | None = None
+    kept: KeptRows | None = None
 
     @abstractmethod
     def count(self, part: str) -> int:
@@ -144,18 +141,18 @@ class Format(ABC):
     def settle(self, turn: int, ranks: Ranks, found: Sequence[Any]) -> None:  # noqa: B027
         """Use the results of all ranks, in rank order. After the last survey, rows can be counted and read."""
 
-    def settled(self) -> None:  # noqa: B027
-        """Called after all ranks have finished their last `settle`."""
+    def end_surveys(self) -> None:  # noqa: B027
+        """Called after all ranks have finished their last `settle`, such as to remove temporary files."""
 
-    def together(self, action: Callable[[], Any]) -> Any:
-        """Call `action()`, which reads this rank's rows, while all other ranks read theirs; returns its result."""
+    def read_together(self, action: Callable[[], Any]) -> Any:
+        """Return `action()`, which reads this rank's rows while other ranks read theirs, perhaps collectively."""
         return action()
 
     def chunk_rows(self, part: str, field: str) -> int:
         """The number of rows that the files store together: reading one of them costs as much as reading all."""
         return 1
 
-    def place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
+    def describe_place(self, part: str, field: str, row: int, index: tuple[int, ...]) -> str:
         """The position in the files of the value `index` of a row, for messages."""
         inside = f", element {list(index)} of it" if index else ""
         return f"row {row} of the {part} {field}{inside}"
@@ -222,7 +219,7 @@ def open_format(name: str, path: Any, options: dict[str, Any], missing: Any = "e
             f"{', '.join(sorted(_formats))}"
         )
     make: Callable[..., Format] = kind
-    parameters = list(inspect.signature(kind).parameters.values())[1:]
+    parameters = list(inspect.signature(kind).parameters.values())[1:]  # without the path
     valid = [parameter.name for parameter in parameters]
     unknown = sorted(set(options) - set(valid))
     if unknown:

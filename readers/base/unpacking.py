@@ -1,4 +1,4 @@
-"""Decompression: one rank of each host decompresses a file to a temporary file that all ranks of the host open.
+"""Decompresses files: one rank of each host writes a temporary file, which all ranks of the host open.
 
 Otherwise each rank would have to decompress the whole file to read its rows.
 """
@@ -26,12 +26,13 @@ GZIP = b"\x1f\x8b"
 DAMAGED_GZIP = (EOFError, zlib.error, gzip.BadGzipFile)
 """Exceptions of damaged gzip and zlib data."""
 PIECE_BYTES = 1 << 20
-"""Between pieces of this size, a rank looks whether another rank has failed."""
+"""Number of bytes to read between two checks whether another rank has failed."""
 
 
 class Unpacking:
-    """Decompresses `paths`; the files are distributed over the ranks of a host. A format calls `survey` and `settle` in
-    its methods of these names.
+    """Decompresses the files `paths`, which are distributed over the ranks of each host.
+
+    A format calls `survey` and `settle` in its methods of these names (see `Format`), and `remove_files` afterwards.
 
     Args:
         open_packed: returns a context manager with the decompressed bytes of a file, as a file object.
@@ -42,7 +43,7 @@ class Unpacking:
         self, paths: Sequence[Path], open_packed: Callable[[Path], AbstractContextManager[Any]], suffix: str
     ) -> None:
         self._paths, self._open_packed, self._suffix = paths, open_packed, suffix
-        self._mine: list[Path] = []
+        self._own_files: list[Path] = []  # the temporary files of this rank
 
     def survey(self, ranks: Ranks) -> dict[Path, Path]:
         """Decompress this rank's files. Returns their temporary files."""
@@ -51,8 +52,8 @@ class Unpacking:
         for index, path in enumerate(self._paths):
             if local_ranks[index % len(local_ranks)] == ranks.rank:
                 found[path] = self._unpack_file(path)
-                self._mine.append(found[path])
-                weakref.finalize(self, remove_files, [found[path]])
+                self._own_files.append(found[path])
+                weakref.finalize(self, remove_files, [found[path]])  # if opening fails
         return found
 
     def settle(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> dict[Path, Path]:
@@ -61,8 +62,8 @@ class Unpacking:
         return {path: temporary for files in local for path, temporary in files.items()}
 
     def remove_files(self) -> None:
-        """Remove this rank's temporary files. Called when every rank of this host has opened them."""
-        remove_files(self._mine)
+        """Remove this rank's temporary files. Called when every rank of this host has them open."""
+        remove_files(self._own_files)
 
     def _unpack_file(self, path: Path) -> Path:
         with create_temporary(self._suffix) as (name, file), self._open_packed(path) as source:

@@ -19,37 +19,38 @@ def parse_block(
     numbers: Sequence[int],
     types: dict[int, Any] | None,
     dialect: Dialect,
-    newlines: bool,
-    place: Callable[[], str],
+    has_newlines: bool,
+    find_line: Callable[[], str],
 ) -> Any:
     """Parse the columns `numbers` of the records in `data` into a pyarrow table. Its columns are named by their
     numbers.
 
     Args:
-        types: type of each column, by number; None infers the types from the values.
-        newlines: whether quoted values contain newlines.
-        place: returns file and line of the first record, for errors.
+        names: the names of all columns of the file.
+        types: pyarrow type of each column, by number; None infers the types from the values.
+        has_newlines: whether quoted values contain newlines.
+        find_line: returns file and line of the first record, for errors.
     """
-    data = errors.clean_block(data, dialect, place)
+    data = errors.clean_block(data, dialect, find_line)
     try:
         try:
-            table = _read_table(data, names, numbers, types, dialect, newlines)
+            table = _read_table(data, names, numbers, types, dialect, has_newlines)
         except pa.ArrowInvalid:
             if types is None:
                 raise
             # Numbers in a spelling that only the dialect describes: read texts, and convert them.
             texts = {number: pa.string() if _is_number(kind) else kind for number, kind in types.items()}
-            table = _read_table(data, names, numbers, texts, dialect, newlines)
+            table = _read_table(data, names, numbers, texts, dialect, has_newlines)
             for number, kind in types.items():
                 if _is_number(kind):
                     table = _put_column(table, number, convert.convert_column(table[str(number)], kind, dialect))
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-        raise errors.explain_error(data, dialect, names, types or {}, place(), error) from None
+        raise errors.explain_error(data, dialect, names, types or {}, find_line(), error) from None
     for number in numbers:
         column = table[str(number)]
         if types is None and pa.types.is_string(column.type):
-            found = convert.recognise_column(column, dialect)
-            table = table if found is None else _put_column(table, number, found)
+            converted = convert.recognise_column(column, dialect)
+            table = table if converted is None else _put_column(table, number, converted)
         if dialect.null_numbers:
             table = _put_column(table, number, convert.drop_null_numbers(table[str(number)], dialect))
     return table
@@ -73,20 +74,20 @@ def _read_table(
     numbers: Sequence[int],
     types: dict[int, Any] | None,
     dialect: Dialect,
-    newlines: bool,
+    has_newlines: bool,
 ) -> Any:
-    """`parse_block` by pyarrow alone, with its rules for numbers."""
+    """As `parse_block`, by pyarrow alone, with pyarrow's rules for numbers. Raises ArrowInvalid for other spellings."""
     quote = dialect.marks.quote
-    # pyarrow infers types from its first block only, and a record must fit into its blocks. Without newlines in values
-    # the first line shows about how long a record is; otherwise all data are one block.
+    # pyarrow parses in blocks of its own. A record must fit into one of them, and types are inferred from the first.
+    # Without newlines in values the first line shows about how long a record is. Otherwise all data are one block.
     read = arrow_csv.ReadOptions(
         column_names=[str(number) for number in range(len(names))],
-        block_size=len(data) + 1 if newlines or types is None else max(1 << 20, data.find(b"\n") * 4),
+        block_size=len(data) + 1 if has_newlines or types is None else max(1 << 20, data.find(b"\n") * 4),
     )
     parse = arrow_csv.ParseOptions(
         delimiter=dialect.delimiter,
         quote_char=chr(quote) if quote else False,
-        newlines_in_values=newlines and quote is not None,
+        newlines_in_values=has_newlines and quote is not None,
     )
     converting = arrow_csv.ConvertOptions(
         include_columns=[str(number) for number in numbers],

@@ -26,7 +26,7 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
         column = column.combine_chunks()
     texts = pc.utf8_trim_whitespace(column)
     fits_dialect = pc.match_substring_regex(texts, _make_pattern(dialect))
-    if pc.all(fits_dialect).as_py() is False:
+    if pc.all(fits_dialect).as_py() is False:  # None: all values are missing
         # pyarrow parses the texts that the pattern does not match; this function converts the rest.
         others = pc.invert(fits_dialect).fill_null(False)
         parsed = _parse_texts(column.filter(others), kind, dialect)
@@ -63,12 +63,12 @@ def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
 def can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
     """Returns whether all texts are valid values of this type."""
     column = pa.array(texts, pa.string())
-    how = _parse_texts if pa.types.is_boolean(kind) else convert_column
-    return how(column, kind, dialect) is not None
+    convert = _parse_texts if pa.types.is_boolean(kind) else convert_column
+    return convert(column, kind, dialect) is not None
 
 
 def recognise_column(column: Any, dialect: Dialect) -> Any:
-    """Convert a pyarrow column of texts to int64, or else to float64; None if one is no number or all are addresses."""
+    """Convert a pyarrow column of texts to int64, or else to float64; None: no values, other texts, or addresses."""
     if len(column) == column.null_count or pc.all(pc.match_substring_regex(column, rf"^\s*{ADDRESS}\s*$")).as_py():
         return None
     whole = convert_column(column, pa.int64(), dialect)
@@ -77,6 +77,7 @@ def recognise_column(column: Any, dialect: Dialect) -> Any:
 
 @functools.lru_cache
 def _make_pattern(dialect: Dialect) -> str:
+    """The pattern of a number with the decimal and thousands marks of the dialect."""
     point = re.escape(dialect.decimal)
     whole = r"\d+"
     if dialect.thousands is not None:
@@ -103,6 +104,7 @@ def drop_null_numbers(column: Any, dialect: Dialect) -> Any:
 
 
 def _make_scalar(number: float, kind: Any) -> Any:
+    """`number` as a value of the type `kind`; None if the type cannot represent it."""
     try:
         return pa.scalar(number, kind).as_py()
     except (pa.ArrowInvalid, OverflowError):  # out of range

@@ -22,7 +22,10 @@ NULLS = (
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file spells its values. `nulls` (texts) and `null_numbers` (in any spelling) mark a missing value."""
+    """How a CSV file spells its values.
+
+    A missing value is one of the texts `nulls`, or one of the numbers `null_numbers` in any spelling.
+    """
 
     marks: Marks = field(default_factory=Marks)
     delimiter: str = ","
@@ -35,7 +38,7 @@ class Dialect:
 
     @property
     def is_recoded_whole(self) -> bool:
-        """Whether a file must be recoded to UTF-8 before it is split: its bytes cannot be searched for newlines."""
+        """Whether a file must be recoded to UTF-8 before it is split: a newline in UTF-16, say, is not the byte 10."""
         return self.encoding != "utf-8" and not _has_single_bytes(self.encoding)
 
     def clean_block(self, data: bytes) -> bytes:
@@ -70,16 +73,11 @@ def make_dialect(
             raise ValueError(f"DataSet: {name} has to be one ASCII character; given {arguments.describe_value(mark)}")
     if thousands is not None and not (isinstance(thousands, str) and len(thousands) == 1):
         raise ValueError(f"DataSet: thousands has to be one character; given {arguments.describe_value(thousands)}")
-    used_marks = [
-        (name, mark)
-        for name, mark in (
-            *(("quote", quote), ("comment", comment), ("decimal", decimal), ("thousands", thousands)),
-            ("delimiter", None if delimiter in (decimal, thousands) else delimiter),
-        )
-        if mark
-    ]
-    for (name, mark), (other, other_mark) in itertools.combinations(used_marks, 2):
-        if mark == other_mark:
+    marks = [("quote", quote), ("comment", comment), ("decimal", decimal), ("thousands", thousands)]
+    if delimiter not in (decimal, thousands):  # a delimiter may also be a mark in quoted numbers
+        marks.append(("delimiter", delimiter))
+    for (name, mark), (other, other_mark) in itertools.combinations(marks, 2):
+        if mark and mark == other_mark:
             raise ValueError(f"DataSet: {name} and {other} have to be different; given {mark!r} for both")
     for name, mark in (("decimal", decimal), ("thousands", thousands)):
         if mark and (mark.isalnum() or mark in "+-"):
@@ -110,6 +108,7 @@ def _list_nulls(na_values: Any) -> list[str]:
 
 
 def _read_number(text: str) -> float | None:
+    """The finite number that Python reads from a text; None if there is none."""
     try:
         number = float(text)
     except ValueError:
@@ -118,6 +117,7 @@ def _read_number(text: str) -> float | None:
 
 
 def _find_encoding(name: Any) -> str:
+    """Python's standard name of an encoding. Raises ValueError if Python knows no such text encoding."""
     try:
         found = codecs.lookup(name)
         "".encode(name)  # rejects codecs that do not encode text
@@ -127,7 +127,7 @@ def _find_encoding(name: Any) -> str:
             f'DataSet: encoding has to be a text encoding that Python knows, such as "utf-8", "latin-1", "cp1252" or '
             f'"utf-16"; given {arguments.describe_value(name)}'
         ) from None
-    return "utf-8" if found.name == "utf-8-sig" else found.name
+    return "utf-8" if found.name == "utf-8-sig" else found.name  # `headers.py` skips the BOM in any case
 
 
 def _has_single_bytes(encoding: str) -> bool:

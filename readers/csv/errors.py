@@ -1,6 +1,6 @@
 """Describes errors in CSV files: line, column, expected and found values.
 
-A clean block is a block of records in UTF-8 without comments, as `clean_block` makes it.
+A clean block has records in UTF-8 without comments. If pyarrow cannot parse it, `explain_error` finds the wrong value.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from matex_tf.readers.csv import convert, number_like
 from matex_tf.readers.csv.dialect import Dialect
 
 
-def clean_block(data: bytes, dialect: Dialect, place: Callable[[], str]) -> bytes:
+def clean_block(data: bytes, dialect: Dialect, find_line: Callable[[], str]) -> bytes:
     """As `dialect.clean_block`. Raises ReaderError for bytes that are invalid in the encoding.
 
-    `place`: returns file and line of the first byte.
+    `find_line`: returns the place of the first byte, "FILE, line NUMBER".
     """
     try:
         return dialect.clean_block(data)
     except UnicodeDecodeError as error:
-        path, line = split_place(place())
+        path, line = split_place(find_line())
         raise _make_encoding_error(path, error, dialect.encoding, line) from None
 
 
 def split_place(place: str) -> tuple[Path, int]:
     """Split "FILE, line NUMBER" into file and line."""
-    named, _, line = place.rpartition(", line ")
-    return Path(named), int(line)
+    file, _, line = place.rpartition(", line ")
+    return Path(file), int(line)
 
 
 def _make_encoding_error(path: Path, error: UnicodeDecodeError, encoding: str, line: int) -> ReaderError:
@@ -55,7 +55,7 @@ def make_count_error(place: str, expected: int, found: int) -> ReaderError:
 
 
 def read_rows(path: Path, data: bytes, dialect: Dialect, line: int = 1) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line, values) of each record of a clean block, by Python's slow csv module. Raises ReaderError."""
+    """Yield (line, values) of each record of a clean block from `line` on, by Python's slow csv module."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -85,8 +85,9 @@ def explain_error(
 ) -> ReaderError:
     """The error for a clean block that cannot be parsed as `types`. `place` is the position of its first record."""
     path, line = split_place(place)
-    lines: list[int] = []
+    lines: list[int] = []  # of the records with the right number of values
     columns: dict[int, list[str]] = {number: [] for number in types}
+    # The general error; a more specific one replaces it.
     wrong = ReaderError(f"{path}, from line {line} on: expected a table of {len(names)} columns, found: {error}")
     try:
         for at, values in read_rows(path, data, dialect, line):
@@ -128,6 +129,7 @@ def _find_wrong(texts: Sequence[str], kind: Any, dialect: Dialect) -> int | None
     """The index of the first text that is not a valid number of this type; None if all are."""
     if not texts or convert.can_convert(texts, kind, dialect):
         return None
+    # The shortest beginning that cannot be converted ends with the first wrong text.
     return bisect.bisect_left(
         range(len(texts)), True, key=lambda index: not convert.can_convert(texts[: index + 1], kind, dialect)
     )

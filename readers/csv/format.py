@@ -1,7 +1,7 @@
 """The CSV format: tables of text. Each rank reads and parses a contiguous range of the bytes.
 
 Opening has up to three surveys, in which each rank searches its part of the files (see `Format`): "unpack" decompresses
-files, "records" finds the ends of records and keeps the rows that it parses, "texts" collects the values of columns of
+files, "records" finds the ends of records, parses them and keeps the rows, "texts" collects the values of columns of
 text.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from matex_tf import arguments
 from matex_tf.lazy import pc
 from matex_tf.readers.base import agreement
-from matex_tf.readers.base.formats import Held, Ranks, ReaderError, register
+from matex_tf.readers.base.formats import KeptRows, Ranks, ReaderError, register
 from matex_tf.readers.base.unpacking import Unpacking
 from matex_tf.readers.csv import errors, headers, joined_text, number_like, records
 from matex_tf.readers.csv.dialect import make_dialect
@@ -31,14 +31,14 @@ from matex_tf.readers.tables.format import TableFormat
 from matex_tf.readers.tables.rows import Rows
 from matex_tf.sharding import slice_bounds
 
-_SLICE_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 20
 _ENDINGS = tuple(name + packed for name in (".csv", ".tsv") for packed in ("", ".gz", ".bz2", ".xz", ".zip"))
 
 
 class _Survey(NamedTuple):
-    """What a rank has found in its range of bytes: the ends of records, and the number of rows that it keeps.
+    """The result of a rank's survey "records": the ends of records in its range of bytes, and the rows that it keeps.
 
-    row_count: None if memory does not allow to keep them. has_failed: whether a record could not be parsed.
+    row_count: the number of these rows; None if they cannot be kept. has_failed: whether a record could not be parsed.
     """
 
     parts: list[records.Part]
@@ -100,34 +100,34 @@ class Csv(TableFormat):
         if delimiter is None:
             dialect = dataclasses.replace(dialect, delimiter=headers.sniff_delimiter(self.files[0], head, dialect))
         self._marks = dialect.marks
-        self._inputs: list[TextFile] = []
+        self._text_files: list[TextFile] = []
         for file in self.files:
-            known = head if file is self.files[0] else b""
-            names, start = headers.read_names(file, known, header, dialect)
-            if not self._inputs:
+            known_head = head if file is self.files[0] else b""
+            names, start = headers.read_names(file, known_head, header, dialect)
+            if not self._text_files:
                 self.columns = Table(file, names, dialect)
             headers.check_same(file, names, header, self.files[0], self.columns.names)
-            self._inputs.append(TextFile(file, file, start))
+            self._text_files.append(TextFile(file, file, start))
         self.columns.choose_columns(labels, columns)
         self.labelled = "labels" in self.columns.columns
-        self.columns.learn_types(*headers.sample_records(self._inputs, head, dialect), dtype)
+        self.columns.learn_types(*headers.sample_records(self._text_files, head, dialect), dtype)
         packed = [file for file in dict.fromkeys(self.files) if joined_text.needs_unpacking(file, dialect)]
         self._unpacking: Unpacking = Unpacking(packed, lambda file: joined_text.open_text(file, dialect), ".csv")
-        self._set_surveys(["unpack"] * bool(packed) + ["records"] + ["texts"] * bool(self.columns.texts))
-        self._parser: RangeParser | None = None
+        self._set_surveys(unpack=bool(packed), records=True, texts=bool(self.columns.texts))
+        self._parser: RangeParser | None = None  # between the survey of records and its settling
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return path.is_file() and path.name.lower().endswith(_ENDINGS)
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
-        places = self._unpacking.settle(ranks, found)
-        self._inputs = [dataclasses.replace(file, path=places.get(file.named, file.path)) for file in self._inputs]
+        unpacked, inputs = self._unpacking.settle(ranks, found), self._text_files
+        self._text_files = [dataclasses.replace(file, path=unpacked.get(file.named, file.path)) for file in inputs]
 
-    # Records: each rank finds the ends of records in its range of bytes, and keeps the rows that it parses on the way.
+    # Records: each rank finds the ends of records in its range of bytes, and parses the blocks that it reads for this.
 
     def _survey_records(self, ranks: Ranks) -> _Survey:
-        self._text = Text(self._inputs)
+        self._text = Text(self._text_files)
         start, stop = slice_bounds.deal_block(self._text.size, ranks.rank, ranks.size)
         if self._marks.comment is not None:
             start, stop = self._text.find_line_start(start), self._text.find_line_start(stop)
@@ -143,7 +143,7 @@ class Csv(TableFormat):
         if parser is not None:
             parser.finish_range()
         self._parser = parser
-        if parser is None or parser.is_too_large:
+        if parser is None or parser.cannot_keep:
             return _Survey(parts, row_count=None, has_failed=False)
         return _Survey(parts, parser.rows.count, has_failed=parser.error is not None)
 
@@ -156,43 +156,45 @@ class Csv(TableFormat):
         self._records = records.join_parts(
             parts, 0, text.size, lambda begin, end: self._marks.remove_comments(text.read_bytes(begin, end)), text.ends
         )
-        if self._records.open is not None:
+        if self._records.unclosed_end is not None:
+            file = text.find_file(self._records.unclosed_end - 1)
             raise ReaderError(
-                f"{text.find_file(self._records.open - 1)}: expected every quote to be closed, found one open at the "
-                "end of the file. If quotes are ordinary characters, pass quote=None"
+                f"{file}: expected every quote to be closed, found one open at the end of the file. "
+                "If quotes are ordinary characters, pass quote=None"
             )
         parser, self._parser = self._parser, None
         counts = [of_rank.row_count for of_rank in found if of_rank.row_count is not None]
         if parser is None or len(counts) < len(found):
             return  # a rank has not kept its rows, so no rank does
         is_count_wrong = sum(counts) != self._records.count and not any(of_rank.has_failed for of_rank in found)
-        if self._records.cut or is_count_wrong:
-            # The rows of a range that begins within quotes are wrong. Parse this rank's rows again, now at the right
-            # places.
-            shares = self.list_parts(ranks)
-            counts = [stop - start for start, stop in shares]
-            self._rows = self._take_rows(*shares[ranks.rank])
+        if self._records.ranges_within_quotes or is_count_wrong:
+            # The rows of a range that begins within quotes are wrong. Now the ends of all records are known, so every
+            # rank reads its rows again by their numbers.
+            row_ranges = self.list_parts(ranks)
+            counts = [stop - start for start, stop in row_ranges]
+            self._rows = self._read_all_fields(*row_ranges[ranks.rank])
         elif parser.error is not None:
             raise parser.error
         else:
             self._rows = parser.rows
-        self.held = Held(counts, self._rows.buffers)
+        self.kept = KeptRows(counts, self._rows.buffers)
 
     def check_texts(self, found: Sequence[Mapping[int, Mapping[str, int]]], ranks: Ranks) -> None:
-        """Raises ReaderError if the values of a column of text turn out to be numbers.
+        """Raises ReaderError if a column of text has numbers in most rows.
 
-        The first rank that has found such a value reports its line; the other ranks raise FailedElsewhere.
+        The first rank that has found one of these numbers reports its line; the other ranks raise FailedElsewhere.
         """
         table = self.columns
         wrong = table.find_number_among_texts(
-            {number: number_like.add_counts(texts[number] for texts in found) for number in table.texts}
+            {number: number_like.add_counts(of_rank[number] for of_rank in found) for number in table.texts}
         )
         if wrong is None:
             return
         number, value = wrong
-        if ranks.rank != next(rank for rank, texts in enumerate(found) if value in texts[number]):
+        first_rank = next(rank for rank, of_rank in enumerate(found) if value in of_rank[number])
+        if ranks.rank != first_rank:
             raise agreement.FailedElsewhere
-        blocks = self.iterate_tables(*self._find_part(ranks), [])
+        blocks = self.iterate_tables(*self._find_counted_rows(ranks), table.find_text_types())
         indices = ((first, pc.index(block[str(number)], value).as_py()) for first, block in blocks)
         row = next(first + index for first, index in indices if index >= 0)
         name = table.names[number]
@@ -210,26 +212,28 @@ class Csv(TableFormat):
     def chunk_rows(self, part: str, field: str) -> int:
         return records.STRIDE
 
-    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
-        for first, last, begin, end in self._iterate_slices(start, stop):
+    def iterate_tables(self, start: int, stop: int, types: dict[int, Any]) -> Iterator[tuple[int, Any]]:
+        for first, last, begin, end in self._iterate_blocks(start, stop):
             data = self._read_text(begin, end)
             find_line = functools.partial(self._text.find_line, begin)
-            table = self.columns.parse_records(data, fields, self._records.newlines, find_line)
+            table = self.columns.parse_records(data, types, self._records.has_quoted_newlines, find_line)
             if len(table) != last - first:
                 raise errors.make_count_error(find_line(), last - first, len(table))
             yield first, table
 
-    def _iterate_slices(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Split rows into slices at starts of records: (first row, row after last, first byte, byte after last)."""
-        numbers, places = self._records.numbers, self._records.places
-        # `row` and `byte`: the beginning of the slice. `index`: the next record with a known place, where it may end.
+    def _iterate_blocks(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Split rows into blocks at records with a known offset: (first row, row after last, first byte, byte after
+        last). A block has up to `_BLOCK_BYTES`, or reaches to the next known record if there is none within them.
+        """
+        numbers, offsets = self._records.numbers, self._records.offsets
+        # `row` and `byte`: the beginning of the block. `index`: the next known record, where the block may end.
         row, byte = start, self._find_byte(start)
         index = int(np.searchsorted(numbers, start, side="right"))
         while row < stop:
-            while index + 1 < len(numbers) and numbers[index + 1] < stop and places[index + 1] - byte <= _SLICE_BYTES:
+            while index + 1 < len(numbers) and numbers[index + 1] < stop and offsets[index + 1] - byte <= _BLOCK_BYTES:
                 index += 1
             if index < len(numbers) and row < numbers[index] < stop:
-                last, end = numbers[index], places[index]
+                last, end = numbers[index], offsets[index]
                 index += 1
             else:
                 last, end = stop, self._find_byte(stop)
@@ -237,11 +241,11 @@ class Csv(TableFormat):
             row, byte = last, end
 
     def _find_byte(self, row: int) -> int:
-        """The first byte of a row."""
+        """The offset of the first byte of a row."""
         if row >= self._records.count:
             return self._records.stop
-        number, place = self._records.find_near(row)
-        return records.skip_records(self._text.read_bytes, place, self._records.stop, row - number, self._marks)
+        number, offset = self._records.find_near(row)
+        return records.skip_records(self._text.read_bytes, offset, self._records.stop, row - number, self._marks)
 
     def find_place(self, row: int) -> str:
         return self._text.find_line(self._find_byte(row))

@@ -30,16 +30,16 @@ def sniff_delimiter(path: Path, head: bytes, dialect: Dialect) -> str:
     text = dialect.marks.remove_comments(head[begin or 0 :]).lstrip(b"\r\n")
     line = dialect.marks.drop_quoted(text).partition(b"\n")[0].decode("utf-8", "replace")
     # A mark that may be part of numbers is a delimiter only if the line has no other mark.
-    between_digits = line.count(",") == len(re.findall(r"(?<=\d),(?=\d)", line))
-    in_numbers = (dialect.decimal, dialect.thousands, "," if between_digits else None)
-    marks = sorted(_DELIMITERS, key=lambda mark: mark in in_numbers)
+    commas_are_in_numbers = line.count(",") == len(re.findall(r"(?<=\d),(?=\d)", line))
+    number_marks = (dialect.decimal, dialect.thousands, "," if commas_are_in_numbers else None)
+    marks = sorted(_DELIMITERS, key=lambda mark: mark in number_marks)
     return next((mark for mark in marks if mark in line), ",")
 
 
 def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple[list[str], int]:
-    """Returns the names of the columns and the offset of the first record.
+    """Returns the names of the columns and the offset of the first record. Without a header the names are "0", "1", ...
 
-    `head`: the beginning of the file, if it has been read already.
+    `head`: the first `HEAD_BYTES` of the file, if they have been read already; else empty.
     """
 
     def read(start: int, stop: int) -> bytes:
@@ -48,17 +48,17 @@ def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple
     length = HEAD_BYTES if head else _FIRST_BYTES
     head = head or joined_text.read_head(file, length, dialect)
     while True:
-        # The offsets of the first line after the skipped ones (None: not reached), and after the first record.
+        # `begin` and `after_first`: the offsets after skiprows= lines (None: not reached), and after the first record.
         begin = dialect.skip_lines(head, len(BOM) if head.startswith(BOM) else 0)
-        first = len(head) if begin is None else records.skip_records(read, begin, len(head), 1, dialect.marks)
-        if first < len(head) or len(head) < length:  # the record is complete, or the file is
+        after_first = len(head) if begin is None else records.skip_records(read, begin, len(head), 1, dialect.marks)
+        if after_first < len(head) or len(head) < length:  # the head has the complete record, or the complete file
             break
         length *= 16
         head = joined_text.read_head(file, length, dialect)
     if begin is None:
         raise ReaderError(f"{file}: expected more lines than the {dialect.skiprows} of skiprows, found none")
     number = 1 + head[:begin].count(b"\n")
-    line = errors.clean_block(head[begin:first], dialect, lambda: f"{file}, line {number}")
+    line = errors.clean_block(head[begin:after_first], dialect, lambda: f"{file}, line {number}")
     if b"\r" in line.strip() and b"\n" not in line and not (dialect.marks.quote and dialect.marks.quote in line):
         raise ReaderError(f"{file}: expected lines that end with a newline, found carriage returns alone")
     if not line.strip():
@@ -66,7 +66,7 @@ def read_names(file: Path, head: bytes, header: bool, dialect: Dialect) -> tuple
     rows = errors.read_rows(file, line, dialect, number)
     values = next((row for _, row in rows if row), [])
     if header:
-        return [name.strip() for name in values], first
+        return [name.strip() for name in values], after_first
     return [str(number) for number in range(len(values))], begin
 
 
@@ -80,10 +80,9 @@ def check_same(file: Path, names: list[str], header: bool, first: Path, expected
 
 
 def sample_records(text_files: Sequence[TextFile], head: bytes, dialect: Dialect) -> tuple[bytes, Path, int]:
-    """Sample records that determine the types, from the first file that has records. Returns the bytes of the records,
-    the file, and the line of the first record.
+    """The records in the first MiB of the first file that has records, which determine the types of the columns.
 
-    `head`: the beginning of the first file.
+    Returns the bytes of the records, the file, and the line of the first record. `head`: of the first file.
     """
     for number, text_file in enumerate(text_files):
         length = HEAD_BYTES
@@ -101,4 +100,4 @@ def _find_records_end(head: bytes, start: int, length: int, marks: Marks) -> int
     """The offset after the last complete record in a head of up to `length` bytes; 0 if there is none."""
     if len(head) < length:
         return len(head)
-    return records.search_records(lambda a, b: head[a:b], start, length, marks).outside.last or 0
+    return records.search_records(lambda a, b: head[a:b], start, length, marks).outside.last_end or 0

@@ -1,7 +1,7 @@
-"""The text of several CSV files, plain or compressed, as one text without headers, with offsets from 0.
+"""Joins the records of several CSV files, plain or compressed, to one text without headers, with offsets from 0.
 
-So ranks divide the bytes of all files evenly. Of two files with 100 and 50 bytes of records, offset 101 is the first
-byte of the second: a newline is added after each file.
+So ranks can divide the bytes of all files evenly. A newline is added after each file. Of two files with 100 and 50
+bytes of records, offset 101 is the first byte of the second file.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from matex_tf.runtime import real_files
 
 BOM = b"\xef\xbb\xbf"
 _PACKED = {GZIP: "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
+_SEARCH_BYTES = 1 << 16  # bytes that are searched for a newline at a time
+_COUNT_BYTES = 1 << 20  # bytes whose newlines are counted at a time
 _DAMAGED = (*DAMAGED_GZIP, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError)
 
 
@@ -61,7 +63,7 @@ def open_text(path: Path, dialect: Dialect) -> Iterator[Any]:
         ) from None
     except (*_DAMAGED, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise
+            raise  # an error of the system; the errors of damaged data have no number
         raise ReaderError(f"{path}: truncated or damaged: expected {packing} data, found: {error}") from None
 
 
@@ -98,14 +100,15 @@ def read_head(path: Path, length: int, dialect: Dialect) -> bytes:
 
 @dataclass(frozen=True)
 class TextFile:
-    """One file of a text: its name in messages, the file with its text, and the offset of its first record."""
+    """One file of a text."""
 
-    named: Path
-    path: Path
-    start: int
+    named: Path  # the file of the script, for messages
+    path: Path  # the file with its text: `named`, or a temporary file with the decompressed text
+    start: int  # the offset of its first record
 
     @property
     def is_unpacked(self) -> bool:
+        """Whether `path` is a temporary file."""
         return self.path != self.named
 
 
@@ -114,7 +117,8 @@ class Text:
 
     A newline is added after each file, so that its last record ends with one.
 
-    Attributes: `size`; `starts` and `ends`, the first offset of each file and the offset after its last byte.
+    Attributes: `size`, in bytes; `starts` and `ends`, the first offset of each file, and the offset after the newline
+    that is added after it.
     """
 
     def __init__(self, text_files: Sequence[TextFile]):
@@ -132,16 +136,16 @@ class Text:
 
     def read_bytes(self, start: int, stop: int) -> bytes:
         """The bytes `start` to `stop` of the text."""
-        found = []
+        pieces = []
         start = max(0, start)
         while start < stop:
             number = bisect.bisect_right(self.ends, start)
             end = min(stop, self.ends[number])
-            inside = self._files[number].start - self.starts[number]  # from an offset of the text to one of the file
-            data = self._read_file(number, start + inside, min(end + inside, self._sizes[number]))
-            found.append(data if end < self.ends[number] else data + b"\n")
+            shift = self._files[number].start - self.starts[number]  # from an offset of the text to one of the file
+            data = self._read_file(number, start + shift, min(end + shift, self._sizes[number]))
+            pieces.append(data if end < self.ends[number] else data + b"\n")
             start = end
-        return found[0] if len(found) == 1 else b"".join(found)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _read_file(self, number: int, start: int, stop: int) -> bytes:
         """Read bytes `start` to `stop` of one file."""
@@ -182,19 +186,18 @@ class Text:
             return byte
         at = byte - 1
         while at < self.size:
-            found = self.read_bytes(at, min(at + (1 << 16), self.size)).find(b"\n")
-            if found >= 0:
-                return at + found + 1
-            at += 1 << 16
+            newline = self.read_bytes(at, min(at + _SEARCH_BYTES, self.size)).find(b"\n")
+            if newline >= 0:
+                return at + newline + 1
+            at += _SEARCH_BYTES
         return self.size
 
     def find_line(self, byte: int) -> str:
-        """ "FILE, line NUMBER" of the line that begins at offset `byte`; lines count from 1."""
+        """The place "FILE, line NUMBER" of the line that begins at offset `byte`; lines count from 1."""
         number = min(bisect.bisect_right(self.ends, byte), len(self.ends) - 1)
-        last = byte - self.starts[number] + self._files[number].start
-        steps = range(0, min(last, self._sizes[number]), 1 << 20)
+        end = min(byte - self.starts[number] + self._files[number].start, self._sizes[number])  # in the file
         count = sum(
-            self._read_file(number, at, min(at + (1 << 20), last, self._sizes[number])).count(b"\n") for at in steps
+            self._read_file(number, at, min(at + _COUNT_BYTES, end)).count(b"\n") for at in range(0, end, _COUNT_BYTES)
         )
         return f"{self._files[number].named}, line {1 + count}"
 

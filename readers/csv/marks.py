@@ -22,7 +22,7 @@ class Marks:
         if within:
             at = -1 if self.quote is None else data.find(self.quote)
             if at < 0:
-                return []
+                return []  # all of `data` is within quotes
             at += 1
         pattern, found = _compile_pattern(self), []
         while match := pattern.match(data, at):
@@ -30,8 +30,8 @@ class Marks:
             at = match.end()
         return found
 
-    def is_bare(self, data: bytes, comment: int) -> bool:
-        """Whether the line of a comment contains only spaces before the offset `comment`."""
+    def fills_line(self, data: bytes, comment: int) -> bool:
+        """Whether the comment at the offset `comment` has only spaces before it in its line."""
         return not data[_find_line(data, comment) : comment].strip(b" ")
 
     def drop_quoted(self, data: bytes) -> bytes:
@@ -45,18 +45,19 @@ class Marks:
         """Remove comments from `data`, which begins outside of quotes. The number of lines does not change."""
         pieces, done = [], 0
         for first, after in self.find_comments(data):
-            pieces.append(data[done : _find_line(data, first) if self.is_bare(data, first) else first])
+            pieces.append(data[done : _find_line(data, first) if self.fills_line(data, first) else first])
             done = after
         return b"".join([*pieces, data[done:]]) if pieces else data
 
 
 def _find_line(data: bytes, at: int) -> int:
+    """The offset at which the line of the byte at `at` begins."""
     return data.rfind(b"\n", 0, at) + 1
 
 
 @functools.lru_cache
 def _compile_pattern(marks: Marks) -> re.Pattern[bytes]:
-    """Matches up to and including the next comment, skipping quoted values."""
+    """A pattern that matches from outside of quotes up to the end of the next comment, which is its group 1."""
     assert marks.comment is not None
     comment = re.escape(bytes([marks.comment]))
     if marks.quote is None:

@@ -49,14 +49,15 @@ _UNIT = rf"(?:{_FACTOR}(?:[/*\u00b7\u22c5. ]{_FACTOR}){{0,4}}\.?)"
 
 _APOSTROPHES = {**dict.fromkeys(map(ord, "`\u2018\u2019\u02bc\u2032\u00b4"), "'"), 0x2033: "''", 0x201D: "''"}
 _ARABIC_MARKS = {"\N{ARABIC DECIMAL SEPARATOR}": ".", "\N{ARABIC THOUSANDS SEPARATOR}": ","}
-_ONE_FOR_KIND = {"Zs": " ", "Sc": "$"}  # all spaces, and all signs of currencies
-_PLAIN = "0-9+.eE-"
+_ONE_FOR_KIND = {"Zs": " ", "Sc": "$"}  # by Unicode category: all spaces, and all signs of currencies
+_PLAIN = "0-9+.eE-"  # characters of numbers that pyarrow parses
 
 _MARKS = " '_.,\u00b7"  # between groups of digits
 _GROUPED = rf"(?:\d{{1,3}}(?P<mark>[{_MARKS}])\d{{3}}(?:(?P=mark)\d{{3}})*|\d{{1,2}}(?P<lakh>,)(?:\d{{2}},)+\d{{3}})"
 _DIGITS = rf"(?:{_GROUPED}(?:(?!(?(mark)(?P=mark)|,))[.,\u00b7]\d*)?|\d+(?:[.,\u00b7]\d*)?|[.,\u00b7]\d+)"
 _EXPONENT = r"(?:\s*[eEdDqQ]\s*[-+]?\d+|\s*[x\u00d7*\u00b7\u22c5]\s*10\s*(?:\^|\*\*)?\s*[-+]?\d+)?"
-_SIMPLE = r"(?:\d+(?:[.,]\d*)?|[.,]\d+)"
+_SIMPLE = r"(?:\d+(?:[.,]\d*)?|[.,]\d+)"  # without groups of digits
+# Hexadecimal, binary, octal and infinite numbers; complex numbers; degrees; lengths.
 _OTHERS = (
     r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|(?i:inf|infinity)|∞"
     r"|\d*[.,]\d+[-+]\d{3}"  # Fortran omits the letter of an exponent with three digits
@@ -64,6 +65,7 @@ _OTHERS = (
     rf"""|\d+\s*°\s*\d{{1,2}}(?:[.,]\d+)?\s*'(?:\s*\d{{1,2}}(?:[.,]\d+)?\s*(?:''|"))?\s*[NSEWO]?"""
     r"""|\d+\s*'\s*\d{1,2}(?:[.,]\d+)?\s*(?:''|")"""  # feet and inches
 )
+# After a number, a time of day or a month is no unit: 5 pm and 12 Jan are names.
 _NO_UNIT = r"(?:(?i:[ap]\.?m\.?)|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?)(?:\s*[*†‡§]+)?$"
 _NUMBER = re.compile(
     r"(?:(?P<bound>[<>≤≥]=?)|[~≈=±]|(?:ca|approx)\.?\s)?\s*"
@@ -90,12 +92,11 @@ _BETWEEN = re.compile(r"\s*[;|]\s*|,?\s+")
 
 
 def find_unit(text: str) -> str | None:
-    """The unit of a text that is a number, if the unit may also be part of a name.
+    """Whether a text is a number, and its unit if the text may also be a name.
 
-    "": a plain number, or one with a well-known unit. A word, or one capital letter except K and M: a number whose unit
-    may be part of a name, such as A in 1A. None: the text is neither a number nor several.
-
-    Numbers of a column must have the same unit, because 1A and 2B may be names: see `find_numbers`.
+    None: not a number, such as "abc". "": certainly one or several numbers, such as "12", or "12 km" with a well-known
+    unit. A word, or one capital letter except K and M: perhaps a number with this unit, such as "A" of "1A".
+    `find_numbers` decides: numbers of a column have one unit, while 1A and 2B may be names.
     """
     if not any(letter.isnumeric() or letter in "∞fF" for letter in text):
         return None
@@ -111,7 +112,7 @@ def find_unit(text: str) -> str | None:
 
 
 def find_numbers(counts: Mapping[str, int]) -> set[str]:
-    """The texts that are numbers, among `counts` (rows for each text). Of units, only the most common one counts."""
+    """The texts that are numbers, among `counts` (rows by text). Of uncertain units, only the most common counts."""
     units = {text: unit for text in counts if (unit := find_unit(text)) is not None}
     rows: collections.Counter[str] = collections.Counter()
     for text, unit in units.items():
@@ -167,7 +168,7 @@ def suggest_option(text: str, column: str, dialect: Dialect) -> str:
 
 
 def _list_options(text: str, dialect: Dialect) -> list[str]:
-    """The smallest sets of options that parse the text, and the number that results, as texts."""
+    """The smallest sets of options decimal= and thousands= that parse the text, and the resulting number, as texts."""
     marks = dict.fromkeys(letter for letter in text.strip() if _normalize(f"1{letter}1")[1] in _MARKS)
     found = []
     for decimal, thousands in itertools.product((dialect.decimal, ".", ","), (dialect.thousands, None, *marks)):
@@ -196,5 +197,6 @@ def _list_delimiters(text: str) -> list[str]:
 
 @functools.lru_cache
 def _read_text(text: str, dialect: Dialect) -> float | None:
+    """The number that a reader with this dialect gets from the text; None if it gets an error."""
     found = convert.convert_column(pa.array([text]), pa.float64(), dialect)
     return None if found is None else found[0].as_py()

@@ -1,7 +1,7 @@
 """Parses a rank's range of a CSV text while the ends of its records are searched, so that the text is read once.
 
-`format.py` calls it in the survey of records. The range is assumed to begin outside of quotes. If the preceding ranges
-show otherwise, `format.py` discards these rows and parses the range again.
+`format.py` calls this module in the survey of records. The range is assumed to begin outside of quotes. If the
+preceding ranges show otherwise, `format.py` drops the rows and reads this rank's rows again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class RangeParser:
     a record. So complete lines are parsed at once, and the bytes after them wait for the next block. Then
     `finish_range` parses the last record.
 
-    Attributes: `rows`; `error`, an error of parsing; `is_too_large`, whether the rows exceed the memory limit.
+    Attributes: `rows`, the parsed rows; `error`, an error of parsing; `cannot_keep`, whether rows exceed the memory
+    limit, or their dtypes cannot hold texts. After an error, or with `cannot_keep`, nothing more is parsed.
     """
 
     def __init__(self, text: Text, table: Table, rows: Rows, start: int, stop: int):
@@ -32,7 +33,7 @@ class RangeParser:
         self._marks = table.dialect.marks
         self.rows = rows
         self.error: Exception | None = None
-        self.is_too_large = not rows.can_hold_texts()
+        self.cannot_keep = not rows.can_hold_texts()
         begins_line = start in text.starts or text.read_bytes(start - 1, start) == b"\n"
         # The offset of the first record that is not parsed yet; None until the end of the preceding record is found.
         self._offset: int | None = start if begins_line else None
@@ -41,14 +42,14 @@ class RangeParser:
     @property
     def is_active(self) -> bool:
         """Whether all records so far have been parsed."""
-        return self.error is None and not self.is_too_large
+        return self.error is None and not self.cannot_keep
 
     def add_block(self, begin: int, data: bytes, line_ends: np.ndarray, record_ends: np.ndarray) -> None:
         """Parse the complete lines of the data that was read from offset `begin` on. See `records.search_records`."""
         if not self.is_active or (self._offset is None and not len(line_ends)):
             return
         if self._offset is None:
-            # The record before the range ends with the first line; another rank parses it.
+            # The range begins within a record, which ends with the first line. The rank before parses this record.
             self._offset = int(line_ends[0])
             data, line_ends = data[self._offset - begin :], line_ends[1:]
         self._unparsed.append(data)
@@ -62,7 +63,7 @@ class RangeParser:
         self._offset, self._unparsed = last_end, [rest]
 
     def _parse_lines(self, offset: int, lines: bytes, line_count: int, record_count: int) -> None:
-        """Append the rows of `lines`, which begin at `offset`. Sets `error` or `is_too_large` if that fails.
+        """Append the rows of `lines`, which begin at `offset`. Sets `error` or `cannot_keep` if that fails.
 
         Args:
             line_count: the number of lines that end outside of quotes.
@@ -71,19 +72,20 @@ class RangeParser:
         find_line = functools.partial(self._text.find_line, offset)
         has_quoted_newlines = lines.count(b"\n") > line_count
         try:
-            table = self._table.parse_records(lines, list(self._table.columns), has_quoted_newlines, find_line)
+            types = self._table.find_types(self._table.columns)
+            table = self._table.parse_records(lines, types, has_quoted_newlines, find_line)
             if len(table) != record_count:
                 raise errors.make_count_error(find_line(), record_count, len(table))
-            # The rows that are still to come, as a multiple of these.
+            # About how many rows of the range are still to come, as a multiple of the rows of `lines`.
             remaining = max(0, self._stop - offset - len(lines)) / max(1, len(lines))
             self.rows.append_table(table, remaining, functools.partial(self._find_record, offset))
         except TooLarge:
-            self.is_too_large = True
+            self.cannot_keep = True
         except (ReaderError, ValueError) as error:
             self.error = error
 
     def _find_record(self, offset: int, number: int) -> str:
-        """ "FILE, line NUMBER" of the record that is `number` records after `offset`."""
+        """The place "FILE, line NUMBER" of the record that follows `number` records from `offset` on."""
         text = self._text
         return text.find_line(records.skip_records(text.read_bytes, offset, text.size, number, self._marks))
 

@@ -19,7 +19,7 @@ from matex_tf.readers.csv.marks import Marks
 
 _NEWLINE, _RETURN = 10, 13
 STRIDE = 1024
-"""The position of every STRIDE-th record is stored."""
+"""The offset of every STRIDE-th record is stored; a search from the nearest one finds any other record."""
 PIECE = 1 << 20
 """Number of bytes that are searched at a time."""
 _WINDOW_BYTES = 1 << 16
@@ -34,15 +34,15 @@ class Found:
     """The records that end in one range of the text, under one assumption about its beginning."""
 
     count: int = 0
-    places: list[int] = field(default_factory=list)  # the offset after every STRIDE-th record
-    newlines: bool = False  # whether quoted values contain newlines
-    last: int | None = None  # the offset after the last record; None: no record ends in the range
+    offsets: list[int] = field(default_factory=list)  # the offset after every STRIDE-th record
+    has_quoted_newlines: bool = False
+    last_end: int | None = None  # the offset after the last record; None: no record ends in the range
     within: bool = False  # whether the range ends within quotes; during the search: whether the next block begins so
 
 
 @dataclass
 class Part:
-    """The result of one rank's range: `outside` if it begins outside of quotes, `inside` if it begins within quotes."""
+    """The result of one range: `outside` holds if it begins outside of quotes, `inside` if it begins within quotes."""
 
     outside: Found
     inside: Found
@@ -59,14 +59,14 @@ def search_records(
     piece: int | None = None,
     on_block: OnBlock | None = None,
 ) -> Part:
-    """The records that end between the offsets `start` and `stop`.
+    """Find the records that end between the offsets `start` and `stop`.
 
-    Empty lines and lines with only a comment are not records. `on_block(begin, data, line_ends, record_ends)` is called
-    for each block that is read, from offset `begin` on: the offsets after its lines and after its records, assuming
-    that the range begins outside of quotes.
+    Empty lines and lines with only a comment are not records. The text is read in blocks. `on_block(begin, data,
+    line_ends, record_ends)` is called for each block, `data` from offset `begin` on: `line_ends` and `record_ends` are
+    the offsets after its lines and after its records, if the range begins outside of quotes.
     """
-    line = _find_line_start(read(max(0, start - 2), start), start)
-    outside, inside = (_Search(read, marks, stride or STRIDE, within, line) for within in (False, True))
+    line_start = _find_line_start(read(max(0, start - 2), start), start)
+    outside, inside = (_Search(read, marks, stride or STRIDE, within, line_start) for within in (False, True))
     begin = start
     while begin < stop:
         data = _read_block(read, begin, stop, piece or PIECE, marks)
@@ -83,7 +83,7 @@ def _find_line_start(before: bytes, start: int) -> int:
     """The start of the line that contains the offset `start`, from the two bytes before it (fewer at the beginning).
 
     The caller only needs to know whether the line is empty: "" or a carriage return. A line with other bytes before
-    `start` is not. For such a line the result is `start` - 2, so that it has at least two bytes before its newline.
+    `start` is not empty. Its true start is not needed; the result is `start` - 2, so that it is longer than one byte.
     """
     if not before or before.endswith(b"\n"):
         return start
@@ -93,7 +93,7 @@ def _find_line_start(before: bytes, start: int) -> int:
 
 
 def _read_block(read: Read, begin: int, stop: int, length: int, marks: Marks) -> bytes:
-    """The next block to search, about `length` bytes; complete lines if there are comments."""
+    """The next block to search, about `length` bytes; complete lines if the text has comments (see the module)."""
     end = min(begin + length, stop)
     data = read(begin, end)
     if marks.comment is None:
@@ -125,22 +125,23 @@ class _Search:
 
     Args:
         within: the assumption: the range begins within quotes.
-        line: the offset at which the first line begins; the attribute `_line`: at which the unfinished line begins.
+        line_start: the offset at which the line at the beginning of the range begins.
     """
 
-    def __init__(self, read: Read, marks: Marks, stride: int, within: bool, line: int):
+    def __init__(self, read: Read, marks: Marks, stride: int, within: bool, line_start: int):
         self.found = Found(within=within)
-        self._read, self._marks, self._stride, self._line = read, marks, stride, line
+        self._read, self._marks, self._stride = read, marks, stride
+        self._line_start = line_start  # of the line that has not ended in the blocks so far
 
     def add_block(self, block: _Block) -> tuple[np.ndarray, np.ndarray]:
         """Search the next block. Returns the offsets after the lines and after the records that end in it."""
         found = self.found
         newlines, comment_ends = self._find_line_ends(block)
-        found.newlines |= len(newlines) < len(block.newlines)
+        found.has_quoted_newlines |= len(newlines) < len(block.newlines)
         # For each line that ends here, the offset of its newline and its start; then the start of the unfinished line.
         ends = newlines + block.begin
-        starts = np.concatenate([[self._line], ends + 1])
-        self._line = int(starts[-1])
+        starts = np.concatenate([[self._line_start], ends + 1])
+        self._line_start = int(starts[-1])
         record_ends = ends + 1
         # Only a line of up to one byte can be empty: "" or a carriage return.
         short = np.flatnonzero(ends - starts[:-1] <= 1)
@@ -150,16 +151,16 @@ class _Search:
             record_ends = record_ends[is_record]
         # Store the records whose number, counted from 1, is a multiple of the stride.
         first = self._stride - found.count % self._stride - 1
-        found.places += record_ends[first :: self._stride].tolist()
+        found.offsets += record_ends[first :: self._stride].tolist()
         found.count += len(record_ends)
         if len(record_ends):
-            found.last = int(record_ends[-1])
+            found.last_end = int(record_ends[-1])
         return ends + 1, record_ends
 
     def _find_line_ends(self, block: _Block) -> tuple[np.ndarray, list[int]]:
-        """The indices of newlines outside of quotes, and the indices after comments that fill their line.
+        """The indices of newlines outside of quotes, and the indices of newlines after lines with only a comment.
 
-        Then `found.within` says whether the block ends within quotes.
+        Changes `found.within` to say whether the block ends within quotes.
         """
         found, quotes = self.found, block.quotes
         comments = self._marks.find_comments(block.data, found.within)
@@ -168,19 +169,21 @@ class _Search:
         else:
             quotes_before = block.quotes_before
             if comments:
-                # Quotes in comments do not count. `number`: the comment that begins last before each quote; -1: none.
-                first, after = np.array(comments).T  # the indices of its first byte, and after its last
-                number = np.searchsorted(first, quotes, side="right") - 1
-                quotes = quotes[(number < 0) | (quotes >= after[number])]
+                # Quotes in comments do not count. `latest`: the index of the last comment that begins before each
+                # quote; -1: there is none.
+                first, after = np.array(comments).T  # the indices of a comment's first byte, and after its last one
+                latest = np.searchsorted(first, quotes, side="right") - 1
+                quotes = quotes[(latest < 0) | (quotes >= after[latest])]
                 quotes_before = np.searchsorted(quotes, block.newlines)
             # An index is outside of quotes if the number of quotes before it is even.
             newlines = block.newlines[((quotes_before + found.within) & 1) == 0]
             found.within ^= bool(len(quotes) & 1)
-        return newlines, [after for first, after in comments if self._marks.is_bare(block.data, first)]
+        return newlines, [after for first, after in comments if self._marks.fills_line(block.data, first)]
 
     def _are_empty(self, block: _Block, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Whether lines of up to one byte, from offsets `starts` to `ends`, are empty, or only a carriage return."""
         first_bytes = block.values[np.maximum(starts - block.begin, 0)]
+        # Only the first line may begin in an earlier block.
         if len(starts) and starts[0] < block.begin:
             first_bytes[0] = self._read(int(starts[0]), int(starts[0]) + 1)[0]
         return np.asarray((starts == ends) | (first_bytes == _RETURN))
@@ -191,9 +194,9 @@ def skip_records(read: Read, start: int, stop: int, count: int, marks: Marks) ->
     window = _WINDOW_BYTES
     while count:
         end = min(stop, start + window)
-        places = search_records(read, start, end, marks, stride=1, piece=window).outside.places
-        if len(places) >= count:
-            return places[count - 1]
+        offsets = search_records(read, start, end, marks, stride=1, piece=window).outside.offsets
+        if len(offsets) >= count:
+            return offsets[count - 1]
         if end == stop:
             return stop
         window *= 4
@@ -216,46 +219,49 @@ def find_line_end(read: Read, start: int, stop: int, marks: Marks) -> int:
 
 @dataclass
 class Records:
-    """The positions of the records of a complete text."""
+    """The positions of the records of a complete text.
+
+    The lists `numbers` and `offsets` describe some records: the first one, and each that follows a stored offset.
+    """
 
     count: int
-    newlines: bool  # whether quoted values contain newlines
-    open: int | None  # the offset at which the first file with an unclosed quote ends; None: all quotes are closed
-    numbers: list[int]  # the indices of some records, ascending: the first, and each after a STRIDE-th of a range
-    places: list[int]  # the offsets at which these records begin
+    has_quoted_newlines: bool
+    unclosed_end: int | None  # the end of the first file with an unclosed quote; None: all quotes are closed
+    numbers: list[int]  # the indices of these records, ascending
+    offsets: list[int]  # where these records begin, or empty lines before them
     stop: int  # the end of the text
-    cut: list[int] = field(default_factory=list, compare=False)  # the indices of ranges that begin within quotes
+    ranges_within_quotes: list[int] = field(default_factory=list, compare=False)  # indices of ranges that begin so
 
     def find_near(self, record: int) -> tuple[int, int]:
         """(index, first byte) of a record at or shortly before the record with index `record`."""
-        index = bisect.bisect_right(self.numbers, record) - 1
-        return self.numbers[index], self.places[index]
+        position = bisect.bisect_right(self.numbers, record) - 1
+        return self.numbers[position], self.offsets[position]
 
 
-def join_parts(parts: Sequence[Part], start: int, stop: int, rest: Read, ends: Collection[int] = ()) -> Records:
-    """Combine the results of consecutive ranges of the text from `start` to `stop`; `rest` reads the end of the text.
+def join_parts(parts: Sequence[Part], start: int, stop: int, read_rest: Read, ends: Collection[int] = ()) -> Records:
+    """Combine the results of consecutive ranges of the text from `start` to `stop`.
 
-    Whether a range begins within quotes is known from the end of the preceding one, which selects one result of `Part`.
+    The end of a range shows whether the next one begins within quotes, and so which result of its `Part` is right.
 
-    `ends`: the ends of the files. A range ends at each of them; a file that ends within quotes has an unclosed quote.
+    Args:
+        read_rest: reads the bytes after the last newline that ends a record, without comments.
+        ends: the ends of the files. A range ends at each of them; a file that ends within quotes has an unclosed quote.
     """
     ends = {*ends, stop}
-    # Up to the current range: the number of records; whether it begins within quotes; whether quotes contain newlines.
-    count, within, newlines = 0, False, False
-    numbers, places = [0], [start]
-    last, opened, cut = start, None, []  # last: the offset after the last record; the others: see `Records`
+    records = Records(0, has_quoted_newlines=False, unclosed_end=None, numbers=[0], offsets=[start], stop=stop)
+    within, last_end = False, start  # whether the range begins within quotes; the offset after the last record
     for number, part in enumerate(parts):
         if within:
-            cut.append(number)
+            records.ranges_within_quotes.append(number)
         found = part.inside if within else part.outside
-        numbers += [count + STRIDE * (i + 1) for i in range(len(found.places))]
-        places += found.places
-        count += found.count
-        newlines |= found.newlines
-        last = found.last or last
+        records.numbers += [records.count + STRIDE * (i + 1) for i in range(len(found.offsets))]
+        records.offsets += found.offsets
+        records.count += found.count
+        records.has_quoted_newlines |= found.has_quoted_newlines
+        last_end = found.last_end or last_end
         within = found.within
-        if within and part.stop in ends:
-            opened = part.stop if opened is None else opened
+        if within and part.stop in ends and records.unclosed_end is None:
+            records.unclosed_end = part.stop
     # The last record may lack a newline; empty lines may follow it.
-    count += bool(within or rest(last, stop).strip(b"\r\n"))
-    return Records(count, newlines, opened, numbers, places, stop, cut)
+    records.count += bool(within or read_rest(last_end, stop).strip(b"\r\n"))
+    return records

@@ -16,55 +16,54 @@ from matex_tf.readers.tables.columns import Columns, is_number, is_whole
 
 
 class Table(Columns):
-    """Columns of text in the spelling of `dialect`."""
+    """The columns of a CSV file, whose values are texts in the spelling of `dialect`."""
 
     def __init__(self, path: Path, names: Sequence[str], dialect: Dialect):
         super().__init__(path, names)
         self.dialect = dialect
 
     def learn_types(self, sample: bytes, file: Path, line: int, dtype: Any) -> None:
-        """Infer the type of each column from `sample`, complete records of `file` from line `line` on, and `dtype`."""
-        found: dict[int, Any] = dict.fromkeys(self.used, pa.null())
+        """Choose the types of columns from dtype= and `sample`, complete records of `file` from line `line` on."""
+        inferred: dict[int, Any] = dict.fromkeys(self.used, pa.null())
         if sample.strip():
             place = f"{file}, line {line}"
-            table = blocks.parse_block(sample, self.names, self.used, None, self.dialect, True, lambda: place)
-            found = {number: table.schema.field(str(number)).type for number in self.used}
+            table = blocks.parse_block(
+                sample, self.names, self.used, None, self.dialect, has_newlines=True, find_line=lambda: place
+            )
+            inferred = {number: table.schema.field(str(number)).type for number in self.used}
             requested = self.list_dtypes(dtype)
             for number in self.used:
-                if not (is_number(found[number]) or number in requested):
+                if not (is_number(inferred[number]) or number in requested):
                     self._check_text(number, table[str(number)], sample, place)
-        self.choose_types(found, dtype)
+        self.choose_types(inferred, dtype)
 
-    def find_usual_dtype(self, field: str, kind: Any) -> np.dtype:
+    def find_default_dtype(self, field: str, kind: Any) -> np.dtype:
         return np.dtype("i8" if field == "labels" and is_whole(kind) else "f8")
 
     def _check_text(self, number: int, column: Any, sample: bytes, place: str) -> None:
         """Raises ReaderError if a column that would be read as text holds mostly numbers."""
         if not pa.types.is_string(column.type):
-            return  # dates and the like
+            return  # such as dates, which pyarrow recognizes
         counts = {value["values"]: value["counts"] for value in column.drop_null().value_counts().to_pylist()}
         if number_like.are_numbers(counts):
             data = errors.clean_block(sample, self.dialect, lambda: place)
+            # The error names the first text that is not a number in the dialect, if there is one.
             mixed = ValueError(f"numbers in several spellings in column {self.names[number]!r}")
             error = errors.explain_error(data, self.dialect, self.names, {number: pa.float64()}, place, mixed)
             raise ReaderError(f"{error}. Most rows of this column hold numbers")
 
     def find_number_among_texts(self, counts: Mapping[int, Mapping[str, int]]) -> tuple[int, str] | None:
-        """Returns a column of text with numbers in most rows, and one of these numbers; None if there is no such
-        column.
+        """A column of text that has numbers in most rows, and one of these numbers; None if there is no such column.
 
-        `counts`: for each column, the number of rows with each value.
+        `counts`: for each column, the number of rows with each value. Columns that dtype= requests as text are valid.
         """
         for number in sorted(set(self.texts) - self.requested_texts):
             if number_like.are_numbers(counts[number]):
                 return number, min(number_like.find_numbers(counts[number]))
         return None
 
-    def parse_records(self, data: bytes, fields: Sequence[str], newlines: bool, line: Callable[[], str]) -> Any:
-        """Parse the records in `data` into a pyarrow table of the columns of `fields`, named by their numbers. Without
-        fields, the columns of text.
-
-        `newlines`: whether quoted values contain newlines. `line` returns the position of the first record, for errors.
-        """
-        types = self.find_types(fields)
-        return blocks.parse_block(data, self.names, list(types), types, self.dialect, newlines, line)
+    def parse_records(
+        self, data: bytes, types: dict[int, Any], has_newlines: bool, find_line: Callable[[], str]
+    ) -> Any:
+        """Parse the columns of `types` of the records in `data`. For the arguments see `blocks.parse_block`."""
+        return blocks.parse_block(data, self.names, list(types), types, self.dialect, has_newlines, find_line)

@@ -1,4 +1,4 @@
-"""Extracts files from a tar archive, plain or gzipped, once for each host; a common interface to plain files."""
+"""Extracts files from a tar archive, plain or gzipped; `Stored` reads these and plain files in the same way."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _extract_member(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo
 class Stored:
     """A file on disk, or an extracted file, which stays open and may be removed. `str` returns its name for messages.
 
-    `named`: "ARCHIVE: NAME" for a file that was extracted to `path`.
+    `named`: "ARCHIVE: NAME" for a file that was extracted to `path`; None for a file on disk.
     """
 
     def __init__(self, path: Path, named: str | None = None):

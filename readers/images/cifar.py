@@ -34,11 +34,12 @@ class _Cifar(Format):
     """
 
     own_testing = True
-    list_names: dict[str, list[str]]
-    label_names: tuple[str, ...]
+    batch_names: dict[str, list[str]]  # by part, without the ending .bin of the binary version
+    label_names: tuple[str, ...]  # in the order of the labels of an image
     archives: tuple[str, ...]
 
     def _open_path(self, path: str | PathLike[str], label: int) -> None:
+        """Find the batches at `path`. `label`: the index in `label_names` of the labels to read."""
         self._label, self._path = label, Path(files.decode_path(path))
         self._unpacked: list[Path] = []
         self._batches: dict[str, list[Any]] = {}
@@ -72,26 +73,28 @@ class _Cifar(Format):
         )
 
     def _list_file_names(self) -> list[str]:
-        return [name + ending for names in self.list_names.values() for name in names for ending in ("", ".bin")]
+        return [name + ending for names in self.batch_names.values() for name in names for ending in ("", ".bin")]
 
     def _describe_expected(self) -> str:
-        usual = ", ".join(name for names in self.list_names.values() for name in names)
+        usual = ", ".join(name for names in self.batch_names.values() for name in names)
         return (
             f"{self._path}: expected {usual}, all of them with .bin (binary version) or all without (Python version), "
             f"or {' or '.join(self.archives)}"
         )
 
     def _find_batches(self, there: Mapping[str, Stored]) -> dict[str, list[Stored]] | None:
-        """The files of each part among the files `there`, by name; None if any is missing."""
+        """The batches of each part, from the files `there`, keyed by name; None if neither version is complete."""
         for ending in (".bin", ""):
-            if all(name + ending in there for names in self.list_names.values() for name in names):
-                return {part: [there[name + ending] for name in names] for part, names in self.list_names.items()}
+            if all(name + ending in there for names in self.batch_names.values() for name in names):
+                return {part: [there[name + ending] for name in names] for part, names in self.batch_names.items()}
         return None
 
     def _open_batches(self, found: Mapping[str, Sequence[Stored]]) -> None:
-        for part, stored in found.items():
-            kinds = [_BinaryBatch if file.name.endswith(".bin") else _PickledBatch for file in stored]
-            self._batches[part] = [kind(file, self.label_names, self._label) for kind, file in zip(kinds, stored)]
+        for part, stored_files in found.items():
+            self._batches[part] = [
+                (_BinaryBatch if file.name.endswith(".bin") else _PickledBatch)(file, self.label_names, self._label)
+                for file in stored_files
+            ]
 
     # One rank of each host extracts an archive: its members cannot be read independently.
 
@@ -112,7 +115,7 @@ class _Cifar(Format):
             )
         self._open_batches(chosen)
 
-    def settled(self) -> None:
+    def end_surveys(self) -> None:
         remove_files(self._unpacked)  # every rank of this host has them open
 
     def count(self, part: str) -> int:
@@ -145,7 +148,7 @@ class _Cifar(Format):
 class Cifar10(_Cifar):
     """CIFAR-10: data_batch_1 to data_batch_5, and test_batch."""
 
-    list_names = {"training": [f"data_batch_{number}" for number in range(1, 6)], "testing": ["test_batch"]}
+    batch_names = {"training": [f"data_batch_{number}" for number in range(1, 6)], "testing": ["test_batch"]}
     label_names = ("labels",)
     archives = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
 
@@ -162,7 +165,7 @@ class Cifar10(_Cifar):
 class Cifar100(_Cifar):
     """CIFAR-100: train and test. `labels` is "fine" (100 classes) or "coarse" (20 classes)."""
 
-    list_names = {"training": ["train"], "testing": ["test"]}
+    batch_names = {"training": ["train"], "testing": ["test"]}
     label_names = ("coarse_labels", "fine_labels")
     archives = ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz")
 
@@ -182,28 +185,28 @@ class _BinaryBatch:
     """A file of records: one byte for each label, then 3072 bytes for the image."""
 
     def __init__(self, file: Stored, label_names: tuple[str, ...], label: int):
-        self._file, self._label, self._labels = file, label, len(label_names)
-        self._record = self._labels + _PIXELS
-        if file.size == 0 or file.size % self._record:
+        self._file, self._label, self._label_count = file, label, len(label_names)
+        self._record_bytes = self._label_count + _PIXELS
+        if file.size == 0 or file.size % self._record_bytes:
             raise ReaderError(
-                f"{file}: truncated: expected a number of records of {self._record} bytes, found {file.size}, which is "
-                f"{file.size // self._record} records and {file.size % self._record} bytes"
+                f"{file}: truncated: expected a number of records of {self._record_bytes} bytes, found {file.size}, "
+                f"which is {file.size // self._record_bytes} records and {file.size % self._record_bytes} bytes"
             )
-        self.rows = file.size // self._record
+        self.rows = file.size // self._record_bytes
 
     def _read_records(self, start: int, stop: int) -> np.ndarray:
-        data = self._file.read_bytes(start * self._record, (stop - start) * self._record)
-        return np.frombuffer(data, np.uint8).reshape(-1, self._record)
+        data = self._file.read_bytes(start * self._record_bytes, (stop - start) * self._record_bytes)
+        return np.frombuffer(data, np.uint8).reshape(-1, self._record_bytes)
 
     def read_images(self, start: int, stop: int) -> np.ndarray:
-        return self._read_records(start, stop)[:, self._labels :]
+        return self._read_records(start, stop)[:, self._label_count :]
 
     def read_labels(self, start: int, stop: int) -> np.ndarray:
         return self._read_records(start, stop)[:, self._label]
 
 
 class _PickledBatch:
-    """A pickle of {"data": array (rows, 3072), "labels": list}."""
+    """A pickle of {"data": array (rows, 3072), "labels": list}. The bytes of the array stay in the file."""
 
     def __init__(self, path: Stored, label_names: tuple[str, ...], label: int):
         self._file = path
@@ -222,8 +225,9 @@ class _PickledBatch:
                 f"{files.format_names(name[:60] for name in values)}"
             )
         self.rows = len(labels)
-        name = getattr(data, "dtype", None)
-        name = getattr(name, "name", name)
+        # `data` should be a `plain_pickles.Array`, whose `dtype` is a `plain_pickles.Dtype` or a name.
+        dtype = getattr(data, "dtype", None)
+        name = getattr(dtype, "name", dtype)
         name = name.decode("latin-1") if isinstance(name, bytes) else name
         shape = getattr(data, "shape", None)
         if data is None or name not in ("u1", "|u1", "uint8") or shape != (self.rows, _PIXELS) or data.fortran:

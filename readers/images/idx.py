@@ -1,4 +1,4 @@
-"""An IDX file, plain or gzipped: its header, and reading of a range of items.
+"""Reads an IDX file, as of MNIST, plain or gzipped: its header, and ranges of items.
 
 The format (http://yann.lecun.com/exdb/mnist, "The IDX file format"): two zero bytes, a type code, the number of
 dimensions, each dimension as a big-endian uint32, then the values, big-endian, the first dimension slowest.
@@ -53,29 +53,29 @@ class IdxFile:
         magic = file.read(4)
         if len(magic) < 4:
             raise ReaderError(f"{self.path}: expected an IDX header, found {len(magic)} bytes in all")
-        zeros, code, rank = magic[:2], magic[2], magic[3]
-        if zeros != b"\0\0" or code not in TYPES or rank == 0:
+        zeros, code, dimension_count = magic[:2], magic[2], magic[3]
+        if zeros != b"\0\0" or code not in TYPES or dimension_count == 0:
             codes = ", ".join(f"{known:02x}" for known in TYPES)
             expected = f"the bytes 00 00, a type ({codes}) and the number of dimensions, 1 or more"
             raise files.make_magic_error(self.path, expected, magic)
-        sizes = file.read(4 * rank)
-        if len(sizes) < 4 * rank:
+        sizes = file.read(4 * dimension_count)
+        if len(sizes) < 4 * dimension_count:
             raise ReaderError(
-                f"{self.path}: truncated: expected {rank} dimensions of 4 bytes after the magic number, "
+                f"{self.path}: truncated: expected {dimension_count} dimensions of 4 bytes after the magic number, "
                 f"found {len(sizes)} bytes"
             )
-        self.shape = struct.unpack(f">{rank}I", sizes)
-        self._stored = np.dtype(TYPES[code])
-        self.dtype = self._stored.newbyteorder("=")
-        self._start = 4 + 4 * rank  # the offset of the first item
-        self._row = math.prod(self.shape[1:]) * self._stored.itemsize  # bytes of an item
+        self.shape = struct.unpack(f">{dimension_count}I", sizes)
+        self._stored_dtype = np.dtype(TYPES[code])
+        self.dtype = self._stored_dtype.newbyteorder("=")
+        self._start = 4 + 4 * dimension_count  # the offset of the first item
+        self._item_bytes = math.prod(self.shape[1:]) * self._stored_dtype.itemsize
         if 0 in self.shape:
             raise ReaderError(
                 f"{self.path}: zero items: expected at least one, found the dimensions {self._format_dimensions()}"
             )
 
     def _check_size(self) -> None:
-        expected = self._start + self.shape[0] * self._row
+        expected = self._start + self.shape[0] * self._item_bytes
         found = os.path.getsize(self.path)
         if self._is_packed:
             if expected > found * _MOST_PACKED:
@@ -102,8 +102,8 @@ class IdxFile:
 
         Reading the last item of a gzipped file also checks its checksum, and that no bytes follow.
         """
-        # A ShardArray from the start: one that owns its memory keeps its mark through np.asarray.
-        array = ShardArray((stop - start, *self.shape[1:]), self._stored)
+        # A ShardArray that owns its memory, not a view of another array, is still recognized after np.asarray.
+        array = ShardArray((stop - start, *self.shape[1:]), self._stored_dtype)
         self._unchanged.check(self.path)
         if stop > start:
             try:
@@ -114,20 +114,20 @@ class IdxFile:
                     f"{self.path}: truncated or damaged: expected gzip data of {self.shape[0]} items, found in "
                     f"items {start} to {stop}: {error}"
                 ) from None
-        return array if self._stored.isnative else array.byteswap(inplace=True).view(self.dtype, ShardArray)
+        return array if self._stored_dtype.isnative else array.byteswap(inplace=True).view(self.dtype, ShardArray)
 
     def _fill_array(self, file: BinaryIO, array: np.ndarray, start: int, stop: int) -> None:
         target = memoryview(array.reshape(-1).view(np.uint8))
         if self._is_packed:
-            self._skip_bytes(file, self._start + start * self._row)
+            self._skip_bytes(file, self._start + start * self._item_bytes)
         else:
-            file.seek(self._start + start * self._row)
+            file.seek(self._start + start * self._item_bytes)
         filled = 0
         while filled < len(target):
             agreement.stop_if_others_failed()
             count = file.readinto(target[filled : filled + PIECE_BYTES])  # type: ignore[attr-defined]
             if not count:
-                self._raise_truncated(start + filled // self._row, stop)
+                self._raise_truncated(start + filled // self._item_bytes, stop)
             filled += count
         if self._is_packed and stop == self.shape[0] and file.read(1):
             raise ReaderError(f"{self.path}: too long: expected {self.shape[0]} items, found more bytes after them")
@@ -138,7 +138,7 @@ class IdxFile:
             agreement.stop_if_others_failed()
             piece = file.read(min(count - skipped, PIECE_BYTES))
             if not piece:
-                self._raise_truncated((skipped - self._start) // self._row, self.shape[0])
+                self._raise_truncated((skipped - self._start) // self._item_bytes, self.shape[0])
             skipped += len(piece)
 
     def _raise_truncated(self, found: int, expected: int) -> None:

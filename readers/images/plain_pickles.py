@@ -96,7 +96,7 @@ class _Unpickler(_Base):
 
     def __init__(self, file: _File):
         super().__init__(file, encoding="bytes")
-        self._source, self._encoded = file, 0
+        self._source, self._encoded = file, 0  # `_encoded`: characters of `_encode_text` so far
 
     def find_class(self, module: str, name: str) -> Any:
         """The replacement of one of the five functions that NumPy and Python 3 use for arrays and bytes."""

@@ -21,23 +21,23 @@ class BatchCursor:
 
     def __init__(self, deal: Deal, rank: int):
         self._deal, self._rank = deal, rank
-        self._taken = 0  # rows of this epoch that all ranks together have used
-        self._epochs = 0  # epochs begun
+        self._used_rows = 0  # by all ranks together, in this epoch
+        self._begun_epochs = 0
 
     def exchange_rows(self, arrays: Sequence[np.ndarray], seed: int) -> None:
         """At the beginning of an epoch except the first, exchange the rows of `arrays` with other ranks. Collective."""
-        if self._taken:
+        if self._used_rows:
             return
-        if self._epochs:
+        if self._begun_epochs:
             row_count = self._deal.count_held(self._rank)
-            exchange.exchange_rows([array[:row_count] for array in arrays], seed, self._epochs)
-        self._epochs += 1
+            exchange.exchange_rows([array[:row_count] for array in arrays], seed, self._begun_epochs)
+        self._begun_epochs += 1
 
     def take_next(self, rows: int) -> slice:
         """This rank's rows of the next batch, which has `rows` rows of all ranks, or fewer at the end of an epoch."""
-        first, last = self._taken, min(self._taken + rows, self._deal.count)
+        first, last = self._used_rows, min(self._used_rows + rows, self._deal.count)
         start, stop = (self._deal.count_taken(count)[self._rank] for count in (first, last))
-        self._taken = last % self._deal.count
+        self._used_rows = last % self._deal.count
         return slice(start, stop)
 
 

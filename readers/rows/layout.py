@@ -47,15 +47,14 @@ class Split:
             return positions + before[part]
         if part == "testing":
             return _spread_rows(positions, self.testing, self.total)
+        # Validation rows are spread over the rows that are not testing rows, which `rest_positions` numbers.
         rest = self.total - self.testing
-        inner = (
-            _spread_rows(positions, self.validation, rest)
-            if part == "validation"
-            else _list_others(positions, self.validation, rest)
-        )
-        return _list_others(inner, self.testing, self.total)
+        list_rest = _spread_rows if part == "validation" else _list_others
+        rest_positions = list_rest(positions, self.validation, rest)
+        return _list_others(rest_positions, self.testing, self.total)
 
     def is_contiguous(self, part: str) -> bool:
+        """Whether the rows of a part are consecutive rows of the file."""
         return self.how == "last" or self.testing + self.validation == 0
 
 
@@ -68,7 +67,7 @@ def _list_others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
     """The rows at `positions` among the rows that `_spread_rows` does not choose."""
     if not chosen:
         return positions
-    # Row = position + the number of chosen rows up to that row: repeated until it does not change.
+    # Row = position + the number of chosen rows up to this row. The number is recomputed until no row changes.
     rows = positions
     while True:
         # Chosen row i is at most r if (2i + 1) * total < 2 * chosen * (r + 1).
@@ -80,7 +79,7 @@ def _list_others(positions: np.ndarray, chosen: int, total: int) -> np.ndarray:
 
 
 class Deal:
-    """The assignment of the `count` rows of a part to `size` ranks, of which the last `servers` have no rows.
+    """The assignment of the `count` rows of a part to `size` ranks. The last `servers` ranks serve weights: no rows.
 
     "block": contiguous blocks that differ by at most one row. "cyclic": row i to rank i mod size. "batch": the rank's
     slice of each global batch of `batch_size` rows.
@@ -96,7 +95,8 @@ class Deal:
             batch_size = arguments.check_whole_number('DataSet: distribution="batch"', "batch_size", batch_size)
         if distribution != "batch" and batch_size is not None:
             raise ValueError(f'DataSet: batch_size= requires distribution="batch"; given distribution={distribution!r}')
-        self.count, self.size, self.distribution, self.batch_size = count, size - servers, distribution, batch_size
+        self.count, self.distribution, self.batch_size = count, distribution, batch_size
+        self.size = size - servers  # the number of ranks with rows
         self._batch = batch_size or 1  # used with "batch" only
         self._servers = servers
 
@@ -108,6 +108,7 @@ class Deal:
         return int(apportion.count_rows_taken(self.count, self._batch, self.size, self.count)[rank])
 
     def count_all(self) -> list[int]:
+        """The number of rows of each rank, also of ranks that serve."""
         return [self.count_held(rank) for rank in range(self.size + self._servers)]
 
     def list_positions(self, rank: int, start: int, stop: int) -> range | np.ndarray:

@@ -31,7 +31,10 @@ class Shard:
 
 
 class LoadedRows:
-    """This rank's rows of every part and field of `source`, as `deals` assign them to ranks."""
+    """This rank's rows of every part and field of `source`, as `deals` assign them to ranks.
+
+    At its first use, `get_rows` finishes the rows that were read during opening; if there are none, it reads the files.
+    """
 
     def __init__(
         self,
@@ -52,16 +55,16 @@ class LoadedRows:
     def _take_kept_rows(self) -> dict[tuple[str, str], np.ndarray]:
         """This rank's rows of every part and field, if rows were read during opening; {} otherwise. Collective."""
         source = self._source
-        held, source.format.held = source.format.held, None
-        if held is None:
+        kept, source.format.kept = source.format.kept, None
+        if kept is None:
             return {}
-        arrays = redistribute.take_whole(source, held)
+        arrays = redistribute.view_all_rows(source, kept)
         if arrays is not None:
             return arrays
         doing = f"distributing the rows of {self._name}"
-        arrays = self._together(lambda: redistribute.allot_arrays(source, self._deals, self._shard.rank, held), doing)
+        arrays = self._together(lambda: redistribute.allot_arrays(source, self._deals, self._shard.rank, kept), doing)
         communicator = world.get_communicator("readers") if self._shard.size > 1 else None
-        redistribute.send_rows(source, self._deals, self._shard.rank, held, arrays, communicator)
+        redistribute.send_rows(source, self._deals, self._shard.rank, kept, arrays, communicator)
         return arrays
 
     def get_rows(self, part: str, field: str) -> np.ndarray:
@@ -75,6 +78,7 @@ class LoadedRows:
                 self._finished[part, field] = shard_arrays.as_shard(rows)
                 del self._unfinished[part, field]
             elif self._source.window is not None and not self._source.format.labelled:
+                # Labels are later rows of the data, so data and labels are views of the same rows.
                 both = self._read_together(lambda: self._source.read_both(part, positions), doing)
                 self._finished.update({(part, name): shard_arrays.as_shard(rows) for name, rows in zip(FIELDS, both)})
             else:
@@ -83,12 +87,12 @@ class LoadedRows:
         return self._finished[part, field]
 
     def _read_together(self, action: Callable[[], Any], doing: str) -> Any:
-        return self._together(lambda: self._source.format.together(action), doing)
+        return self._together(lambda: self._source.format.read_together(action), doing)
 
     def _finish_rows(self, part: str, field: str) -> np.ndarray:
         """Rows that were read during opening, with missing values replaced."""
         rows = self._unfinished[part, field]
-        self._source.settle_missing(part, field, rows, self._list_positions(part))
+        self._source.replace_missing(part, field, rows, self._list_positions(part))
         return rows
 
     def _list_positions(self, part: str) -> Any:

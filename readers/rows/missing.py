@@ -15,17 +15,17 @@ _PIECE_BYTES = 4 << 20
 
 def check_missing(how: Any) -> None:
     """Raises ValueError for an invalid `missing=`."""
-    number = isinstance(how, (int, float)) and not isinstance(how, bool)
-    if not number and not (isinstance(how, str) and how in ("error", "nan")):
+    is_number = isinstance(how, (int, float)) and not isinstance(how, bool)
+    if not is_number and not (isinstance(how, str) and how in ("error", "nan")):
         raise ValueError(
             f'DataSet: missing has to be "error", "nan" or a replacement number; given {arguments.describe_value(how)}'
         )
 
 
-def settle_missing(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, ...]], str]) -> None:
+def replace_missing(rows: np.ndarray, how: Any, find_place: Callable[[int, tuple[int, ...]], str]) -> None:
     """Replace each NaN in `rows`, in place, by the number `how`; keep it ("nan"); or raise ReaderError ("error").
 
-    `place(row, index)` returns the position of the value `rows[row][index]`, for messages.
+    `find_place(row, index)` returns the position of the value `rows[row][index]`, for messages.
     """
     if how == "nan" or rows.dtype.kind != "f" or not rows.size:
         return
@@ -36,12 +36,12 @@ def settle_missing(rows: np.ndarray, how: Any, place: Callable[[int, tuple[int, 
             # The minimum of values with a NaN is NaN: one pass, without a boolean array.
             if not np.isnan(piece.min()):
                 continue
-        absent = np.isnan(piece)
-        row, *index = (int(number) for number in np.argwhere(absent)[0])
+        is_missing = np.isnan(piece)
+        row, *index = (int(number) for number in np.argwhere(is_missing)[0])
         if how == "error":
-            raise make_missing_error(place(start + row, tuple(index)))
-        check_fits(how, piece.dtype, place(start + row, tuple(index)))
-        piece[absent] = how
+            raise make_missing_error(find_place(start + row, tuple(index)))
+        check_fits(how, piece.dtype, find_place(start + row, tuple(index)))
+        piece[is_missing] = how
 
 
 def check_fits(how: float, dtype: np.dtype, place: str) -> None:
@@ -62,6 +62,7 @@ def check_fits(how: float, dtype: np.dtype, place: str) -> None:
 
 
 def make_missing_error(place: str, expected: str = "a number") -> ReaderError:
+    """The error for a missing value at `place`, with missing="error"."""
     return ReaderError(
         f"{place}: expected {expected}, found a missing value. missing=0 (or another number) fills such values, "
         'missing="nan" keeps them as NaN'

@@ -1,7 +1,7 @@
 """Opens a data set: checks arguments, reads headers, counts rows and splits them into parts. `DataSet` calls it.
 
-Every step runs on all ranks and fails on all ranks together. Some formats must read more than headers to count rows:
-in surveys, each rank searches its part of the files, and all ranks use all results (see `Format`).
+All ranks open it together, and an error on one rank is raised on all. Some formats must read more than headers to count
+rows: in surveys, each rank searches its part of the files, and every rank uses all results (see `Format`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from matex_tf.readers.rows.samples import Source
 
 @dataclass(frozen=True)
 class Cut:
-    """How rows become parts and samples."""
+    """How rows are divided into parts and samples."""
 
     split: tuple[float, float, str]  # validation fraction, test fraction, "last" or "spread"
     window: int | None  # rows of a sample; None: a sample is a row
@@ -61,12 +61,13 @@ def open_source(
 
     doing = f"opening {name}"
     opened = together(open_headers, doing, describe=_describe_opened)
-    # A survey keeps the rows of this rank's samples only if samples are rows, and the script has not given size=.
+    # Surveys may keep rows only if samples are rows. With size=2 or more this process opens the files alone, and would
+    # keep the rows of all shares.
     opened.keep = cut.window is None and size == ranks.size
     for turn in range(opened.surveys):
         found = together.gather(functools.partial(opened.survey, turn, ranks), doing)
         together(functools.partial(opened.settle, turn, ranks, found), doing)
-    opened.settled()
+    opened.end_surveys()
     return together(make_source, doing, describe=lambda made: f"{[made.count_samples(part) for part in PARTS]} rows")
 
 
@@ -85,7 +86,7 @@ def check_share(name: str, rank: Any, size: Any) -> None:
 
 
 def check_alone(parallel: Any, reshuffle: str | None, size: int) -> None:
-    """Raises ValueError if an option needs the other ranks although the script has given rank= and size=."""
+    """Raises ValueError for an option that needs the other ranks. Called if the script has given rank= and size=."""
     for option, is_used in (("parallel=True", parallel), ('reshuffle="epoch"', reshuffle and size > 1)):
         if is_used:
             raise ValueError(f"DataSet: {option} needs the other ranks; it cannot be combined with rank= and size=")

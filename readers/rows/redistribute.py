@@ -1,10 +1,10 @@
-"""Sends the rows that were read while a data set was opened (`Held`) to the ranks to which they are assigned.
+"""Sends the rows that were read while a data set was opened (`KeptRows`) to the ranks to which they are assigned.
 
 To count the rows, each rank reads contiguous rows; a `Deal` may assign other rows to it. For example, 2 ranks have read
 rows 0-2 and 3-5 of a file; with distribution="cyclic" rank 0 keeps rows 0 and 2, sends row 1, and receives row 4.
 
-All ranks send in rounds of some rows each. Only the end of an array can be freed, so they begin with the last row.
-`loaded_rows.py` calls this module.
+All ranks send in rounds of some rows each, and free the rows that they have sent. Only the end of an array can be
+freed, so ranks send their last rows first. `loaded_rows.py` calls this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_tf.readers.base.formats import PARTS, Held, split_range
+from matex_tf.readers.base.formats import PARTS, KeptRows, split_range
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
 from matex_tf.sharding.shard_arrays import ShardArray
@@ -29,8 +29,8 @@ Spans = dict[str, tuple[int, int]]
 """By part, the indices (start, stop) of some of a rank's rows of that part."""
 
 
-class _Wanted:
-    """The rows of the file that a rank needs for one part, in ascending order."""
+class _NeededRows:
+    """The rows of the file that a rank needs for one part, in ascending order: its own rows."""
 
     def __init__(self, source: Source, part: str, deal: Deal, rank: int):
         self._source, self._part, self._deal, self._rank = source, part, deal, rank
@@ -44,84 +44,85 @@ class _Wanted:
         return np.asarray(self._source.find_rows(self._part, positions)[1])
 
     def find_between(self, first: int, last: int) -> tuple[int, int]:
-        """The rank's rows that are among rows `first` to `last` of the file: (start, stop), counted in its own rows."""
+        """The own rows that are among rows `first` to `last` of the file: (start, stop), indices of own rows."""
         if last <= self._find_row(0) or first > self._find_row(self.count - 1):
             return 0, 0
-        places = range(self.count)
-        start = bisect.bisect_left(places, first, key=self._find_row)
-        return start, bisect.bisect_left(places, last, lo=start, key=self._find_row)
+        indices = range(self.count)
+        start = bisect.bisect_left(indices, first, key=self._find_row)
+        return start, bisect.bisect_left(indices, last, lo=start, key=self._find_row)
 
     def _find_row(self, index: int) -> int:
         return int(self.list_rows(index, index + 1)[0])
 
 
-def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, held: Held) -> Arrays:
+def allot_arrays(source: Source, deals: Mapping[str, Deal], rank: int, kept: KeptRows) -> Arrays:
     """Allocate arrays for this rank's rows of every part. Their pages take no memory until they are written."""
     return {
         (part, field): ShardArray((max(1, deals[part].count_held(rank)), *arrays[0].shape[1:]), arrays[0].dtype)
         for part in PARTS
         if deals[part].count
-        for field, arrays in held.rows.items()
+        for field, arrays in kept.rows.items()
     }
 
 
-def take_whole(source: Source, held: Held) -> Arrays | None:
+def view_all_rows(source: Source, kept: KeptRows) -> Arrays | None:
     """The rows of every part as views, if one rank has all of them contiguously; None otherwise."""
     parts = [part for part in PARTS if source.count_samples(part)]
-    if len(held.counts) > 1 or any(len(arrays) != 1 for arrays in held.rows.values()):
+    if len(kept.counts) > 1 or any(len(arrays) != 1 for arrays in kept.rows.values()):
         return None
     if not all(source.split.is_contiguous(part) for part in parts):
         return None
     found = {}
     for part in parts:
         rows = source.find_rows(part, range(source.count_samples(part)))[1]
-        for field, (array,) in held.rows.items():
+        for field, (array,) in kept.rows.items():
             found[part, field] = array[rows.start : rows.stop]
     return found
 
 
 def send_rows(
-    source: Source, deals: Mapping[str, Deal], rank: int, held: Held, into: Arrays, communicator: Any
+    source: Source, deals: Mapping[str, Deal], rank: int, kept: KeptRows, targets: Arrays, communicator: Any
 ) -> None:
-    """Send every rank's `held` rows to the ranks of `deals`, `into` their arrays. Collective.
+    """Send every rank's `kept` rows to the ranks of `deals`, and fill `targets` with this rank's rows. Collective.
 
     Rows are freed as they are sent, so that a rank never holds much more than its own rows.
     """
-    size = len(held.counts)
+    size = len(kept.counts)
     others = [other for other in range(size) if other != rank]
     parts = [part for part in PARTS if deals[part].count]
-    wanted = [{part: _Wanted(source, part, deals[part], other) for part in parts} for other in range(size)]
-    starts = np.concatenate([[0], np.cumsum(held.counts)]).tolist()  # the first row of each rank in the file
-    row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in held.rows.values()))
+    # By rank and part.
+    needed = [{part: _NeededRows(source, part, deals[part], other) for part in parts} for other in range(size)]
+    starts = np.concatenate([[0], np.cumsum(kept.counts)]).tolist()  # the first row of each rank in the file
+    row_bytes = max(1, sum(_count_row_bytes(arrays[0]) for arrays in kept.rows.values()))
     # The rows of a round; the rank with the most rows determines the number of rounds.
-    step = max(1, _ROUND_BYTES // row_bytes, max(held.counts) // _ROUNDS)
-    for round_number in range(-(-max(held.counts) // step)):
-        # The rows of the file that each rank sends in this round. Of these, each rank finds the rows that it keeps,
-        # sends and receives.
-        ranges = [_find_range(starts[other], held.counts[other], step, round_number) for other in range(size)]
+    step = max(1, _ROUND_BYTES // row_bytes, max(kept.counts) // _ROUNDS)
+    for round_number in range(-(-max(kept.counts) // step)):
+        # `ranges`: the rows of the file that each rank gives away in this round. From its own range, a rank keeps the
+        # rows that it needs, and sends rows that others need. From the ranges of others, it receives rows.
+        ranges = [_find_range(starts[other], kept.counts[other], step, round_number) for other in range(size)]
         first, last = ranges[rank]
-        own = _find_all_between(wanted[rank], first, last)
-        send = {other: _find_all_between(wanted[other], first, last) for other in others}
-        receive = {other: _find_all_between(wanted[rank], *ranges[other]) for other in others}
-        for field, arrays in held.rows.items():
+        own = _find_all_between(needed[rank], first, last)
+        send = {other: _find_all_between(needed[other], first, last) for other in others}
+        receive = {other: _find_all_between(needed[rank], *ranges[other]) for other in others}
+        for field, arrays in kept.rows.items():
             mine = _slice_arrays(arrays, first - starts[rank], last - starts[rank])
             for part, (start, stop) in own.items():
-                into[part, field][start:stop] = _select_rows(mine, wanted[rank][part].list_rows(start, stop) - first)
+                targets[part, field][start:stop] = _select_rows(mine, needed[rank][part].list_rows(start, stop) - first)
             if size > 1:
-                _exchange_round(mine, first, wanted, send, receive, field, into, communicator)
-            del mine
+                _exchange_round(mine, first, needed, send, receive, field, targets, communicator)
+            del mine  # it may be a view of the memory that `_shorten_arrays` frees
             _shorten_arrays(arrays, first - starts[rank])
 
 
 def _find_range(start: int, count: int, step: int, round_number: int) -> tuple[int, int]:
-    """(first, last) of the rows of the file that a rank sends in a round."""
-    last = max(0, count - round_number * step)
-    return start + max(0, last - step), start + last
+    """(first, last) of the rows of the file that a rank gives away in a round: its last `step` remaining rows."""
+    left = max(0, count - round_number * step)
+    return start + max(0, left - step), start + left
 
 
-def _find_all_between(wanted: Mapping[str, _Wanted], first: int, last: int) -> Spans:
+def _find_all_between(needed: Mapping[str, _NeededRows], first: int, last: int) -> Spans:
     """`find_between` of each part, without parts that have no such rows."""
-    spans = {part: rows.find_between(first, last) for part, rows in wanted.items() if last > first}
+    spans = {part: rows.find_between(first, last) for part, rows in needed.items() if last > first}
     return {part: (start, stop) for part, (start, stop) in spans.items() if stop > start}
 
 
@@ -133,34 +134,35 @@ def _slice_arrays(arrays: Sequence[np.ndarray], start: int, stop: int) -> np.nda
 
 def _shorten_arrays(arrays: list[np.ndarray], rows: int) -> None:
     """Free the memory after the first `rows` rows. No other references to the arrays may exist."""
-    before = sum(map(len, arrays))
-    while before > rows and len(arrays) > 1 and before - len(arrays[-1]) >= rows:
-        before -= len(arrays.pop())
-    if before > rows:
-        arrays[-1].resize((len(arrays[-1]) - (before - rows), *arrays[-1].shape[1:]), refcheck=False)
+    total = sum(map(len, arrays))
+    while total > rows and len(arrays) > 1 and total - len(arrays[-1]) >= rows:
+        total -= len(arrays.pop())
+    if total > rows:
+        arrays[-1].resize((len(arrays[-1]) - (total - rows), *arrays[-1].shape[1:]), refcheck=False)
 
 
 def _exchange_round(
     mine: np.ndarray,
     first: int,
-    wanted: Sequence[Mapping[str, _Wanted]],
+    needed: Sequence[Mapping[str, _NeededRows]],
     send: Mapping[int, Spans],
     receive: Mapping[int, Spans],
     field: str,
-    into: Arrays,
+    targets: Arrays,
     communicator: Any,
 ) -> None:
     """One round for one field: send the other ranks their rows of `mine`, which begins at row `first` of the file.
 
     Args:
-        wanted: the rows that each rank needs, by rank and part.
-        send, receive: for each other rank, which of its rows it gets from this rank, and which it sends to this rank.
+        needed: the rows that each rank needs, by rank and part.
+        send: for each other rank, the rows that this rank sends to it, as indices of that rank's own rows.
+        receive: for each other rank, the rows that it sends to this rank, as indices of this rank's own rows.
     """
-    sent_bytes, received_bytes = [0] * len(wanted), [0] * len(wanted)  # by rank; a rank sends nothing to itself
+    sent_bytes, received_bytes = [0] * len(needed), [0] * len(needed)  # by rank; a rank sends nothing to itself
     pieces = [np.empty(0, np.uint8)]
     for other, spans in send.items():
         for part, (start, stop) in spans.items():
-            pieces.append(_view_bytes(_select_rows(mine, wanted[other][part].list_rows(start, stop) - first)))
+            pieces.append(_view_bytes(_select_rows(mine, needed[other][part].list_rows(start, stop) - first)))
             sent_bytes[other] += len(pieces[-1])
     outgoing = np.concatenate(pieces)
     del pieces
@@ -171,7 +173,7 @@ def _exchange_round(
     offset = 0
     for spans in receive.values():
         for part, (start, stop) in spans.items():
-            target = into[part, field][start:stop]
+            target = targets[part, field][start:stop]
             target[...] = incoming[offset : offset + target.nbytes].view(mine.dtype).reshape(target.shape)
             offset += target.nbytes
 

@@ -1,7 +1,7 @@
-"""Converts the rows of an opened format to samples: split into parts, windows, missing values, scaling.
+"""Reads samples from an opened format: split into parts, windows, missing values, scaling.
 
-A sample is a row, or a window of consecutive rows: with window=2 and horizon=1, the rows 0 and 1, whose label is row 2,
-then the rows 1 and 2, and so on. This module reads any samples and does not depend on ranks.
+A sample is a row, or a window of consecutive rows: with window=2 and horizon=1, the first sample is rows 0 and 1, and
+its label row 2; the next one is rows 1 and 2 with the label row 3. This module does not depend on ranks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ _GAP_BYTES = 64 << 10  # rows with smaller gaps are read together with the gap, 
 _one_at_a_time = threading.RLock()
 """Streams read on their own threads. The lock protects formats that are not thread-safe."""
 
-Positions = Any  # a range, or an int64 array in ascending order
+Positions = Any
+"""Indices of samples in a part: a range, or an int64 array in ascending order."""
 
 
 class Source:
     """The samples of the parts "training", "validation" and "testing".
 
     Without windows a sample is a row. With `window` and `horizon`, sample i consists of the rows i to i + window, and
-    its label of the `horizon` rows after them.
+    its label of the `horizon` rows after them. The origin of a sample is the part of the format from which it is read:
+    "training", except for testing rows with files of their own.
     """
 
     def __init__(self, opened: Format, split: tuple[float, float, str], window: int | None, horizon: int):
@@ -57,7 +59,7 @@ class Source:
         return rows if self.window is None else max(0, rows - self.window - self.horizon + 1)
 
     def find_rows(self, part: str, positions: Positions) -> tuple[str, Positions]:
-        """The format's name of the part, and the numbers of rows in it, for the samples at `positions` of a part."""
+        """The origin of the samples at `positions` of a part, and the numbers of their first rows in the origin."""
         if part == "testing" and self.format.own_testing:
             return "testing", positions
         if isinstance(positions, range) and self.split.is_contiguous(part):
@@ -68,10 +70,10 @@ class Source:
     def read_samples(self, part: str, field: str, positions: Positions) -> np.ndarray:
         """Read the "data" or "labels" of the samples at `positions` of a part."""
         origin, rows = self.find_rows(part, positions)
-        if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-            return self._read_run(origin, field, int(rows[0]), int(rows[-1]) + 1)
         if not len(rows):
             raise ValueError("DataSet: there are no rows to read")
+        if rows[-1] - rows[0] + 1 == len(rows):
+            return self._read_run(origin, field, int(rows[0]), int(rows[-1]) + 1)
         return self._read_scattered(origin, field, np.asarray(rows))
 
     def read_both(self, part: str, positions: Positions) -> tuple[np.ndarray, np.ndarray | None]:
@@ -82,8 +84,8 @@ class Source:
         if self.window is None or self.format.labelled or rows[-1] - rows[0] + 1 != len(rows):
             return self.read_samples(part, "data", positions), self.read_samples(part, "labels", positions)
         start, stop = int(rows[0]), int(rows[-1]) + self.window + self.horizon
-        steps = self._read_rows(origin, "data", start, stop)
-        return make_windows(steps[: -self.horizon], self.window), make_windows(steps[self.window :], self.horizon)
+        data = self._read_rows(origin, "data", start, stop)
+        return make_windows(data[: -self.horizon], self.window), make_windows(data[self.window :], self.horizon)
 
     def count_row_bytes(self, part: str, field: str) -> int:
         return max(1, self.read_samples(part, field, range(1)).nbytes)
@@ -114,7 +116,7 @@ class Source:
         return total
 
     def _read_run(self, origin: str, field: str, start: int, stop: int) -> np.ndarray:
-        """Consecutive samples. Windows are views of the same rows."""
+        """Consecutive samples, which begin at rows `start` to `stop`. Windows are views of the same rows."""
         if self.window is None:
             return self._read_rows(origin, field, start, stop)
         if field == "data":
@@ -126,7 +128,7 @@ class Source:
         return make_windows(rows, length)
 
     def _read_scattered(self, origin: str, field: str, rows: np.ndarray) -> np.ndarray:
-        """Samples that begin at `rows`, which have gaps. Nearby ones are read with the rows between them."""
+        """Samples that begin at `rows`, which have gaps. A run of near samples is read with the rows between them."""
         first = self._read_run(origin, field, int(rows[0]), int(rows[0]) + 1)
         result = ShardArray((len(rows), *first.shape[1:]), first.dtype)
         chunk = self.format.chunk_rows(origin, field)
@@ -136,18 +138,19 @@ class Source:
         done = 0
         while done < len(rows):
             agreement.stop_if_others_failed()
-            near = rows[done : done + longest]
-            # A run ends before a large gap, or when the run's chunk-aligned length is reached.
-            end = (int(near[0]) // chunk) * chunk + longest
-            ends = np.flatnonzero((np.diff(near) > gap) | (near[1:] >= end))
-            near = near[: ends[0] + 1] if len(ends) else near
-            run = self._read_run(origin, field, int(near[0]), int(near[-1]) + 1)
-            result[done : done + len(near)] = run[near - near[0]]
-            done += len(near)
+            run_rows = rows[done : done + longest]
+            # A run ends before a large gap, or `longest` rows after the beginning of its first chunk.
+            end = (int(run_rows[0]) // chunk) * chunk + longest
+            last_indices = np.flatnonzero((np.diff(run_rows) > gap) | (run_rows[1:] >= end))
+            if len(last_indices):
+                run_rows = run_rows[: last_indices[0] + 1]
+            run = self._read_run(origin, field, int(run_rows[0]), int(run_rows[-1]) + 1)
+            result[done : done + len(run_rows)] = run[run_rows - run_rows[0]]
+            done += len(run_rows)
         return result
 
     def _read_rows(self, origin: str, field: str, start: int, stop: int) -> np.ndarray:
-        """Rows `start` to `stop` of the format's part `origin`, finished: without missing values, and scaled."""
+        """Rows `start` to `stop` of the format's part `origin`, with missing values replaced, and scaled."""
         with _one_at_a_time:
             rows = self.format.read(origin, field, start, stop)
         if len(rows) != stop - start:
@@ -155,22 +158,23 @@ class Source:
                 f"the format {type(self.format).__name__} returned {len(rows)} rows of the {origin} {field}; expected "
                 f"{stop - start} ({start} to {stop})"
             )
-        self._settle_numbers(origin, range(start, stop), field, rows)
+        self._replace_missing(origin, range(start, stop), field, rows)
         return self.scale_rows(field, rows)
 
-    def settle_missing(self, part: str, field: str, rows: np.ndarray, positions: Positions) -> None:
+    def replace_missing(self, part: str, field: str, rows: np.ndarray, positions: Positions) -> None:
         """Replace missing values in place in the rows at `positions` of a part."""
-        self._settle_numbers(*self.find_rows(part, positions), field, rows)
+        self._replace_missing(*self.find_rows(part, positions), field, rows)
 
-    def _settle_numbers(self, origin: str, numbers: Positions, field: str, rows: np.ndarray) -> None:
-        """`numbers`: the numbers of the rows within the format's part `origin`."""
-        missing.settle_missing(
+    def _replace_missing(self, origin: str, numbers: Positions, field: str, rows: np.ndarray) -> None:
+        """As `replace_missing`. `numbers`: the numbers of `rows` within the format's part `origin`."""
+        missing.replace_missing(
             rows,
             self.format.missing,
-            lambda row, index: self.format.place(origin, field, int(numbers[row]), index),
+            lambda row, index: self.format.describe_place(origin, field, int(numbers[row]), index),
         )
 
     def scale_rows(self, field: str, rows: np.ndarray) -> np.ndarray:
+        """Rows as the option normalize= says; labels do not change."""
         return rows if self.scale is None or field != "data" else self.scale(rows)
 
 

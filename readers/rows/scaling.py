@@ -35,9 +35,9 @@ class Standard:
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         dtype = np.float64 if rows.dtype == np.float64 else np.float32
-        # Arrays of the readers are scaled in place. Another array may be the storage of a format of the script.
+        # A ShardArray of the readers is scaled in place. Another array may be the storage of a format of the script.
         is_in_place = isinstance(rows, ShardArray) and rows.dtype == dtype
-        # A ShardArray that owns its memory keeps its mark through np.asarray.
+        # A new ShardArray, not a view of another array, is still recognized as a shard after np.asarray.
         scaled = rows if is_in_place else ShardArray(rows.shape, dtype)
         np.subtract(rows, self.mean.astype(dtype), out=scaled, casting="unsafe")
         scaled /= np.where(self.deviation > 0, self.deviation, 1).astype(dtype)
@@ -45,10 +45,11 @@ class Standard:
 
 
 Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""(count, mean, sum of squared deviations) of each column of a table, or of all values."""
 
 
 def compute_moments(rows: np.ndarray) -> Moments:
-    """(count, mean, sum of squared deviations) of each column of a table, or of all values; ignores NaN."""
+    """The moments of `rows`; ignores NaN."""
     values = np.asarray(rows, np.float64)
     values = values if values.ndim == 2 else values.reshape(-1, 1)
     is_valid = ~np.isnan(values)
@@ -65,7 +66,7 @@ def compute_moments_in_pieces(rows: np.ndarray) -> Moments | None:
 
 
 def merge_moments(one: Moments | None, other: Moments | None) -> Moments | None:
-    """The moments of the union (Chan, Golub and LeVeque, "Updating formulae", 1979)."""
+    """The moments of both sets of rows together (Chan, Golub and LeVeque, "Updating formulae", 1979)."""
     if one is None or other is None:
         return one if other is None else other
     count = one[0] + other[0]
@@ -81,8 +82,8 @@ def make_standard(moments: Sequence[Moments | None]) -> Standard:
     Raises:
         ValueError: no rank has rows.
     """
-    found = functools.reduce(merge_moments, moments)
-    if found is None:
+    merged = functools.reduce(merge_moments, moments)
+    if merged is None:
         raise ValueError('DataSet: normalize="standard" takes mean and deviation of the training rows; there are none')
-    count, mean, squares = found
+    count, mean, squares = merged
     return Standard(mean, np.sqrt(squares / np.maximum(count, 1)))

@@ -38,28 +38,28 @@ class Order:
     def iterate_batches(self, batch_size: int, epoch: int) -> Iterator[tuple[int, int]]:
         """(first, last) of the rows of each global batch, in the order of the epoch."""
         starts = np.arange(0, self.deal.count, batch_size)
-        if self.by_batch:
+        if self.shuffles_batches:
             starts = np.random.default_rng([self.seed, epoch]).permutation(starts)
         for start in starts.tolist():
             yield start, min(start + batch_size, self.deal.count)
 
     @property
-    def by_batch(self) -> bool:
+    def shuffles_batches(self) -> bool:
         """Whether batches are shuffled instead of rows, in the same order on all ranks."""
         return self.shuffle and self.deal.distribution == "batch"
 
     def iterate_ranges(self, length: int, epoch: int, chunk_rows: int = 1) -> Iterator[Any]:
         """This rank's rows in the order of an epoch, as ranges or arrays of up to `length` positions.
 
-        A chunk of the files has `chunk_rows` rows; reading one of them costs as much as reading all. So ranges of a
-        chunk are interleaved with the ranges of a few other chunks only.
+        A chunk of the files has `chunk_rows` rows; reading one of them costs as much as reading all. So the ranges of a
+        chunk follow one another, alternating only with the ranges of a few other chunks.
         """
         if self.redeal:
             yield from self._redeal(length, epoch, chunk_rows)
             return
-        before = 0 if self.in_memory else slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
+        file_row = 0 if self.in_memory else slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)[0]
         random = self.make_generator(epoch) if self.shuffle else None
-        for first, last in _cut_ranges(self.deal.count_held(self.rank), before, length, chunk_rows, random):
+        for first, last in _cut_ranges(self.deal.count_held(self.rank), file_row, length, chunk_rows, random):
             yield self.list_positions(first, last)
 
     def list_positions(self, start: int, stop: int) -> Any:
@@ -70,30 +70,31 @@ class Order:
         """This rank's block of all rows, after a shuffle of ranges that is the same on every rank."""
         random = np.random.default_rng([self.seed, epoch])
         start, stop = slice_bounds.deal_block(self.deal.count, self.rank, self.deal.size)  # in the shuffled order
-        before = 0  # rows in the ranges so far; these are not kept, because there may be millions
+        rows_before = 0  # in the ranges so far; these are not kept, because there may be millions
         for first, last in _cut_ranges(self.deal.count, 0, length, chunk_rows, random):
-            own_first, own_last = max(start - before, 0) + first, min(stop - before + first, last)
+            own_first, own_last = max(start - rows_before, 0) + first, min(stop - rows_before + first, last)
             if own_first < own_last:
                 yield range(own_first, own_last)
-            before += last - first
+            rows_before += last - first
 
     def make_generator(self, epoch: int) -> np.random.Generator:
+        """The random numbers of this rank in an epoch."""
         return np.random.default_rng([self.seed, epoch, self.rank])
 
 
 def _cut_ranges(
-    count: int, before: int, length: int, chunk_rows: int, random: np.random.Generator | None
+    count: int, file_row: int, length: int, chunk_rows: int, random: np.random.Generator | None
 ) -> Iterator[tuple[int, int]]:
-    """(first, last) of ranges of `count` rows, which begin at row `before` of the file, in the order drawn by `random`.
+    """Cut `count` rows, of which the first is row `file_row` of the file, into ranges (first, last) of up to `length`.
 
-    For `length` and `chunk_rows` see `Order.iterate_ranges`. Without `random` the order is ascending.
+    Without `random` the order is ascending. With `random`, rows are first cut into runs of about `chunk_rows` rows,
+    which come in random order, and each run into ranges. The ranges of `_MIXED` runs alternate: with runs of 4 rows,
+    ranges of 2 and two mixed runs, 8 rows may come as 4-6, 0-2, 6-8, 2-4.
     """
-    # With `random`, runs come in random order. Each run is cut into ranges, and ranges of `mixed` runs alternate. With
-    # runs of 4 rows, ranges of 2 and two mixed runs, 8 rows may come as 4-6, 0-2, 6-8, 2-4.
     run = length if random is None else max(length, min(chunk_rows, -(-count // _MIN_RUNS)))
-    # Runs end at chunks of the files, if all chunks have the same length.
-    cut = run - before % run if run > length else run
-    starts = np.array([0, *range(cut, count, run)] if count else [], np.int64)
+    # Runs longer than a range end at chunks of the files, if all chunks have `run` rows.
+    first_run = run - file_row % run if run > length else run
+    starts = np.array([0, *range(first_run, count, run)] if count else [], np.int64)
     ends = np.append(starts[1:], count)
     order = np.arange(len(starts)) if random is None else random.permutation(len(starts))
     mixed = 1 if random is None else _MIXED
@@ -145,8 +146,9 @@ class _Feed:
     """Cuts an iterator of [data, labels] of any lengths into arrays of the requested lengths."""
 
     def __init__(self, groups: Iterator[list[np.ndarray]]):
-        self._groups, self._offset = groups, 0  # the offset of the next row in `_current`
-        self._current: list[np.ndarray] | None = None
+        self._groups = groups
+        self._current: list[np.ndarray] | None = None  # the group whose rows are taken
+        self._offset = 0  # of the next row in `_current`
 
     def take_rows(self, rows: int) -> list[np.ndarray]:
         """The next `rows` rows, [data, labels]."""
@@ -160,7 +162,7 @@ class _Feed:
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*taken)]
 
 
-def iterate_batches(
+def _iterate_own_batches(
     source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, epoch: int
 ) -> Iterator[tuple[list[np.ndarray], int, int]]:
     """Yield ([data, labels], own rows, rows of all ranks) for each step of an epoch.
@@ -177,14 +179,14 @@ def iterate_batches(
         if end == begin:
             placeholder = _read_pair(source, part, range(1)) if placeholder is None else placeholder
             yield placeholder, 0, last - first
-        elif order.by_batch:
+        elif order.shuffles_batches:
             yield _read_pair(source, part, order.list_positions(begin, end)), end - begin, last - first
         else:
             yield feed.take_rows(end - begin), end - begin, last - first
 
 
 def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
-    """Return the dataset of (data, labels), in batches of this rank's rows."""
+    """Return the `tf.data.Dataset` of (data, labels), in batches of this rank's rows. `alone`: as in `Together`."""
     epochs = itertools.count()
     fields = ("data", "labels") if source.labelled else ("data",)
     examples = _read_pair(source, part, range(1))
@@ -194,10 +196,10 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
     count = tf.TensorSpec((), tf.int64)
 
     def generate() -> Iterator[Any]:
-        for rows, own, total in iterate_batches(source, part, order, batch_size, row_bytes, next(epochs)):
+        for rows, own, total in _iterate_own_batches(source, part, order, batch_size, row_bytes, next(epochs)):
             yield tuple(rows), own, total
 
-    numbered = tf.data.Dataset.from_generator(generate, output_signature=(specs, count, count))
+    counted = tf.data.Dataset.from_generator(generate, output_signature=(specs, count, count))
 
     # Named functions: AutoGraph warns about lambdas that it cannot distinguish.
     def has_rows(rows: Any, own: Any, total: Any) -> Any:
@@ -211,14 +213,16 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
         def own_rows(rows: Any, own: Any, total: Any) -> Any:
             return element(tuple(field[:own] for field in rows), own, total)
 
+        # Every rank has an element for every step, because a step is collective. Without own rows it is empty.
         step_count = -(-order.deal.count // batch_size)
-        steps = numbered.map(own_rows).apply(tf.data.experimental.assert_cardinality(step_count))
+        steps = counted.map(own_rows).apply(tf.data.experimental.assert_cardinality(step_count))
         return shard_arrays.mark_share(steps.prefetch(2))
 
+    # This process computes steps by itself, so steps without own rows are left out.
     own_steps = _count_own_steps(order, batch_size)
-    public = numbered.filter(has_rows).map(element)
-    public = public.apply(tf.data.experimental.assert_cardinality(own_steps)).prefetch(2)
-    return public if alone else shard_arrays.mark_share(public)
+    steps = counted.filter(has_rows).map(element)
+    steps = steps.apply(tf.data.experimental.assert_cardinality(own_steps)).prefetch(2)
+    return steps if alone else shard_arrays.mark_share(steps)
 
 
 def _count_own_steps(order: Order, batch_size: int) -> int:
@@ -230,6 +234,6 @@ def _count_own_steps(order: Order, batch_size: int) -> int:
     if batch_size >= 3 * deal.size:
         # A rank's rows deviate by less than one row from its proportion, so only the last step can have none.
         starts, certain = starts[-1:], len(starts) - 1
-    taken = {deal.count_taken(rows)[order.rank] for rows in (*starts, deal.count)}
-    # The number of rows taken changes in the steps with own rows only.
-    return certain + len(taken) - 1
+    # This rank's number of rows before and after each uncertain step. It changes in the steps with own rows only.
+    counts = {deal.count_taken(rows)[order.rank] for rows in (*starts, deal.count)}
+    return certain + len(counts) - 1

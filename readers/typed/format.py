@@ -2,8 +2,8 @@
 
 Opening has up to four surveys (see `Format`). In a survey NAME each rank searches its part of the files by
 `_survey_NAME`; then every rank calls `_settle_NAME` with the results of all ranks. "widths" finds the number of values
-of lists, "room" whether memory allows to keep rows, "rows" reads each rank's rows once, and "texts" collects the values
-of columns of text.
+of lists. "room" finds whether every rank has enough memory to keep its rows; if so, "rows" reads and keeps them.
+"texts" collects the values of columns of text.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from matex_tf import arguments
 from matex_tf.lazy import pa
 from matex_tf.readers.arrays.texts import agree_on_texts
 from matex_tf.readers.base import agreement
-from matex_tf.readers.base.formats import Held, Ranks, ReaderError
-from matex_tf.readers.tables.columns import Column, Columns, Place
+from matex_tf.readers.base.formats import KeptRows, Ranks, ReaderError
+from matex_tf.readers.tables.columns import Column, Columns, FindPlace
 from matex_tf.readers.tables.format import TableFormat
 from matex_tf.readers.tables.rows import Rows
 from matex_tf.readers.typed import values
@@ -29,10 +29,11 @@ from matex_tf.readers.typed import values
 class TypedTable(TableFormat):
     """A table of which each rank reads its rows when it is opened, and keeps them if memory allows.
 
-    Subclasses call `_choose` in their constructor, and define the abstract methods of this class and of `TableFormat`.
+    Subclasses call `_choose_columns` in their constructor, and define the abstract methods of this class and of
+    `TableFormat`.
     """
 
-    def _choose(
+    def _choose_columns(
         self,
         path: Path,
         types: Sequence[tuple[str, Any]],
@@ -40,13 +41,13 @@ class TypedTable(TableFormat):
         columns: Column | Sequence[Column] | None,
         dtype: Any,
         shape: Any,
-        first_surveys: Sequence[str] = (),
+        first_surveys: Mapping[str, bool] | None = None,
     ) -> None:
         """Choose the columns to read and their dtypes; `types` are the names and pyarrow types of all columns.
 
         Raises ReaderError for a column that is missing, or that holds neither numbers nor texts.
 
-        `first_surveys`: the names of surveys that run before the common ones.
+        `first_surveys`: surveys that run before the common ones, as in `_set_surveys`.
         """
         self.columns = Columns(path, [name for name, _ in types])
         self.columns.choose_columns(labels, columns)
@@ -54,23 +55,23 @@ class TypedTable(TableFormat):
         if shape is not None:
             self.columns.data_shape = _check_shape(shape)
         dtypes = self.columns.list_dtypes(dtype)
-        stored = [kind for _, kind in types]
-        self._bytes: dict[int, np.dtype] = {}  # of columns of bytes that hold numbers, by number: the numbers' dtype
-        self._lists: list[int] = []  # the columns whose rows are lists of values, with those of `_bytes`
-        found = {}
+        self._packed_dtypes: dict[int, np.dtype] = {}  # by column of bytes that hold numbers: the numbers' dtype
+        self._list_columns: list[int] = []  # whose rows are lists of values; also the columns of `_packed_dtypes`
+        plain_types = {}
         for number in self.columns.used:
-            kind, is_list = values.find_value_type(stored[number])
+            name, stored = types[number]
+            kind, is_list = values.find_value_type(stored)
             if values.is_bytes(kind) and not is_list and number in dtypes and dtypes[number].kind in "biuf":
-                self._bytes[number] = dtypes[number]
+                self._packed_dtypes[number] = dtypes[number]
                 # The bytes of a row may hold several numbers, so `_view_lists` makes lists of them.
                 kind, is_list = pa.from_numpy_dtype(dtypes[number]), True
-            values.check_type(path, self.columns.names[number], stored[number], kind, dtypes.get(number))
-            found[number] = kind
+            values.check_type(path, name, stored, kind, dtypes.get(number))
+            plain_types[number] = values.find_plain_type(kind)
             if is_list:
-                self._lists.append(number)
-        self.columns.choose_types({number: values.find_plain_type(kind) for number, kind in found.items()}, dtype)
-        widths, texts = ["widths"] * bool(self._lists), ["texts"] * bool(self.columns.texts)
-        self._set_surveys([*first_surveys, *widths, "room", "rows", *texts])
+                self._list_columns.append(number)
+        self.columns.choose_types(plain_types, dtype)
+        has_lists, has_texts = bool(self._list_columns), bool(self.columns.texts)
+        self._set_surveys(**(first_surveys or {}), widths=has_lists, room=True, rows=True, texts=has_texts)
 
     @abstractmethod
     def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
@@ -86,24 +87,27 @@ class TypedTable(TableFormat):
     # Lists: the number of values of each row.
 
     def _survey_widths(self, ranks: Ranks) -> dict[int, int]:
-        """The largest number of values of a row, by column of lists; with missing="error", of the first row."""
+        """For each column of lists, the largest number of values of a row in this rank's rows.
+
+        With missing="error" all rows must have as many values as the first, so only rank 0 reads that row.
+        """
         if not self.count("training"):
             return {}
         batches: Iterable[Any] = []
         if self.missing != "error":
-            batches = (batch for _, batch in self.read_batches(*self.list_parts(ranks)[ranks.rank], self._lists))
+            batches = (batch for _, batch in self.read_batches(*self.list_parts(ranks)[ranks.rank], self._list_columns))
         elif ranks.rank == 0:
-            batches = [self.read_first(self._lists).slice(0, 1)]
-        widths = dict.fromkeys(self._lists, 0)
+            batches = [self.read_first(self._list_columns).slice(0, 1)]
+        widths = dict.fromkeys(self._list_columns, 0)
         for batch in batches:
-            for number in self._lists:
+            for number in self._list_columns:
                 lists = self._view_lists(batch.column(str(number)), number)
                 widths[number] = max(widths[number], int(values.count_values(lists).max(initial=0)))
         return widths
 
     def _settle_widths(self, ranks: Ranks, found: Sequence[dict[int, int]]) -> None:
         columns = self.columns
-        for number in self._lists:
+        for number in self._list_columns:
             width = columns.widths[number] = max(widths.get(number, 0) for widths in found) or 1
             if number in columns.texts and width > 1:
                 raise ReaderError(
@@ -111,10 +115,11 @@ class TypedTable(TableFormat):
                 )
 
     def _view_lists(self, column: Any, number: int) -> Any:
-        if number not in self._bytes:
+        """A stored column as lists of values; bytes that hold numbers as lists of numbers."""
+        if number not in self._packed_dtypes:
             return column
         try:
-            return values.view_bytes(column, self._bytes[number])
+            return values.view_bytes(column, self._packed_dtypes[number])
         except ValueError as error:
             raise ReaderError(f"{self.columns.path}: column {self.columns.names[number]!r}: {error}") from None
 
@@ -136,17 +141,18 @@ class TypedTable(TableFormat):
 
     def _survey_rows(self, ranks: Ranks) -> None:
         if self.keep:
-            self._rows = self._take_rows(*self.list_parts(ranks)[ranks.rank])
+            self._rows = self._read_all_fields(*self.list_parts(ranks)[ranks.rank])
 
     def _settle_rows(self, ranks: Ranks, found: Sequence[None]) -> None:
         if self._rows is not None:
-            self.held = Held([stop - start for start, stop in self.list_parts(ranks)], self._rows.buffers)
+            self.kept = KeptRows([stop - start for start, stop in self.list_parts(ranks)], self._rows.buffers)
 
     def _check_row_shape(self) -> None:
+        """Raises ReaderError if the option shape= does not fit the number of values of a row."""
         shape = self.columns.data_shape
         if shape is None:
             return
-        found = sum(self.columns.widths.get(number, 1) for number in self.columns.columns["data"])
+        found = sum(self.columns.find_width(number) for number in self.columns.columns["data"])
         if int(np.prod(shape)) != found:
             raise ReaderError(
                 f"{self.columns.path}: expected {int(np.prod(shape))} values in a row of data, for shape={shape}; "
@@ -162,8 +168,7 @@ class TypedTable(TableFormat):
 
     # Values.
 
-    def iterate_tables(self, start: int, stop: int, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
-        types = self.columns.find_types(fields)
+    def iterate_tables(self, start: int, stop: int, types: dict[int, Any]) -> Iterator[tuple[int, Any]]:
         for first, batch in self.read_batches(start, stop, [*types]):
             agreement.stop_if_others_failed()
             columns = {
@@ -174,28 +179,29 @@ class TypedTable(TableFormat):
             }
             yield first, pa.table(columns)
 
-    def _convert_column(self, column: Any, number: int, kind: Any, place: Place) -> Any:
-        """Convert a column to the type `kind`; for several values a row, to lists of `widths` values."""
-        width = self.columns.widths.get(number, 1)
-        if number in self._lists:
+    def _convert_column(self, column: Any, number: int, kind: Any, find_place: FindPlace) -> Any:
+        """Convert a stored column to the type `kind`; if a row has several values, to lists of equal lengths."""
+        width = self.columns.find_width(number)
+        if number in self._list_columns:
             lists = self._view_lists(column, number)
             counts = values.count_values(lists)
             wrong = counts > width if self.missing != "error" else counts != width
             if wrong.any():
                 row = int(wrong.argmax())
+                where = self.columns.name_value(find_place(row), number)
                 raise ReaderError(
-                    f"{self.columns.name_value(place(row), number)}: expected {width} value(s), as in the first row, "
+                    f"{where}: expected {width} value(s), as in the first row, "
                     f"found {counts[row]}. missing=0 (or another number) fills shorter rows up to the longest, "
                     'missing="nan" with NaN'
                 )
             column = values.pad_lists(lists, counts, width)
         dtypes = [self.columns.dtypes[field] for field, numbers in self.columns.columns.items() if number in numbers]
-        # The largest number that fits into each float dtype as which the column is returned; inf if there is none.
-        most = min([float(np.finfo(dtype).max) for dtype in dtypes if dtype.kind == "f"], default=np.inf)
+        # The largest number that fits into all float dtypes as which the column is returned; inf if there are none.
+        largest = min([float(np.finfo(dtype).max) for dtype in dtypes if dtype.kind == "f"], default=np.inf)
         try:
-            flat = values.convert_values(column, kind, most)
+            flat = values.convert_values(column, kind, largest)
         except values.Unfit as error:
-            where = self.columns.name_value(place(error.index // width), number, error.index % width)
+            where = self.columns.name_value(find_place(error.index // width), number, error.index % width)
             raise ReaderError(f"{where}: {error}") from None
         return flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
 

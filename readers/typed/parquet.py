@@ -1,7 +1,8 @@
 """The Parquet format: each rank reads and decodes its own row groups.
 
 A row group, some thousand rows of a file, can be decoded from its beginning only. So the rows that a rank reads when a
-data set is opened begin and end with row groups. For later reads a `Cursor` keeps the position in a row group.
+data set is opened begin and end with row groups. A later read may end within a row group; a `Cursor` keeps the
+position, so that the next read can go on from there.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _BATCH_ROWS, _BATCH_BYTES = 1 << 16, 4 << 20
 _MOST_CURSORS = 8
 # A note is printed if a rank reads more than this multiple of its proportion of the rows.
 _MOST_SHARES = 1.5
-_HEAD_BYTES = 1 << 16
+_FIRST_ROW_BUFFER = 1 << 16  # bytes that are read at a time for the first row only
 
 
 @dataclass(frozen=True)
 class Group:
-    """A row group: index of its file, index in that file, and its rows in the complete table."""
+    """A row group: row group `number` of the file `file`, with the rows `start` to `stop` of the complete table."""
 
-    file: int
+    file: int  # index in `Parquet.files`
     number: int
     start: int
     stop: int
@@ -80,49 +81,50 @@ class Parquet(TypedTable):
         self._unchanged = Unchanged(self.files)
         self._metadata: list[Any] = []
         self._groups: list[Group] = []
+        # By row group and columns that are read, the least recently used first.
         self._cursors: dict[tuple[Group, tuple[int, ...]], Cursor] = {}
-        schema, rows = None, 0
+        first_schema, self._row_count = None, 0
         for number, file in enumerate(self.files):
             with convert_errors(file, "Parquet", "opening"):
                 opened = self._open_file(number)
-                found = opened.schema_arrow
+                schema = opened.schema_arrow
                 self._metadata.append(opened.metadata)
                 for group in range(opened.metadata.num_row_groups):
-                    stop = rows + opened.metadata.row_group(group).num_rows
-                    self._groups += [Group(number, group, rows, stop)] * (stop > rows)
-                    rows = stop
-            if schema is None:
-                schema = found
+                    start = self._row_count
+                    self._row_count += opened.metadata.row_group(group).num_rows
+                    if self._row_count > start:
+                        self._groups.append(Group(number, group, start, self._row_count))
+            if first_schema is None:
+                first_schema = schema
                 types = [(field.name, field.type) for field in schema]
-                self._choose(file, types, labels, columns, dtype, shape)
-            self._check_same(file, schema, found)
-        self._rows_count = rows
+                self._choose_columns(file, types, labels, columns, dtype, shape)
+            self._check_columns(file, first_schema, schema)
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return head.startswith(SIGNATURE)
 
     def count(self, part: str) -> int:
-        return self._rows_count if part == "training" else 0
+        return self._row_count if part == "training" else 0
 
     def chunk_rows(self, part: str, field: str) -> int:
         return max((group.stop - group.start for group in self._groups), default=1)
 
     def list_parts(self, ranks: Ranks) -> list[tuple[int, int]]:
         """Ranges end at row groups, because a row group cannot be read from the middle."""
-        begins = np.array([*(group.start for group in self._groups), self._rows_count])
-        even = [self._rows_count * rank / ranks.size for rank in range(ranks.size + 1)]
-        cuts = [int(begins[np.abs(begins - place).argmin()]) for place in even]
-        return [*zip(cuts, cuts[1:])]
+        group_ends = np.array([*(group.start for group in self._groups), self._row_count])
+        even_ends = [self._row_count * rank / ranks.size for rank in range(ranks.size + 1)]
+        ends = [int(group_ends[np.abs(group_ends - end).argmin()]) for end in even_ends]  # the nearest of a row group
+        return [*zip(ends, ends[1:])]
 
     def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
         super()._settle_room(ranks, found)
-        share = self._rows_count / ranks.size
+        share = self._row_count / ranks.size
         most = max(stop - start for start, stop in self.list_parts(ranks))
         if share >= 1 and most > _MOST_SHARES * share:
             rows = max(1, int(share) // 4)
             notes.print_note(
-                f"{self.columns.path}: one rank reads {most} of {self._rows_count} rows, because {ranks.size} ranks "
+                f"{self.columns.path}: one rank reads {most} of {self._row_count} rows, because {ranks.size} ranks "
                 f"share {len(self._groups)} row group(s). Write it with row_group_size={rows} to distribute its rows "
                 "evenly"
             )
@@ -130,14 +132,14 @@ class Parquet(TypedTable):
     def find_place(self, row: int) -> str:
         index = int(np.searchsorted([group.stop for group in self._groups], row, side="right"))
         group = self._groups[index]
-        first = next(other.start for other in self._groups if other.file == group.file)
-        return f"{self.files[group.file]}, row {row - first}"
+        file_start = next(other.start for other in self._groups if other.file == group.file)
+        return f"{self.files[group.file]}, row {row - file_start}"
 
     def read_first(self, numbers: Sequence[int]) -> Any:
         group = self._groups[0]
         names = [self.columns.names[number] for number in numbers]
         with convert_errors(self.files[group.file], "Parquet", "reading the first row of"):
-            opened = self._open_file(group.file, buffer_size=_HEAD_BYTES)
+            opened = self._open_file(group.file, buffer_size=_FIRST_ROW_BUFFER)
             batches = opened.iter_batches(1, [group.number], names)
         return self._take_batch(group, batches, numbers, group.start)
 
@@ -156,7 +158,7 @@ class Parquet(TypedTable):
                 if low < high:
                     yield low, cursor.batch.slice(low - cursor.at, high - low)
                 if high < end:
-                    break
+                    break  # the cursor keeps the batch for the next read
                 cursor.at, cursor.batch = end, None
             if cursor.at == group.stop:
                 self._cursors.pop((group, tuple(numbers)), None)
@@ -182,7 +184,7 @@ class Parquet(TypedTable):
             with convert_errors(self.files[group.file], "Parquet", f"reading row group {group.number} of"):
                 batches = self._open_file(group.file).iter_batches(rows, [group.number], names)
             cursor = Cursor(batches, group.start)
-        self._cursors[group, numbers] = cursor
+        self._cursors[group, numbers] = cursor  # now the most recently used one
         while len(self._cursors) > _MOST_CURSORS:
             del self._cursors[next(iter(self._cursors))]  # the least recently used one
         return cursor
@@ -197,6 +199,7 @@ class Parquet(TypedTable):
         return pa.RecordBatch.from_pydict(found)
 
     def _open_file(self, number: int, buffer_size: int = 0) -> Any:
+        """Open a file; for the first time, check its signature. Later calls need not read its metadata again."""
         from pyarrow import parquet
 
         path = self.files[number]
@@ -207,8 +210,8 @@ class Parquet(TypedTable):
                 raise files.make_magic_error(path, f"a Parquet file, which begins with {SIGNATURE.hex(' ')}", head)
         return parquet.ParquetFile(path, metadata=known, buffer_size=buffer_size, page_checksum_verification=True)
 
-    def _check_same(self, file: Path, first: Any, found: Any) -> None:
-        """Raises ReaderError if a file has other columns than the first file."""
+    def _check_columns(self, file: Path, first: Any, found: Any) -> None:
+        """Raises ReaderError if a file, with the schema `found`, has other columns than the first file."""
         for number in self.columns.used:
             name = self.columns.names[number]
             if number >= len(found) or found.field(number).name != name:

@@ -1,8 +1,9 @@
 """The TFRecord format: records of tf.train.Example. Each rank reads and parses its own records.
 
-Records have different lengths, and a file has no table of them. So when a data set is opened, each rank searches its
-range of the bytes in a survey (see `Format`), "index"; the results are an `Index` of the places of some records, from
-which any record is found (`record_index.py`). Compressed files are decompressed before, in the survey "unpack".
+Records have different lengths, and a file has no table of their offsets. So when a data set is opened, each rank
+searches its range of the bytes in a survey (see `Format`), "index". From the results every rank makes an `Index` with
+the offsets of some records, from which it finds any record (`record_index.py`). An earlier survey, "unpack",
+decompresses files.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Ranks, ReaderError, make_dtype, register, split_range
 from matex_tf.readers.base.unchanged import Unchanged
 from matex_tf.readers.base.unpacking import DAMAGED_GZIP, GZIP, Unpacking
-from matex_tf.readers.tables.columns import Column, Place
+from matex_tf.readers.tables.columns import Column, FindPlace
 from matex_tf.readers.typed.format import TypedTable
 from matex_tf.readers.typed.record_index import FRAME, HEAD, Index, Part, find_part, is_head
 from matex_tf.runtime import real_files
@@ -68,23 +69,23 @@ class TfRecord(TypedTable):
         self._packed = [file for file in dict.fromkeys(self.files) if _find_packing(file)]
         self._unpacking: Unpacking = Unpacking(self._packed, _open_packed, ".tfrecord")
         self._opened: dict[int, _File] = {}
-        self._kinds = _learn_kinds(self.files, dtype)
-        stored = {
+        self._kinds = _learn_kinds(self.files, dtype)  # by name of a feature
+        type_of_kind = {
             "float_list": pa.large_list(pa.float32()),
             "int64_list": pa.large_list(pa.int64()),
             "bytes_list": pa.large_binary(),
         }
-        types = [(name, stored[kind]) for name, kind in self._kinds.items()]
-        self.compared = ()  # `describe` compares records
-        first_surveys = [*["unpack"] * bool(self._packed), "index"]
-        self._choose(self.files[0], types, labels, columns, dtype, shape, first_surveys)
+        types = [(name, type_of_kind[kind]) for name, kind in self._kinds.items()]
+        self.compared = ()  # ranks compare the records in `describe` instead of the bytes of files
+        first_surveys = {"unpack": bool(self._packed), "index": True}
+        self._choose_columns(self.files[0], types, labels, columns, dtype, shape, first_surveys)
 
     @classmethod
     def recognises(cls, path: Path, head: bytes) -> bool:
         return is_head(head)
 
     def describe(self) -> str:
-        """Also the first records of each file, and the sizes of uncompressed files.
+        """The columns, the first records of each file, and the sizes of uncompressed files.
 
         A script may write its files on each rank. The order of the features in the bytes of an Example differs between
         processes, so bytes and checksums of files differ.
@@ -93,11 +94,11 @@ class TfRecord(TypedTable):
         return f"{super().describe()}; {heads}"
 
     def _settle_unpack(self, ranks: Ranks, found: Sequence[dict[Path, Path]]) -> None:
-        places = self._unpacking.settle(ranks, found)
+        unpacked = self._unpacking.settle(ranks, found)  # the temporary file of each packed file
         for number, file in enumerate(self.files):
-            if file in places:
+            if file in unpacked:
                 with real_files.use_real_files():
-                    self._opened[number] = _File(places[file])
+                    self._opened[number] = _File(unpacked[file])
 
     def _survey_index(self, ranks: Ranks) -> list[Part]:
         """The records that begin in this rank's range of all bytes."""
@@ -109,11 +110,11 @@ class TfRecord(TypedTable):
         ]
 
     def _settle_index(self, ranks: Ranks, found: Sequence[list[Part]]) -> None:
-        def look(number: int) -> Part:
+        def search_file(number: int) -> Part:
             file = self._open_file(number)
             return find_part(number, file.read_bytes, 0, file.size, file.size)
 
-        self._index = Index(self.files, [part for of_rank in found for part in of_rank], look)
+        self._index = Index(self.files, [part for of_rank in found for part in of_rank], search_file)
 
     def count(self, part: str) -> int:
         return self._index.count if part == "training" else 0
@@ -124,9 +125,9 @@ class TfRecord(TypedTable):
     def read_batches(self, start: int, stop: int, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
         while start < stop:
             file = self._index.find_file(start)
-            # The mean bytes of a record.
-            size = max(1, self._open_file(file).size // (self._index.find_stop(file) - self._index.starts[file]))
-            end = min(stop, self._index.find_stop(file), start + max(1, min(_BATCH_BYTES // size, _BATCH_ROWS)))
+            file_stop = self._index.find_stop(file)
+            mean_bytes = max(1, self._open_file(file).size // (file_stop - self._index.starts[file]))  # of a record
+            end = min(stop, file_stop, start + max(1, min(_BATCH_BYTES // mean_bytes, _BATCH_ROWS)))
             self._unchanged.check(self.files[file])
             yield (
                 start,
@@ -156,14 +157,15 @@ class TfRecord(TypedTable):
             ) from None
 
     def _open_file(self, number: int) -> _File:
+        """The open file `number`: uncompressed, or its decompressed copy, which stays open."""
         if number not in self._opened:
             for other in [other for other in self._opened if self.files[other] not in self._packed]:
-                # only one is open at a time, because their number may exceed the limit of open files
+                # Only one uncompressed file is open at a time: their number may exceed the limit of open files.
                 del self._opened[other]
             self._opened[number] = _File(self.files[number])
         return self._opened[number]
 
-    def _parse_records(self, records: Any, numbers: Sequence[int], place: Place) -> Any:
+    def _parse_records(self, records: Any, numbers: Sequence[int], find_place: FindPlace) -> Any:
         """The features `numbers` of some records, as a pyarrow record batch with columns named by number."""
         names = {number: self.columns.names[number] for number in numbers}
         kinds = {name: self._kinds[name] for name in names.values()}
@@ -174,7 +176,7 @@ class TfRecord(TypedTable):
                 try:
                     _parse_examples(records[row : row + 1], kinds)
                 except ValueError as error:
-                    raise ReaderError(f"{place(row)}: {error}") from None
+                    raise ReaderError(f"{find_place(row)}: {error}") from None
             raise
         columns = {}
         for number, name in names.items():
@@ -185,10 +187,8 @@ class TfRecord(TypedTable):
             counts = np.diff(splits)
             if (counts > 1).any():
                 row = int((counts > 1).argmax())
-                raise ReaderError(
-                    f"{self.columns.name_value(place(row), number)}: expected one value of bytes in a record, found "
-                    f"{counts[row]}"
-                )
+                where = self.columns.name_value(find_place(row), number)
+                raise ReaderError(f"{where}: expected one value of bytes in a record, found {counts[row]}")
             one_each = iter(values.tolist())
             columns[str(number)] = pa.array([next(one_each) if count else None for count in counts], pa.large_binary())
         return pa.RecordBatch.from_pydict(columns)
@@ -308,7 +308,10 @@ def _describe_records(path: Path, is_packed: bool) -> str:
 
 
 def _learn_kinds(paths: Sequence[Path], dtype: Any) -> dict[str, str]:
-    """The kind of each feature, such as "float_list", by name in alphabetical order."""
+    """The kind of each feature, such as "float_list", by name in alphabetical order.
+
+    The first records of the first file that has records determine it, and dtype= for features that they lack.
+    """
     from google.protobuf.message import DecodeError
 
     records, path = [], paths[0]
@@ -319,6 +322,7 @@ def _learn_kinds(paths: Sequence[Path], dtype: Any) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for number, record in enumerate(records):
         try:
+            # An Example has the encoding of a SequenceExample without `feature_lists`.
             example = tf.train.SequenceExample.FromString(record)
             if example.feature_lists.feature_list:
                 names = files.format_names(example.feature_lists.feature_list)

@@ -1,4 +1,4 @@
-"""Converts pyarrow columns to the types as which they are read."""
+"""Converts columns of Parquet and TFRecord, in stored pyarrow types, to the types as which they are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Unfit(Exception):
 
 
 def find_value_type(kind: Any) -> tuple[Any, bool]:
-    """The type of the values of a column, and whether a row is a list of values."""
+    """The type of the values of a column of the stored type `kind`, and whether a row is a list of values."""
     if pa.types.is_dictionary(kind):
         return kind.value_type, False
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -43,7 +43,10 @@ def find_plain_type(kind: Any) -> Any:
 def check_type(path: Path, name: str, stored: Any, kind: Any, given: np.dtype | None) -> None:
     """Raises ReaderError for a column whose values are neither numbers nor texts.
 
-    `given`: the dtype= of this column.
+    Args:
+        stored: the type of the column, such as list<binary>.
+        kind: the type of its values, such as binary.
+        given: the dtype= of this column.
     """
     types = pa.types
     if types.is_temporal(kind) and given is None:
@@ -76,13 +79,13 @@ def pad_lists(lists: Any, counts: np.ndarray, width: int) -> Any:
     flat = lists.flatten()
     if (counts == width).all():
         return flat
-    # The index of each row's first value in `flat`; the padded index of each value. Then, for each padded index, the
-    # index in `flat` of its value, or that it has none.
-    starts = np.cumsum(counts) - counts
-    places = np.arange(len(flat)) + np.repeat(np.arange(len(counts)) * width - starts, counts)
-    which, absent = np.zeros(len(counts) * width, np.int64), np.ones(len(counts) * width, bool)
-    which[places], absent[places] = np.arange(len(flat)), False
-    return flat.take(pa.array(which, mask=absent))
+    # With rows [1], [2, 3] and width 2: starts 0, 1; padded indices of 1, 2, 3: 0, 2, 3; the result takes the values
+    # 0, none, 1, 2 of `flat`.
+    starts = np.cumsum(counts) - counts  # the index of each row's first value in `flat`
+    padded_indices = np.arange(len(flat)) + np.repeat(np.arange(len(counts)) * width - starts, counts)
+    flat_indices, is_padding = np.zeros(len(counts) * width, np.int64), np.ones(len(counts) * width, bool)
+    flat_indices[padded_indices], is_padding[padded_indices] = np.arange(len(flat)), False
+    return flat.take(pa.array(flat_indices, mask=is_padding))
 
 
 def view_bytes(column: Any, dtype: np.dtype) -> Any:
@@ -104,10 +107,10 @@ def view_bytes(column: Any, dtype: np.dtype) -> Any:
     return pa.LargeListArray.from_arrays(pa.array((offsets - offsets[0]) // dtype.itemsize), pa.array(numbers))
 
 
-def convert_values(column: Any, kind: Any, most: float) -> Any:
+def convert_values(column: Any, kind: Any, largest: float) -> Any:
     """Convert a column to the type `kind`. Floats may be rounded; other values do not change.
 
-    `most`: the largest valid float.
+    `largest`: the largest valid absolute value of a float.
 
     Raises:
         Unfit: a value cannot be converted.
@@ -121,19 +124,19 @@ def convert_values(column: Any, kind: Any, most: float) -> Any:
         index = bisect.bisect_left(range(len(column)), True, key=lambda last: not _can_cast(column[: last + 1], kind))
         value = column[index].as_py()
         raise Unfit(index, _describe_unfit(value, kind)) from None
-    if pa.types.is_floating(kind) and not _is_within(column.type, most):
+    if pa.types.is_floating(kind) and not _is_within(column.type, largest):
         numbers = found.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
-        too_large = np.abs(numbers) > most
+        too_large = np.abs(numbers) > largest
         if too_large.any():
             for index in np.flatnonzero(too_large).tolist():
                 value = column[index].as_py()
-                if np.isfinite(float(value)):
+                if np.isfinite(float(value)):  # an infinity stays an infinity
                     raise Unfit(index, f"{value} is too large for its dtype; give a wider one with dtype=")
     return found
 
 
 def _cast(column: Any, kind: Any) -> Any:
-    """Convert a column to the type `kind`, where pyarrow needs it in several casts. Raises ArrowInvalid."""
+    """Convert a column to the type `kind`; in several casts where pyarrow has no direct one. Raises ArrowInvalid."""
     if column.type == kind:
         return column
     types = pa.types
@@ -150,13 +153,13 @@ def _cast(column: Any, kind: Any) -> Any:
     return pc.cast(column, options=pc.CastOptions(kind, allow_float_truncate=types.is_floating(kind)))
 
 
-def _is_within(kind: Any, most: float) -> bool:
-    """Whether all numbers of a pyarrow type are at most `most`."""
+def _is_within(kind: Any, largest: float) -> bool:
+    """Whether the absolute values of all numbers of a pyarrow type are at most `largest`."""
     if pa.types.is_integer(kind):
-        return 2.0**kind.bit_width <= most
-    return pa.types.is_boolean(kind) or (
-        pa.types.is_floating(kind) and float(np.finfo(f"f{kind.bit_width // 8}").max) <= most
-    )
+        return 2.0**kind.bit_width <= largest
+    if pa.types.is_floating(kind):
+        return float(np.finfo(f"f{kind.bit_width // 8}").max) <= largest
+    return pa.types.is_boolean(kind)
 
 
 def _can_cast(column: Any, kind: Any) -> bool:

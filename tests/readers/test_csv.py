@@ -83,11 +83,11 @@ def test_any_table_under_any_number_of_ranks(tmp_path, table, style, size, strid
             assert [values[code] for code in codes] == [text for text, _ in rows[start:stop]]
         # What is parsed and kept in opening is the same, each record by one rank.
         kept = opened(path, size, keep=True, labels=0, header=style["header"])
-        assert [reader.held.counts for reader in kept] == [kept[0].held.counts] * size
-        assert [sum(map(len, reader.held.rows["data"])) for reader in kept] == kept[0].held.counts
-        found = [array for reader in kept for array in reader.held.rows["data"]]
+        assert [reader.kept.counts for reader in kept] == [kept[0].kept.counts] * size
+        assert [sum(map(len, reader.kept.rows["data"])) for reader in kept] == kept[0].kept.counts
+        found = [array for reader in kept for array in reader.kept.rows["data"]]
         assert np.concatenate(found)[:, 0].tolist() == [number for _, number in rows]
-        codes = np.concatenate([array for reader in kept for array in reader.held.rows["labels"]])
+        codes = np.concatenate([array for reader in kept for array in reader.kept.rows["labels"]])
         assert [expected[code] for code in codes] == [text for text, _ in rows]
 
 

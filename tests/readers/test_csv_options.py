@@ -85,7 +85,7 @@ def test_options_read_what_pandas_reads_under_any_number_of_ranks(tmp_path, tabl
             texts = [None if np.isnan(code) else readers[0].categories["c"][int(code)] for code in codes]
             assert texts == [None if pd.isna(value) else value for value in expected["c"]]
             if keep:
-                kept = [array for reader in readers for array in reader.held.rows["data"]]
+                kept = [array for reader in readers for array in reader.kept.rows["data"]]
                 np.testing.assert_array_equal(np.concatenate(kept), found)
 
 

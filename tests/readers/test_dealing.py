@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from matex_tf.readers import Format
-from matex_tf.readers.base.formats import PARTS, Held
+from matex_tf.readers.base.formats import PARTS, KeptRows
 from matex_tf.readers.rows import redistribute
 from matex_tf.readers.rows.layout import Deal
 from matex_tf.readers.rows.samples import Source
@@ -78,7 +78,7 @@ def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_
 
     def one(rank):
         mine = {field: rows[starts[rank] : starts[rank + 1]] for field, rows in fields.items()}
-        held = Held(counts, {field: buffers(rows, [min(cut, len(rows))]) for field, rows in mine.items()})
+        held = KeptRows(counts, {field: buffers(rows, [min(cut, len(rows))]) for field, rows in mine.items()})
         results[rank] = arrays = redistribute.allot_arrays(source, deals, rank, held)
         redistribute.send_rows(source, deals, rank, held, arrays, threads.of(rank))
         assert all(sum(map(len, rows)) == 0 for rows in held.rows.values()), "memory is given back"
@@ -103,10 +103,10 @@ def test_every_row_comes_to_its_rank(counts, distribution, how, fraction, batch_
 def test_one_rank_keeps_its_rows_where_they_lie():
     source = Source(Numbers(10), (0.2, 0.1, "last"), None, 1)
     data = np.arange(10.0)
-    found = redistribute.take_whole(source, Held([10], {"data": buffers(data, [])}))
+    found = redistribute.view_all_rows(source, KeptRows([10], {"data": buffers(data, [])}))
     assert [found[part, "data"].tolist() for part in PARTS] == [[*range(7)], [7, 8], [9]]
     assert found["training", "data"].base is found["testing", "data"].base
-    assert redistribute.take_whole(source, Held([10], {"data": buffers(data, [4])})) is None
-    assert redistribute.take_whole(source, Held([5, 5], {"data": buffers(data[:5], [])})) is None
+    assert redistribute.view_all_rows(source, KeptRows([10], {"data": buffers(data, [4])})) is None
+    assert redistribute.view_all_rows(source, KeptRows([5, 5], {"data": buffers(data[:5], [])})) is None
     spread = Source(Numbers(10), (0.2, 0.1, "spread"), None, 1)
-    assert redistribute.take_whole(spread, Held([10], {"data": buffers(data, [])})) is None
+    assert redistribute.view_all_rows(spread, KeptRows([10], {"data": buffers(data, [])})) is None

@@ -86,11 +86,11 @@ def test_ranks_that_open_it_together_read_each_row_once(folder, name, keep):
         assert {one.count("training") for one in ranks} == {ROWS}
         assert all(one.categories == {"text": sorted(set(TEXTS.tolist()))} for one in ranks)
         if keep:
-            held = [one.held for one in ranks]
+            held = [one.kept for one in ranks]
             assert len({tuple(one.counts) for one in held}) == 1 and sum(held[0].counts) == ROWS
             rows = {field: np.concatenate([row for one in held for row in one.rows[field]]) for field in held[0].rows}
         else:
-            assert not any(one.held for one in ranks)
+            assert not any(one.kept for one in ranks)
             rows = {field: ranks[-1].read("training", field, 0, ROWS) for field in ("data", "labels")}
         np.testing.assert_array_equal(rows["labels"], CODES)
         np.testing.assert_array_equal(rows["data"], np.concatenate([X, V, Y[:, None]], axis=1))

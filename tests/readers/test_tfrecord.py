@@ -147,7 +147,7 @@ def test_ranks_that_open_it_together_read_each_record_once(folder):
                 ranks = opened(str(folder / name), size, kind=TfRecord, **options)
                 assert {one.count("training") for one in ranks} == {ROWS}
                 if keep:
-                    held = [one.held for one in ranks]
+                    held = [one.kept for one in ranks]
                     assert sum(held[0].counts) == ROWS and max(held[0].counts) - min(held[0].counts) <= 1
                     found = np.concatenate([row for one in held for row in one.rows["data"]])
                 else:

@@ -49,5 +49,5 @@ def test_without_a_search_a_report_does_nothing_but_check(tmp_path):
     matex_tf.report(loss=1)
     with pytest.raises(TypeError, match="report: expected loss to be a number; given 'low'"):
         matex_tf.report(loss="low")
-    with pytest.raises(TypeError, match="expected a figure, such as"):
+    with pytest.raises(TypeError, match="expected a metric, such as"):
         matex_tf.report(epoch=3)

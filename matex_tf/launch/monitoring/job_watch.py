@@ -92,7 +92,7 @@ class JobWatch:
             raise recording.RecordingError(f"{self._folder}: {reason}. {self._describe_job()}") from None
         if not picture.has_ended(records):
             return WatchedState(records, "", False)
-        may_come_back = picture.has_asked_again(records) and self._scheduler is not None and self._may_go_on()
+        may_come_back = picture.has_ended_to_restart(records) and self._scheduler is not None and self._may_go_on()
         if may_come_back and not self._is_scheduler_absent:
             return WatchedState(records, f"to be restarted: {self._describe_job()}", False)
         return WatchedState(records, "", True)

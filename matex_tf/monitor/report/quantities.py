@@ -13,7 +13,7 @@ from matex_tf.monitor.report.charts import Line, make_band
 
 MAX_LINES = 16
 """For more ranks, a chart shows their range and a few of the ranks."""
-_EXTREMES = 3  # ranks that are shown besides the band of many ranks
+_EXTREMES = 3  # ranks that are shown in addition to the band of many ranks
 _GRID_POINTS = 160  # of a band
 
 Values = Callable[[Series], "tuple[np.ndarray, np.ndarray]"]
@@ -79,7 +79,7 @@ def draw_quantity(quantity: Quantity, starts: Starts, zero: float, end: float, c
     Args:
         zero: the time at which the horizontal axis begins.
         end: the length of that axis, in seconds.
-        chosen: the ranks that are shown besides a band; empty: the extreme ones.
+        chosen: the ranks that are shown in addition to a band; empty: the ranks that differ most from the median.
     """
     names = _name_lines(quantity, starts)
     pieces_by_name = {}

@@ -39,7 +39,7 @@ _STYLE = (
     "button{font:inherit;color:inherit;background:none;border:1px solid var(--faint);cursor:pointer;"
     "margin:0 .4rem .3rem 0}"
     "button[aria-pressed=true]{background:var(--soft)}.legend button{border:0;border-bottom:3px solid}"
-    + "".join(f".c{at}{{stroke:{of}}}.k{at}{{border-color:{of}!important}}" for at, of in enumerate(PALETTE))
+    + "".join(f".c{n}{{stroke:{colour}}}.k{n}{{border-color:{colour}!important}}" for n, colour in enumerate(PALETTE))
 )  # fmt: skip
 
 
