@@ -55,21 +55,16 @@ def _wrap_capture(original: Any) -> Any:
 
 
 @HOOKS.replace(
-    f"{_PYTHON}.autograph.pyct.error_utils",
-    "ErrorMetadataBase.__init__",
+    f"{_PYTHON}.util.traceback_utils",
+    "_EXCLUDED_PATHS",
     "errors in a tf.function show frames of matex_tf",
     optional=True,
 )
-def _drop_own_frames(original: Any) -> Any:
-    """AutoGraph's error text "in user code" shows frames of the script only."""
-
-    def __init__(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        if settings.get_settings().traceback == "script":
-            shown = (frame for frame in self.translated_stack if not frame.filename.startswith(_OWN_FOLDERS))
-            self.translated_stack = tuple(shown)
-
-    return __init__
+def _exclude_own_files(original: Any) -> Any:
+    """TensorFlow leaves out frames of its own files where an error in a `tf.function` is shown: in the traceback, and
+    in AutoGraph's text "in user code". Our files are left out, too.
+    """
+    return (*original, *_OWN_FOLDERS) if settings.get_settings().traceback == "script" else original
 
 
 @HOOKS.replace(
