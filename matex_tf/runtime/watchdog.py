@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.runtime import notes, script_frames, shutdown
+from matex_tf.runtime import notes, script_frames, shutdown, thread_errors
 from matex_tf.thread_flag import starts_own
 from matex_tf.world import terminal, world
 from matex_tf.world.exit_codes import EXIT_STALLED
@@ -99,7 +99,7 @@ class _Answer:
     doing: str  # its long activities (`excuse_wait`)
     is_waited_for: bool  # the time limit of one of these activities is not over
     updates: int  # the number of updates that it has made
-    stack: tuple[str, ...]  # the lines of its Python stack, for a message
+    stack: tuple[str, ...]  # the lines of its Python stack, and of errors that have ended its threads, for a message
 
 
 @dataclass
@@ -205,7 +205,7 @@ class _Watch:
             doing="; ".join(what for what, _ in activities),
             is_waited_for=any(time.monotonic() < until for _, until in activities),
             updates=ops.count_completed(_KIND_GRADIENTS),
-            stack=script_frames.format_stack(stack),
+            stack=(*script_frames.format_stack(stack), *thread_errors.describe().splitlines()),
         )
 
     def _report_wait(self) -> None:

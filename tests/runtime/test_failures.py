@@ -522,6 +522,95 @@ def test_what_autograph_says_of_a_gradient_function_is_of_the_script(frames):
     assert (seen == script) == (frames == "script"), seen
 
 
+RAISES = """
+import sys, traceback
+import tensorflow as tf
+
+def cost(x):
+    if "traced" in sys.argv:
+        raise ValueError("no cost")
+    tf.debugging.assert_less(tf.reduce_max(x), 1.5, "too large")
+    return tf.reduce_mean(x ** 2)
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = cost(x @ w)
+    w.assign_sub(tape.gradient(loss, w))
+    return loss
+
+def train():
+    if "taped" in sys.argv:
+        with tf.GradientTape():
+            return step(tf.ones((8, 2)))
+    return step(tf.ones((8, 2)))
+
+w = tf.Variable([[1.0], [2.0]])
+for _ in range(2):
+    try:
+        train()
+    except Exception:
+        print(traceback.format_exc())
+train()
+"""
+
+
+def read_frames(text):
+    """The frames of the tracebacks in `text`, from the script on, as (file, function); not where an op was made."""
+    text = re.sub("Detected at node.*?(Traceback|$)", "", text, flags=re.DOTALL)
+    frames = re.findall('File "(?:.*/)?(.*)", line \\d+, in (\\w+|<\\w+>)', text)
+    frames = [(re.sub("__autograph_generated_file.*", "AutoGraph", file), name) for file, name in frames]
+    return frames[frames.index(("script.py", "<module>")) :]
+
+
+@pytest.mark.parametrize("arguments", [["traced"], ["run"], pytest.param(["traced", "taped"], marks=pytest.mark.more)])
+def test_the_traceback_of_a_function_has_the_frames_that_it_has_alone(arguments):
+    alone, ranks = launch.run_alone(RAISES, *arguments), failed(2, RAISES, *arguments)
+    assert alone.returncode == 1
+    assert read_frames(ranks.stdout) == read_frames(alone.stdout), "where the script prints it"
+    assert read_frames(ranks.stderr) == read_frames(alone.stderr), "where it ends the script"
+
+
+THREADS = """
+import queue, sys, threading
+import matex_tf
+
+def read(part):
+    raise OSError(f"there is no part {part}")
+
+def read_own(part):
+    items.put(1 / part)
+
+def start(function, part):
+    thread = threading.Thread(target=function, args=(part,), name="reader")
+    thread.start()
+    thread.join()
+
+items = queue.Queue()
+start(read, matex_tf.rank())
+start(read_own, 1 - matex_tf.rank())
+if "waits" in sys.argv:
+    items.get()
+elif "raises" in sys.argv:
+    items.get(timeout=0.1)
+matex_tf.barrier()
+print("trained")
+"""
+
+
+@pytest.mark.parametrize(
+    "how, code", [("ends", 0), ("waits", exit_codes.EXIT_STALLED), pytest.param("raises", 1, marks=pytest.mark.more)]
+)
+def test_an_error_that_ends_a_thread_of_one_rank_is_told(how, code):
+    """Alone, Python prints it, and the script goes on."""
+    limits = {"MATEX_STALL_SECONDS": "1", "MATEX_ABORT_SECONDS": "2"}
+    result = failed(2, THREADS, how, code=code, env=limits if how == "waits" else {})
+    assert "ZeroDivisionError" in result.stderr and "rank 1 of 2" in result.stderr and "'reader'" in result.stderr
+    assert ("trained" in result.stdout) == (how == "ends")
+    if how == "ends":
+        assert result.stderr.count("OSError: there is no part") == result.stderr.count("ZeroDivisionError") == 1
+
+
 def test_an_import_that_comes_too_late_says_which_line_to_move(tmp_path):
     script = tmp_path / "matex_tf" / "train.py"  # whose code it is does not depend on the folder's name
     script.parent.mkdir()
