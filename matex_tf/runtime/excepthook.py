@@ -162,9 +162,12 @@ def _drop_library_frames(match: re.Match[str]) -> str:
 
 def _format_script_line(error: BaseException) -> str:
     """The innermost line of the script in the traceback of `error`, as text."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame for frame in frames if not script_frames.is_library(frame.filename)]
-    return f" at {os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}" if lines else ""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    # In a tf.function, frames are of code that AutoGraph has generated. It adds the script's, innermost first.
+    if (metadata := getattr(error, "ag_error_metadata", None)) is not None:
+        frames += [(frame.filename, frame.lineno) for frame in reversed(metadata.translated_stack)]
+    lines = [(path, line) for path, line in frames if not script_frames.is_library(path)]
+    return f" at {os.path.basename(lines[-1][0])}, line {lines[-1][1]}" if lines else ""
 
 
 _make_plain = traceback.TracebackException.__init__

@@ -569,6 +569,9 @@ def test_the_traceback_of_a_function_has_the_frames_that_it_has_alone(arguments)
     assert alone.returncode == 1
     assert read_frames(ranks.stdout) == read_frames(alone.stdout), "where the script prints it"
     assert read_frames(ranks.stderr) == read_frames(alone.stderr), "where it ends the script"
+    if "traced" in arguments:
+        line = RAISES.partition("raise")[0].count("\n") + 1
+        assert f"failed at script.py, line {line} (" in ranks.stderr, "not at a line that AutoGraph has generated"
 
 
 THREADS = """
