@@ -345,6 +345,7 @@ def test_a_row_of_one_rank_that_cannot_be_computed_is_told_once():
     result = launch.run(2, ONE_LABEL)
     told = "rank 1 (", "failed in the step 'step'", "Received a label value of 7"
     assert result.returncode and [result.stderr.count(words) for words in told] == [1, 1, 1], result.stderr
+    assert "contextlib" not in result.stderr, "a frame of how the library passes the error on"
 
 
 IN_PARTS = """
@@ -572,6 +573,41 @@ def test_the_traceback_of_a_function_has_the_frames_that_it_has_alone(arguments)
     if "traced" in arguments:
         line = RAISES.partition("raise")[0].count("\n") + 1
         assert f"failed at script.py, line {line} (" in ranks.stderr, "not at a line that AutoGraph has generated"
+
+
+CAUGHT = """
+import logging, sys
+import keras
+import numpy as np
+
+class Mine(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        raise KeyError("in a callback")
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+x, y = np.ones((8, 4)), np.ones((8, 1))
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+for act in (
+    lambda: model.fit(x, y, verbose=0, callbacks=[Mine()]),
+    lambda: model.fit(x, y[:5], verbose=0),
+    lambda: model.predict(x[:, :2], verbose=0),
+    lambda: model.save("there/is/none.keras"),
+    lambda: open("there/is/none"),
+    lambda: np.load("there/is/none.npy"),
+):
+    try:
+        act()
+    except Exception:
+        logging.exception("caught")
+"""
+
+
+def test_what_a_script_logs_of_errors_has_the_frames_that_it_has_alone():
+    alone, ranks = (
+        start().check().stdout for start in (lambda: launch.run_alone(CAUGHT), lambda: launch.run(2, CAUGHT))
+    )
+    assert read_frames(ranks) == read_frames(alone) and ranks.count("Traceback") >= 6
 
 
 THREADS = """
