@@ -457,10 +457,9 @@ def wrap_symlink(original: Any) -> Any:
             view = overlay.get_own_view()
             if view.exists(key):
                 raise make_error(errno.EEXIST, dst)
-            target = view.find_key(os.path.join(os.path.dirname(key), os.fsdecode(src)))
             view.ensure_folder(os.path.dirname(key))
-            # The link leads to the layer that has the target now.
-            original(src if target is None else view.locate_real(target), view.locate_upper(key), target_is_directory)
-            view.known.update_place(key)
+            original(src, view.locate_upper(key), target_is_directory)
+            view.has_links = True
+            view.known.forget_places()  # also of what lies behind the link
 
     return symlink

@@ -17,6 +17,7 @@ from matex_tf.files import journal, journal_reader, known_places
 from matex_tf.ops import cache
 
 _MAX_TRIES = 10  # of a query, while rank 0 writes notes
+_MAX_LINKS = 40  # on the way of one path: more are a loop
 
 
 class Layers:
@@ -28,6 +29,7 @@ class Layers:
     notes: the journal, which has rank 0's notes.
     hidden: the keys that this rank has removed.
     used: the upper layer may have files.
+    has_links: the upper layer may have symbolic links. They have the targets that the script has given.
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
     known: the cache of locations.
     _shown: keys that this rank had removed or written, and that were then saved on the disk for all ranks. They are
@@ -43,6 +45,7 @@ class Layers:
         self.hidden: set[str] = set()
         self._shown: set[str] = set()
         self.used = False
+        self.has_links = False
         self.is_left = False
         self._excluded = {
             *journal_reader.SYSTEM,
@@ -65,11 +68,31 @@ class Layers:
         if text == self.root or text.startswith(self.root + os.sep):
             text = text[len(self.root) :] or os.sep
         if follow:
-            text = os.path.realpath(text)
+            text = self._follow_links(text)
         else:
-            text = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
+            text = os.path.join(self._follow_links(os.path.dirname(text)), os.path.basename(text))
         is_excluded = any(path in self._excluded for path in journal_reader.list_parents(text))
         return None if self.is_left or is_excluded else text
+
+    def _follow_links(self, path: str) -> str:
+        """`os.path.realpath` of an absolute path, also through the links of this rank, which hide those of the disk."""
+        if not self.has_links:
+            return os.path.realpath(path)
+        found, names, count = os.sep, path.split(os.sep)[::-1], 0
+        while names:
+            name = names.pop()
+            if name in ("", os.curdir, os.pardir):
+                found = os.path.dirname(found) if name == os.pardir else found
+                continue
+            entry = os.path.join(found, name)
+            place = self.locate_upper(entry) if self.is_own(entry) else entry
+            if not os.path.islink(place) or count == _MAX_LINKS:
+                found = entry
+                continue
+            target, count = os.readlink(place), count + 1
+            found = os.sep if os.path.isabs(target) else found
+            names += target.split(os.sep)[::-1]
+        return found
 
     def exclude_path(self, path: str) -> None:
         """Do not handle `path` and its contents: they belong to this rank already."""

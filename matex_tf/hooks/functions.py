@@ -29,7 +29,9 @@ def _add_rule(original: Any) -> Any:
 @HOOKS.replace(f"{_FUNCTIONS}.polymorphic_function", "Function.__call__", "each rank computes all of a tf.function")
 def _wrap_call(original: Any) -> Any:
     from tensorflow.python.eager import record
+    from tensorflow.python.util import traceback_utils
 
+    @traceback_utils.filter_traceback  # as the original: without the frames of the library, too (`patches.tensorflow`)
     def __call__(self, *args, **kwargs):
         if not tf.executing_eagerly():  # a call within another function is a part of that step
             return original(self, *args, **kwargs)

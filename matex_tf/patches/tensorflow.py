@@ -1,4 +1,4 @@
-"""Hooks of TensorFlow that are not about training steps.
+"""Hooks of TensorFlow, and of the text of Keras' errors, that are not about training steps.
 
 They let a script call collectives in branches and loops, and in functions that XLA compiles. They leave the library's
 frames out of the text of errors. And they refuse `tf.distribute`.
@@ -16,10 +16,10 @@ from matex_tf import errors, ops, settings
 from matex_tf.ops import order, xla
 from matex_tf.rewrite import graph_ops
 from matex_tf.runtime import notes, script_frames
-from matex_tf.runtime.hooks import Table
+from matex_tf.runtime.keras_table import KerasTable
 from matex_tf.world import world
 
-HOOKS = Table()
+HOOKS = KerasTable()
 _PYTHON = "tensorflow.python"
 _OWN_FILES = [os.path.abspath(str(module.__file__)) for module in (settings, ops)]
 _OWN_FOLDERS = tuple(os.path.join(os.path.dirname(path), "") for path in _OWN_FILES)
@@ -55,21 +55,22 @@ def _wrap_capture(original: Any) -> Any:
 
 
 @HOOKS.replace(
-    f"{_PYTHON}.autograph.pyct.error_utils",
-    "ErrorMetadataBase.__init__",
+    f"{_PYTHON}.util.traceback_utils",
+    "_EXCLUDED_PATHS",
     "errors in a tf.function show frames of matex_tf",
     optional=True,
 )
-def _drop_own_frames(original: Any) -> Any:
-    """AutoGraph's error text "in user code" shows frames of the script only."""
-
-    def __init__(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        if settings.get_settings().traceback == "script":
-            shown = (frame for frame in self.translated_stack if not frame.filename.startswith(_OWN_FOLDERS))
-            self.translated_stack = tuple(shown)
-
-    return __init__
+@HOOKS.replace_in(
+    "errors in fit show frames of matex_tf",
+    "utils.traceback_utils:_EXCLUDED_PATHS",
+    "utils.traceback_utils:_EXCLUDED_PATHS",
+    optional=True,
+)
+def _exclude_own_files(original: Any) -> Any:
+    """TensorFlow and Keras leave out frames of their own files where an error in a `tf.function` or in `fit` is shown:
+    in the traceback, and in AutoGraph's text "in user code". Our files are left out, too.
+    """
+    return (*original, *_OWN_FOLDERS) if settings.get_settings().traceback == "script" else original
 
 
 @HOOKS.replace(

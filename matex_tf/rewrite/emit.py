@@ -114,10 +114,6 @@ class Copy:
             op = graph._create_op_internal(node.type, captured, dtypes, name=name or node.type, attrs=attributes)
         return list(op.outputs)
 
-    def draw(self, node: Node, inputs: Sequence[Any]) -> Any:
-        """The numbers that a random op draws for other inputs."""
-        return self.create_op(node, inputs)[0]
-
     def slice_rows(self, tensor: Any, to: Placement) -> Any:
         """This rank's rows of a replicated tensor; the tensor itself if the axis has one entry for all rows."""
         batch_slice, blocks = self.batch_slice, to.rows.blocks

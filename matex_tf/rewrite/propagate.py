@@ -215,7 +215,9 @@ class Reader:
         node.outputs = [Value(tensor, (*key, index), WHOLE, node) for index, tensor in enumerate(op.outputs)]
         find_constants(node)
         node.is_reused = self.reused is not None and op in self.reused
-        decision = node.decide_whole() if node.is_reused else self._decide(node)
+        # An op that is reused takes the script's own tensors, whatever the placements of the inputs are.
+        given = Decision([None] * len(inputs), [WHOLE] * len(node.outputs))
+        decision = given if node.is_reused else self._decide(node)
         if isinstance(decision, Expansion):
             outputs, _ = self._read_into(nodes, trace_expansion(decision, inputs), inputs, key, controls)
             return outputs, [value.node for value in outputs if value.node is not None]

@@ -55,15 +55,21 @@ class SessionSubgraph(Subgraph):
 
     def __init__(
         self, needed: Sequence[Any], fed: Sequence[Any], sliced: Sequence[Any], tensors: Iterable[Any],
-        operations: Iterable[Any], roots: Iterable[Any],
+        operations: Iterable[Any], roots: Iterable[Any], kept: Iterable[Any] = (),
     ):  # fmt: skip
         """Divide the ops `needed` (see `list_needed`) of a run with the fetches `tensors` and `operations`.
 
         roots: ops that are copied with all their dependents, as if they depended on sliced tensors.
+        kept: ops that are reused, although they depend on sliced tensors; also what they depend on then runs in the
+            script's graph. An op that depends on copied ops with a state is copied nevertheless.
         """
         sliced_names = {tensor.name for tensor in sliced}
         fed_names = {tensor.name for tensor in fed}
         copied = _find_dependents(needed, fed_names, sliced_names, roots)
+        for op in kept:
+            before = [other for other in _list_ancestors([op], fed_names) if other in copied and other is not op]
+            if all(other.op_def is not None and not other.op_def.is_stateful for other in before):
+                copied.discard(op)
         self.needed = list(needed)
         self.copied = [op for op in needed if op in copied]
         self.reused = set(needed) - copied
@@ -100,12 +106,14 @@ def reach(starts: Iterable[_Item], list_next: Callable[[_Item], Iterable[_Item]]
 
 def list_needed(graph: Any, fed: set[str], tensors: Iterable[Any], operations: Iterable[Any]) -> list[Any]:
     """The ops that a run with these fetches needs, in the order of their creation. fed: the names of fed tensors."""
-
-    def list_makers(tensors: Iterable[Any]) -> list[Any]:
-        return [tensor.op for tensor in tensors if tensor.name not in fed]
-
-    found = set(reach([*list_makers(tensors), *operations], lambda op: list_makers(op.inputs) + op.control_inputs))
+    makers = [tensor.op for tensor in tensors if tensor.name not in fed]
+    found = set(_list_ancestors([*makers, *operations], fed))
     return [op for op in graph.get_operations() if op in found]
+
+
+def _list_ancestors(ops: Iterable[Any], fed: set[str]) -> list[Any]:
+    """These ops, and all ops that they depend on by data or control edges. fed: the names of fed tensors."""
+    return reach(ops, lambda op: [tensor.op for tensor in op.inputs if tensor.name not in fed] + op.control_inputs)
 
 
 def _find_dependents(ops: Iterable[Any], fed: set[str], sliced: set[str], roots: Iterable[Any]) -> set[Any]:

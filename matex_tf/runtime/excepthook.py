@@ -1,8 +1,9 @@
 """Output and errors of a run: only rank 0 prints, and an error of any rank is shown once, with its rank and host.
 
-`attach_hooks` replaces `sys.excepthook`, `sys.exit` and `os._exit`, and redirects the output of ranks other than 0. An
-uncaught error on a rank ends all ranks. It is shown without the frames of this library. One error may cause others: if
-rank 1 raises a ValueError, rank 0 fails in its next collective with rank 1. Then rank 1's error is the one to show.
+`attach_hooks` replaces `sys.excepthook`, `threading.excepthook`, `sys.exit` and `os._exit`, and redirects the output of
+ranks other than 0. An uncaught error on a rank ends all ranks. It is shown without the frames of this library. One
+error may cause others: if rank 1 raises a ValueError, rank 0 fails in its next collective with rank 1. Then rank 1's
+error is the one to show.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from matex_tf import errors, ops, settings
-from matex_tf.runtime import losses, rank_records, script_frames, shutdown
+from matex_tf.runtime import losses, rank_records, script_frames, shutdown, thread_errors
 from matex_tf.world import exit_codes, launcher_variables, membership, task_environment, terminal, world
 
 # A frame of a traceback as text; its only group is the file.
@@ -35,6 +36,10 @@ def attach_hooks() -> None:
     shutdown.script_ended.append(report_unreported)
     faulthandler.enable(file=terminal.duplicate_streams())
     sys.excepthook = _report_error
+    threading.excepthook = _note_thread_error
+    if settings.get_settings().traceback == "script":
+        traceback.TracebackException.__init__ = _make_shown  # type: ignore[method-assign]
+    shutdown.at_end.append(thread_errors.report)
     if me.rank > 0 and (settings.get_settings().output == "first" or settings.get_settings().log_dir):
         _redirect_output(me.rank)
     _match_launcher_terminal()
@@ -51,6 +56,8 @@ def _remove_hooks() -> None:
     """Remove the handlers after all ranks have ended: exceptions while Python shuts down are no errors of the run."""
     if sys.excepthook is _report_error:
         sys.excepthook = sys.__excepthook__
+    if threading.excepthook is _note_thread_error:
+        threading.excepthook = threading.__excepthook__
     sys.exit = _plain_exit
     os._exit = _exit_after_others
 
@@ -127,8 +134,11 @@ def _exit_after_others(status: int) -> NoReturn:
     _plain_exit_at_once(status)
 
 
-def describe_error(error: BaseException, trace: TracebackType | None) -> str:
-    """The traceback in Python's format, with rank and host, and without our frames unless MATEX_TRACEBACK=full."""
+def describe_error(error: BaseException, trace: TracebackType | None, where: str = "") -> str:
+    """The traceback in Python's format, with rank and host, and without our frames unless MATEX_TRACEBACK=full.
+
+    where: added to the first line, such as " in the thread 'reader'".
+    """
     me = world.get_world()
     if isinstance(error, errors.LostRankError):
         return f"matex_tf: {error}\n"  # no line of the script caused it
@@ -147,7 +157,8 @@ def describe_error(error: BaseException, trace: TracebackType | None) -> str:
     if isinstance(error, KeyError):
         missing = launcher_variables.removed.intersection(map(str, error.args))
         text += "".join(f"{launcher_variables.explain_missing(name)}.\n" for name in missing)
-    return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{_format_script_line(error)}{hint}:\n{text}"
+    place = f"{where}{_format_script_line(error)}"
+    return f"matex_tf: rank {me.rank} of {me.size} on {me.host} failed{place}{hint}:\n{text}"
 
 
 def _drop_library_frames(match: re.Match[str]) -> str:
@@ -158,19 +169,32 @@ def _drop_library_frames(match: re.Match[str]) -> str:
 
 def _format_script_line(error: BaseException) -> str:
     """The innermost line of the script in the traceback of `error`, as text."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame for frame in frames if not script_frames.is_library(frame.filename)]
-    return f" at {os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}" if lines else ""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    # In a tf.function, frames are of code that AutoGraph has generated. It adds the script's, innermost first.
+    if (metadata := getattr(error, "ag_error_metadata", None)) is not None:
+        frames += [(frame.filename, frame.lineno) for frame in reversed(metadata.translated_stack)]
+    lines = [(path, line) for path, line in frames if not script_frames.is_library(path)]
+    return f" at {os.path.basename(lines[-1][0])}, line {lines[-1][1]}" if lines else ""
 
 
-def _drop_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """`trace` without the frames of this library and of `runpy`; unchanged if they are all frames or none."""
+_make_plain = traceback.TracebackException.__init__
+
+
+def _make_shown(self: Any, exc_type: Any, exc_value: Any, exc_traceback: TracebackType | None, **options: Any) -> None:
+    """Replaces the initializer of `TracebackException`, from which Python prints and logs tracebacks."""
+    _make_plain(self, exc_type, exc_value, _drop_own_frames(exc_traceback, ("matex_tf",)), **options)
+
+
+def _drop_own_frames(
+    trace: TracebackType | None, packages: tuple[str, ...] = ("matex_tf", "runpy")
+) -> TracebackType | None:
+    """`trace` without the frames of these packages; unchanged if they are all frames or none."""
     entries: list[TracebackType] = []
     entry = trace
     while entry is not None:
         entries.append(entry)
         entry = entry.tb_next
-    shown = [entry for entry in entries if script_frames.find_package(entry.tb_frame) not in ("matex_tf", "runpy")]
+    shown = [entry for entry in entries if script_frames.find_package(entry.tb_frame) not in packages]
     if len(shown) in (0, len(entries)):
         return trace
     shortened: TracebackType | None = None
@@ -202,7 +226,17 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     if is_consequence:
         shutdown.await_cause()
     is_consequence = is_consequence or losses.is_loss_of_another(error)
-    shutdown.abort_with_error(text, code, is_consequence, losses.is_loss(error))
+    shutdown.abort_with_error(thread_errors.describe() + text, code, is_consequence, losses.is_loss(error))
+
+
+def _note_thread_error(args: threading.ExceptHookArgs) -> None:
+    """Replaces `threading.excepthook`: prints the error as Python does, and keeps it for `thread_errors.report`."""
+    threading.__excepthook__(args)
+    if args.exc_value is None or isinstance(args.exc_value, SystemExit) or not world.is_active():
+        return
+    where = f" in the thread '{args.thread.name}'" if args.thread is not None else " in a thread"
+    text = describe_error(args.exc_value, args.exc_traceback, where)
+    thread_errors.note(args.exc_value, args.exc_traceback, text)
 
 
 def end_for_loss(error: errors.LostRankError) -> None:

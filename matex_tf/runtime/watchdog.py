@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matex_tf import ops, settings
-from matex_tf.runtime import notes, script_frames, shutdown
+from matex_tf.runtime import notes, script_frames, shutdown, thread_errors
 from matex_tf.thread_flag import starts_own
 from matex_tf.world import terminal, world
 from matex_tf.world.exit_codes import EXIT_STALLED
@@ -104,7 +104,7 @@ class _Answer:
     doing: str  # its long activities (`excuse_wait`)
     has_excuse: bool  # the time limit of one of these activities is not over
     updates: int  # the number of updates that it has made
-    stack: tuple[str, ...]  # the lines of its Python stack, for a message
+    stack: tuple[str, ...]  # the lines of its Python stack, and of errors that have ended its threads, for a message
 
 
 @dataclass
@@ -214,7 +214,8 @@ class _Watch:
             number=waiting.number, waits_at=waiting.what, place=script_frames.describe_place(stack),
             doing="; ".join(what for what, _ in activities),
             has_excuse=any(time.monotonic() < until for _, until in activities),
-            updates=ops.count_completed(_KIND_GRADIENTS), stack=script_frames.format_stack(stack),
+            updates=ops.count_completed(_KIND_GRADIENTS),
+            stack=(*script_frames.format_stack(stack), *thread_errors.describe().splitlines()),
         )  # fmt: skip
 
     def _report_wait(self) -> None:

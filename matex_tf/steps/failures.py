@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from matex_tf import errors, ops
@@ -26,8 +26,7 @@ _UNKNOWN_LINES = re.compile(
 """TensorFlow's text for an op without known source lines: a head with the op's name, and a line in their place."""
 
 
-@contextlib.contextmanager
-def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> Iterator[None]:
+class fail_together:
     """A context around a call of a shared step: an error on one rank is raised on all.
 
     The failed rank announces its error, and the collective in which the other ranks wait fails. All ranks then exchange
@@ -40,37 +39,45 @@ def fail_together(place: str, used: Iterable[Any] = (), graph: Any = None) -> It
 
     Raises tf.errors.OpError on every rank, of the kind of the error on the lowest failed rank; the text names the rank.
     If all ranks failed with errors of one kind, each rank raises its own error, as the script alone does.
+
+    It is a class because `contextlib.contextmanager` would add a frame to the traceback of such an error.
     """
-    failures_before = ops.count_completed(_FAILURE)
-    try:
-        yield
-    except tf.errors.OpError as error:
-        if graph is not None:
-            error._message = _UNKNOWN_LINES.sub(lambda match: _add_lines(match, graph), error.message)
+
+    def __init__(self, place: str, used: Iterable[Any] = (), graph: Any = None):
+        self.place, self.used, self.graph = place, used, graph
+
+    def __enter__(self) -> None:
+        self.failures_before = ops.count_completed(_FAILURE)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not isinstance(error, tf.errors.OpError):
+            return
+        if self.graph is not None:
+            error._message = _UNKNOWN_LINES.sub(lambda match: _add_lines(match, self.graph), error.message)
         if not world.is_active() or ops.read_failure():
-            raise  # there is no other rank, or every further collective fails, so ranks cannot exchange errors
+            return  # there is no other rank, or every further collective fails, so ranks cannot exchange errors
         # If another rank has announced an error during the step, the error here is only that a collective has failed.
         # Otherwise it is an error of this rank: announce it, which ends the collective in which the other ranks wait.
-        is_of_other_rank = ops.count_completed(_FAILURE) != failures_before
+        is_of_other_rank = ops.count_completed(_FAILURE) != self.failures_before
         if not is_of_other_rank:
             with contextlib.suppress(errors.MismatchError):  # for the other ranks; this rank has `error` to raise
-                ops.rendezvous(_FAILURE, 0, f"{place}: {error.message}")
+                ops.rendezvous(_FAILURE, 0, f"{self.place}: {error.message}")
             if ops.read_failure():  # the other ranks are not within a step, so the sequence has ended
-                raise
+                return
         # Exchange the errors, and raise the first one on all ranks.
         mine = None if is_of_other_rank else (error.error_code, error.message)
         everyone = objects.allgather(mine, "which ranks failed in a step")
-        variables.synchronize_variables(used, "comparing variables after an error in a step")
+        variables.synchronize_variables(self.used, "comparing variables after an error in a step")
         if None not in everyone and len({code for code, _ in everyone}) == 1:
-            raise
+            return
         failed = [(rank, *code_and_message) for rank, code_and_message in enumerate(everyone) if code_and_message]
         # A collective that another rank has left fails with FAILED_PRECONDITION. Such an error is the consequence of
         # another one, so any other error comes first.
         rank, code, message = min(failed, key=lambda failure: failure[1] == tf.errors.FAILED_PRECONDITION)
-        kind = tf.compat.v1.errors.exception_type_from_error_code(code)
+        first_kind = tf.compat.v1.errors.exception_type_from_error_code(code)
         host = world.get_world().hosts[rank]
         # `from None`: the text repeats that of the error, and the frames of `error` are inside of TensorFlow.
-        raise kind(None, None, f"rank {rank} ({host}) failed in {place}: {message}") from None
+        raise first_kind(None, None, f"rank {rank} ({host}) failed in {self.place}: {message}") from None
 
 
 def _add_lines(match: re.Match[str], graph: Any) -> str:

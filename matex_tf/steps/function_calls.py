@@ -72,7 +72,8 @@ class _Plans:
             traced = capture.trace_step(function, args, kwargs)
         except Exception as error:
             if capture.tracing.has_opened:  # the script alone would have a trace for a fixed number of rows
-                raise errors.UnsupportedError(own_data.explain_obstacle(place, NOT_TRACED)) from error
+                why = own_data.explain_obstacle(place, NOT_TRACED)
+                raise errors.UnsupportedError(f"{why}. Its error: {type(error).__name__}: {error}") from error
             raise
         ids_with_rows = {id(leaf) for leaf, has_rows in zip(arguments.leaves, arguments.have_rows) if has_rows}
         inputs = _unpack_inputs(traced, arguments)

@@ -1,8 +1,9 @@
 """Ops that the library adds to a session's graph. They have a name scope of their own, so that no file saves them.
 
-All of these ops are created in the context `add_to`. `SessionCopy` creates the copy of a run. A random op of the copy
-is the stateless form of the script's op, and draws from the same sequence. All copies of an op share a variable, which
-holds the position in the sequence, a counter of the Philox generator.
+All of these ops are created in the context `add_to`. `SessionCopy` creates the copy of a run. The random numbers of all
+runs of a session must continue one sequence for each random op, whatever a run fetches and whether ranks share it. A
+random op of a copy (`is_counted`) is the stateless form of the op, and draws from the same sequence. All copies
+of an op share a variable, which holds the position in the sequence, a counter of the Philox generator.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from matex_tf import tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite.emit import Copy
 from matex_tf.rewrite.nodes import Node
+from matex_tf.rewrite.rules.randoms import has_sequence
 
 _SCOPE = "matex_step"
 _ADDED = "added to the graph"
@@ -97,10 +99,10 @@ class SessionCopy(Copy):
         super().__init__(*arguments)
         self.graph, self.starts = graph, dict[str, Any]()
 
-    def draw(self, node: Node, inputs: Sequence[Any]) -> Any:
+    def create_op(self, node: Node, inputs: Sequence[Any], **changes: Any) -> list[Any]:
         op = node.op
-        if op.type not in _STATELESS or op.graph is not self.graph:
-            return super().draw(node, inputs)
+        if not is_counted(op) or op.graph is not self.graph:
+            return super().create_op(node, inputs, **changes)
         # Advance the counter by the numbers of this draw, and draw from the counter's value before that.
         shape, *bounds = inputs
         state, self.starts[op.name] = _find_state(op)
@@ -112,7 +114,14 @@ class SessionCopy(Copy):
         counter = tf.cast(tf.stack([position, op.get_attr("seed2")]), tf.uint64)
         options = {"minval": bounds[0], "maxval": bounds[1]} if bounds else {"dtype": op.outputs[0].dtype}
         draw = getattr(tf.raw_ops, _STATELESS[op.type])
-        return draw(shape=shape, key=key, counter=counter, alg=_PHILOX, **options)
+        return [draw(shape=shape, key=key, counter=counter, alg=_PHILOX, **options)]
+
+
+def is_counted(op: Any) -> bool:
+    """Whether copies draw the random numbers of an op by a counter. The position in the sequence of another random op
+    is known to TensorFlow's own kernel alone.
+    """
+    return op.type in _STATELESS and has_sequence(op)
 
 
 def _find_state(op: Any) -> tuple[Any, Any]:

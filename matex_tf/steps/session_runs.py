@@ -3,7 +3,8 @@
 The hook of `Session.run` calls `run_session`. The batch is what the script feeds to placeholders with an open first
 dimension, such as an array of 32 rows; without such feeds, it is the batch of an iterator. If ranks can share the run,
 the plan adds a copy of the ops that depend on these rows to the script's graph, and runs fetch the tensors of the copy:
-with 2 ranks, rank 0 computes rows 0-15. Otherwise every rank runs the script's own fetches.
+with 2 ranks, rank 0 computes rows 0-15. Otherwise every rank runs the script's own fetches, or a copy for all rows if
+it draws random numbers that other runs continue.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from matex_tf.rewrite import own_batches, sources
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
-from matex_tf.rewrite.rules.randoms import has_no_seed
+from matex_tf.rewrite.rules.randoms import has_no_seed, has_sequence
 from matex_tf.rewrite.subgraphs import SessionSubgraph, list_needed
 from matex_tf.runtime import excepthook
 from matex_tf.steps import capture, cond_turns, events, failures, gradients, report, session_graphs, slices
@@ -96,12 +97,12 @@ class SessionPlan:
         variables: the variable ops among these.
         changed: the names of variables that a run may leave different on the ranks.
         trained: the names of the weights that a run trains.
+        starts: the operations that start sequences of random numbers (`SessionCopy`).
     Runs that ranks share:
         program: the placements.
         sliced_count: the number of tensors that ranks slice, the first inputs of `part`.
         are_own: each rank feeds its own rows.
         own_row_count: a placeholder for the number of this rank's own rows; None unless `are_own`.
-        starts: the operations that start sequences of random numbers (`SessionCopy`).
     Runs with collectives of the script, which is written for ranks:
         turns: the numbers of these collectives, by which they are ordered (`cond_turns`).
     """
@@ -128,8 +129,11 @@ class SessionPlan:
         needed = list_needed(graph, {tensor.name for tensor in fed}, tensors, operations)
         batch = batch or ([] if are_own else _find_iterator_batch(needed))
         self.sliced_count = len(batch)
-        # Random ops without a seed are copied, too. As reused ops they would give each rank other numbers.
-        self.part = SessionSubgraph(needed, fed, batch, tensors, operations, filter(has_no_seed, needed))
+        # Random ops without a seed are copied, too. As reused ops they would give each rank other numbers. An op that
+        # must continue a sequence, and that no copy can, is reused.
+        rows = batch or [tensor for tensor in fed if sources.has_open_rows(tensor.shape)]
+        kept = [op for op in needed if has_sequence(op) and not session_graphs.is_counted(op) and not are_own]
+        self.part = SessionSubgraph(needed, fed, rows, tensors, operations, filter(has_no_seed, needed), kept)
         self.variables = list_variables(needed)
         self.changed, self.trained = list_changed(needed, bool(fed)), list_trained(graph, needed)
         self.program: Program | None = None
@@ -137,8 +141,11 @@ class SessionPlan:
             self.why_whole = self._find_obstacle()
         if are_own or self.why_whole not in (NO_BATCH, NO_WORK):
             self._agree()
-        elif self.trained:
-            report.say_whole(PLACE, report.explain_no_work(self.program) or self.why_whole, is_usual=False)
+        else:
+            if self.trained:
+                report.say_whole(PLACE, report.explain_no_work(self.program) or self.why_whole, is_usual=False)
+            if any(map(session_graphs.is_counted, self.part.copied)) and not any(map(has_no_seed, self.part.copied)):
+                self._copy_whole()
         if self.why_whole:
             self._order_collectives()
 
@@ -160,7 +167,8 @@ class SessionPlan:
         """Build the copy, and let the ranks agree whether all of them have one. Collective."""
         if not self.why_whole:
             try:
-                copied = self._build()
+                assert self.program is not None
+                copied = self._build(self.program, self.sliced_count)
             except Exception as error:  # an error in any op: the script's own fetches are always right
                 self.why_whole = f"its copy cannot be made ({type(error).__name__}: {error})"
         digest = capture.digest_nodes([op.node_def for op in self.part.needed], {}, for_ranks=True)
@@ -178,14 +186,25 @@ class SessionPlan:
         else:
             report.say_whole(PLACE, self.why_whole, is_usual=False)
 
-    def _build(self) -> tuple[list[Any], list[Any]]:
-        """The fetches of a copy in the same graph that replace the script's."""
-        program, part, count = self.program, self.part, self.sliced_count
-        assert program is not None
+    def _copy_whole(self) -> None:
+        """Take the fetches of a copy for all rows, which draws random numbers as the copies of shared runs do."""
+        from tensorflow.python.eager import context
+
+        part = self.part
+        if part.find_loop() is not None or any(op.type in ops.OP_TYPES for op in part.needed):
+            return  # no other run with these ops has a copy
+        with session_graphs.use_v2_behavior(), context.eager_mode():
+            program = read_program(part, [WHOLE] * len(part.inputs), takes_batches=False, reused=part.reused)
+        self.operations, self.tensors = self._build(program, 0)
+
+    def _build(self, program: Program, count: int) -> tuple[list[Any], list[Any]]:
+        """The fetches of a copy in the same graph that replace the script's. Ranks slice the first `count` inputs."""
+        part = self.part
         with session_graphs.add_to(self.graph):
             exchanger = RankExchanger(PLACE, SessionCopy.is_ordered, gradients.are_checked(program))
             copy = SessionCopy(self.graph, slices.make_empty_slice(), exchanger, slices.make_checked_slice)
-            events.copy_begins(self, copy)
+            if count:
+                events.copy_begins(self, copy)
             if self.are_own:
                 self.own_row_count = tf.compat.v1.placeholder(tf.int64, [])
                 rows = [tensor[: self.own_row_count] for tensor in part.inputs[:count]]
@@ -218,6 +237,7 @@ class SessionPlan:
         run: see `run_session`.
         """
         if self.why_whole:
+            variables.start(session, self.starts)
             variables.forget(self.changed)
             return self._run_in_turns(run)
         if self.ranks != world.get_world().size:

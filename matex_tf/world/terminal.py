@@ -37,6 +37,7 @@ class _Text:
 _texts: dict[int, _Text] = {}
 """The stored text, keyed by the descriptor that writes it. A log, which receives both streams, is one entry, `_OUTPUT`.
 """
+_is_silent = False  # see `is_silent`
 
 
 def duplicate_streams() -> TextIO:
@@ -69,6 +70,8 @@ def redirect_output(log: int | None, stores: bool) -> None:
         log: the descriptor of the file that receives the output; None: the output is discarded.
         stores: whether to store the text until all ranks have agreed.
     """
+    global _is_silent
+    _is_silent = True
     flush_text()
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (_OUTPUT, _ERRORS):
@@ -85,6 +88,11 @@ def redirect_output(log: int | None, stores: bool) -> None:
             fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
             _texts[stream] = _Text(file, begin=os.fstat(file).st_size, is_log=log is not None)
     os.close(null)
+
+
+def is_silent() -> bool:
+    """Whether a person at the launcher's terminal does not see what this rank prints."""
+    return _is_silent
 
 
 def stores_text() -> bool:
@@ -134,6 +142,8 @@ def forget_text() -> None:
 
 def print_text() -> None:
     """Print the stored text, and send all further output to the launcher's streams."""
+    global _is_silent
+    _is_silent = False
     flush_text()
     launcher_streams = {_OUTPUT: _launcher_output, _ERRORS: get_descriptor()}
     for stream, text in _texts.items():

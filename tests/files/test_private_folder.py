@@ -97,6 +97,20 @@ for thread in threads:
 for thread in threads:
     thread.join()
 assert not failed, failed
+mine = f"run-{rank}"
+os.mkdir(mine)
+with open(f"{mine}/part", "w") as file:
+    file.write(mine)
+if rank == 0:
+    os.symlink(mine, "latest")
+matex_tf.barrier()
+if rank == 1:  # whose folder has another name, for example by the time, than that of rank 0
+    os.remove("latest")
+    os.symlink(mine, "latest")
+with open("latest/part") as file:
+    assert [file.read(), os.readlink("latest"), os.listdir("latest")] == [mine, mine, ["part"]]
+with open("latest/more", "w"):
+    assert there(f"{mine}/more", f"run-{1 - rank}/more") == [True, False]
 matex_tf.barrier()
 """
 

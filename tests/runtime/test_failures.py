@@ -345,6 +345,7 @@ def test_a_row_of_one_rank_that_cannot_be_computed_is_told_once():
     result = launch.run(2, ONE_LABEL)
     told = "rank 1 (", "failed in the step 'step'", "Received a label value of 7"
     assert result.returncode and [result.stderr.count(words) for words in told] == [1, 1, 1], result.stderr
+    assert "contextlib" not in result.stderr, "a frame of how the library passes the error on"
 
 
 IN_PARTS = """
@@ -520,6 +521,133 @@ def test_what_autograph_says_of_a_gradient_function_is_of_the_script(frames):
     script = [("script.py", "step"), ("script.py", "back")]
     assert told[1] and [one for one in seen if one[0] == "script.py"] == script
     assert (seen == script) == (frames == "script"), seen
+
+
+RAISES = """
+import sys, traceback
+import tensorflow as tf
+
+def cost(x):
+    if "traced" in sys.argv:
+        raise ValueError("no cost")
+    tf.debugging.assert_less(tf.reduce_max(x), 1.5, "too large")
+    return tf.reduce_mean(x ** 2)
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = cost(x @ w)
+    w.assign_sub(tape.gradient(loss, w))
+    return loss
+
+def train():
+    if "taped" in sys.argv:
+        with tf.GradientTape():
+            return step(tf.ones((8, 2)))
+    return step(tf.ones((8, 2)))
+
+w = tf.Variable([[1.0], [2.0]])
+for _ in range(2):
+    try:
+        train()
+    except Exception:
+        print(traceback.format_exc())
+train()
+"""
+
+
+def read_frames(text):
+    """The frames of the tracebacks in `text`, from the script on, as (file, function); not where an op was made."""
+    text = re.sub("Detected at node.*?(Traceback|$)", "", text, flags=re.DOTALL)
+    frames = re.findall('File "(?:.*/)?(.*)", line \\d+, in (\\w+|<\\w+>)', text)
+    frames = [(re.sub("__autograph_generated_file.*", "AutoGraph", file), name) for file, name in frames]
+    return frames[frames.index(("script.py", "<module>")) :]
+
+
+@pytest.mark.parametrize("arguments", [["traced"], ["run"], pytest.param(["traced", "taped"], marks=pytest.mark.more)])
+def test_the_traceback_of_a_function_has_the_frames_that_it_has_alone(arguments):
+    alone, ranks = launch.run_alone(RAISES, *arguments), failed(2, RAISES, *arguments)
+    assert alone.returncode == 1
+    assert read_frames(ranks.stdout) == read_frames(alone.stdout), "where the script prints it"
+    assert read_frames(ranks.stderr) == read_frames(alone.stderr), "where it ends the script"
+    if "traced" in arguments:
+        line = RAISES.partition("raise")[0].count("\n") + 1
+        assert f"failed at script.py, line {line} (" in ranks.stderr, "not at a line that AutoGraph has generated"
+
+
+CAUGHT = """
+import logging, sys
+import keras
+import numpy as np
+
+class Mine(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        raise KeyError("in a callback")
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+x, y = np.ones((8, 4)), np.ones((8, 1))
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+for act in (
+    lambda: model.fit(x, y, verbose=0, callbacks=[Mine()]),
+    lambda: model.fit(x, y[:5], verbose=0),
+    lambda: model.predict(x[:, :2], verbose=0),
+    lambda: model.save("there/is/none.keras"),
+    lambda: open("there/is/none"),
+    lambda: np.load("there/is/none.npy"),
+):
+    try:
+        act()
+    except Exception:
+        logging.exception("caught")
+"""
+
+
+def test_what_a_script_logs_of_errors_has_the_frames_that_it_has_alone():
+    alone, ranks = (
+        start().check().stdout for start in (lambda: launch.run_alone(CAUGHT), lambda: launch.run(2, CAUGHT))
+    )
+    assert read_frames(ranks) == read_frames(alone) and ranks.count("Traceback") >= 6
+
+
+THREADS = """
+import queue, sys, threading
+import matex_tf
+
+def read(part):
+    raise OSError(f"there is no part {part}")
+
+def read_own(part):
+    items.put(1 / part)
+
+def start(function, part):
+    thread = threading.Thread(target=function, args=(part,), name="reader")
+    thread.start()
+    thread.join()
+
+items = queue.Queue()
+start(read, matex_tf.rank())
+start(read_own, 1 - matex_tf.rank())
+if "waits" in sys.argv:
+    items.get()
+elif "raises" in sys.argv:
+    items.get(timeout=0.1)
+matex_tf.barrier()
+print("trained")
+"""
+
+
+@pytest.mark.parametrize(
+    "how, code", [("ends", 0), ("waits", exit_codes.EXIT_STALLED), pytest.param("raises", 1, marks=pytest.mark.more)]
+)
+def test_an_error_that_ends_a_thread_of_one_rank_is_told(how, code):
+    """Alone, Python prints it, and the script goes on."""
+    limits = {"MATEX_STALL_SECONDS": "1", "MATEX_ABORT_SECONDS": "2"}
+    result = failed(2, THREADS, how, code=code, env=limits if how == "waits" else {})
+    assert "ZeroDivisionError" in result.stderr and "rank 1 of 2" in result.stderr and "'reader'" in result.stderr
+    assert ("trained" in result.stdout) == (how == "ends")
+    if how == "ends":
+        assert result.stderr.count("OSError: there is no part") == result.stderr.count("ZeroDivisionError") == 1
 
 
 def test_an_import_that_comes_too_late_says_which_line_to_move(tmp_path):

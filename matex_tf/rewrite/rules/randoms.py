@@ -57,7 +57,7 @@ def draw_all(node: Node) -> Decision:
         return node.decide([shape], placement)
 
     def emit(copy: Any, sizes: Any, *others: Any) -> list[Any]:
-        whole = copy.draw(node, [copy.make_sizes_whole(sizes, shape), *others])
+        (whole,) = copy.create_op(node, [copy.make_sizes_whole(sizes, shape), *others])
         return [copy.slice_rows(whole, placement)]
 
     return node.decide([shape], placement, emit=emit)
@@ -66,6 +66,11 @@ def draw_all(node: Node) -> Decision:
 def has_no_seed(op: Any) -> bool:
     """Whether the op draws other numbers in each process, and in each run of the script."""
     return _has_seeds(op) and not (op.get_attr("seed") or op.get_attr("seed2"))
+
+
+def has_sequence(op: Any) -> bool:
+    """Whether the op takes its numbers from a sequence that its seed starts, each run after the numbers of the last."""
+    return _has_seeds(op) and not has_no_seed(op)
 
 
 @cache_by_type

@@ -189,20 +189,23 @@ def iterators(run):
 
 
 def draws(run):
-    """Masks and noise of all fetches are one sequence; an operation draws once for what needs it."""
+    """Masks and noise of all fetches are one sequence, also where a batch has one row; an operation draws once for what
+    needs it.
+    """
     v1.set_random_seed(11)
     x, y, hidden, answer, loss = make_model(True)
     rows = tf.shape(x)[0]
     kept = v1.nn.dropout(hidden, rate=0.4) + 0.1 * v1.random_normal(tf.shape(hidden), dtype=tf.float64)
     shifts = v1.random_uniform([rows, 1], 0, 5, tf.int32) + tf.cast(v1.truncated_normal([rows, 1]), tf.int32)
     answer = kept @ SECOND + tf.cast(shifts, tf.float64) + v1.random_normal([2], dtype=tf.float64)
+    answer += v1.random_shuffle(x)[:, :2] * v1.random_gamma([rows, 1], 2.0, dtype=tf.float64)
+    answer += v1.random_uniform(tf.shape(tf.cumsum(answer)), dtype=tf.float64)  # drawn for rows that are gathered
     loss = tf.reduce_mean(tf.square(answer - y))
     train = v1.train.GradientDescentOptimizer(0.05).minimize(loss)
     run(v1.global_variables_initializer())
     for number, (a, b) in enumerate(batches(X[:46], Y[:46])):
-        if len(a) > 1:
-            yield run([train, loss], {x: a, y: b})[1:]
-            yield run([answer, kept] if number % 2 else answer, {x: a})
+        yield run([train, loss], {x: a, y: b})[1:]
+        yield run([answer, kept] if number % 2 else answer, {x: a})
     yield run(v1.global_variables())
 
 
