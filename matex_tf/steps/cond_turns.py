@@ -1,44 +1,91 @@
-"""Collectives of the script in branches of `tf.compat.v1` graphs.
+"""The order of the script's own collectives in a run of a `tf.compat.v1` graph.
 
-Each collective has a turn, its number in the sequence, and waits until all earlier turns are complete. In a branch that
-is not taken a collective does not run, and later ones would wait forever. So an op in the other branch completes its
-turn.
+TensorFlow runs the independent ops of such a graph in any order. So each collective has a turn, a number, and waits
+until all earlier turns of the run are complete (`sequence/v1_order.h`). In a branch that is not taken a collective does
+not run, and later ones would wait forever. So an op in the other branch completes its turn.
+
+A branch is a context of ops in the graph (the control flow of TensorFlow 1), or a function that an op calls.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_tf import ops
 from matex_tf.lazy import tf
+from matex_tf.rewrite.compiled import CALLS
+from matex_tf.rewrite.graph_ops import list_functions
+
+_CONDS = "If", "StatelessIf"
 
 
-def pass_turns(graph: Any, collectives: Sequence[Any]) -> tuple[list[Any], set[Any]]:
-    """Adds an op that completes the turns of `collectives` in branches that are not taken.
+def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Finds the collectives of a run, and adds an op that completes the turns in branches that are not taken.
 
-    Returns a list of the op, empty if no collective is in a branch; and the collectives in loops, which have no turn.
+    A collective in a loop may run any number of times, so it has no turn: the loop orders it. Neither have collectives
+    of a function that several ops call.
+
+    needed: the ops of the run in the order of their creation.
+    Returns a list of the op, empty if no collective is in a branch; and the turns in the order in which they are to
+    run. Both are empty if there is only one turn.
     """
-    passes, within_loops = [], set()
+    found = [(op, turn, branch) for op in needed for turn, branch in _find_turns(graph, op)]
+    counts = collections.Counter(turn for _, turn, _ in found)
+    found = [
+        (op, turn, branch)
+        for op, turn, branch in found
+        if counts[turn] == 1 and not any(context.IsWhileContext() for context in _iterate_contexts(op))
+    ]
+    if len(found) < 2:
+        return [], []
+    passes = []
     finalized = graph.finalized
     graph._unsafe_unfinalize()
     with graph.as_default(), tf.control_dependencies(None):
-        for op in collectives:
-            contexts = list(_iterate_contexts(op))
-            if any(context.IsWhileContext() for context in contexts):
-                within_loops.add(op)
-                continue
-            for context in contexts:
-                with _enter_context(graph, context.outer_context):
-                    taken = tf.raw_ops.Switch(data=context.pred, pred=context.pred)
-                    # Branch 0 runs if `pred` is false.
-                    other = taken.output_true if context.branch == 0 else taken.output_false
-                    passes.append(ops.pass_turn(other, op.get_attr("turn")))
+        for op, turn, branch in found:
+            # The predicate of each branch around the collective, its value in the branch, and where it is computed.
+            branches = [(each.pred, each.branch == 1, each.outer_context) for each in _iterate_contexts(op)]
+            if branch is not None:
+                branches.append((op.inputs[0], branch, op._get_control_flow_context()))
+            for predicate, taken, context in branches:
+                with _enter_context(graph, context):
+                    outputs = tf.raw_ops.Switch(data=predicate, pred=predicate)
+                    passes.append(ops.pass_turn(outputs.output_false if taken else outputs.output_true, turn))
         together = [tf.group(*passes)] if passes else []
     if finalized:
         graph.finalize()
-    return together, within_loops
+    return together, [turn for _, turn, _ in found]
+
+
+def _find_turns(graph: Any, op: Any) -> list[tuple[int, bool | None]]:
+    """The turns of an op's collectives. With each: the value of the op's predicate with which it runs; None: it always
+    runs.
+    """
+    if op.type in ops.OP_TYPES:
+        return [(op.get_attr("turn"), None)]
+    if op.type in CALLS:
+        branches = {"f": None}
+    elif op.type in _CONDS and op.inputs[0].dtype.is_bool:
+        branches = {"then_branch": True, "else_branch": False}
+    else:
+        return []
+    names = {name: op.node_def.attr[name].func.name for name in branches}
+    return [(turn, branches[name]) for name in branches for turn in _list_turns(graph, names[name])]
+
+
+def _list_turns(graph: Any, name: str) -> list[int]:
+    """The turns of the collectives that each run of a function runs: not in branches or loops within it."""
+    definition = getattr(graph._get_function(name), "cached_definition", None)
+    turns = []
+    for node in definition.node_def if definition is not None else ():
+        if node.op in ops.OP_TYPES:
+            turns.append(node.attr["turn"].i)
+        elif node.op in CALLS:
+            turns += [turn for called in list_functions(node) for turn in _list_turns(graph, called)]
+    return turns
 
 
 def _iterate_contexts(op: Any) -> Iterator[Any]:

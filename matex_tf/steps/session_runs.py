@@ -18,6 +18,7 @@ import numpy as np
 from matex_tf import errors, ops, tags
 from matex_tf.lazy import tf
 from matex_tf.rewrite import own_batches, sources
+from matex_tf.rewrite.graph_ops import iterate_nodes
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
@@ -154,7 +155,7 @@ class SessionPlan:
         part = self.part
         if not self.sliced_count:
             return NO_BATCH
-        if any(op.type in ops.OP_TYPES for op in part.needed):
+        if self._has_collectives():
             return "it has collectives of its own"
         loop = part.find_loop()
         if loop is not None:
@@ -162,6 +163,10 @@ class SessionPlan:
         placements = [BATCH] * self.sliced_count + [WHOLE] * (len(part.inputs) - self.sliced_count)
         self.program = read_program(part, placements, takes_batches=False, reused=part.reused)
         return "" if self.are_own or report.has_shared_work(self.program) else NO_WORK
+
+    def _has_collectives(self) -> bool:
+        """Whether the script runs collectives, also in functions of its ops."""
+        return any(node.op in ops.OP_TYPES for node in iterate_nodes(self.graph, self.part.needed))
 
     def _agree(self) -> None:
         """Build the copy, and let the ranks agree whether all of them have one. Collective."""
@@ -191,7 +196,7 @@ class SessionPlan:
         from tensorflow.python.eager import context
 
         part = self.part
-        if part.find_loop() is not None or any(op.type in ops.OP_TYPES for op in part.needed):
+        if part.find_loop() is not None or self._has_collectives():
             return  # no other run with these ops has a copy
         with session_graphs.use_v2_behavior(), context.eager_mode():
             program = read_program(part, [WHOLE] * len(part.inputs), takes_batches=False, reused=part.reused)
@@ -222,12 +227,8 @@ class SessionPlan:
 
     def _order_collectives(self) -> None:
         """Make the script's own collectives run in the order of their creation, which is the same on all ranks."""
-        own = [op for op in self.part.needed if op.type in ops.OP_TYPES]
-        if len(own) > 1:
-            passes, within_loops = cond_turns.pass_turns(self.graph, own)
-            self.operations += passes
-            # An op in a loop may run any number of times; the loop orders it.
-            self.turns = sorted(op.get_attr("turn") for op in own if op not in within_loops)
+        passes, self.turns = cond_turns.order_collectives(self.graph, self.part.needed)
+        self.operations += passes
 
     def run(self, session: Any, variables: SessionVariables, rows: Sequence[Any], run: Run) -> list[Any]:
         """The results of the script's run. Collective, if ranks share it.

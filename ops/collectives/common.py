@@ -49,13 +49,14 @@ def make_tensor(function: str, value: Any, dtype: Any = None) -> Any:
 
 
 def make_turn() -> int:
-    """A new turn for the op that is created next: in a v1 graph, its number in the order in which all ranks run
-    collectives. -1 elsewhere, where collectives run in the order of their creation (`order.py`).
+    """A new turn for the op that is created next: in a v1 graph, or in a function of such a graph, its number in the
+    order in which all ranks run collectives. -1 elsewhere, where collectives run in the order of their creation
+    (`order.py`).
     """
     import tensorflow as tf
-    from tensorflow.python.framework import ops
 
-    return -1 if tf.executing_eagerly() or ops.inside_function() else next(_turns)
+    with tf.init_scope():  # outside of all functions
+        return -1 if tf.executing_eagerly() else next(_turns)
 
 
 def scale(tensors: Sequence[Any], weight: Any) -> list[Any]:
