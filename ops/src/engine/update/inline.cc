@@ -1,7 +1,6 @@
 // The inline reduction (inline.h): the calling thread sums gradients over ranks, and returns when all are summed. Its
 // opposite is the overlapped reduction (async_reduction.h), in which another thread sums while the step computes. After
-// the rendezvous of the collective, the gradients of a layout are summed transfer by transfer (layout.h), in one of four
-// ways:
+// the rendezvous of the collective, the gradients are summed transfer by transfer (layout.h), in one of four ways:
 // 1. In shared memory, where each rank sums only the elements that it needs (RunShares).
 // 2. In shared memory: gradients are scaled directly into it, and sums are written directly to the outputs.
 // 3. By the Adder (allreduce.h): gradients are scaled into a buffer or the outputs, and summed there.
