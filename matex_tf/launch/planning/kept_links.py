@@ -1,7 +1,8 @@
 """Completes a plan with the cost of the network between hosts, as an earlier run measured it.
 
-A plan is the forecast of `matex plan`: what a script costs on N ranks. The command often runs on one host, so it cannot
-time sums between hosts. Training runs time them, and store the result in the cache folder (`observe.link_costs`).
+A plan is the forecast of `matex plan`: what a script costs on N ranks. The command times sums between hosts only if it
+is given two hosts on which it can start ranks. Training runs time such sums, too, and store the result in the cache
+folder (`observe.link_costs`).
 """
 
 from __future__ import annotations

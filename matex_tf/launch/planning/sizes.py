@@ -36,8 +36,8 @@ ADVICE = (
 def choose_sizes(ranks: Sequence[int], copies: int) -> list[int]:
     """The numbers of ranks to measure: 1, for comparison, and three numbers of at least `copies`, which fill a host.
 
-    The three are the smallest, the largest, and the one nearest to the middle. They are chosen from `copies` and
-    `ranks`, the requested numbers. Some may be equal. Example: ranks 2, 8, 16, 64 with 4 copies give 1, 4, 16, 64.
+    They are chosen from `copies` and `ranks`, the requested numbers: the smallest, the largest, and the one nearest to
+    the middle. Some may be equal. Example: `ranks` 2, 8, 16 and 64, with 4 copies, give 1, 4, 16 and 64.
     """
     full_hosts = sorted(count for count in {copies, *ranks} if count >= copies)
     # The middle is the geometric mean, the square root of smallest * largest: of 4 and 64 ranks it is 16.
