@@ -1,9 +1,12 @@
-"""Observes a run while it trains (`--adapt=ranks`): its first step, and changes of the list of hosts.
+"""Observes a run while it trains (`--adapt=ranks`): its first step, and changes of the host files, which list hosts.
 
 `launch.restarts` makes a `Watch` for each attempt (one start of mpirun), and calls `look` several times a second.
-`look` reads the host files, starts queries of new hosts, and writes an offer for the ranks: the number of ranks with
-which the run could restart now (`adapt.offers`). If the ranks accept, they write a `Change` and leave, and
-`make_changed_attempt` returns the attempt for it.
+`look` reads the host files, starts queries of new hosts (whether they can be reached), and writes an offer for the
+ranks: the number of ranks with which the run could restart now (`adapt.offers`). If the ranks accept, they write a
+`Change`, which is what they ask for, and exit. `make_changed_attempt` returns the attempt with this change.
+
+Example: 2 ranks train on a host of 2 slots, and the user adds a second such host to the file. Once it has answered a
+query, the offer says 4 ranks.
 """
 
 from __future__ import annotations
@@ -25,19 +28,20 @@ READ_INTERVAL, QUERY_INTERVAL = 1.0, 30.0  # seconds between reads of the host f
 
 
 class Watch:
-    """Context in which `look` offers the ranks of `attempt` a restart on the hosts that are now usable.
+    """Context in which `look` offers the ranks of `attempt` a restart on the usable hosts: listed ones that answered.
 
     Args:
-        folder: the private folder of the run.
-        changes: the changes of the run; its `note_step` is called at the first step.
+        places: the hosts of the run; it reads the host files, and makes attempts for given hosts.
+        folder: the private folder of the run, in which it and its ranks exchange offers and changes.
+        changes: the changes of the run so far; it is told of the first step (`note_step`).
         say: receives a message if no offer can be made.
     """
 
     def __init__(self, places: Places, attempt: Attempt, folder: str, changes: Changes, say: Callable[[str], None]):
-        self.change: Change | None = None  # the change for which the ranks leave, found at the time `changed_at`
-        self.changed_at = 0.0  # this time and those below are seconds of time.monotonic
+        self.change: Change | None = None  # the change that the ranks have written, because they leave
+        self.changed_at = 0.0  # when it was found. This time and the times below are seconds of time.monotonic
         self._has_trained = False  # whether the first step of this attempt is done
-        self._restart_seconds = 0.0  # of the last change; before any change, from this start to its first step
+        self._restart_seconds = 0.0  # what a restart takes, for offers; set at the first step (`look`)
         self._places, self._attempt, self._folder = places, attempt, folder
         self._changes, self._say = changes, say
         self._started_at = time.monotonic()
@@ -56,10 +60,15 @@ class Watch:
         answering.end_children(child for child, _ in self._queries.values())
 
     def look(self) -> bool:
-        """Note the first step and the ranks' change, and renew the offer. Returns True: the caller is to call again."""
+        """Note the first step of the attempt and the change that the ranks ask for, and renew the offer.
+
+        Returns True: the caller is to call again.
+        """
         now = time.monotonic()
         if not self._has_trained and offers.has_trained(self._folder):
             self._has_trained = True
+            # How long a restart takes: the seconds of the change which this step completes (`note_step` returns 0 if it
+            # completes none), else the seconds of an earlier change, else the time of this start up to its first step.
             change_seconds = self._changes.note_step() or self._changes.offer.restart_seconds
             self._restart_seconds = change_seconds or now - self._started_at
         if self.change is None and (change := offers.read_change(self._folder)):
@@ -74,12 +83,16 @@ class Watch:
         return True
 
     def make_changed_attempt(self, change: Change) -> Attempt:
-        """The attempt that carries out `change`."""
+        """The attempt that carries out `change`, which undoes no earlier change (see `Changes.make_change`).
+
+        A change is of one of three kinds: another strategy on the same hosts, one rank less on a host (`dropped_host`),
+        or the hosts that are usable now. `Changes` has told `places` of a dropped rank, so the hosts stay the same.
+        """
         hosts, strategy = self._attempt.hosts, self._attempt.strategy
         if change.strategy is not None:
             strategy = change.strategy
-        elif not change.dropped_host:  # a change to new hosts
-            hosts = self._list_usable() or hosts
+        elif not change.dropped_host:  # a change to the usable hosts
+            hosts = self._list_usable() or hosts  # the former hosts if none is usable any more
         return self._places.make_attempt(hosts, strategy)
 
     def _list_usable(self) -> list[Host]:
@@ -87,7 +100,10 @@ class Watch:
         return [host for host in self._places.known if host.name in self._answered]
 
     def _make_offer(self, now: float) -> None:
-        """Read the host files, and write the offer that follows from the hosts which have answered, if it is new."""
+        """Read the host files, and write the offer for the usable hosts, unless it equals the last one.
+
+        An offer with a `reason_to_leave` makes the ranks leave at once; otherwise they leave only if that saves time.
+        """
         previous, self._listed = self._listed, list(self._places.read_hosts())
         if previous != self._listed:
             self._listed_since = now
@@ -96,20 +112,26 @@ class Watch:
         usable = self._list_usable()
         ranks = self._places.make_attempt(usable).ranks if usable else self._attempt.ranks
         slots = {host.name: host.slots for host in self._listed}
-        # The run must leave these hosts, because it uses more of their slots than the host files still list.
+        # The ranks must leave these hosts: the host files no longer list them, or list fewer slots than the run uses.
         reduced = [host for host in self._attempt.hosts if self._places.count_used(host) > slots.get(host.name, 0)]
         if reduced and len(usable) < len(self._listed) and now - self._listed_since < answering.SECONDS:
-            return  # wait for all new hosts, so that the ranks leave only once
+            # Some listed hosts have not answered yet, but have had less time than hosts get to answer. An offer now
+            # would make the ranks leave without these hosts, and restart a second time once they answer.
+            return
         reasons = [f"{host.name} has {slots.get(host.name, 0)} of {host.slots} slots left" for host in reduced]
-        reason = ", ".join(reasons) if usable else ""  # without a usable host, the ranks stay
+        reason = ", ".join(reasons) if usable else ""  # without a usable host, the ranks cannot go anywhere
         offer = replace(self._changes.offer, ranks=ranks, restart_seconds=self._restart_seconds, reason_to_leave=reason)
         if offer != self._offer:
             self._offer = offer
             offers.write_offer(offer, self._folder)
 
     def _query_hosts(self, now: float) -> None:
-        """Add hosts that have answered to `_answered`, and query the absent ones from time to time."""
-        self._answered &= {host.name for host in self._listed}
+        """Add hosts that have answered to `_answered`, and query the other listed hosts, the absent ones.
+
+        A query is a process that succeeds if it reaches the host. It is ended after `answering.SECONDS`, and repeated
+        `QUERY_INTERVAL` after its start. This host needs no query.
+        """
+        self._answered &= {host.name for host in self._listed}  # a host that is listed again is queried again
         absent = [host for host in self._listed if host.name not in self._answered]
         self._answered |= {host.name for host in absent if host_lists.is_here(host)}
         for host in absent:

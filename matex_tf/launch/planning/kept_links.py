@@ -1,4 +1,9 @@
-"""Link costs that earlier runs measured and stored (`observe/link_costs.py`), for a plan that cannot measure them."""
+"""Completes a plan with the cost of the network between hosts, as an earlier run measured it.
+
+A plan is the forecast of `matex plan`: what a script costs on N ranks. The command times sums between hosts only if it
+is given two hosts on which it can start ranks. Training runs time such sums, too, and store the result in the cache
+folder (`observe.link_costs`).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +19,14 @@ from matex_tf.planner.plan_file import ALL_RANKS, TWO_HOSTS, LinkMeasurement
 def add_kept_links(
     measured: Sequence[LinkMeasurement], hosts: Sequence[str], is_network_named: bool
 ) -> tuple[LinkMeasurement, ...]:
-    """`measured`, with the newest stored link between hosts if no link between hosts was measured.
+    """`measured`, with the newest stored link between hosts if `matex plan` measured no link between hosts.
 
-    Stored links within a host are not used: runs sum there by other algorithms than the measurement of links.
+    A stored link within one host is not used. Training runs time the sums of overlapped updates, which use no shared
+    memory, while the plan estimates sums within a host in shared memory.
 
     Args:
-        hosts: the hosts of the network; none: those of the newest run on several hosts.
+        measured: the links that `matex plan` has measured now.
+        hosts: a stored link must include these hosts. If empty, a link between any hosts will do.
         is_network_named: the user named the network between hosts.
     """
     if is_network_named or {link.scope for link in measured} & {TWO_HOSTS, ALL_RANKS}:
@@ -30,17 +37,24 @@ def add_kept_links(
 
 
 def _describe_sums(link: link_costs.Link) -> LinkMeasurement:
-    """The sums of two hosts, over a link with the costs of `link`, which may have been measured on more hosts.
+    """Sums between two hosts, estimated from `link`, which was measured on two or more hosts.
 
-    `link.start_up` is the time of a small sum, which takes log2(hosts) rounds; two hosts need one round. `link.byte`
-    is the time for each byte of a large sum. In any algorithm, each host sends 2 (hosts - 1) / hosts of the bytes: for
-    two hosts, all bytes once. The addition (`ADDITION`) takes as long on any number of hosts.
+    `link.start_up` is the time of the small sum of the measurement, with its bytes. It takes ceil(log2(hosts)) rounds;
+    two hosts need one round. `link.byte` is the time for each further byte of a sum. A host sends
+    2 (hosts - 1) / hosts of the bytes of a sum, and adds all of them, so
+
+        link.byte = ADDITION + 2 (hosts - 1) / hosts * network
+
+    where `network` is the time of the network for each byte. Two hosts need ADDITION + network for each byte (`byte`).
     """
     small, large = PROBED  # bytes of the two sums that measured the link
     ranks, hosts = sum(link.hosts.values()), len(link.hosts)
     start_up = link.start_up / ceil(log2(hosts))
+    # max: ADDITION is a constant, and may exceed the measured time.
     byte = max(link.byte - ADDITION, 0.0) * hosts / (2 * (hosts - 1)) + ADDITION
     seconds = start_up, start_up + (large - small) * byte
+    # `ranks` stays the number of the measurement: for more ranks, the plan does not count on MPI's own algorithm
+    # (`is_mpi_known` in planner/predict.py). The stored link has one time for each size, and no core seconds.
     return LinkMeasurement(
         scope=TWO_HOSTS if ranks == hosts else ALL_RANKS, ranks=ranks, hosts=2, bytes=PROBED, seconds=seconds,
         asleep=seconds, cpu_per_byte=0.0, kept=str(link),

@@ -1,9 +1,13 @@
-"""Measures phantom ranks with slices of several sizes, for the plan that `planning.run` makes.
+"""Measures how long a script's step takes with slices of several sizes, for the forecast of `matex plan`.
 
 A phantom rank is one process that runs the script as rank 0 of N ranks, without the others. A size is the slice (the
-rows of a batch) of such a rank. It is named by N, so a larger N means a smaller slice: with batches of 64 rows, size 1
-has 64 rows and size 4 has 16. The ranks of a host share its cores and memory, so as many copies are measured at once.
-The smallest slice comes first; a larger one is started only if the memory of the smaller ones predicts that it fits.
+rows of a batch) of such a rank. Size N is 1/N of the batch, so a larger N means a smaller slice: with batches of 64
+rows, size 1 has 64 rows and size 4 has 16. (With weak scaling, the slices of all sizes have the rows of a batch.)
+
+The ranks of a host share its cores and memory. So as many copies of a phantom rank run at once as a host has ranks
+(`PlanRequest.copies`); size 1, which has a single rank, is measured alone. The smallest slice comes first. A larger
+slice is started only if the memory of the smaller ones predicts that it fits. `planning.run` makes the plan from the
+measurements; it estimates other sizes by a line through them.
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ from matex_tf.planner.measurement.phantoms import Measurement, NotMeasured
 from matex_tf.planner.plan_file import Gradient, Size
 from matex_tf.planner.report import describe_kinds
 
-MAX_DEVIATION = 0.05  # share of the middle size's time: if it is farther from the line, one more size is measured
-MIN_ROWS_RATIO = 2  # least ratio of the rows of two sizes: nearer ones do not show how memory grows
+MAX_DEVIATION = 0.05  # of its time: if the middle size is farther from the line, one more size is measured
+MIN_ROWS_RATIO = 2  # least ratio of the rows of two sizes: if it is smaller, they do not show how memory grows
 ADVICE = (
     "Give the script more data or epochs (some 10 steps), or plan with fewer --ranks, fewer --ranks-per-host, or "
     "MATEX_MICROBATCH=auto where memory ends"
@@ -32,25 +36,30 @@ ADVICE = (
 def choose_sizes(ranks: Sequence[int], copies: int) -> list[int]:
     """The numbers of ranks to measure: 1, for comparison, and three numbers of at least `copies`, which fill a host.
 
-    The three are the smallest, the largest, and the one nearest to their geometric mean. Some may be equal.
+    They are chosen from `copies` and `ranks`, the requested numbers: the smallest, the largest, and the one nearest to
+    the middle. Some may be equal. Example: `ranks` 2, 8, 16 and 64, with 4 copies, give 1, 4, 16 and 64.
     """
     full_hosts = sorted(count for count in {copies, *ranks} if count >= copies)
+    # The middle is the geometric mean, the square root of smallest * largest: of 4 and 64 ranks it is 16.
     middle = min(full_hosts, key=lambda count: abs(count * count - full_hosts[0] * full_hosts[-1]))
     return sorted({1, full_hosts[0], middle, full_hosts[-1]})
 
 
 class Sizes:
-    """The measurements of a script, and the reasons for missing ones."""
+    """The measurements of a script, and the reasons for missing ones. `measure_all` makes them.
+
+    `ranks` names a size in all methods: rank 0 of so many ranks. `copies` is the number of copies that run at once.
+    """
 
     def __init__(self, script: Sequence[str], request: PlanRequest):
         self.script, self.request = script, request
         self.rank_counts = choose_sizes(request.ranks, request.copies)  # the sizes to measure, ascending
         self.measurements: dict[tuple[int, int], Measurement] = {}  # keyed by (ranks, simultaneous copies)
-        self.failures: dict[int, str] = {}  # keyed by ranks
+        self.failures: dict[int, str] = {}  # reasons of sizes that were not measured, keyed by ranks
         self._took_too_long = False  # a slice was too slow, so larger slices are not tried
 
     def measure_all(self) -> None:
-        """Measure the chosen sizes, and one more if they are not on a line.
+        """Measure the chosen sizes from the smallest slice to the largest, and one more if they are not on a line.
 
         Raises:
             NotMeasured: the script fails before it trains, or fewer than two sizes can be measured.
@@ -62,11 +71,15 @@ class Sizes:
         self.check_enough()
 
     def measure_size(self, ranks: int) -> None:
-        """Measure as many copies at once as a host has ranks of this size.
+        """Measure as many copies at once as a host has ranks of this size, if they fit the memory.
 
-        Before the first size, a single copy is measured in order to know its memory. If the copies of a size may not
-        fit by the upper bound of `estimate_peak`, a smaller slice is measured first. Memory is then known for two
-        numbers of rows, and the line through them replaces the upper bound.
+        1. Before the first size, a single copy is measured in order to know its memory.
+        2. The memory of the copies is estimated from all measurements so far (`estimate_peak`). A single measured
+           slice gives only an upper bound.
+        3. If the copies may not fit by this bound, a slice between the measured one and this one is measured, if there
+           is one that fits by the bound. Memory is then known for two numbers of rows, and the line through them
+           replaces the bound.
+        4. The copies are measured if they fit now. Otherwise the size is extrapolated from the others.
 
         Raises:
             NotMeasured: the script fails before it trains, with any slice.
@@ -99,16 +112,16 @@ class Sizes:
             return None
 
     def leave_out_unlike(self) -> Measurement:
-        """Remove unusual sizes, whose step reduces other tensors than most sizes of full hosts; size 1 always remains.
+        """Remove unusual sizes: their step sums other tensors over ranks than the step of most sizes of full hosts.
 
-        Their times do not belong on the line through the other sizes.
+        Their times do not belong on the line through the other sizes. Size 1 always remains.
 
         Returns the remaining measurement of a full host with the most ranks. Raises NotMeasured if too few remain.
         """
         of_full_hosts = self._list_full_hosts()
         candidates = [result for result in of_full_hosts if result.size.ranks > 1] or of_full_hosts
         # A form is what a step reduces (`describe_form`). Of equally common forms, most_common returns the one that it
-        # saw first: here the form of the most ranks.
+        # saw first: here the form of the most ranks, because the candidates are reversed.
         common_form = Counter(result.steps.form for result in reversed(candidates)).most_common(1)[0][0]
         for (ranks, copies), result in list(self.measurements.items()):
             if ranks > 1 and result.steps.form != common_form:
@@ -119,7 +132,11 @@ class Sizes:
         return next(result for result in reversed(candidates) if result.steps.form == common_form)
 
     def check_enough(self) -> None:
-        """Raises NotMeasured if the measurements do not determine the cost on other ranks."""
+        """Raises NotMeasured if the measurements do not determine the cost on other ranks.
+
+        They do if some size has all copies of a host, and two sizes are measured, because a line needs two points. One
+        size is enough if only one was to be measured.
+        """
         is_full = bool(self._list_full_hosts())
         if is_full and len({ranks for ranks, _ in self.measurements}) >= min(2, len(self.rank_counts)):
             return
@@ -132,11 +149,16 @@ class Sizes:
         )
 
     def _try_size(self, ranks: int, copies: int) -> None:
-        """Measure, or record the failure. Raises NotMeasured if every other slice would fail, too."""
+        """Measure, or record the failure. Raises NotMeasured if every other slice would fail, too.
+
+        Every slice would fail if nothing is measured yet, and either the script made no update of weights
+        (`error.updates`), or it ended after too few steps (`is_short`) with strong scaling, in which the number of
+        steps does not depend on the ranks. After a slice that was too slow (`is_late`), no larger one is tried.
+        """
         try:
             self.measurements[ranks, copies] = self._measure_copies(ranks, copies)
         except NotMeasured as error:
-            is_short = error.is_short and self.request.scaling == "strong"  # too few steps on any number of ranks
+            is_short = error.is_short and self.request.scaling == "strong"
             if not self.measurements and (is_short or not error.updates):
                 raise
             self._took_too_long |= error.is_late
@@ -159,13 +181,15 @@ class Sizes:
         """The reason not to start so many copies at once; "" if they fit, or nothing is known yet."""
         microbatch, memory_limit = settings.get_settings().microbatch, choose_memory(self.request)
         if not self.measurements or (microbatch == settings.AUTO and not memory_limit):
-            return ""  # without a limit, automatic microbatches adapt to the memory of the host
+            # MATEX_MICROBATCH=auto: a process computes its slice in parts that fit its memory. Without a limit, this is
+            # the free memory of the host, so any slice fits.
+            return ""
         rows = self._count_rows(ranks)
         if microbatch > 0:
-            rows = min(rows, microbatch)  # only so many rows are in memory at a time
+            rows = min(rows, microbatch)  # a slice is computed in parts of so many rows
         needed_bytes = estimate_peak(self._list_sizes(), rows) * memory.MARGIN
         if microbatch == settings.AUTO:
-            needed_bytes = min(needed_bytes, memory_limit)  # automatic microbatches keep to the limit
+            needed_bytes = min(needed_bytes, memory_limit)  # the parts fit the limit
         free_bytes = memory.measure_free(copies)
         if needed_bytes <= free_bytes:
             return ""
@@ -174,12 +198,13 @@ class Sizes:
         return f"{subject} may take {needed:.2f} {unit}, and this host leaves {free:.2f} {unit}"
 
     def _find_smaller(self, ranks: int, copies: int) -> int:
-        """A number of ranks whose slice is smaller than size `ranks`, and larger than the only measured slice.
+        """A size between size `ranks`, which has more rows, and the only measured slice, which has fewer.
 
-        It fits by the upper bound of `estimate_peak`. 0: there is none.
+        Its copies fit by the upper bound of `estimate_peak`. 0: there is none.
         """
         known_size = self._list_sizes()[-1]
-        # Memory does not grow from size to size, or its growth is known already.
+        # Another slice would tell nothing: all slices have as many rows (weak scaling), no step is sharded (0 rows), or
+        # memory is known for two numbers of rows already.
         if self.request.scaling == "weak" or not known_size.rows or len({size.rows for size in self._list_sizes()}) > 1:
             return 0
         # rows: the largest slice whose upper bound, base + (peak - base) * rows / known rows, fits the free memory.
@@ -203,9 +228,10 @@ class Sizes:
         return [result.size for result in self.measurements.values()]
 
     def _find_extra_size(self) -> int:
-        """A number of ranks between the smallest and the middle one of full hosts, if the middle one is off the line.
+        """One more size to measure, if the times of the three sizes of full hosts are not on a line; else 0.
 
-        The line goes through the times of the smallest and the largest number. Else 0.
+        The line goes through the times of the smallest and the largest number of ranks. If the middle one is off it,
+        the extra size is the geometric mean of the smallest and the middle number of ranks.
         """
         sizes = [result.size for result in self._list_full_hosts()]
         if len(sizes) != 3 or not sizes[0].rows:
@@ -218,7 +244,7 @@ class Sizes:
 
 
 def describe_form(gradients: Sequence[Gradient], kinds: Sequence[str]) -> str:
-    """The tensors that a step reduces, as text."""
+    """The tensors that a step sums over ranks, as text: gradients, and other collectives by their `kinds`."""
     size = settings.format_bytes(sum(gradient.bytes for gradient in gradients))
     return f"{len(gradients)} gradient{'s' * (len(gradients) > 1)} of {size}, and {describe_kinds(kinds)}"
 
@@ -231,8 +257,10 @@ def choose_memory(request: PlanRequest) -> float:
 def estimate_peak(sizes: Sequence[Size], rows: int) -> float:
     """The peak bytes of a process with `rows` rows.
 
-    Several slices give a line. A single slice gives an upper bound: all memory above that before the first step
-    (`base_bytes`) grows as fast as the rows.
+    Several slices give a line. A single slice gives an upper bound, by the assumption that all memory which steps add
+    to the memory before the first step (`base_bytes`) grows as fast as the rows:
+
+        base_bytes + (peak_bytes - base_bytes) * rows / measured rows
     """
     if len({size.rows for size in sizes}) > 1:
         return Line([float(size.rows) for size in sizes], [float(size.peak_bytes) for size in sizes])(rows)

@@ -3,7 +3,12 @@
 Example: `y = model(x)` under a tape, with 32 rows on 2 ranks. The forward step of rank 0 computes rows 0-15 of `y`. It
 returns all rows of `y`, and the residuals: tensors that the gradients need, such as activations of rows 0-15. When the
 tape requests gradients, the backward step takes the gradient of `y` for all rows, and the residuals of this rank. It
-returns gradients summed over the ranks. `calls` selects the plan of a call by its trace.
+returns gradients summed over the ranks. `calls` selects the plan of a call by its trace (the graph of its ops).
+
+For the tape, a shared call is one op: from the inputs to all results. In `features, prediction = model(x)`, the tape
+does not know that the prediction is computed from the features. Its gradient of `prediction` with respect to `features`
+would be None, while the script's own call gives numbers. So a plan notes which results are computed from which
+(`computed_from`, `find_computed`), and `first_calls.compute_gradients` raises an error for such a gradient.
 """
 
 from __future__ import annotations
@@ -31,17 +36,18 @@ SECOND_ORDER = "a tape records the computation of its gradients, or a jacobian c
 BETWEEN_RESULTS = "a tape computes the gradient of one of its results through another one"
 """Gradients that the backward step cannot give: on the tape, results of one call do not depend on one another."""
 _COMPUTED_FROM = "the results of the same call that were computed from this one, and the plan of the call"
+"""The tag of a result of a shared call with such results; the text says what the tag holds."""
 
 
 class _Backward(NamedTuple):
     """The computation of the gradients of a forward graph.
 
     graph: its inputs are the gradients of outputs of the forward graph, then the residuals.
-    output_ids: the ids of these outputs of the forward graph.
-    residuals: tensors of the forward graph.
-    outputs: the tensors of the computed gradients, without the gradients that are None.
+    output_ids: the ids of these outputs of the forward graph: the outputs of types that have gradients.
+    residuals: the tensors of the forward graph that this graph takes.
+    outputs: the flat tensors of the computed gradients, without the gradients that are None.
     effects: ops that run although no gradient needs them.
-    structure: the list of gradients.
+    structure: the gradients as computed, one for each followed input: tensors, IndexedSlices or None.
     """
 
     graph: Any
@@ -53,16 +59,21 @@ class _Backward(NamedTuple):
 
 
 class CallPlan:
-    """How calls of a traced function are computed while tapes record.
+    """How calls of a traced function are computed while tapes record: by a forward step and a backward step.
 
-    graph: the trace, a FuncGraph. Gradients can be requested for its inputs `followed`.
+    The constructor builds both steps. `call` runs the forward step, and records the call on the tapes. The backward
+    step runs when a tape asks for gradients.
+
+    graph: the trace, a FuncGraph. `followed`: the inputs of it for which gradients may be requested.
+    links_results: whether `computed_from` is needed (see `calls._Call`).
     ranks: the number of ranks for which the steps are built.
     are_rows: for each input, whether it has the rows that ranks divide.
     why_whole: the reason why every rank computes the calls whole; empty if ranks share them.
     output_count: the number of the call's outputs. TensorFlow may add residuals to the outputs of the graph later.
     differentiable: the indices of the outputs whose gradients the backward step takes.
-    computed_from: for each of these outputs, the positions in `differentiable` of outputs that are computed from it.
-    value_inputs: the indices of the inputs that are no variables.
+    computed_from: for each of these outputs, the positions in `differentiable` of the outputs that are computed from
+        it; [] if they are not needed.
+    value_inputs: the indices of the inputs that are no variables; a call passes these to the forward step.
     forward, backward: the steps, ConcreteFunctions.
     gradients: a list of the gradients in the trace; None for an input without one.
     """
@@ -75,7 +86,8 @@ class CallPlan:
         are_rows: for each input, whether it has as many rows as the batch.
         are_followed: for each input, whether its gradients may be requested.
         place: names the call in messages.
-        links_results: see `calls._Call`.
+        links_results: the script's own call would record on the tape how its results are computed from one another. A
+            model's call does, a call of a `tf.function` does not: it is one op for the tape without ranks, too.
         """
         self.links_results = links_results
         self.graph, self.place, self.ranks = graph, place, world.get_world().size
@@ -110,6 +122,7 @@ class CallPlan:
         inputs, count = self.graph.inputs, self.output_count
         self.value_inputs = [index for index, tensor in enumerate(inputs) if tensor.dtype != tf.resource]
         variables = {id(inner): outer for outer, inner in self.graph.captures}
+        # Outputs become whole on every rank. Residuals stay as each rank has them: only its backward step takes them.
         gives = [WHOLE] * count + [residual.placement for residual in program.outputs[count:]]
 
         def forward_step(*arguments: Any) -> Any:
@@ -117,19 +130,24 @@ class CallPlan:
             tensors = [graph.capture(variables[id(one)]) if one.dtype == tf.resource else None for one in inputs]
             for index, argument in zip(self.value_inputs, arguments):
                 tensors[index] = argument
+            # The empty slice stands there until `take_rows` sets the slice of the batch among the tensors.
             copy = Copy(slices.make_empty_slice(), RankExchanger(self.place), slices.make_slice)
             return copy.build(program, sources.take_rows(copy, tensors, self.are_rows), gives)
 
         self.forward = trace_copy(forward_step, _list_specs([inputs[index] for index in self.value_inputs]))
 
     def _build_backward(self, program: Program, backward: _Backward) -> None:
-        """Build the step from the number of rows, whole gradients of outputs, and residuals to whole gradients."""
+        """Build the step from the number of rows, whole gradients of outputs, and residuals to whole gradients.
+
+        The number of rows is an input, because it determines this rank's slice, and the batch is no input of this step.
+        """
         self.differentiable = [index for index, one in enumerate(self.graph.outputs) if id(one) in backward.output_ids]
         results = [self.graph.outputs[index] for index in self.differentiable]
         self.computed_from = _find_computed(results) if self.links_results else []
         self.gradients = backward.structure
         # Each rank slices the gradient of an output as the forward step had sliced the output. If a mask had selected
-        # its rows (`rows.chosen`), these are not known here, and the gradient stays whole.
+        # the rows of the output (`rows.chosen`), the backward step does not know which rows a rank had. The gradient of
+        # such an output stays whole, as does the gradient of an output that was whole on each rank.
         outputs = [program.outputs[index].placement for index in self.differentiable]
         sliced = [one if one.is_sharded and one.rows.chosen is None else WHOLE for one in outputs]
         residuals = program.outputs[self.output_count :]
@@ -137,6 +155,7 @@ class CallPlan:
             Subgraph(backward.graph, backward.graph.inputs, backward.outputs, backward.effects),
             [*sliced, *(residual.placement for residual in residuals)],
             takes_batches=False,
+            # The values of inputs that are known when the step is built: none of gradients, some of residuals.
             constants=[None] * len(sliced) + [residual.constant for residual in residuals],
         )
 
@@ -158,7 +177,7 @@ class CallPlan:
         """
         from tensorflow.python.eager import record
 
-        # The forward step now.
+        # The forward step now. The tapes do not record its ops, but the call as one op (`record_operation`).
         batch = [tensor for tensor, has_rows in zip(inputs, self.are_rows) if has_rows]
         variables = self.graph.variables
         with (
@@ -170,7 +189,7 @@ class CallPlan:
             results = list(self.forward(*(inputs[index] for index in self.value_inputs)))
         outputs, residuals = results[: self.output_count], results[self.output_count :]
 
-        # The backward step when a tape calls `compute_gradients`.
+        # The backward step when a tape calls `compute_gradients`. Here `differentiable` has the outputs themselves.
         differentiable = [outputs[index] for index in self.differentiable]
 
         def compute_gradients(*upstream: Any) -> list[Any]:
@@ -186,6 +205,7 @@ class CallPlan:
             return list(pack_tensors(self.gradients, results))
 
         record.record_operation("SharedCall", differentiable, list(followed), compute_gradients)
+        # Tag each result from which others are computed, for `find_computed`.
         for result, positions in zip(differentiable, self.computed_from):
             if positions:
                 tags.set_tag(result, _COMPUTED_FROM, ([differentiable[index] for index in positions], self))
@@ -205,9 +225,10 @@ class CallPlan:
 
 
 def _find_computed(results: Sequence[Any]) -> list[list[int]]:
-    """For each of the results, tensors of one graph, the indices of the other results that are computed from it.
+    """For each of `results`, tensors of one graph, the indices of the other results that are computed from it.
 
-    Of results that are one tensor, the later ones count as computed from the earlier ones.
+    Example: for `features`, `prediction = dense(features)`, it is [[1], []]. Of results that are the same tensor, the
+    later ones count as computed from the earlier ones.
     """
 
     def find_source(tensor: Any) -> Any:
@@ -217,6 +238,8 @@ def _find_computed(results: Sequence[Any]) -> list[list[int]]:
         return tensor
 
     sources = list(map(find_source, results))
+    # makers: for each result, the ids of all ops that compute it. takers: the ids of the ops that take it as an input.
+    # Result B is computed from result A if an op that takes A is among the ops that compute B.
     makers = [{id(op) for op in reach([one.op], lambda op: [tensor.op for tensor in op.inputs])} for one in sources]
     takers = [{id(user) for user in one.consumers()} for one in sources]
 
@@ -230,8 +253,9 @@ def _find_computed(results: Sequence[Any]) -> list[list[int]]:
 
 
 def find_computed(sources: Sequence[Any]) -> list[tuple[list[Any], CallPlan]]:
-    """For each of `sources` that is a result of a shared call: the results of the call that were computed from it, if
-    there are any, and the plan of the call.
+    """(results, plan) for each of `sources` that is a result of a shared call from which others are computed.
+
+    `results` are these other results of the same call, `plan` is the plan of the call.
     """
     found = (tags.get_tag(one, _COMPUTED_FROM) for one in sources)
     return [one for one in found if one is not None]
@@ -242,13 +266,13 @@ def _list_specs(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _trace_backward(graph: Any, followed: Sequence[Any]) -> _Backward:
-    """The gradients of a graph's outputs with respect to `followed`, inputs of it, as a graph of its own."""
+    """The gradients of a graph's outputs with respect to `followed`, some of its inputs, as a graph of its own."""
     from tensorflow.python.eager import backprop_util
     from tensorflow.python.eager.graph_only_ops import graph_placeholder
     from tensorflow.python.framework import func_graph
     from tensorflow.python.ops import gradients_util
 
-    # Trace the gradients. What they take from `graph` becomes a captured tensor.
+    # Trace the gradients. The tensors that they take from `graph` become captured tensors: the residuals.
     outputs = [tensor for tensor in graph.outputs if backprop_util.IsTrainable(tensor)]
     with graph.as_default():
         backward = func_graph.FuncGraph("gradients")

@@ -1,6 +1,10 @@
-// The rendezvous of a publication, and the exchange of pieces. `Publish` exchanges them at once: it copies them from
-// homes, which are memory that all ranks of a host see (homes.h), or it makes an all-gather. `PublishLater` gives the
-// exchange to the pull thread (pulls.h).
+// Publishing gives updated variables to all ranks. Each rank has updated only its piece, a range of elements, of each
+// variable; afterwards all ranks have all new elements. A publication is a collective: after a rendezvous the ranks
+// exchange their pieces in one of three ways.
+// 1. `Publish` with homes: each rank copies the pieces of the others. A home is memory for a variable's value that all
+//    ranks of a host can read (homes.h).
+// 2. `Publish` without homes: by messages (an all-gather), such as between hosts, or before there are homes.
+// 3. `PublishLater`: by messages of the pull thread, while the next step computes (pulls.h).
 #include "engine/store/publish.h"
 
 #include <cstring>
@@ -19,15 +23,17 @@
 namespace matex {
 namespace {
 
-// The address of element `first` of variable `i`.
+// The address of element `first` of this rank's variable `i`.
 char* At(const DividedVariables& variables, int i, int64_t first) {
   return static_cast<char*>(variables.wholes[i]) + first * variables.Width();
 }
 
-// Copies the pieces of the other ranks from the addresses that they have published. After the barrier every rank has
-// read this rank's pieces, so this rank may change them again.
+// Copies the pieces of the other ranks into this rank's variables. Before the rendezvous, each rank has written the
+// addresses of its pieces to a table which the others can read (`PublishPiece`). After the barrier every rank has read
+// this rank's pieces, so this rank may change them again.
 int PublishInMemory(const DividedVariables& variables, const World& world, const Homes& homes) {
-  for (int distance = 1; distance < world.size; ++distance) {  // each rank begins with another one
+  // Ranks begin with different ranks, so that not all read the memory of one rank at the same time.
+  for (int distance = 1; distance < world.size; ++distance) {
     const int rank = (world.rank + distance) % world.size;
     variables.Visit(rank, [&](int i, int64_t first, int64_t count) {
       std::memcpy(At(variables, i, first), homes.PieceOf(rank, i), count * variables.Width());
@@ -37,7 +43,9 @@ int PublishInMemory(const DividedVariables& variables, const World& world, const
 }
 
 int PublishByMessages(const DividedVariables& variables) {
-  static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
+  // Kept from update to update, and never destroyed, because a thread may be here when the process ends. The world's
+  // mutex guards it.
+  static std::vector<char>* const buffer = new std::vector<char>;
   const Gather gather = [](const Transfer& transfer, void* data) { return InlineAdder().Gather(transfer, data); };
   for (const Transfer& transfer : *variables.messages) {
     if (const int code = GatherTransfer(transfer, variables.wholes.data(), buffer, gather)) return code;
@@ -45,11 +53,13 @@ int PublishByMessages(const DividedVariables& variables) {
   return MPI_SUCCESS;
 }
 
+// Identifies these variables: in the rendezvous, where ranks must agree, and among all homes.
 uint64_t KeyOf(const DividedVariables& variables) {
   return Hasher().Add(static_cast<int64_t>(variables.layout->key())).Add(variables.holding).value();
 }
 
 // All homes created so far, by (holding, `KeyOf`). A holding is a group of variables whose homes are dropped together.
+// It comes first, although it is also a part of `KeyOf`, so that the homes of a holding are consecutive (`DropHomes`).
 // A null pointer: their creation was tried, but the ranks cannot share memory.
 struct AllHomes {
   std::mutex mutex;
@@ -64,6 +74,7 @@ AllHomes& TheHomes() {
 int MakeHomes(const DividedVariables& variables, const World& world) {
   std::vector<int64_t> bytes;
   for (const Entry& entry : variables.layout->entries()) bytes.push_back(entry.bytes());
+  // All buffers of homes have equal size, so the area for copies of pieces fits the rank with the most.
   int64_t pieces_bytes = 0;
   for (int rank = 0; rank < world.size; ++rank)
     pieces_bytes = std::max(pieces_bytes, variables.Owned(rank) * variables.Width());
@@ -100,6 +111,7 @@ Error Publish(const DividedVariables& variables, Homes* homes) {
   const Call call{Kind::kAllgather, Hasher().Add(KeyOf(variables)).Add(homes != nullptr).value(), place, bytes};
   std::lock_guard<std::mutex> lock(world.mutex);
   if (homes != nullptr) {
+    // A piece that is not in its home is copied to memory that the others can read, at this offset, one after another.
     int64_t offset_in_copies = 0;
     variables.Visit(world.rank, [&](int i, int64_t first, int64_t count) {
       homes->PublishPiece(i, At(variables, i, first), count * variables.Width(), offset_in_copies);
@@ -109,7 +121,7 @@ Error Publish(const DividedVariables& variables, Homes* homes) {
   if (Error error = Meet(call)) return error;
   if (!world.has_peers()) return Finish(call, Error());
   int code = homes != nullptr ? PublishInMemory(variables, world, *homes) : PublishByMessages(variables);
-  // The first publication makes the homes of later ones.
+  // The first publication goes by messages, and makes the homes for later ones.
   if (code == MPI_SUCCESS && variables.holding >= 0 && !WasCreationTried(variables)) code = MakeHomes(variables, world);
   return Finish(call, MpiError(code, homes != nullptr ? "MPI_Barrier" : "MPI_Allgatherv", place()));
 }

@@ -1,5 +1,11 @@
-// The inline reduction (inline.h): the rendezvous of the collective, and then the sums of all transfers. They are made
-// in shared memory where possible, else by the Adder (allreduce.h).
+// The inline reduction (inline.h): the calling thread sums gradients over ranks, and returns when all are summed. Its
+// opposite is the overlapped reduction (async_reduction.h), in which another thread sums while the step computes. After
+// the rendezvous of the collective, the gradients are summed transfer by transfer (layout.h), in one of four ways:
+// 1. In shared memory, where each rank sums only the elements that it needs (RunShares).
+// 2. In shared memory: gradients are scaled directly into it, and sums are written directly to the outputs.
+// 3. By the Adder (allreduce.h): gradients are scaled into a buffer or the outputs, and summed there.
+// 4. By the Adder, with a check that gradients and sums are finite numbers (finite_check.h), for checked layouts.
+// Compressed transfers always take way 3 or 4. SumInPlace leaves all sums to MPI.
 #include "engine/update/inline.h"
 
 #include <mutex>
@@ -15,7 +21,7 @@
 namespace matex {
 namespace {
 
-// The collective of a reduction, for the rendezvous.
+// The collective of a reduction, for the rendezvous. Its bytes are for the trace, and 0 for an update (rendezvous.h).
 Call CallOf(const Layout& layout, const Batch& batch, const std::function<std::string()>& place) {
   const Kind kind = batch.is_update() ? Kind::kGradients : Kind::kAllreduce;
   int64_t bytes = 0;
@@ -31,19 +37,24 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
                    const std::function<std::string()>& place, const Scatter* scatter) {
   World& world = TheWorld();
   const Call call = CallOf(layout, batch, place);
+  // Ways 3 and 4: the sum of one transfer. `residual`: what compression leaves out, which this rank adds to its next
+  // gradient; null if the transfer is not compressed.
   const AddUp add_up = [&world, &place](const Transfer& transfer, void* data, float* residual) {
     return world.has_peers() ? InlineAdder().Sum(transfer, data, residual, place) : Error();
   };
   std::lock_guard<std::mutex> lock(world.mutex);
-  static std::vector<char>* const buffer = new std::vector<char>;  // kept from update to update
+  // Kept from update to update, and never destroyed, because a thread may be here when the process ends.
+  static std::vector<char>* const buffer = new std::vector<char>;
   Error error = Meet(call);
   if (error) return error;
   // The place and number of the update, for errors of the check of finite numbers.
   const auto numbered = [&place] { return place() + ", update " + std::to_string(CountOf(Kind::kGradients) + 1); };
-  SharedMemory* memory = nullptr;  // stays null if the layout is checked, or if the Adder does not use it
+  // Stays null if the Adder does not sum in shared memory, or if the layout is checked: the check needs a rank's own
+  // gradients in memory before the sum, and the sums in the same memory after it. Way 2 has no such memory.
+  SharedMemory* memory = nullptr;
   if (world.has_peers() && !layout.checked()) error = InlineAdder().Shared(&memory, place);
   if (error) return Finish(call, error);
-  // In shared memory, each rank can sum only the elements that it needs.
+  // Way 1. A `scatter` says which elements each rank needs.
   if (scatter != nullptr && memory != nullptr && !layout.compression()) {
     int code = MPI_SUCCESS;
     for (const Shares& shares : scatter->by_type) {
@@ -51,17 +62,16 @@ Error ReduceInline(const Layout& layout, const void* const* inputs, void* const*
     }
     return Finish(call, MpiError(code, "the all-reduce in shared memory", place()));
   }
-  // Each transfer: through shared memory, or by the Adder, with or without a check of its numbers.
   for (const Transfer& transfer : layout.transfers()) {
-    if (memory != nullptr && !transfer.compressed) {
+    if (memory != nullptr && !transfer.compressed) {  // way 2
       error =
           MpiError(RunTransfer(transfer, inputs, outputs, weight, memory), "the all-reduce in shared memory", place());
-    } else if (layout.checked()) {
+    } else if (layout.checked()) {  // way 4
       error = RunTransfer(layout, transfer, inputs, outputs, weight, buffer,
                           [&](const Transfer&, void* data, float* residual) {
                             return AddUpFinite(layout, transfer, world.gradients, numbered, data, residual, add_up);
                           });
-    } else {
+    } else {  // way 3
       error = RunTransfer(layout, transfer, inputs, outputs, weight, buffer, add_up);
     }
     if (error) break;
@@ -77,6 +87,7 @@ Error SumInPlace(const Layout& layout, const std::vector<void*>& addresses, Batc
   Error error = Meet(call);
   if (error) return error;
   int code = MPI_SUCCESS;
+  // The buffers may be in device memory, which only MPI can access.
   for (size_t i = 0; i < addresses.size() && code == MPI_SUCCESS && world.has_peers(); ++i) {
     const Transfer& transfer = layout.transfers()[i];
     const Span span(Activity::kTransfer, transfer.count * static_cast<int64_t>(SizeOf(transfer.type)));
