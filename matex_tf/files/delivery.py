@@ -2,6 +2,10 @@
 
 A rank on the same file system reads them there. Rank 0 sends a copy to a host without this file system, and to a rank
 whose script saves to another path than rank 0's. A save may consist of several files, its parts.
+
+The `path` of a save is the path in the script, and its `place` is where this rank has the files. Both are equal, except
+for a rank whose path is not rank 0's: it may write its copy to its private folder (`overlay`), which its reads see
+before the disk. Files are compared and copied within `use_real_files`, which bypasses this view of the files.
 """
 
 from __future__ import annotations
@@ -49,12 +53,12 @@ def deliver_file(path: str) -> None:
     path_of_0, parts = objects.broadcast((path, list_parts(path)) if me.rank == 0 else None, "the list of saved files")
     place = path
     if path != path_of_0:
-        # This rank writes a copy to its private folder, or at `path` if that is a temporary path. The folder of `path`
-        # may be missing, because rank 0 created its own one when it saved.
+        # This rank writes a copy to its private folder; or at `path`, if that is a temporary path of this rank. The
+        # folder of `path` may be missing, because the save has created only the folder of rank 0's path.
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         place = find_real_path(path, "w")
     missing = [part for part in parts if not _has_part(place, part)]
-    if path == path_of_0:
+    if path == path_of_0:  # otherwise this rank reads its copy
         _show_parts(path, parts)
     # Of each rank: its host, its path, and the parts that it lacks.
     everyone = objects.allgather((me.host, os.path.realpath(place), missing), "which ranks lack saved files")
@@ -71,7 +75,7 @@ def deliver_file(path: str) -> None:
 
 
 def _has_part(place: str, part: Part) -> bool:
-    """Whether this rank finds a file of a save to `place`, as rank 0 has written it."""
+    """Whether this rank finds a file of a save at `place`, of the size and time of rank 0's file."""
     with real_files.use_real_files():
         try:
             # Opening refreshes the attributes on a network file system.
@@ -84,11 +88,17 @@ def _has_part(place: str, part: Part) -> bool:
 
 
 def _show_parts(path: str, parts: list[Part]) -> None:
-    """Let this rank see the files as rank 0 has saved them."""
+    """Let this rank see the files at `path` as rank 0 has saved them.
+
+    - Rank 0 writes the journal, which keeps the old content of a file for ranks that are behind in the script. It notes
+      that all ranks have the saved content. So the journal will keep this content when rank 0 changes the file again.
+    - Another rank has a view of the files. An own file of this rank at `path`, or its removal of the file, would hide
+      rank 0's file from it, and is forgotten. If the view does not handle the path (`key` is None), nothing hides it.
+    """
     view, writer = overlay.get_view(), journal.get_writer()
     with real_files.use_real_files():
         if view is not None:
-            view.return_to_disk()
+            view.return_to_disk()  # the working folder may be in the private folder, which lacks the saved files
         for part in parts:
             if writer is not None:
                 writer.mark_delivered(os.path.realpath(path + part.suffix))
@@ -112,5 +122,5 @@ def _send_part(path: str, place: str, part: Part, writes: bool) -> None:
                 sink.write(block)
     if writes:
         with real_files.use_real_files():
-            os.utime(temporary, ns=(part.modified, part.modified))
+            os.utime(temporary, ns=(part.modified, part.modified))  # `_has_part` compares the time
             os.replace(temporary, target)

@@ -1,7 +1,8 @@
-"""`PyDataset` and `Sequence` of Keras 3: ranks take turns (`input.turns`), so that one rank makes each item.
+"""Hooks on Keras 3 by which only one rank makes each item of a `PyDataset` or `Sequence`: a batch, computed in Python.
 
-Such an object computes an item, a batch, in Python. Without turns every rank would compute all items. The first hook
-finds whether ranks can take turns in a call such as `fit`. The second one makes the dataset of Keras' batches by turns.
+Without the hooks every rank would make all items. With them ranks take turns (`input.turns`): one rank makes an item
+and sends the other ranks their rows. The first hook runs when a call such as `fit` begins: it looks for an obstacle, a
+reason against turns. The second one makes Keras' dataset of the items, by turns if there is no obstacle.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _OBSTACLE = "why ranks take no turns"
 def _wrap_source(original: Any) -> Any:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        if not agreement.is_watched():
+        if not agreement.is_watched():  # ranks do not work together here, for example in another thread
             return
         if hasattr(self.data_adapter, "py_dataset"):
             obstacle = "" if self.steps_per_execution == 1 else "a call of a step takes several (steps_per_execution)"
@@ -38,9 +39,13 @@ def _wrap_source(original: Any) -> Any:
 
 
 def _is_read_ahead(adapter: Any) -> bool:
-    """Whether the number of items that Keras makes ahead matters, if an epoch does not use all items.
+    """Whether the next epoch depends on how many items Keras has made ahead, if an epoch does not use all items.
 
-    Keras' threads and processes keep the unused items for the next epoch, for which the object may make other items.
+    Turns make another number of items ahead, so the next epoch would have other items than in Keras. Two cases:
+    - The object has an `on_epoch_begin` or `on_epoch_end`, after which it may make other items. Items that Keras has
+      made before, for the next epoch, are still the old ones.
+    - The object asks for threads or processes (Keras' `enqueuer`). At the end of an epoch Keras keeps the items that
+      they have made and the epoch has not used, and begins the order of items again after them.
     """
     base, py_dataset = sys.modules[type(adapter).__module__].PyDataset, adapter.py_dataset
     methods = ((getattr(py_dataset, name), getattr(base, name)) for name in ("on_epoch_begin", "on_epoch_end"))
@@ -52,6 +57,7 @@ def _is_read_ahead(adapter: Any) -> bool:
 def _wrap_dataset(original: Any) -> Any:
     def get_tf_dataset(self):
         obstacle = tags.get_tag(self, _OBSTACLE)
+        # None: the first hook did not see the adapter.
         if obstacle is None or not agreement.is_watched():
             return original(self)
         return turns.take_turns(self, lambda: original(self), obstacle)

@@ -1,6 +1,9 @@
-"""The steps `batch` and `padded_batch`: the ticket of a batch has the tickets of its rows; a rank works on its slice.
+"""The methods `batch` and `padded_batch` of a `tf.data` pipeline, so that each rank computes only its rows of a batch.
 
-The ticket of a batch is a tensor with the tickets of its rows, or a dataset of them if their shapes differ.
+A `Deferred` describes the elements of a pipeline as tickets (cheap stand-ins, such as file names) and work (what
+computes an element from its ticket, such as reading the file). The function `batch` makes the `Deferred` of batches
+from the `Deferred` of rows. The ticket of a batch has the tickets of its rows: as tensors, or as a dataset if their
+shapes differ or the batch is padded. The work on a batch selects the tickets of this rank's slice, and works on them.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ KINDS = ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
 
 
 def batch(dataset: Any, inner: Deferred) -> Deferred:
-    """The batches of a step, one of `KINDS`, over the rows `inner`."""
+    """The batches of `dataset`, whose class is one of `KINDS`, over the rows `inner`."""
     is_padded = pipelines.name_kind(dataset) == "PaddedBatchDataset"
     is_dense = all(shape.is_fully_defined() for _, shape in flatten_specs(inner.tickets.element_spec))
     batches = _batch_windows(dataset, inner, is_padded) if is_padded or not is_dense else _batch_tensors(dataset, inner)
@@ -29,12 +32,14 @@ def batch(dataset: Any, inner: Deferred) -> Deferred:
 
 
 def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
-    """Batches of tickets of one shape: tensors with a row for each ticket. The work is a function of each row."""
+    """Batches of tickets of one shape: tensors with a row for each ticket. `MapDefun` does the work on all rows."""
     tickets = inner.tickets.batch(dataset._batch_size, drop_remainder=dataset._drop_remainder)
     specs, ticket_specs = flatten_specs(inner.spec), flatten_specs(inner.tickets.element_spec)
-    # The tensors that the work computes; the others equal tensors of the ticket.
+    # The indices of the tensors that the work computes; each other tensor equals a tensor of the ticket.
     computed = [at for at, index in enumerate(inner.passed) if index is None]
-    if inner.is_work and not computed:  # the work only checks, so take its results, to run it
+    # Work that computes no tensor only checks, as an assertion does. Its results, which equal the ticket, are taken so
+    # that it runs.
+    if inner.is_work and not computed:
         computed = list(range(len(specs)))
 
     def build(ticket: Tensors) -> Tensors:
@@ -43,7 +48,7 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
 
     @functools.cache
     def trace_work() -> Any:
-        with tf.init_scope():
+        with tf.init_scope():  # outside the graph of `compute`: several such graphs use it
             return _call_as_maps_do(build, [tf.TensorSpec(shape, dtype) for dtype, shape in ticket_specs])
 
     def work_on(rows: Tensors) -> Tensors:
@@ -61,7 +66,7 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
         )
 
     def compute(ticket: Tensors, batch_slice: Slice) -> Tensors:
-        tickets_of_slice = slice_rows(ticket, [True] * len(ticket), batch_slice)
+        tickets_of_slice = slice_rows(ticket, [True] * len(ticket), batch_slice)  # every tensor has rows
         results = dict(zip(computed, work_on(tickets_of_slice))) if computed else {}
         return [
             results[at] if index is None or at in results else tickets_of_slice[index]
@@ -80,9 +85,13 @@ def _batch_tensors(dataset: Any, inner: Deferred) -> Deferred:
 def _call_as_maps_do(build: Callable[[Tensors], Tensors], specs: Sequence[Any]) -> Any:
     """A ConcreteFunction of tensors with these specs that computes `build`, with the same bits as in `map`.
 
-    In the function of a `map` TensorFlow merges constants, but does not fold them, for instance into reciprocals of
-    divisors. In a function that is inlined, or that `MapDefun` takes, TensorFlow does not merge constants. So the
-    result calls a function with the settings of `map`: not inlined, and without folding.
+    TensorFlow optimizes functions differently, by where they are called:
+    - In the function of a `map` it merges equal constants, but it does not fold constants. Folding would change bits:
+      for instance, it makes x * (1 / 255) of x / 255, which rounds differently.
+    - In a function that is inlined, or that `MapDefun` calls, it does not merge constants.
+
+    So the result, which `MapDefun` calls, calls in turn a function with the settings of `map`: not inlined, which lets
+    TensorFlow merge constants in it, and without folding.
     """
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
@@ -134,7 +143,7 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
 
         rows = open_window(ticket)
         if not all(shape.is_fully_defined() for _, shape in flatten_specs(rows.element_spec)):
-            rows = map_dataset(rows, digest_row)  # rows of different shapes cannot be batched
+            rows = map_dataset(rows, digest_row)  # tickets of different shapes cannot be batched; their hashes can
         batch = rows.batch(count_rows(ticket)[0])
         return digest_tensors(flatten(batch.element_spec, batch.get_single_element()))
 
@@ -149,7 +158,7 @@ def _batch_windows(dataset: Any, inner: Deferred, is_padded: bool) -> Deferred:
 
 
 def _make_padded_batch(dataset: Any) -> Callable[[Any, Any], Any]:
-    """A function that makes one padded batch of a dataset of rows and their count, as the step `dataset` pads."""
+    """A function that makes one padded batch from a dataset of rows and their count, as `dataset` pads."""
     from tensorflow.python.data.ops import dataset_ops
 
     shapes, values = tf.nest.flatten(dataset._padded_shapes), tf.nest.flatten(dataset._padding_values)
@@ -160,7 +169,7 @@ def _make_padded_batch(dataset: Any) -> Callable[[Any, Any], Any]:
             batch_size=count,
             padded_shapes=[tf.cast(shape, tf.int64) for shape in shapes],
             padding_values=values,
-            drop_remainder=False,
+            drop_remainder=False,  # a slice may have fewer rows; `_batch_windows` has dropped the remainder
             output_shapes=[[None, *shape[1:]] for _, shape in flatten_specs(dataset.element_spec)],
         )
         spec = tf.nest.map_structure(
@@ -172,7 +181,10 @@ def _make_padded_batch(dataset: Any) -> Callable[[Any, Any], Any]:
 
 
 def _find_pads(dataset: Any) -> dict[int, Any]:
-    """See `Deferred.pads`."""
+    """The padding values of the tensors that are padded to the longest row of the batch, by their indices.
+
+    A rank pads its slice to the longest row of the slice, so the ranks must pad further, to the longest of all slices.
+    """
     values = tf.nest.flatten(dataset._padding_values)
     shapes = [shape for _, shape in flatten_specs(dataset.element_spec)]
     return {index: value for index, (shape, value) in enumerate(zip(shapes, values)) if None in shape.as_list()[1:]}

@@ -6,7 +6,9 @@ items 1, 3, 5, ... A rank makes its items ahead of the step, in the threads or p
 This is correct only if item k depends on nothing but k. So `items` checks the first items, and all ranks make and
 compare some later ones. After a few items the ranks choose the faster way: turns, or all items on every rank.
 
-Keras calls `take_turns`. A `Source` is the dataset of a `PyDataset`, and a `Pass` is one pass over its items.
+The path of an item: a hook on Keras (`hooks.py_datasets`) calls `take_turns`, which gives the dataset of the items a
+`Source`. When Keras iterates over this dataset, the `Source` creates a `Pass` (`Source.iterate`). A step takes the next
+item by `Pass.take`, and code outside shared steps by `take_element`.
 """
 
 from __future__ import annotations
@@ -38,11 +40,16 @@ _ERRORS: dict[type[Exception] | tuple[type[Exception], ...], str] = {
 _MEASURED_ITEMS = 4
 """The number of items that are sent before the ranks choose between sending items and making all of them everywhere."""
 _FIRST_COMPARED = 4
-"""All ranks make and compare items 4, 8, 16, ... of all passes, counted from 1, and the first item of each pass."""
+"""All ranks make and compare the first item of each pass, and items 4, 8, 16, ..., counted from 1 over all passes."""
 
 
 def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = "") -> Any:
     """The dataset of a `PyDataset`'s items for Keras; ranks take turns at the items if they can. Collective.
+
+    Every rank makes all items, as Keras does without ranks, if one of three checks fails:
+        1. before any item is made: there is an `obstacle`, or `_find_obstacle` finds one;
+        2. on the first items: an item depends on more than its number (`items.compare_items`);
+        3. on the dataset: its elements are no dense tensors with rows that ranks could send (`Source.find_obstacle`).
 
     Args:
         adapter: Keras' `PyDatasetAdapter`.
@@ -56,7 +63,7 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
         return make_dataset()
     comparison = items.compare_items(whole, name)
     source = None if comparison.why else Source(adapter, name, comparison.seconds)
-    adapter.py_dataset = _FirstItems(comparison.items)  # Keras learns the shapes of all items from them
+    adapter.py_dataset = _FirstItems(comparison.items)  # Keras learns the shapes from them
     try:
         dataset = make_dataset()
     finally:
@@ -76,7 +83,7 @@ def take_turns(adapter: Any, make_dataset: Callable[[], Any], obstacle: str = ""
 
 
 class _FirstItems:
-    """A `PyDataset` of items that are made already."""
+    """Stands in for a `PyDataset` while Keras looks at its first items, so that Keras does not make them again."""
 
     def __init__(self, made: Sequence[Any]):
         self._made, self.num_batches = made, len(made)
@@ -88,7 +95,7 @@ class _FirstItems:
 def _find_obstacle(py_dataset: Any) -> str:
     """The reason why ranks take no turns at the items of an object; "" if there is none."""
     me, strategy = world.get_world(), settings.get_settings().strategy
-    if me.is_phantom or me.trainers < 2:
+    if me.is_phantom or me.trainers < 2:  # phantom: the other ranks do not exist (`matex plan`)
         return "one rank trains"
     if settings.get_strategy_name(strategy) in ("async", "local"):
         return "ranks train apart"
@@ -107,19 +114,21 @@ def explain_generator() -> None:
 
 
 class Source:
-    """A dataset of items that ranks make in turn.
+    """A dataset of items that ranks make in turn, or all of which each rank makes, by three flags:
+
+    1. `is_unused`: ranks cannot share these items (`find_obstacle`). Keras' generator makes all, as without ranks.
+    2. `is_open` and `is_shared`: ranks take turns and measure the exchanges, until they choose the faster way.
+    3. `is_shared` alone, after `choose`: ranks take turns, since turns are faster.
+    4. Neither, after `choose`: each rank makes all items, since that is faster.
 
     name: the name of the class of the `PyDataset`.
     making_seconds: the time to make an item.
     spec, specs: the element spec of the dataset, and the dtypes and shapes of an item's flat tensors.
     are_rows: which of these tensors have rows.
-    is_open: the ranks take turns, but only until they have chosen the faster way (`choose`).
-    is_shared: ranks take turns; if it is False, each makes all items.
     taken_count: the number of items that have been taken by `Pass.take` in all passes.
     exchange_seconds: the times of the exchanges of items, while `is_open`.
-    is_unused: ranks cannot share these items (`find_obstacle`), and Keras continues as without ranks.
 
-    _next_pass: a weak reference to the pass of the iterator that `iterate` creates; Keras' generator takes it.
+    _next_pass: a weak reference to the pass of the newest iterator, from `iterate`, for the generator of that iterator.
     """
 
     def __init__(self, adapter: Any, name: str, making_seconds: float):
@@ -147,7 +156,10 @@ class Source:
         tags.set_tag(dataset, _SOURCE, self)
 
     def iterate(self, make_iterator: Callable[[Any], Any]) -> Any:
-        """An iterator of all items, for code that takes them itself. Steps take items from its `Pass`, by turns."""
+        """An iterator of the dataset, with a new `Pass`. Steps take items from the pass, by turns.
+
+        Code that takes elements of the iterator itself starts its generator (`_generate`), which makes all items here.
+        """
         new_pass = Pass(self)
         self._next_pass = weakref.ref(new_pass)  # weak: a dropped pass makes no more items
         iterator = make_iterator(self.dataset)
@@ -190,11 +202,15 @@ class Source:
             raise getattr(tf.errors, kind)(None, None, text) from error
 
     def _generate(self) -> Iterator[Any]:
-        """The generator of Keras' dataset. TensorFlow runs it in a thread when code takes elements of an iterator."""
+        """The generator of Keras' dataset. TensorFlow runs it in a thread when code takes elements of an iterator.
+
+        Steps may have taken items of the iterator's pass by then. So the generator asks the pass for the remaining
+        items, and the pass ends its turns.
+        """
         if self.is_unused:
             yield from type(self._adapter)._get_iterator(self._adapter)
             return
-        whole_pass = self._next_pass() or Pass(self)
+        whole_pass = self._next_pass() or Pass(self)  # a new pass if `iterate` was not called, as in other threads
         self._next_pass = lambda: None
         numbers = whole_pass.give_up_turns()
         made = items_ahead.ItemsAhead(self._adapter.py_dataset, numbers, self._adapter._standardize_batch)
@@ -207,9 +223,9 @@ class Source:
         """Choose the faster way: turns, or all items on every rank. Collective."""
         own_seconds = min(self.exchange_seconds, default=0.0), self.making_seconds
         sending, making = zip(*objects.allgather(own_seconds, "choosing how items are made"))
-        saved_seconds = min(making) * (1 - 1 / world.get_world().trainers)  # a rank still makes 1 / N of the items
+        saved_seconds = min(making) * (1 - 1 / world.get_world().trainers)  # turns spare a rank all items but 1 / N
         self.is_open = False
-        self.is_shared = max(sending) < saved_seconds
+        self.is_shared = max(sending) < saved_seconds  # even where sending is slowest and making fastest
         if not self.is_shared:
             _explain(self.name, "every rank makes all from now on: that is faster than to send rows")
 
@@ -235,12 +251,14 @@ class _Report(NamedTuple):
 
 
 class Pass:
-    """One pass over the items of a source. See `batches.SharedBatches`.
+    """One pass over the items of a source, from which steps take batches: a `batches.SharedBatches`.
 
-    whole_iterator: a weak reference to the iterator of all items.
+    A position is the place of an item in this pass, from 0; the number of an item is its index in the `PyDataset`.
 
-    _position: the number of items of this pass that have been taken. _taken_before: the number of items of all earlier
-        passes.
+    whole_iterator: a weak reference to the iterator of all items, which `Source.iterate` has created with this pass.
+
+    _position: of the next item, so also the number of items taken in this pass. _taken_before: the number of items
+        taken in all earlier passes.
     _order: the numbers of the items, in the order of this pass; None before its first item.
     _is_order_agreed: the ranks have compared their orders.
     _made: the iterator of the items that this rank makes ahead. _stop: ends the making.
@@ -272,8 +290,14 @@ class Pass:
     def take(self) -> Any:
         """The next item, a `batches.Batch`. Collective if ranks take turns.
 
+        There are three ways:
+            1. The generator makes all items of this pass (`_is_whole`): the item comes from the iterator itself.
+            2. The ranks have chosen to make all items everywhere: this rank makes the item.
+            3. Turns: one rank makes the item and sends the others their rows.
+
         Raises:
-            tf.errors.OutOfRangeError: at the end. tf.errors.OpError: on every rank, if a rank cannot make its item.
+            tf.errors.OutOfRangeError: at the end. tf.errors.OpError: a rank cannot make its item; by turns on every
+                rank, otherwise on that rank.
         """
         source = self.source
         if self._is_whole:
@@ -293,7 +317,7 @@ class Pass:
                 raise
             self._move_to(self._position + 1)
             return batches.WholeBatch(tensors, source.are_rows)
-        position = self._position  # from which the turn is repeated if a rank is lost meanwhile
+        position = self._position  # if a rank is lost meanwhile, the turn is repeated from here
         item = membership.attempt_collectives(NEXT, self._take_turn, undo=lambda: self._move_to(position))
         if item.failure:
             self._move_to(len(self.order))
@@ -315,7 +339,7 @@ class Pass:
             )
 
     def _move_to(self, position: int) -> None:
-        """Continue with the item at `position`, which may also be an earlier one."""
+        """Continue with the item at `position`: the next one, an earlier one to repeat a turn, or the end."""
         self._position, self.source.taken_count = position, self._taken_before + position
 
     def _find_maker(self, position: int) -> int:
@@ -324,12 +348,16 @@ class Pass:
 
     def _is_compared(self, position: int) -> bool:
         """Whether all ranks make an item, and compare it. See `_FIRST_COMPARED`."""
-        number = self._taken_before + position + 1
+        number = self._taken_before + position + 1  # over all passes, from 1
         is_power_of_two = number & (number - 1) == 0
         return position == 0 or (number >= _FIRST_COMPARED and is_power_of_two)
 
     def _prepare_items(self) -> None:
-        """Start making this rank's remaining items ahead. After ranks were lost, or turns have ended, start again."""
+        """Start to make ahead, of the remaining items, the ones that this rank makes.
+
+        Called for each item. It starts at the first one, and again with another list of items after ranks were lost
+        (turns go to other ranks) or after turns have ended (this rank makes all items).
+        """
         me = world.get_world()
         current = me.size, self.source.is_shared
         if current == self._prepared_for:
@@ -343,7 +371,11 @@ class Pass:
             self._made, self._stop = made, weakref.finalize(self, made.stop)
 
     def _makes(self, position: int) -> bool:
-        """Whether this rank makes an item, in its turn or for a comparison, while ranks take turns."""
+        """Whether this rank makes an item, in its turn or for a comparison, while ranks take turns.
+
+        The first `trainers` ranks train. Ranks after them only keep weights (MATEX_STRATEGY=servers:S:only), and make
+        no items.
+        """
         me = world.get_world()
         return self._find_maker(position) == me.rank or (me.rank < me.trainers and self._is_compared(position))
 
@@ -364,6 +396,7 @@ class Pass:
         if is_compared:
             everyone = [_Report(*report) for report in objects.allgather(own_report, NEXT)]
             self._compare(everyone[: me.trainers])
+            # A failure of any rank counts for all ranks, so that all raise it.
             report = next((report for report in everyone if report.failure), everyone[maker])
         else:
             with objects.start_exchange(NEXT, f"sending from {maker}"):
@@ -394,12 +427,18 @@ class Pass:
 
 
 def take_element(shared: Pass) -> Any:
-    """The next item, whole, for eager code. Collective if ranks take turns. At the end: tf.errors.OutOfRangeError."""
+    """The next item with all rows, for eager code outside shared steps. Collective if ranks take turns.
+
+    Raises:
+        tf.errors.OutOfRangeError: at the end. tf.errors.OpError: on every rank, if a rank cannot make the item.
+    """
     try:
         batch = shared.take()
     except tf.errors.OutOfRangeError:
         raise
-    except tf.errors.OpError:  # possibly on this rank alone
+    except tf.errors.OpError:
+        # If each rank makes all items, perhaps only this rank has failed. The other ranks then go on and would wait for
+        # it in their next collective. So announce the error, which is then raised on all ranks.
         with failures.fail_together(NEXT):
             raise
     return tickets.pack(shared.source.spec, batch.take_whole())

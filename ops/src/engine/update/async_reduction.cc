@@ -1,7 +1,17 @@
-// The communication thread (class Overlapped) reduces the announced updates in the order of their announcements, which
-// have numbers from 1; other threads hand over gradients. For each transfer (layout.h: one sum over ranks, of a part of
-// one gradient or of several small ones) the thread waits for this rank's gradients, agrees with the other ranks that
-// all have theirs, and sums. An update ends with its last sum, or fails as a whole.
+// Sums gradients over ranks in a communication thread (class Overlapped), while the step computes further gradients.
+//
+// An update is the set of gradients of one call of an optimizer. The step first announces the update, then hands over
+// each gradient as soon as it is computed. The thread reduces the updates in the order of their announcements, which
+// have numbers from 1. An update consists of transfers (layout.h). Each transfer is one sum over ranks: of a large
+// gradient, of a part of it, or of several small gradients. For each transfer the thread
+// 1. waits until this rank has handed over the gradients of the transfer;
+// 2. agrees with the threads of the other ranks that all have theirs;
+// 3. sums, and gives back each gradient whose last transfer this was, by its `done`.
+//
+// An update ends with its last sum, or fails as a whole, for one of two reasons:
+// - A rank has given it up (`GiveUp`): the gradients that this rank has not handed over will never come, for example
+//   because its step has raised an error. Later updates are reduced as usual.
+// - MPI or the check of the numbers has failed. `BreakJobs` records the error, and all later updates fail with it.
 #include "engine/update/async_reduction.h"
 
 #include <mpi.h>
@@ -32,10 +42,12 @@
 namespace matex {
 namespace {
 
-// The time that copies and the agreement of ranks take between two successive sums.
+// The time that copies and the agreement of ranks take between two successive sums. `GradientsTravel` stays true for
+// this time after a sum, so that new weights (pulls.h) are not sent between two sums.
 constexpr int64_t kBetweenSums = 5'000'000;  // nanoseconds
 
-// An announced update, or a part of one. Vectors have one element for each gradient (entry of the layout).
+// An announced update, or a part of one. `part.more`: further parts of the same update follow. Vectors have one element
+// for each gradient (entry of the layout).
 struct Update {
   Update(const UpdatePart& announced_part, double rank_weight)
       : part(announced_part), ready(Count()), weight(rank_weight), inputs(Count()), outputs(Count()), done(Count()),
@@ -55,19 +67,20 @@ struct Update {
   std::vector<bool> ready_on_all;  // all ranks have agreed that they are ready
   std::vector<bool> awaited;       // the thread waits for them
   int missing = 0;                 // the number of awaited gradients that are not handed over
-  std::string given_up;            // the reason, if the update was given up; else ""
-  Error failed;                    // the error of its gradients, if it has failed
+  std::string given_up;            // the reason, if this rank has given the update up; else ""
+  Error failed;                    // the error that all its gradients receive, if the update has failed
 };
 
 // An all-reduce by which ranks agree that a transfer can start, so that no rank waits inside a sum for gradients that
 // another rank still computes. This rank reports that its gradients are ready (`is_ready`) or will not come; the
 // function returns when all ranks have reported. `position` numbers the transfer among all transfers of this rank; it
-// is an error if ranks differ. `without` becomes a rank whose gradients will not come, or -1.
+// is an error if ranks differ. `without` becomes the highest rank whose gradients will not come, or -1.
 Error AgreeOnReadiness(int64_t position, bool is_ready, const std::string& place, int* without) {
   const World& world = TheWorld();
   *without = is_ready ? -1 : world.rank;
   if (!world.has_peers()) return Error();
-  // max(x) and max(~x) over ranks are complements only if all positions are equal.
+  // ~ reverses the order, so the maximum of ~position is ~(the minimum of position). The first two results are
+  // complements only if the minimum equals the maximum: all positions are equal.
   int64_t words[3] = {position, ~position, *without};
   const Span span(Activity::kMeet);
   MPI_Request request;
@@ -129,7 +142,7 @@ class Overlapped {
     update.handed_over[entry] = true;
     update.ready[entry] = 1e-9 * (Now() - update.announced_at);
     RecordReady(update.part.layout->entries()[entry]);
-    NoteGradient();
+    NoteGradient();  // the process was not blocked until now: it computed, even if the thread waited for ranks
     // Only the last awaited gradient wakes the thread: a wake-up takes the core from a thread that computes.
     if (update.awaited[entry] && --update.missing == 0) changed_.notify_all();
     return Error();
@@ -147,7 +160,7 @@ class Overlapped {
       lock.unlock();
       const Error error = Reduce(announcement, update.get());
       if (error) Fail(update.get(), error);
-      if (error || !update->part.more) travel_until_ = 0;  // no transfer of this update will follow
+      if (error || !update->part.more) travel_until_ = 0;  // no sum follows soon: other messages may start
       lock.lock();
       if (!error) updates_.erase(announcement);  // after an error its gradients may still come, and receive the error
       last_done_ = announcement;
@@ -169,7 +182,8 @@ class Overlapped {
   }
 
   // Waits until these gradients are ready on all ranks and runs `transfer`, the transfer `index` of the update. If a
-  // rank has given the update up, all ranks return an error that names this rank instead.
+  // rank has given the update up, no rank runs it, and all ranks return an error that names this rank. Any other error
+  // is recorded by `BreakJobs`, so no communication thread begins another exchange.
   Error RunWhenReady(int64_t announcement, int64_t index, Update* update, const std::vector<int>& entries,
                      const std::function<Error()>& transfer) {
     const std::string given_up = WaitFor(update, entries);
@@ -184,7 +198,8 @@ class Overlapped {
     const bool is_agreed =
         std::all_of(entries.begin(), entries.end(), [&](int entry) { return update->ready_on_all[entry]; });
     if (!is_agreed) {
-      const int64_t position = announcement << 24 | index;  // an update has fewer than 2^24 transfers
+      // One number for the pair (announcement, index): an update has fewer than 2^24 transfers.
+      const int64_t position = announcement << 24 | index;
       const Error error = AgreeOnReadiness(position, given_up.empty(), update->part.place, &without);
       if (error) return BreakJobs(error);
     }
@@ -192,17 +207,19 @@ class Overlapped {
       const std::string who = "rank " + std::to_string(without) + " has given up " + update->part.place;
       if (!given_up.empty()) return Error(who + ": " + given_up);
       const Error error(who + "; its own message says why.");
+      // So Python treats this error as a consequence of an error on another rank.
       NoteCause(Cause::kElsewhere, error.message);
       return error;
     }
     for (int entry : entries) update->ready_on_all[entry] = true;
-    travel_until_ = std::numeric_limits<int64_t>::max();
+    travel_until_ = std::numeric_limits<int64_t>::max();  // until the sum ends
     const Error failed = transfer();
     travel_until_ = Now() + kBetweenSums;
     return failed ? BreakJobs(failed) : failed;
   }
 
-  // Runs all transfers of the update, and returns each gradient after its last transfer.
+  // Runs all transfers of the update, and gives each gradient back after its last transfer. A BucketTuner gives the
+  // transfers: after some updates it groups gradients by the times at which they were ready.
   Error Reduce(int64_t announcement, Update* update) {
     if (const Error broken = BrokenJobs()) return broken;
     const Layout& layout = *update->part.layout;
@@ -216,7 +233,7 @@ class Overlapped {
     }
     size_t gradients_left = transfers_left.size();
     const auto give_back = [&](int entry) {
-      if (--gradients_left == 0) RecordEndOf(*update, record);  // before the script can continue
+      if (--gradients_left == 0) RecordEndOf(*update, record);  // before `done`, with which the script continues
       const auto done = std::exchange(update->done[entry], nullptr);
       done(Error());
     };
@@ -241,6 +258,7 @@ class Overlapped {
         return error;
       for (int entry : entries) give_back(entry);
     }
+    // Report when the gradients were ready. After a few updates the ranks choose the buckets here, a collective.
     const Error error = tuner.AddUpdate(layout, update->ready);
     return error ? BreakJobs(error) : error;
   }
@@ -259,7 +277,8 @@ class Overlapped {
                        layout.checked() ? checked : add_up);
   }
 
-  // Records the end of the last sum of a part. If further parts follow, the script still has gradients to compute.
+  // Called after the last sum of an update or part. Records, of an update, the time since its last gradient was ready:
+  // the script only waited then. Before further parts (`more`) the script still has gradients to compute.
   void RecordEndOf(const Update& update, const OverlappedRecord& record) {
     const double last = *std::max_element(update.ready.begin(), update.ready.end());
     last_ready_ = std::max(last_ready_, update.announced_at + static_cast<int64_t>(last * 1e9));
@@ -288,8 +307,8 @@ class Overlapped {
   std::condition_variable changed_;
   std::thread thread_;
   std::map<int64_t, std::shared_ptr<Update>> updates_;  // by announcement: waiting, under way, or failed
-  int64_t last_added_ = 0, last_done_ = 0;              // announcements
-  std::vector<char> buffer_;
+  int64_t last_added_ = 0, last_done_ = 0;              // the last announcements that were made, and reduced
+  std::vector<char> buffer_;  // the message of a transfer of several gradients
   BucketTuners tuners_;  // the buckets of each layout
   // Gradients travel, or may do so soon, until this time (by `Now`). The maximum: a transfer is under way.
   std::atomic<int64_t> travel_until_{0};
@@ -306,6 +325,7 @@ Overlapped& TheOverlapped() {
 
 Error Announce(const UpdatePart& part, double weight, Batch batch, int64_t* announcement) {
   const std::function<std::string()> place = [&part] { return part.place; };
+  // The key has all that ranks must agree on: the rows of the batch, whether parts follow, and the layout.
   const int64_t agreed[] = {batch.rows, part.more};
   const uint64_t key = Hash(agreed, sizeof agreed, ~part.layout->key());  // ~: differs from the key of ReduceInline
   const Call call{Kind::kGradients, key, place, /*bytes=*/0, part.layout.get(), batch, &part};
