@@ -1,9 +1,9 @@
 """The plan of a step: whether ranks share the work of a `tf.function` of the script, and how each call then runs.
 
 The *trace* is TensorFlow's graph of the script's function. The *copy* is a function that the plan makes from the trace:
-it computes this rank's rows, and has collectives to join rows or sums of all ranks. `function_calls` captures the trace and
-makes the plan. The plan finds the placement of each tensor (`rewrite`): whether a rank has all of it, some rows, or a
-term of a sum. Then it builds the copy, and lets the ranks agree that all of them have one. Each call runs the copy on
+it computes this rank's rows, and has collectives to join rows or sums of all ranks. `function_calls` captures the trace
+and makes the plan. The plan finds the placement of each tensor (`rewrite`): whether a rank has all of it, some rows, or
+a term of a sum. Then it builds the copy, and lets the ranks agree that all of them have one. Each call runs the copy on
 this rank's slice of the batch: with 2 ranks and 5 rows, rank 0 computes rows 0-2, rank 1 rows 3-4. A step without a
 copy is computed whole: `function_calls` lets every rank call the script's function, on the complete batch.
 
