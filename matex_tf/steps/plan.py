@@ -266,7 +266,7 @@ class StepPlan:
         - taken whole by an op of the copy: `BatchWatch.make_slice` also checks the batch, and lets ranks compare it.
         - taken by an op from an iterator that ranks share: the feed (`shared_feeds`) has the slice.
         - taken by an op as a rank's own rows: `slices.make_own_slice` exchanges the ranks' numbers of rows.
-        Until the batch is there, the slice is empty (`make_empty_slice`).
+        Until the batch is there, the slice is empty (`make_empty_slice`). It stays so for a batch computed whole.
         """
         captured = self.pieces.find_handles(outer for outer, _ in self.traced.graph.captures)
         captured = find_handles(captured, self.feeds[self.argument_count :])
@@ -277,7 +277,7 @@ class StepPlan:
         are_rows = [*divided[:count], *divided[batch_start:]]
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
         is_batch_sliced = self.source is not None and any(divided)
-        if is_batch_sliced:
+        if is_batch_sliced:  # a slice has fewer rows than the batch that the trace shows
             specs = [
                 tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has_rows else spec
                 for spec, has_rows in zip(specs, are_rows)
