@@ -1,4 +1,11 @@
-"""Splits the elements of a pipeline into tickets and work (`deferred`), step by step from its source."""
+"""Splits the elements of a `tf.data` pipeline into tickets, which every rank takes, and work on its rows (`deferred`).
+
+The work is what a rank computes from a ticket for its own rows only. A step, such as `map`, is a dataset whose input is
+the dataset before it. So `find_deferred` calls itself from the last step back to the source, and each step changes what
+its input gives. Of `from_tensor_slices(paths).shuffle(100).map(load)` the tickets are the paths; `shuffle` orders the
+tickets, and `map` adds `load` to the work. A step that cannot be deferred, such as a generator, gives its elements as
+tickets, without work.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +33,12 @@ from matex_tf.rewrite.sharing import Slice
 
 
 def find_deferred(dataset: Any, are_batches: bool) -> Deferred:
-    """The elements of a dataset as tickets and work. If a step cannot be deferred, all before it is in the tickets.
+    """The elements of a dataset as tickets and work. If a step cannot be deferred, every rank computes it, and all
+    before it, in order to make the tickets.
 
     are_batches: ranks share each element by its rows; otherwise each element is a row.
     """
+    # The result is kept with the dataset: each further call must find the caches that earlier iterations have filled.
     tag = "tickets of batches" if are_batches else "tickets of rows"
     return tags.get_or_make_tag(dataset, tag, lambda: _find_deferred(dataset, are_batches))
 
@@ -48,6 +57,7 @@ def _find_deferred(dataset: Any, are_batches: bool) -> Deferred:
         return _cache(dataset, find_deferred(dataset._input_dataset, are_batches), are_batches)
     if kind == "ZipDataset":
         return _zip(dataset, [find_deferred(each, are_batches) for each in tf.nest.flatten(dataset._datasets)])
+    # The `Records` if the dataset reads rows from files that can be indexed; else the reason why not, or "".
     indexed = "" if are_batches else records.make_tickets(dataset)
     if isinstance(indexed, records.Records):
         return row_maps.read_records(dataset, indexed)
@@ -55,20 +65,32 @@ def _find_deferred(dataset: Any, are_batches: bool) -> Deferred:
 
 
 def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
-    """A `cache`: the tickets are cached, and a rank keeps its results of the work before the `cache` in a `Memory`."""
+    """A `cache`: the tickets are cached, and a rank keeps its results of the work before the `cache` in a `Memory`.
+
+    A cache of elements would make every rank do the work for all rows. A cache of tickets still keeps what must not
+    change from one pass to the next: the order, and results of random steps. The cases:
+    - no work: the tickets are cached, and nothing else.
+    - results that cannot be kept, such as ragged tensors: a cache of elements, on every rank.
+    - work that reads variables: also a cache of elements. The script's cache keeps the results of the first pass. A
+      rank that gets other rows in a later pass would work on them with later values of the variables.
+    - other work: each ticket gets a number before it is cached, by which `Memory` finds the rank's results again.
+    """
     inner = inner._replace(caches=(*inner.caches, dataset))
     if not inner.is_work:
         return inner._replace(tickets=inner.tickets.cache())
     specs = open_rows(flatten_specs(inner.spec), inner.are_rows)
-    ticket_specs = [] if are_batches else flatten_specs(inner.tickets.element_spec)  # those that `digest` covers
+    # Of rows, `digest` hashes the tensors of the ticket. Datasets and other objects have no hash.
+    ticket_specs = [] if are_batches else flatten_specs(inner.tickets.element_spec)
     if not specs or not memories.can_keep([*specs, *ticket_specs]):
         return make_whole(dataset, are_batches, inner.causes)
     if reads_changing(dataset):
         return make_whole(dataset, are_batches, [*inner.causes, advice.explain_op(advice.CACHED_VARIABLES)])
-    memory = memories.Memory(specs)  # the cached ticket of an element begins with its number, the key of the memory
+    memory = memories.Memory(specs)
 
     def compute(ticket: Tensors, batch_slice: Slice | None) -> Tensors:
         number, *ticket = ticket
+        # Results are valid for the same rows of the same ticket. The digest tells tickets apart that have the same
+        # number: if a pass ends before the cache is full, the next pass may number other tickets.
         rows = [] if batch_slice is None else [batch_slice.first, batch_slice.count]
         key = [*rows, tf.bitcast(inner.digest(ticket), tf.int64)]
         return memory.recall(number, key, lambda: inner.compute(ticket, batch_slice))
@@ -78,15 +100,18 @@ def _cache(dataset: Any, inner: Deferred, are_batches: bool) -> Deferred:
         compute=compute,
         digest=lambda ticket: inner.digest(ticket[1:]),
         count_rows=lambda ticket: inner.count_rows(ticket[1:]),
-        passed=[None if index is None else index + 1 for index in inner.passed],  # the number comes first
+        passed=[None if index is None else index + 1 for index in inner.passed],  # + 1: the number comes first
     )
 
 
 def _zip(dataset: Any, zipped: Sequence[Deferred]) -> Deferred:
     """A `zip`: its ticket joins the tickets of the zipped datasets."""
     tickets, split = zip_tickets([each.tickets for each in zipped])
-    indices = split(list(range(len(flatten_specs(tickets.element_spec)))))  # of each dataset's tensors in a ticket
-    starts = itertools.accumulate((len(each.are_rows) for each in zipped), initial=0)  # of each one's in an element
+    # `passed` and `pads` of each zipped dataset count its own tensors from 0. They become indices in the joined ticket
+    # and the joined element. For tickets of 2 and 1 tensors `indices` is [[0, 1], [2]]. For elements of 3 and 1 tensors
+    # `starts` begins with 0 and 3, the indices of each dataset's first tensor.
+    indices = split(list(range(len(flatten_specs(tickets.element_spec)))))
+    starts = itertools.accumulate((len(each.are_rows) for each in zipped), initial=0)
 
     def compute(ticket: Tensors, batch_slice: Slice | None) -> Tensors:
         return join(each.compute(own, batch_slice) for each, own in zip(zipped, split(ticket)))

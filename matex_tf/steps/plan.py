@@ -1,12 +1,17 @@
-"""The plan of a step: its trace, the placements of its tensors, and the copy that all ranks run together.
+"""The plan of a step: whether ranks share the work of a `tf.function` of the script, and how each call then runs.
 
-`function_calls` captures the trace of a function and makes one plan for it. The plan finds the placements (`rewrite`),
-builds the copy, and lets the ranks agree that all of them have one. Each call then runs the copy on this rank's slice
-of the batch: with 2 ranks and 5 rows, rank 0 computes rows 0-2, rank 1 rows 3-4. A step without a copy is computed
-whole: every rank runs the script's function on the complete batch.
+The *trace* is TensorFlow's graph of the script's function. The *copy* is a function that the plan makes from the trace:
+it computes this rank's rows, and has collectives to join rows or sums of all ranks. `function_calls` captures the trace
+and makes the plan. The plan finds the placement of each tensor (`rewrite`): whether a rank has all of it, some rows, or
+a term of a sum. Then it builds the copy, and lets the ranks agree that all of them have one. Each call runs the copy on
+this rank's slice of the batch: with 2 ranks and 5 rows, rank 0 computes rows 0-2, rank 1 rows 3-4. A step without a
+copy is computed whole: `function_calls` lets every rank call the script's function, on the complete batch.
 
-The batch may be an argument of the step, or the step takes it from an iterator (`source`). In the second case the rank
-takes the batch before the call if it can, so that ranks can compare their batches before they compute.
+The batch comes in one of three ways:
+- It is an argument of the step.
+- The trace begins with an op that takes it from an iterator, the `source`. The plan takes the batch before the call, so
+  that ranks can compare their batches before they compute.
+- Other ops of the trace take batches, as in a loop over a dataset. They stay in the copy, which slices their batches.
 """
 
 from __future__ import annotations
@@ -54,8 +59,9 @@ def execute_by(execute: Execute) -> None:
     """Let `execute(plan, compute, iterators)` return the outputs of each call of a step. iterators: the iterators and
     datasets among the arguments.
 
-    Each call of `compute` computes the outputs for the batch that was taken before the call, with the current ranks.
-    `compute` takes replacements of tensor arguments, by the ids of the replaced tensors.
+    `execute` calls `compute`, more than once if ranks are lost meanwhile: each time it computes the outputs for the
+    same batch, with the current ranks. `compute` takes replacements of tensor arguments, by the ids of the replaced
+    tensors.
     """
     global _execute
     _execute = execute
@@ -72,22 +78,29 @@ class CopyKind(NamedTuple):
 class StepPlan:
     """How the calls of a traced function are computed.
 
+    The inputs of `graph` come in this order: the tensor arguments; the captured tensors, which the function uses but
+    does not get as arguments, such as variables; with a `source`, the components of its batch. `divided` has an entry
+    for each of them; `are_own` and `feeds` have entries for arguments and captured tensors only.
+
     The function:
         traced: the script's trace, a ConcreteFunction.
         place: names the step in messages.
-        argument_count: the number of tensor arguments. The other inputs of the trace are captured tensors.
-        are_own: for each argument and captured tensor, whether it gives rows of this rank alone.
+        argument_count: the number of tensor arguments.
+        are_own: whether the tensor stands for an iterator or dataset of rows that this rank alone has (`own_data`).
         trained: the weights that a call changes.
     The batch:
         source: the op whose batch is taken before the call, and which the copy lacks; None if there is none.
-        graph: the graph that is copied: the trace, with the batch of `source` as further inputs.
-        divided: for each input of `graph`, whether it has the rows that ranks divide.
-        feeds: for each argument and captured tensor, the feed of shared batches that it gives; None for other tensors.
+        graph: the graph that is copied: the trace, without `source`.
+        divided: whether the input has the rows that ranks divide.
+        feeds: the feed of the iterator or dataset for which the tensor stands, if ranks share its batches: each rank
+            prepares its rows only (`shared_feeds`). None for other tensors.
         batches: compares the batches of calls between ranks.
         ratios: the slice ratios of the ranks; None if they are equal for good.
         rows: the number of rows of the last call's batch; 0 if it is unknown.
     The decision:
         why_whole: the reason why every rank computes the calls by the script's function; empty if ranks share them.
+            `NO_BATCH`, `NO_WORK`: ranks would gain nothing. `DEFERRED`, or a text on an error: this rank has no copy.
+            Also the reason of another rank, since all must have a copy. With `are_own`, no copy is an error.
         program: the placements; None if they could not be found.
         pieces: the optimizer's variables that the copies take in pieces.
         copy_kind: the kind of the copies that calls run.
@@ -114,7 +127,7 @@ class StepPlan:
         self._find_batch(are_rows, [*inputs, *(outer for outer, _ in traced.graph.captures)])
         self.why_whole = self._find_obstacle()
         if self.why_whole in (NO_BATCH, NO_WORK):  # sharing would gain nothing, so ranks do not compare their traces
-            if self.trained and agreement.is_watched():
+            if self.trained and agreement.is_watched():  # ranks that train alike must begin with equal weights
                 agreement.agree_on_new(traced.graph.variables)
             why = report.explain_no_work(self.program) or self.why_whole
             report.say_whole(place, why, is_usual=not self.trained)
@@ -128,7 +141,6 @@ class StepPlan:
 
     def _find_batch(self, are_rows: Sequence[bool], handles: Sequence[Any]) -> None:
         """Find the inputs that have rows, or that give batches. handles: the arguments, then the captured tensors."""
-        # `divided` gets one entry for each argument, each captured tensor, and each component of the source's batch.
         self.graph = self.traced.graph
         self.are_own = list(map(own_data.is_own, handles))
         self.divided = [has_rows and bool(tensor.shape.rank) for has_rows, tensor in zip(are_rows, self.graph.inputs)]
@@ -143,7 +155,8 @@ class StepPlan:
 
     def _find_source(self) -> Any:
         """The op whose batch is taken before the function is called; None if there is none, or if the batch is an
-        argument. Also None if the op takes a rank's own rows: the copy takes these itself, and exchanges their numbers.
+        argument. Also None if the op takes a rank's own rows: the op stays in the copy, where the ranks tell each other
+        how many rows each has.
         """
         if any(self.divided):
             return None
@@ -200,7 +213,7 @@ class StepPlan:
                 self.feeds = [None if refused else feed for feed, refused in zip(self.feeds, is_refused)]
 
     def _place_inputs(self, divided: Sequence[bool]) -> list[Placement]:
-        """The placement of each input of the graph."""
+        """The placement of each input of the graph. `WHOLE`: no rows, no iterator or dataset, no variable in pieces."""
         placements = [BATCH if is_divided else WHOLE for is_divided in divided]
         for index, (is_own, feed) in enumerate(zip(self.are_own, self.feeds)):
             if feed is not None:
@@ -216,18 +229,20 @@ class StepPlan:
         self.copy_kind, self.pieces = kind, step_pieces or self.pieces
 
     def find_copy(self, divided: Sequence[bool] | None = None) -> Any:
-        """The copy that slices these inputs, by default all that have rows, for the current number of ranks.
+        """The copy for the current number of ranks that slices the inputs `divided`. Made if there is none yet.
 
-        It is a ConcreteFunction of the arguments of the script's function, and of the batch.
+        divided: `self.divided`, the default; or all False, for calls in which each rank computes a batch whole.
+
+        The copy is a ConcreteFunction of the arguments of the script's function, and of the batch.
         """
         divided = self.divided if divided is None else divided
-        if not self.pieces.is_valid:  # after a loss of ranks, or if a variable was refused
+        if not self.pieces.is_valid:  # a loss of ranks has changed the pieces, or a variable is whole for good now
             self.pieces, self._copies = pieces.StepPieces(self.traced.graph), {}
             self.program = self._read(self.divided)
         key = world.get_world().size, self.copy_kind, self.pieces, *divided
         if key in self._copies:
             return self._copies[key]
-        # A further copy has random ops of its own, which begin their sequences of numbers again.
+        # The random ops of a further copy begin their sequences of numbers again; the script's ops would go on.
         if self._copies and has_sequence(self.traced.graph):
             why = "ranks were lost" if divided == self.divided else "each rank computes some batches whole"
             notes.print_note(
@@ -244,16 +259,25 @@ class StepPlan:
     def _make_copy(self, program: Program, divided: Sequence[bool]) -> Any:
         """Build a copy. Its parameters: the arguments; the tensors of a batch that was taken before the call; and, if
         these tensors have this rank's rows only, first, count, total and contributes (`slices.make_given_slice`).
+
+        Where the copy gets its slice from depends on the batch:
+        - taken before the call: the batch is sliced already, and these four parameters are the slice.
+        - an argument: `slices.make_slice` finds the slice from the number of its rows, and `take_rows` cuts it.
+        - taken whole by an op of the copy: `BatchWatch.make_slice` also checks the batch, and lets ranks compare it.
+        - taken by an op from an iterator that ranks share: the feed (`shared_feeds`) has the slice.
+        - taken by an op as a rank's own rows: `slices.make_own_slice` exchanges the ranks' numbers of rows.
+        Until the batch is there, the slice is empty (`make_empty_slice`). It stays so for a batch computed whole.
         """
         captured = self.pieces.find_handles(outer for outer, _ in self.traced.graph.captures)
         captured = find_handles(captured, self.feeds[self.argument_count :])
-        # The inputs of the graph are the arguments, the captured tensors, and the tensors of the batch.
+        # The inputs of the graph are the arguments, the captured tensors, and the tensors of the batch. The copy
+        # captures its `captured` itself, so only the first and the last of the three are parameters (`given`).
         count, batch_start = self.argument_count, self.argument_count + len(captured)
         given = [*self.graph.inputs[:count], *self.graph.inputs[batch_start:]]
         are_rows = [*divided[:count], *divided[batch_start:]]
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given]
         is_batch_sliced = self.source is not None and any(divided)
-        if is_batch_sliced:
+        if is_batch_sliced:  # a slice has fewer rows than the batch that the trace shows
             specs = [
                 tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has_rows else spec
                 for spec, has_rows in zip(specs, are_rows)
@@ -297,7 +321,7 @@ class StepPlan:
             return None
 
     def call_at_end(self, inputs: Sequence[Any]) -> Any:
-        """Call the script's own function, which finds the end of the data by itself."""
+        """Call the script's own function at the end of the data, so that it meets the end as without the library."""
         for variable in pieces.find_variables(self.traced.graph).values():
             variable.make_whole()  # the function may read it before the data end
         return self.traced._call_flat(list(inputs), self.traced.captured_inputs)
@@ -312,7 +336,9 @@ class StepPlan:
         batch = WholeBatch(rows, [True] * len(rows)) if taken is None and rows else taken  # None: the graph takes it
         self.rows = 0 if batch is None else batch.total
         events.step_begins(self)
-        # A step that trains nothing compares every batch, before the call: ranks with different rows compute their own.
+        # Ranks may give different rows to a step that trains nothing, such as a prediction. So such a step compares
+        # every batch, before the call, and each rank computes its own batch whole if they differ. A step that trains
+        # compares few batches (`compare_batches`), and different numbers of rows are an error.
         compares_each = batch is not None and not self.trained
         is_shared = True
         if batch is not None:
@@ -347,7 +373,8 @@ class StepPlan:
         elif taken is not None:
             arguments += taken.take_whole()
         if not is_shared:
-            # Whole batches need no collective. In this one, ranks learn that another rank failed to take its batch.
+            # The copy for a whole batch has no collective. So ranks would not learn that another rank failed to take
+            # its batch (`LostBatch`), and never comes to the copy. This collective fails then.
             ops.allreduce(tf.zeros([]), "sum", f"the batch of {self.place}")
         outputs = copy(*arguments)
         events.step_computed(self)

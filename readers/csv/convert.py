@@ -1,4 +1,11 @@
-"""Converts columns of text to numbers by the rules of a dialect."""
+"""Converts columns of text to numbers by the rules of a dialect, such as 1.234,5 to 1234.5.
+
+`blocks` lets pyarrow's CSV reader parse the numbers of a file where it can. That reader knows a decimal mark, but no
+thousands mark. Where it fails, `blocks` reads texts, and `convert_column` converts each of them by one of two parsers:
+- A text that matches the pattern of the dialect is rewritten with the usual marks, and cast.
+- pyarrow's CSV reader parses any other text. So a value that it accepts stays valid if another value of the column is
+  in a spelling that it rejects.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +23,19 @@ ADDRESS = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
 
 
 def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
-    """Convert a pyarrow column of texts to numbers of the type `kind`; None if a text is not a number.
+    """Convert a pyarrow column of texts to numbers of the type `kind`; None if a text is not a number of this type.
 
-    Each text is converted independently: a column may mix numbers that pyarrow parses and numbers that only the dialect
-    describes. `dialect.thousands` may separate groups of three digits; commas may also group digits as in India:
-    12,34,567.
+    Missing values (null) stay missing. Each text is converted independently: a column may mix numbers that pyarrow
+    parses and numbers that only the dialect describes. `dialect.thousands` may separate groups of three digits; commas
+    may also group digits as in India: 12,34,567.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    texts = pc.utf8_trim_whitespace(column)
+    texts = pc.utf8_trim_whitespace(column)  # rewritten below; `column` stays as in the file
     fits_dialect = pc.match_substring_regex(texts, _make_pattern(dialect))
     if pc.all(fits_dialect).as_py() is False:  # None: all values are missing
-        # pyarrow parses the texts that the pattern does not match; this function converts the rest.
+        # pyarrow parses the texts that the pattern does not match. This function converts the rest, with nulls in
+        # place of these texts: the pattern matches all of the rest, so the inner call does not come here again.
         others = pc.invert(fits_dialect).fill_null(False)
         parsed = _parse_texts(column.filter(others), kind, dialect)
         rest = convert_column(pc.if_else(others, pa.scalar(None, column.type), column), kind, dialect)
@@ -36,14 +44,19 @@ def convert_column(column: Any, kind: Any, dialect: Dialect) -> Any:
         texts = pc.replace_substring(texts, dialect.thousands, "")
     if dialect.decimal != ".":
         texts = pc.replace_substring(texts, dialect.decimal, ".")
-    try:
+    try:  # `cast` reads no plus sign
         return pc.replace_substring_regex(texts, r"^\+", "").cast(kind)
     except pa.ArrowInvalid:  # out of range, or not an integer
         return None
 
 
 def _parse_texts(texts: Any, kind: Any, dialect: Dialect) -> Any:
-    """Texts as pyarrow parses a column of the type `kind`; None if it rejects one."""
+    """Texts as pyarrow's CSV reader parses a column of the type `kind`; None if it rejects one.
+
+    Only this reader, and no cast, has options for texts of missing values and for the decimal mark. So the texts become
+    a CSV file in memory, with one column. They are in quotes, since a text may contain delimiters or newlines. The file
+    is one block for the reader, since a record must fit into a block.
+    """
     data = "".join('"' + text.replace('"', '""') + '"\n' for text in texts.to_pylist()).encode()
     try:
         table = arrow_csv.read_csv(
@@ -68,7 +81,10 @@ def can_convert(texts: Sequence[str], kind: Any, dialect: Dialect) -> bool:
 
 
 def recognise_column(column: Any, dialect: Dialect) -> Any:
-    """Convert a pyarrow column of texts to int64, or else to float64; None: no values, other texts, or addresses."""
+    """Convert a pyarrow column of texts to int64, or to float64 if a number is not whole or is too large for int64.
+
+    None if the column stays as it is: it has no values, a text that is no number, or only IPv4 addresses.
+    """
     if len(column) == column.null_count or pc.all(pc.match_substring_regex(column, rf"^\s*{ADDRESS}\s*$")).as_py():
         return None
     whole = convert_column(column, pa.int64(), dialect)
@@ -77,18 +93,24 @@ def recognise_column(column: Any, dialect: Dialect) -> Any:
 
 @functools.lru_cache
 def _make_pattern(dialect: Dialect) -> str:
-    """The pattern of a number with the decimal and thousands marks of the dialect."""
+    """The pattern of a number with the decimal and thousands marks of the dialect: a sign, digits, an exponent."""
     point = re.escape(dialect.decimal)
+    # The examples have the marks "." and ",". Digits before the point: 1234; with a thousands mark also 1,234,567, and
+    # as in India 12,34,567.
     whole = r"\d+"
     if dialect.thousands is not None:
         mark = re.escape(dialect.thousands)
         indian = r"|\d{1,2}(?:,\d{2})+,\d{3}" if dialect.thousands == "," else ""
         whole = rf"(?:\d+|\d{{1,3}}(?:{mark}\d{{3}})+{indian})"
+    # 12, 12. or 12.5; or .5; each also with an exponent, as 1.5e-3; or inf, Infinity.
     return rf"^[-+]?(?:(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?|(?i:inf|infinity))$"
 
 
 def drop_null_numbers(column: Any, dialect: Dialect) -> Any:
-    """Replace the numbers that mark missing values by nulls in a pyarrow column of numbers."""
+    """Replace the numbers that mark missing values by nulls in a pyarrow column of numbers.
+
+    With na_values=-999, -999.0 is missing, too. A column of another type, such as texts, stays as it is.
+    """
     kind = column.type
     if pa.types.is_integer(kind):
         numbers: list[float] = [int(number) for number in dialect.null_numbers if number == int(number)]
