@@ -6,7 +6,8 @@
 Steps of a loop of one's own, or with --fit those of Keras' `fit`, from one to the next. One thread and one core for
 each process, and every process computes the same number of rows in each setting: ranks take batches of their own
 (`MATEX_SCALING=weak`), or with `fit` parts of batches that are larger by their number. All processes of a model are
-alive at once and take turns, round by round, so that what the machine does besides falls on all; figures are medians.
+alive at once. They start one after the other, and then take turns, round by round, so that what the machine does
+besides falls on all; figures are medians.
 "copies/alone" is what sharing memory and caches costs without any library, "ranks/copies" is what ranks cost. In each
 step ranks wait for the slower of them: "slower/copies" is what that alone costs, the median of the longest of the
 copies' n-th steps over that of all. Ranks use the default strategy, `auto`, whose trials end before the first round;
@@ -68,14 +69,15 @@ class Workers:
             listener.bind(address)
             listener.listen()
             listener.settimeout(PATIENCE)
-            expected = 1 + len(cpus)
             self._start([sys.executable, *worker("alone")], cpus[:1])
+            self._await(listener, "alone", 1)
             for cpu in cpus:
                 self._start([sys.executable, *worker("copies")], [cpu])
+            self._await(listener, "copies", len(cpus))
             if IMPORTED in settings:
                 self._start([sys.executable, "-m", "matex_tf", *worker(IMPORTED)], cpus[:1])
-                expected += 1
-            for setting in {"ranks", ELASTIC, *STRATEGIES} & set(settings):
+                self._await(listener, IMPORTED, 1)
+            for setting in (each for each in ("ranks", ELASTIC, *STRATEGIES) if each in settings):
                 # Each rank takes batches of its own, or a part of those that are larger by the number of ranks.
                 is_weak = setting != ELASTIC and "--fit" not in words
                 words_of_ranks = [*worker(setting), "--ranks", "1" if is_weak else str(len(cpus))]
@@ -83,22 +85,25 @@ class Workers:
                 told |= {"MATEX_STRATEGY": setting} if setting in STRATEGIES else {}
                 run = run_options.Run(len(cpus), words_of_ranks, elastic=setting == ELASTIC)
                 self._start(command_line.make_command_line(run), cpus, told)
-                expected += len(cpus)
-            for setting in TITLES.keys() & set(settings):
+                self._await(listener, setting, len(cpus))
+            for setting in (each for each in TITLES if each in settings):
                 # `fit` deals a batch of all processes out under TensorFlow's strategy, and takes its own elsewhere.
                 times = len(cpus) if setting == MIRRORED and "--fit" in words else 1
                 words_of_peer = [*worker(setting), "--ranks", str(times)]
                 ranks = command_line.make_command_line(run_options.Run(len(cpus), words_of_peer))
                 for command, cores, told in list_commands(setting, words_of_peer, cpus, ranks):
                     self._start(command, cores, told)
-                expected += len(cpus)
-            for _ in range(expected):
-                connection, _ = listener.accept()
-                connection.settimeout(PATIENCE)
-                channel = connection.makefile("rw")
-                self.channels[json.loads(channel.readline())].append(channel)
-        for setting in settings:
-            self._answers(setting)
+                self._await(listener, setting, len(cpus))
+
+    def _await(self, listener: socket.socket, setting: str, count: int) -> None:
+        """Waits until `count` processes of a setting have warmed up, so that its trials are not disturbed by others."""
+        for _ in range(count):
+            connection, _ = listener.accept()
+            connection.settimeout(PATIENCE)
+            channel = connection.makefile("rw")
+            assert json.loads(channel.readline()) == setting
+            self.channels[setting].append(channel)
+        self._answers(setting)
 
     def _start(self, command: Sequence[str], cpus: Sequence[int], environment: Mapping[str, str] | None = None) -> None:
         bound = ["taskset", "-c", placement.format_cpu_list(cpus), *command]
