@@ -130,7 +130,9 @@ class StepPlan:
             if self.trained and agreement.is_watched():  # ranks that train alike must begin with equal weights
                 agreement.agree_on_new(traced.graph.variables)
             why = report.explain_no_work(self.program) or self.why_whole
-            report.say_whole(place, why, is_usual=not self.trained)
+            # A script loses nothing by a batch of one row, such as the last one, if ranks share the others.
+            is_usual = not self.trained or (self.why_whole == NO_BATCH and report.is_shared(place))
+            report.say_whole(place, why, is_usual)
             return
         if not self.why_whole:
             try:

@@ -20,6 +20,7 @@ from matex_tf.steps import events
 from matex_tf.world import world
 
 _said: set[tuple[str, str]] = set()
+_shared: set[str] = set()  # the steps that ranks share for some batches
 _HEAVY = "MatMul Conv Einsum RNN Fft Cholesky Svd Qr Pool CropAndResize NonMaxSuppression".split()
 """Substrings of the types of expensive ops."""
 
@@ -38,7 +39,13 @@ def _make_name(function: Any) -> str:
     return f"the step '{code.co_name}' ({os.path.basename(code.co_filename)} line {code.co_firstlineno})"
 
 
+def is_shared(step: str) -> bool:
+    """Whether ranks share the step of this name for other batches so far."""
+    return step in _shared
+
+
 def say_shared(step: str, program: Program) -> None:
+    _shared.add(step)
     if settings.get_settings().explain:
         notes.print_note(f"{step} is sharded: each rank computes its slice of every batch. {_describe(program)}")
 

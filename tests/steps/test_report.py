@@ -3,6 +3,7 @@
 import pytest
 import tensorflow as tf
 
+import launch
 from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.steps import report
@@ -26,3 +27,26 @@ def test_the_op_is_named_in_which_rows_meet_before_the_work(step, meeting):
     assert not report.has_shared_work(program)
     found = report.explain_no_work(program)
     assert meeting in found if meeting else not found
+
+
+BATCHES = """
+import sys
+import matex_tf, tensorflow as tf
+
+w = tf.Variable(tf.ones([4, 3]))
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((x @ w) ** 2)
+    w.assign_sub(0.1 * tape.gradient(loss, w))
+
+for rows in sys.argv[1:]:
+    step(tf.ones([int(rows), 4]))
+"""
+
+
+@pytest.mark.parametrize("rows, is_told", [([4, 1], False), ([1, 1], True)])
+def test_a_last_batch_of_one_row_is_no_reason_to_complain(rows, is_told):
+    said = launch.run(2, BATCHES, *rows).check().stderr
+    assert ("cannot be sharded" in said) == is_told
