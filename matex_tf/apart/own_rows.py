@@ -86,7 +86,7 @@ def find_obstacle(program: Program) -> str:
     - use or return a maximum or minimum over all rows, because other ranks have other rows;
     - gather rows in a branch or a loop, since this function does not follow gathered rows within it;
     - run collectives of an op other than the op that takes the batch;
-    - return rows, because the script would get the repeated rows.
+    - return rows, or keep gathered ones in a variable, because the script would get the repeated rows.
     """
     exchanged = program.iterate_exchanged([WHOLE] * len(program.outputs))  # also in branches and loops
     if any(value.placement.reduction != "sum" for value, _ in exchanged):
@@ -107,13 +107,21 @@ def find_obstacle(program: Program) -> str:
             from_gathered.update(map(id, node.outputs))
         if any(map(_uses_others, node.bodies)):
             return _USES_OTHERS
-    returns_rows = any(value.placement.is_sharded for value in program.outputs)
-    returns_gathered = any(id(value) in from_gathered and _may_have_rows(value) for value in program.outputs)
-    return _USES_OTHERS if returns_rows or returns_gathered else ""
+    made = [value for node in program.nodes for value in node.outputs]
+    shapes = (
+        (value.whole_shape, value.placement.axis) for value in (*program.inputs, *made) if value.placement.is_sharded
+    )
+    row_counts = {shape[axis] for shape, axis in shapes if shape is not None}
 
+    def may_be_rows(value: Value) -> bool:
+        """Whether a value has the rows of the batch, as far as its shape shows."""
+        shape = value.whole_shape
+        return shape is None or any(size is None or size in row_counts for size in shape)
 
-def _may_have_rows(value: Value) -> bool:
-    return value.shape is None or None in value.shape
+    kept = [value for node in program.effects for value in node.inputs]  # such as a memory bank in a variable
+    if any(id(value) in from_gathered and may_be_rows(value) for value in (*program.outputs, *kept)):
+        return _USES_OTHERS
+    return _USES_OTHERS if any(value.placement.is_sharded for value in program.outputs) else ""
 
 
 def _uses_others(body: Program) -> bool:

@@ -57,7 +57,7 @@ def _remove_hooks() -> None:
     if sys.excepthook is _report_error:
         sys.excepthook = sys.__excepthook__
     if threading.excepthook is _note_thread_error:
-        threading.excepthook = threading.__excepthook__
+        threading.excepthook = _plain_thread_hook
     sys.exit = _plain_exit
     os._exit = _exit_after_others
 
@@ -229,9 +229,12 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
     shutdown.abort_with_error(thread_errors.describe() + text, code, is_consequence, losses.is_loss(error))
 
 
+_plain_thread_hook = threading.excepthook  # Python's, or of a script that has set one before the import
+
+
 def _note_thread_error(args: threading.ExceptHookArgs) -> None:
-    """Replaces `threading.excepthook`: prints the error as Python does, and keeps it for `thread_errors.report`."""
-    threading.__excepthook__(args)
+    """Replaces `threading.excepthook`: calls the hook before it, and keeps the error for `thread_errors.report`."""
+    _plain_thread_hook(args)
     if args.exc_value is None or isinstance(args.exc_value, SystemExit) or not world.is_active():
         return
     where = f" in the thread '{args.thread.name}'" if args.thread is not None else " in a thread"

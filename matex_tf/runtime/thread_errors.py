@@ -36,6 +36,6 @@ def report() -> None:
     everyone = objects.allgather(list(_texts), "which errors have ended threads")
     of_lower_ranks = {place for places in everyone[: world.get_world().rank] for place in places}
     if terminal.is_silent():
-        for place, text in _texts.items():
+        for place, text in list(_texts.items()):  # a further thread may fail at this moment
             if place not in of_lower_ranks:
                 terminal.write_text(text)

@@ -25,19 +25,20 @@ _CONDS = "If", "StatelessIf"
 def order_collectives(graph: Any, needed: Sequence[Any]) -> tuple[list[Any], list[int]]:
     """Finds the collectives of a run, and adds an op that completes the turns in branches that are not taken.
 
-    A collective in a loop may run any number of times, so it has no turn: the loop orders it. Neither have collectives
-    of a function that several ops call.
+    A collective has no turn here if it may run any number of times: in a loop, in a branch within a called function, in
+    a `tf.switch_case`, or in a function that several ops call. Nothing orders it among the others.
 
     needed: the ops of the run in the order of their creation.
     Returns a list of the op, empty if no collective is in a branch; and the turns in the order in which they are to
     run. Both are empty if there is only one turn.
     """
     found = [(op, turn, branch) for op in needed for turn, branch in _find_turns(graph, op)]
-    counts = collections.Counter(turn for _, turn, _ in found)
+    # A turn that comes from several places would be taken in the first of them.
+    callers = collections.Counter(turn for op in needed for turn in _list_all_turns(graph, op))
     found = [
         (op, turn, branch)
         for op, turn, branch in found
-        if counts[turn] == 1 and not any(context.IsWhileContext() for context in _iterate_contexts(op))
+        if callers[turn] == 1 and not any(context.IsWhileContext() for context in _iterate_contexts(op))
     ]
     if len(found) < 2:
         return [], []
@@ -86,6 +87,19 @@ def _list_turns(graph: Any, name: str) -> list[int]:
         elif node.op in CALLS:
             turns += [turn for called in list_functions(node) for turn in _list_turns(graph, called)]
     return turns
+
+
+def _list_all_turns(graph: Any, op: Any) -> list[int]:
+    """The turns of an op's collectives, also in branches and loops of functions; once for each way to a collective."""
+
+    def list_turns(node: Any) -> list[int]:
+        if node.op in ops.OP_TYPES:
+            return [node.attr["turn"].i]
+        definitions = (getattr(graph._get_function(name), "cached_definition", None) for name in list_functions(node))
+        inner = (each for definition in definitions if definition is not None for each in definition.node_def)
+        return [turn for each in inner for turn in list_turns(each)]
+
+    return list_turns(op.node_def)
 
 
 def _iterate_contexts(op: Any) -> Iterator[Any]:

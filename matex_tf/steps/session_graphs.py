@@ -9,7 +9,7 @@ of an op share a variable, which holds the position in the sequence, a counter o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from matex_tf import tags
@@ -122,6 +122,12 @@ def is_counted(op: Any) -> bool:
     is known to TensorFlow's own kernel alone.
     """
     return op.type in _STATELESS and has_sequence(op)
+
+
+def list_counters(graph: Any, names: Iterable[str]) -> list[Any]:
+    """The variable ops of the counters of random ops with these names (`SessionCopy.starts`)."""
+    states = tags.get_tag(graph, _STATES, {})
+    return [states[name][0].op for name in names]
 
 
 def _find_state(op: Any) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ from matex_tf.rewrite.programs import Program
 from matex_tf.rewrite.propagate import read_program
 from matex_tf.rewrite.rules.randoms import has_no_seed, has_sequence
 from matex_tf.rewrite.subgraphs import SessionSubgraph, list_needed
-from matex_tf.runtime import excepthook
+from matex_tf.runtime import excepthook, notes
 from matex_tf.steps import capture, cond_turns, events, failures, gradients, report, session_graphs, slices
 from matex_tf.steps.agreement import agree_on_plan
 from matex_tf.steps.batch_watch import BatchWatch
@@ -197,10 +197,16 @@ class SessionPlan:
 
         part = self.part
         if part.find_loop() is not None or self._has_collectives():
-            return  # no other run with these ops has a copy
-        with session_graphs.use_v2_behavior(), context.eager_mode():
-            program = read_program(part, [WHOLE] * len(part.inputs), takes_batches=False, reused=part.reused)
-        self.operations, self.tensors = self._build(program, 0)
+            return  # as in runs of more rows with such ops, the script's own ops draw
+        try:
+            with session_graphs.use_v2_behavior(), context.eager_mode():
+                program = read_program(part, [WHOLE] * len(part.inputs), takes_batches=False, reused=part.reused)
+            self.operations, self.tensors = self._build(program, 0)
+        except Exception as error:  # an error in any op: the script's own fetches remain
+            notes.print_note(
+                f"{PLACE} draws other random numbers than the script alone, because its copy cannot be made "
+                f"({type(error).__name__}: {error})"
+            )
 
     def _build(self, program: Program, count: int) -> tuple[list[Any], list[Any]]:
         """The fetches of a copy in the same graph that replace the script's. Ranks slice the first `count` inputs."""
@@ -239,12 +245,13 @@ class SessionPlan:
         """
         if self.why_whole:
             variables.start(session, self.starts)
-            variables.forget(self.changed)
+            # A script may make this run on some ranks only, so the counters of its random numbers may differ, too.
+            variables.forget([*self.changed, *(op.name for op in self._list_counters())])
             return self._run_in_turns(run)
         if self.ranks != world.get_world().size:
             excepthook.refuse_after_loss(PLACE)
         variables.start(session, self.starts)
-        variables.agree(session, self.variables)
+        variables.agree(session, [*self.variables, *self._list_counters()])
         batch = None if self.are_own else WholeBatch(rows, [True] * len(rows))
         further_feeds = {} if self.own_row_count is None else {self.own_row_count: np.int64(len(rows[0]))}
         try:
@@ -253,6 +260,9 @@ class SessionPlan:
         except tf.errors.OpError:  # some ranks may have assigned variables that others have not
             variables.forget(op.name for op in self.variables)
             raise
+
+    def _list_counters(self) -> list[Any]:
+        return session_graphs.list_counters(self.graph, self.starts)
 
     def _run_in_turns(self, run: Run) -> list[Any]:
         """Run the script's fetches with the script's own collectives in the order of their creation."""

@@ -4,8 +4,11 @@ import pytest
 import tensorflow as tf
 
 from matex_tf.apart import own_rows
-from matex_tf.rewrite.placement import BATCH
+from matex_tf.rewrite.placement import BATCH, WHOLE
 from matex_tf.rewrite.propagate import read_program
+
+BANK = tf.Variable(tf.zeros([8, 3]), shape=tf.TensorShape([None, 3]))
+TOTAL = tf.Variable(0.0)
 
 
 def in_branch(x, use):
@@ -32,13 +35,16 @@ STEPS = {
     ),
     "a sum of gathered rows": (lambda x: tf.reduce_sum(tf.sort(x, 0)), True),
     "gathered rows that are returned": (lambda x: tf.sort(x, 0), False),
+    "gathered rows that are kept": (lambda x: BANK.assign(tf.sort(x, 0)), False),
+    "a sum of gathered rows that is kept": (lambda x: TOTAL.assign_add(tf.reduce_sum(tf.sort(x, 0))), True),
     "rows that are returned": (lambda x: x * 2, False),
 }
 
 
+@pytest.mark.parametrize("rows", [None, 8])
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_of_sums_alone_can_run_by_itself(name):
+def test_a_step_of_sums_alone_can_run_by_itself(name, rows):
     step, can = STEPS[name]
-    graph = tf.function(step).get_concrete_function(tf.TensorSpec([None, 3])).graph
-    program = read_program(graph, [BATCH])
+    graph = tf.function(step).get_concrete_function(tf.TensorSpec([rows, 3])).graph
+    program = read_program(graph, [BATCH] + [WHOLE] * (len(graph.inputs) - 1))
     assert (own_rows.find_obstacle(program) == "") == can
