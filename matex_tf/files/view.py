@@ -30,7 +30,7 @@ class View(Layers):
 
     def share_with_child(self) -> dict[str, Any]:
         """Return the arguments of `adopt` for a child process, which may write into the upper layer from now on."""
-        self.used = True
+        self.used = self.has_links = True
         self._limit.start_watching()
         folder = os.path.dirname(self.root)
         return {
@@ -42,7 +42,8 @@ class View(Layers):
     def adopt(cls, folder: str, notes: dict[str, Any], hidden: set[str], shown: set[str], excluded: set[str]) -> View:
         """In a child process: the view of the rank that has started the process, from its `share_with_child`."""
         view = cls(folder, journal.Journal.adopt(**notes))
-        view.hidden, view._shown, view._excluded, view.used = hidden, shown, excluded, True
+        view.hidden, view._shown, view._excluded = hidden, shown, excluded
+        view.used = view.has_links = True
         view._limit.stop_watching()  # the rank watches the size of the folder
         view.known.note_child()
         return view
@@ -257,8 +258,8 @@ class View(Layers):
         if os.path.isdir(upper) and not os.path.islink(upper):
             shutil.rmtree(upper)
         elif os.path.lexists(upper):
+            is_folder = os.path.islink(upper)  # perhaps of a folder
             os.unlink(upper)
-            is_folder = False
         if is_folder:
             self.known.forget_places()  # also of the contents
         else:

@@ -111,6 +111,8 @@ with open("latest/part") as file:
     assert [file.read(), os.readlink("latest"), os.listdir("latest")] == [mine, mine, ["part"]]
 with open("latest/more", "w"):
     assert there(f"{mine}/more", f"run-{1 - rank}/more") == [True, False]
+os.remove("latest")
+assert not os.path.exists("latest/part") and os.path.exists(f"{mine}/part")
 matex_tf.barrier()
 """
 
