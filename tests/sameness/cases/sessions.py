@@ -364,10 +364,15 @@ def own_collectives(run):
         positive, lambda: matex_tf.allreduce(loss, "mean"), lambda: called() + matex_tf.allreduce(loss, "max")
     )
     last = [some, each, matex_tf.allreduce(each, "min")]
+    # One collective, which runs in a branch within a function before another one, and after it.
+    mean = tf.function(lambda value: matex_tf.allreduce(value, "mean"), autograph=False)
+    chosen = tf.switch_case(tf.cast(positive, tf.int32), [lambda: mean(loss), lambda: loss])
+    again = mean(matex_tf.allreduce(chosen, "mean"))
     run(v1.global_variables_initializer())
     for a, b in batches(X, Y):
         found = run([*sums, *last, train], {x: a, y: b})[:-1]
         yield found, max(abs(found[1] * number - found[number]) for number in range(8)) < 1e-9
+        yield run(again, {x: a, y: b})
     yield run(v1.global_variables())
 
 
