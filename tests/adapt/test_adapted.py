@@ -76,11 +76,10 @@ def test_the_result_is_that_of_the_script_alone_and_rows_go_where_they_take_leas
     assert_same(parts, alone(*names))
     assert_cut_otherwise(parts, forced)
     by_clock = rows(parts, "gone").tolist()
-    assert any(first > second for first, second in by_clock[60:160]), "a rank that takes longer has fewer rows"
-    if "slow_loop" in measured:  # what other programs on this machine take is measured, too: see test_control.py
-        assert all(step == [8, 8] for step in by_clock[:60]), "without a slow rank nothing changes"
-        assert [12, 4] in by_clock[60:160]
-        assert by_clock[-1] == [8, 8], "equal again once it is as fast as the others"
+    assert all(step == [8, 8] for step in by_clock[:60]), "without a slow rank nothing changes"
+    assert [12, 4] in by_clock[60:160]
+    assert by_clock[-1] == [8, 8], "equal again once it is as fast as the others"
+    if "slow_loop" in measured:
         assert rows(parts, "slow_loop")[-2][1] < 7, "a rank that takes longer has fewer rows"
     changes = [line.removeprefix("matex_tf: ") for line in ended.stderr.splitlines() if "--adapt:" in line]
     assert len(changes) > 6 and all(line.startswith("--adapt: of each 16 rows, rank 0") for line in changes)
