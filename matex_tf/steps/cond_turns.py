@@ -73,33 +73,31 @@ def _find_turns(graph: Any, op: Any) -> list[tuple[int, bool | None]]:
         branches = {"then_branch": True, "else_branch": False}
     else:
         return []
-    names = {name: op.node_def.attr[name].func.name for name in branches}
-    return [(turn, branches[name]) for name in branches for turn in _list_turns(graph, names[name])]
-
-
-def _list_turns(graph: Any, name: str) -> list[int]:
-    """The turns of the collectives that each run of a function runs: not in branches or loops within it."""
-    definition = getattr(graph._get_function(name), "cached_definition", None)
-    turns = []
-    for node in definition.node_def if definition is not None else ():
-        if node.op in ops.OP_TYPES:
-            turns.append(node.attr["turn"].i)
-        elif node.op in CALLS:
-            turns += [turn for called in list_functions(node) for turn in _list_turns(graph, called)]
-    return turns
+    return [
+        (turn, branch)
+        for name, branch in branches.items()
+        for turn, always_runs in _walk_function(graph, op.node_def.attr[name].func.name)
+        if always_runs
+    ]
 
 
 def _list_all_turns(graph: Any, op: Any) -> list[int]:
-    """The turns of an op's collectives, also in branches and loops of functions; once for each way to a collective."""
+    """The turns of an op's collectives, also in its functions; once for each way to a collective."""
+    if op.type in ops.OP_TYPES:
+        return [op.get_attr("turn")]
+    return [turn for name in list_functions(op.node_def) for turn, _ in _walk_function(graph, name)]
 
-    def list_turns(node: Any) -> list[int]:
+
+def _walk_function(graph: Any, name: str, always_runs: bool = True) -> Iterator[tuple[int, bool]]:
+    """The turns of the collectives of a function and of the functions that it calls. With each: whether each run of the
+    function runs it, so that it is in no branch or loop within the function.
+    """
+    definition = getattr(graph._get_function(name), "cached_definition", None)
+    for node in definition.node_def if definition is not None else ():
         if node.op in ops.OP_TYPES:
-            return [node.attr["turn"].i]
-        definitions = (getattr(graph._get_function(name), "cached_definition", None) for name in list_functions(node))
-        inner = (each for definition in definitions if definition is not None for each in definition.node_def)
-        return [turn for each in inner for turn in list_turns(each)]
-
-    return list_turns(op.node_def)
+            yield node.attr["turn"].i, always_runs
+        for called in list_functions(node):
+            yield from _walk_function(graph, called, always_runs and node.op in CALLS)
 
 
 def _iterate_contexts(op: Any) -> Iterator[Any]:

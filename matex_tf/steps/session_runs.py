@@ -98,7 +98,9 @@ class SessionPlan:
         variables: the variable ops among these.
         changed: the names of variables that a run may leave different on the ranks.
         trained: the names of the weights that a run trains.
+        has_collectives: the script runs collectives, also in functions of its ops.
         starts: the operations that start sequences of random numbers (`SessionCopy`).
+        counters: the variable ops of the positions in these sequences.
     Runs that ranks share:
         program: the placements.
         sliced_count: the number of tensors that ranks slice, the first inputs of `part`.
@@ -126,6 +128,7 @@ class SessionPlan:
         self.batches = BatchWatch(f"the arrays fed to {PLACE}")
         self.turns: list[int] = []
         self.starts: dict[str, Any] = {}
+        self.counters: list[Any] = []
         self.own_row_count: Any = None
         needed = list_needed(graph, {tensor.name for tensor in fed}, tensors, operations)
         batch = batch or ([] if are_own else _find_iterator_batch(needed))
@@ -137,6 +140,7 @@ class SessionPlan:
         self.part = SessionSubgraph(needed, fed, rows, tensors, operations, filter(has_no_seed, needed), kept)
         self.variables = list_variables(needed)
         self.changed, self.trained = list_changed(needed, bool(fed)), list_trained(graph, needed)
+        self.has_collectives = any(node.op in ops.OP_TYPES for node in iterate_nodes(graph, needed))
         self.program: Program | None = None
         with session_graphs.use_v2_behavior(), context.eager_mode():  # reading computes constant values
             self.why_whole = self._find_obstacle()
@@ -147,7 +151,7 @@ class SessionPlan:
                 report.say_whole(PLACE, report.explain_no_work(self.program) or self.why_whole, is_usual=False)
             if any(map(session_graphs.is_counted, self.part.copied)) and not any(map(has_no_seed, self.part.copied)):
                 self._copy_whole()
-        if self.why_whole:
+        if self.why_whole and self.has_collectives:
             self._order_collectives()
 
     def _find_obstacle(self) -> str:
@@ -155,7 +159,7 @@ class SessionPlan:
         part = self.part
         if not self.sliced_count:
             return NO_BATCH
-        if self._has_collectives():
+        if self.has_collectives:
             return "it has collectives of its own"
         loop = part.find_loop()
         if loop is not None:
@@ -163,10 +167,6 @@ class SessionPlan:
         placements = [BATCH] * self.sliced_count + [WHOLE] * (len(part.inputs) - self.sliced_count)
         self.program = read_program(part, placements, takes_batches=False, reused=part.reused)
         return "" if self.are_own or report.has_shared_work(self.program) else NO_WORK
-
-    def _has_collectives(self) -> bool:
-        """Whether the script runs collectives, also in functions of its ops."""
-        return any(node.op in ops.OP_TYPES for node in iterate_nodes(self.graph, self.part.needed))
 
     def _agree(self) -> None:
         """Build the copy, and let the ranks agree whether all of them have one. Collective."""
@@ -196,7 +196,7 @@ class SessionPlan:
         from tensorflow.python.eager import context
 
         part = self.part
-        if part.find_loop() is not None or self._has_collectives():
+        if part.find_loop() is not None or self.has_collectives:
             return  # as in runs of more rows with such ops, the script's own ops draw
         try:
             with session_graphs.use_v2_behavior(), context.eager_mode():
@@ -226,7 +226,7 @@ class SessionPlan:
                 are_rows = [index < count for index in range(len(part.inputs))]
                 inputs = sources.take_rows(copy, list(part.inputs), are_rows)
             outputs, effects = copy.build_apart(program, inputs, [WHOLE] * len(part.outputs))
-        self.starts = copy.starts
+        self.starts, self.counters = copy.starts, session_graphs.list_counters(self.graph, copy.starts)
         copied = {tensor.name: output for tensor, output in zip(part.outputs, outputs)}
         reused = [op for op in self.operations if op in part.reused]
         return reused + effects, [copied.get(tensor.name, tensor) for tensor in self.tensors]
@@ -246,23 +246,20 @@ class SessionPlan:
         if self.why_whole:
             variables.start(session, self.starts)
             # A script may make this run on some ranks only, so the counters of its random numbers may differ, too.
-            variables.forget([*self.changed, *(op.name for op in self._list_counters())])
+            variables.forget([*self.changed, *(op.name for op in self.counters)])
             return self._run_in_turns(run)
         if self.ranks != world.get_world().size:
             excepthook.refuse_after_loss(PLACE)
         variables.start(session, self.starts)
-        variables.agree(session, [*self.variables, *self._list_counters()])
+        variables.agree(session, [*self.variables, *self.counters])
         batch = None if self.are_own else WholeBatch(rows, [True] * len(rows))
         further_feeds = {} if self.own_row_count is None else {self.own_row_count: np.int64(len(rows[0]))}
         try:
             with self.batches.compare_batches((), batch), failures.fail_together(PLACE):
                 return run(self.operations, self.tensors, further_feeds)
         except tf.errors.OpError:  # some ranks may have assigned variables that others have not
-            variables.forget(op.name for op in self.variables)
+            variables.forget(op.name for op in (*self.variables, *self.counters))
             raise
-
-    def _list_counters(self) -> list[Any]:
-        return session_graphs.list_counters(self.graph, self.starts)
 
     def _run_in_turns(self, run: Run) -> list[Any]:
         """Run the script's fetches with the script's own collectives in the order of their creation."""
