@@ -4,7 +4,9 @@ Arguments: the folder, and for each call of `fit` the loss as "rank:epoch:number
 start of the run; `number` is the number of batches of the epoch that it has trained before, or "all" at the end of the
 epoch. If the loss precedes the update of a batch, the result is that of the script alone.
 
-After the first loss, the last rank sleeps for some seconds (`stand_still`), so that others wait for it.
+Ranks take the next batch as they get to it, so that the rank to be lost might train too few. The other ranks let it
+have batches (`let_train`). After the first loss, the last rank sleeps for some seconds (`stand_still`), so that others
+wait for it.
 """
 
 import os
@@ -49,6 +51,28 @@ def stand_still():
         time.sleep(4)
 
 
+def let_train():
+    """After a batch in the epoch of the loss: leave a batch to the rank to be lost, and wait for 2 s at most.
+
+    That rank may itself wait for this one, for example while ranks save their state together.
+    """
+    rank, epoch, number, _ = at["lost"] or (me, "", "", "")
+    place = place_of(at["lost"])
+    if rank == me or epoch != str(at["epoch"]) or number == "all":
+        return
+    seen, end = count_batches(place), time.monotonic() + 2
+    while not os.path.exists(place) and count_batches(place) == seen and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def count_batches(place):
+    """How many batches the rank to be lost has begun in all epochs."""
+    try:
+        return posix.stat(place + ".batches").st_size
+    except FileNotFoundError:
+        return 0
+
+
 def watch(is_watched, last):
     """Start or stop the watchdog, which notices a loss while no rank calls MPI. With it, rank `last` stands still."""
     settings.get_settings().stall_seconds = int(is_watched)
@@ -62,11 +86,17 @@ class Losing(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         at["batch"] += 1
+        if at["lost"] is not None and at["lost"][0] == me:
+            file = posix.open(place_of(at["lost"]) + ".batches", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            posix.write(file, b".")
+            posix.close(file)
+            time.sleep(0.02)  # longer than the time between two saves of the state
         stand_still()
         lose("begin")
 
     def on_train_batch_end(self, batch, logs=None):
         lose("end")
+        let_train()
 
     def on_epoch_end(self, epoch, logs=None):
         lose("epoch")

@@ -107,6 +107,7 @@ matex_tf.barrier()
 if rank == 1:  # whose folder has another name, for example by the time, than that of rank 0
     os.remove("latest")
     os.symlink(mine, "latest")
+matex_tf.barrier()  # rank 0 removes its link below
 with open("latest/part") as file:
     assert [file.read(), os.readlink("latest"), os.listdir("latest")] == [mine, mine, ["part"]]
 with open("latest/more", "w"):
