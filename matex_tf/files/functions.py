@@ -457,9 +457,6 @@ def wrap_symlink(original: Any) -> Any:
             view = overlay.get_own_view()
             if view.exists(key):
                 raise make_error(errno.EEXIST, dst)
-            view.ensure_folder(os.path.dirname(key))
-            original(src, view.locate_upper(key), target_is_directory)
-            view.has_links = True
-            view.known.forget_places()  # also of what lies behind the link
+            view.add_link(os.fspath(src), key)
 
     return symlink

@@ -191,7 +191,7 @@ class Journal(journal_reader.Notes):
             if os.path.isdir(key) and not os.path.islink(key):
                 shutil.copytree(key, path, symlinks=True, ignore=self._list_touched)
             else:
-                shutil.copy2(key, path)
+                shutil.copy2(key, path, follow_symlinks=False)
         except (OSError, shutil.Error):  # unreadable, or a pipe
             return None
         return path
@@ -231,11 +231,16 @@ def note_change(path: Any, removed: bool = False, to: Any = "") -> None:
             text = os.path.abspath(os.fsdecode(path))
         except (TypeError, ValueError):
             return  # the original function reports the error
-        # A removal concerns a link itself, a change the target of the link.
-        folder, name = os.path.split(text)
-        key = os.path.join(os.path.realpath(folder), name) if removed else os.path.realpath(text)
+        # A removal or a move concerns a link itself, a change the target of the link.
+        key = _find_entry(text) if removed else os.path.realpath(text)
         if not journal_reader.is_system(key):
-            _writer.write_note(key, removed, os.path.realpath(os.fsdecode(to)) if to else "")
+            _writer.write_note(key, removed, _find_entry(os.path.abspath(os.fsdecode(to))) if to else "")
+
+
+def _find_entry(path: str) -> str:
+    """The canonical path of the entry `path` of a folder, which may be a link."""
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name)
 
 
 @functools.cache

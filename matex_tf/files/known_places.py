@@ -40,6 +40,7 @@ class OwnPlaces(dict[str, str | None]):
 
 class KnownPlaces:
     """The cache. `key_of` returns the key of a path, `places_in` the locations in the folder of a key.
+    `is_elsewhere(path, key)` is whether the path of a folder may lead to another folder than `key` on the disk.
 
     A child process of the rank does not use the cache. When it changes a file, it stores the time in shared memory, and
     its parent then clears the cache.
@@ -50,10 +51,17 @@ class KnownPlaces:
     _seen_time: the `_child_time` at which the cache was last cleared for a child process.
     """
 
-    def __init__(self, folder: str, key_of: Callable[[str], str | None], places_in: Callable[[str], Places | None]):
+    def __init__(
+        self,
+        folder: str,
+        key_of: Callable[[str], str | None],
+        places_in: Callable[[str], Places | None],
+        is_elsewhere: Callable[[str, str], bool],
+    ):
         """folder: the private folder, with a file for the shared memory."""
         self._key_of = key_of
         self._places_in = places_in
+        self._is_elsewhere = is_elsewhere
         self._by_path: dict[str, Places] = {}
         self._by_key: dict[str, Places] = {}
         self._version = 0
@@ -117,6 +125,8 @@ class KnownPlaces:
         version = self._version
         with real_files.use_real_files():
             key = self._key_of(head or os.curdir)
+            if key is not None and self._is_elsewhere(head or os.curdir, key):
+                return None
             places: Places | None = {} if key is None else self._by_key.get(key)
             if key is not None and places is None:
                 places = self._places_in(key)

@@ -29,7 +29,8 @@ class Layers:
     notes: the journal, which has rank 0's notes.
     hidden: the keys that this rank has removed.
     used: the upper layer may have files.
-    has_links: the upper layer may have symbolic links. They have the targets that the script has given.
+    has_links: symbolic links of this rank may differ from those of the disk: the upper layer may have some, with the
+        targets that the script has given, or this rank has removed some.
     is_left: this rank has left the layers and uses the real files: rank 0 was lost, and this rank has become the first.
     known: the cache of locations.
     _shown: keys that this rank had removed or written, and that were then saved on the disk for all ranks. They are
@@ -55,7 +56,7 @@ class Layers:
         if settings.get_settings().log_dir:
             self._excluded.add(os.path.realpath(settings.get_settings().log_dir))
         os.makedirs(folder, exist_ok=True)
-        self.known = known_places.KnownPlaces(folder, self.find_key, self._list_places)
+        self.known = known_places.KnownPlaces(folder, self.find_key, self._list_places, self._is_through_link)
         notes.on_new_notes = self.known.forget_places
         self._uncached: set[str] = set()
 
@@ -75,9 +76,9 @@ class Layers:
         return None if self.is_left or is_excluded else text
 
     def _follow_links(self, path: str) -> str:
-        """`os.path.realpath` of an absolute path, also through the links of this rank, which hide those of the disk."""
-        if not self.has_links:
-            return os.path.realpath(path)
+        """`os.path.realpath` of an absolute path through the links as this rank sees them."""
+        if not self.has_links and not self.notes.has_news():
+            return os.path.realpath(path)  # all links are on the disk
         found, names, count = os.sep, path.split(os.sep)[::-1], 0
         while names:
             name = names.pop()
@@ -85,7 +86,7 @@ class Layers:
                 found = os.path.dirname(found) if name == os.pardir else found
                 continue
             entry = os.path.join(found, name)
-            place = self.locate_upper(entry) if self.is_own(entry) else entry
+            place = self.locate_real(entry)
             if not os.path.islink(place) or count == _MAX_LINKS:
                 found = entry
                 continue
@@ -93,6 +94,10 @@ class Layers:
             found = os.sep if os.path.isabs(target) else found
             names += target.split(os.sep)[::-1]
         return found
+
+    def _is_through_link(self, path: str, key: str) -> bool:
+        """Whether `path`, whose key is `key`, contains a link, and this rank has links of its own."""
+        return self.has_links and os.path.abspath(path) != key
 
     def exclude_path(self, path: str) -> None:
         """Do not handle `path` and its contents: they belong to this rank already."""

@@ -221,7 +221,7 @@ class View(Layers):
                 raise make_error(errno.EISDIR, key)
             if folder and self.list_names(key):
                 raise make_error(errno.ENOTEMPTY, key)
-        self._hide_key(key, is_folder=folder)
+        self._hide_key(key, has_contents=folder or kind is None or stat.S_ISLNK(kind))
 
     def remove_tree(self, key: str) -> None:
         kind = self._find_mode(key)
@@ -250,18 +250,21 @@ class View(Layers):
             raise make_error(errno.ENOENT, key)
         return None
 
-    def _hide_key(self, key: str, is_folder: bool = True) -> None:
-        """Remove `key` from the upper layer, and hide it in the lower one. is_folder: `key` may be a folder."""
+    def _hide_key(self, key: str, has_contents: bool = True) -> None:
+        """Remove `key` from the upper layer, and hide it in the lower one.
+
+        has_contents: `key` may be a folder, or a link, whose target may be one. So paths below `key` end, too.
+        """
         self._shown = {shown for shown in self._shown if key not in journal_reader.list_parents(shown)}
         self.hidden.add(key)
         upper = self.locate_upper(key)
         if os.path.isdir(upper) and not os.path.islink(upper):
             shutil.rmtree(upper)
         elif os.path.lexists(upper):
-            is_folder = os.path.islink(upper)  # perhaps of a folder
             os.unlink(upper)
-        if is_folder:
-            self.known.forget_places()  # also of the contents
+        if has_contents:
+            self.has_links = True  # a removed link, or one in a removed folder, may still be on the disk
+            self.known.forget_places()
         else:
             self.known.update_place(key)
 
@@ -272,15 +275,26 @@ class View(Layers):
         return place
 
     def copy_up(self, key: str) -> str:
-        """Copy `key`, a file or a whole folder, to the upper layer as this rank sees it. Returns the real path."""
+        """Copy `key`, a file, a link or a whole folder, to the upper layer as this rank sees it. Returns the path there."""
         if not self.exists(key):
             raise make_error(errno.ENOENT, key)
+        if os.path.islink(place := self.locate_real(key)):
+            if not self.is_own(key):
+                self.add_link(os.readlink(place), key)
+            return self.locate_upper(key)
         if not self.is_folder(key):
             return self.copy_file(key)
         self.ensure_folder(key)
         for name in self.list_names(key):
             self.copy_up(os.path.join(key, name))
         return self.locate_upper(key)
+
+    def add_link(self, target: str, key: str) -> None:
+        """Create the symbolic link `key` in the upper layer."""
+        self.ensure_folder(os.path.dirname(key))
+        os.symlink(target, self.locate_upper(key))
+        self.has_links = True
+        self.known.forget_places()  # also of what lies behind the link
 
     def move_file(self, source: str, target: str) -> None:
         """Rename `source` to `target`. One of them may be a path that the view does not handle."""
@@ -291,10 +305,11 @@ class View(Layers):
         if target_key is None:
             shutil.move(place, target)
         else:  # the target is in the upper layer, where it replaces a file or an empty folder
-            if self.is_folder(target_key) and not os.path.isdir(place):
-                raise make_error(errno.EISDIR, target)
-            if self.is_folder(target_key) and self.list_names(target_key):
-                raise make_error(errno.ENOTEMPTY, target)
+            if self.is_folder(target_key) and not os.path.islink(self.locate_real(target_key)):
+                if os.path.islink(place) or not os.path.isdir(place):
+                    raise make_error(errno.EISDIR, target)
+                if self.list_names(target_key):
+                    raise make_error(errno.ENOTEMPTY, target)
             self.ensure_folder(os.path.dirname(target_key))
             if self.exists(target_key):
                 self._hide_key(target_key)

@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 import launch
 from matex_tf import settings
 from matex_tf.files import private_folder
@@ -117,7 +119,58 @@ assert not os.path.exists("latest/part") and os.path.exists(f"{mine}/part")
 matex_tf.barrier()
 """
 
+LINKS = """
+import os, sys
+import matex_tf
+from matex_tf.runtime import real_files
 
-def test_what_is_known_of_places_holds(tmp_path):
-    launch.run(2, KNOWN, cwd=tmp_path).check()
-    assert len(os.listdir(tmp_path / "folder")) == 850
+first, second = int(sys.argv[1]), 1 - int(sys.argv[1])
+world = sys.modules["matex_tf.world.world"]
+
+def wait_for(rank):  # without a collective, after which the ranks would be at another place of the script
+    with real_files.use_real_files():
+        world.get_communicator("control").barrier()
+
+if world.get_world().rank == second:
+    wait_for(first)  # which removes the links below
+with open("link/part") as file:
+    assert file.read() == "old"
+os.remove("link")
+assert not os.path.exists("link/part") and os.path.exists("old/part")
+with open("other/link/part") as file:
+    assert file.read() == "old"
+os.symlink("new", "link")
+with open("link/part") as file:
+    assert file.read() == "new"
+os.remove("other/link")
+os.symlink("../new", "other/link")
+with open("other/link/part") as file:
+    assert file.read() == "new"
+with open("third/part") as file:
+    assert file.read() == "old"
+os.symlink("new", "next")
+os.replace("next", "third")
+assert os.readlink("third") == "new" and not os.path.lexists("next") and os.listdir("old") == ["part"]
+with open("third/part") as file:
+    assert file.read() == "new"
+os.rename("third", "moved")
+assert os.readlink("moved") == "new" and not os.path.lexists("third") and os.listdir("moved") == ["part"]
+if world.get_world().rank == first:
+    wait_for(second)
+"""
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_links_of_before_the_run_are_removed_and_replaced(first, tmp_path):
+    """Each rank sees its own links, whichever rank removes and replaces them first."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").write_text(name)
+    (tmp_path / "other").mkdir()
+    for name in ("link", "third"):
+        (tmp_path / name).symlink_to("old")
+    (tmp_path / "other" / "link").symlink_to("../old")
+    launch.run(2, LINKS, first, cwd=tmp_path).check()
+    found = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_symlink()}
+    targets = {name: os.readlink(path) for name, path in found.items()}
+    assert targets == {"link": "new", "other/link": "../new", "moved": "new"}
