@@ -275,7 +275,7 @@ class View(Layers):
         return place
 
     def copy_up(self, key: str) -> str:
-        """Copy `key`, a file, a link or a whole folder, to the upper layer as this rank sees it. Returns the path there."""
+        """Copy `key`, a file, link or whole folder, to the upper layer as this rank sees it. Returns the path there."""
         if not self.exists(key):
             raise make_error(errno.ENOENT, key)
         if os.path.islink(place := self.locate_real(key)):
