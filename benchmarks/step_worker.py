@@ -23,7 +23,7 @@ from peers import Alone, join
 from training import check_rows, fitted, prepared, read_memory, use_one_thread
 
 WARM_UP = 3
-TRIALS = 48  # steps in which ranks try ways out
+TRIALS = 80  # steps in which ranks try ways out
 MOST = 10**6  # steps, more than are asked for
 
 

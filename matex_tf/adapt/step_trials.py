@@ -13,6 +13,9 @@ A trial has up to three parts. Each part times one way, with `IGNORED` and then 
 2. If variables are in pieces: the same updates with whole variables. The faster way decides the strategy.
 3. The faster way so far, with the other kind of updates.
 
+A machine that is busy for some seconds may make one way seem slow. So another way that seems faster than the best one
+replaces it only if it still does after the best one was timed again.
+
 Parts 2 and 3 need further copies of the step. The slowest rank gives the time of a way, so all ranks choose alike.
 Two attributes of a `PieceVariable` keep the decision, because steps share variables. `is_settled`: a trial has chosen
 the form, so later trials keep it. `is_refused`: the variable stays whole, by a trial or because a step takes it whole.
@@ -98,7 +101,8 @@ class Trial:
         self._variables = plan.pieces.list_variables()  # the optimizer's variables in pieces (`PieceVariable`)
         self.way = Way(bool(self._variables), overlap.is_usual())  # the way of the next call
         self._best = self.way  # the best of the timed ways
-        self._seconds: dict[Way, float] = {}  # the time of a call, by timed way
+        self._candidate: Way | None = None  # seems faster than the best way, which is timed again
+        self._seconds: dict[Way, float] = {}  # the least time of a call, by timed way
         self._reason = ""  # why the trial ends after part 1; empty if it goes on
         self._holdings = {self.way.in_pieces: plan.pieces}  # the `pieces.StepPieces` of the variables, by `in_pieces`
         other = functools.partial(overlap.trace_as, not self.way.is_overlapped)
@@ -137,7 +141,8 @@ class Trial:
         if updates == self._updates_before:
             return  # a call without an update
         self._calls += 1
-        if self._calls > IGNORED[self.way.is_overlapped]:
+        is_new = self.way not in self._seconds  # ways that were timed before have chosen their buckets
+        if self._calls > IGNORED[self.way.is_overlapped and is_new]:
             self._call_seconds.append(now - self._begin)
             self._sum_seconds.append(sums - self._sums_before)
         if len(self._call_seconds) == TIMED:
@@ -146,23 +151,37 @@ class Trial:
     def _end_part(self, plan: Any) -> None:
         """Record the time of the current way, then begin the next part or end the trial. Collective."""
         self._record_time(plan)
-        if self._begin_whole(plan) or self._begin_other_updates(plan):
+        if self._begin_again(plan) or self._begin_whole(plan) or self._begin_other_updates(plan):
             return
         self.is_over = True
         if self.way != self._best:
             self._switch_to(plan, self._best)
 
     def _record_time(self, plan: Any) -> None:
-        """Record the time of the current way, and find the best way so far. Collective."""
+        """Record the time of the current way. Collective."""
         own = median(self._call_seconds), median(self._sum_seconds)
         gathered = objects.allgather(own, "how long steps take")
-        seconds = self._seconds[self.way] = max(call for call, _ in gathered)
-        if seconds < GAIN * self._seconds[self._best]:
-            self._best = self.way
-        if not self._is_strategy_open() and any(not variable.is_refused for variable in self._variables):
-            self._best = self._best._replace(in_pieces=True)  # the trial of another step has chosen pieces
+        seconds = max(call for call, _ in gathered)
+        self._seconds[self.way] = min(seconds, self._seconds.get(self.way, seconds))
         if len(self._seconds) == 1:  # the end of part 1
             self._reason = self._find_reason(plan, seconds, [sums for _, sums in gathered])
+
+    def _begin_again(self, plan: Any) -> bool:
+        """Begin to time the best way again if the current way seems faster; after that, find the best way.
+
+        Returns whether it has begun.
+        """
+        if self.way != self._best and self._seconds[self.way] < GAIN * self._seconds[self._best]:
+            self._candidate = self.way
+            self._switch_to(plan, self._best)
+            return True
+        if self._candidate is not None:
+            if self._seconds[self._candidate] < GAIN * self._seconds[self._best]:
+                self._best = self._candidate
+            self._candidate = None
+        if not self._is_strategy_open() and any(not variable.is_refused for variable in self._variables):
+            self._best = self._best._replace(in_pieces=True)  # the trial of another step has chosen pieces
+        return False
 
     def _begin_whole(self, plan: Any) -> bool:
         """Begin part 2 if it is to come, or settle the strategy after it. Returns whether it has begun. Collective."""
