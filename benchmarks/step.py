@@ -1,6 +1,7 @@
 """Step time of a few models: alone, as independent copies, and under ranks with the library, as ratios in one run.
 
-    python benchmarks/step.py [--fit [--elastic]] [--xla] [--own] [--imported] [--compare] [--strategies NAME ...]
+    python benchmarks/step.py [--fit [--elastic]] [--xla] [--own] [--imported] [--compare] [--gradients]
+                              [--strategies NAME ...]
                               [--models mlp cnn resnet20 resnet20-plain alexnet alexnet32 alexnet32-adam]
 
 Steps of a loop of one's own, or with --fit those of Keras' `fit`, from one to the next. One thread and one core for
@@ -13,7 +14,9 @@ step ranks wait for the slower of them: "slower/copies" is what that alone costs
 copies' n-th steps over that of all. Ranks use the default strategy, `auto`, whose trials end before the first round;
 --strategies adds a line for each other. BatchNormalization is that of the global batch; "without normalisation" is the
 same network without it. --elastic adds a line for `matex run --elastic`. --xla has XLA compile the steps of all.
---imported adds the library in a process of its own, which is not under mpirun. --compare adds what else is installed
+--imported adds the library in a process of its own, which is not under mpirun. --gradients adds copies that compute
+gradients and update nothing, and the bound of any exact way in which N ranks share updates: the time of the gradients
+and 1/N of the time of the update, with no time for what travels. --compare adds what else is installed
 that trains on several processes (peers.py), all with Keras 2. With --own the milliseconds of a step are those that
 cores computed for a process, without its waits for other ranks: on a busy machine only these can be compared.
 """
@@ -42,7 +45,9 @@ from matex_tf.world import placement
 SETTINGS = ("alone", "copies", "ranks")
 ELASTIC = "elastic"  # as "ranks", by `matex run --elastic`
 SLOWER = "slower"  # of the copies
+BOUND = "bound"  # computed from the times of "copies" and "gradients"
 STRATEGIES = ("allreduce", "sharded")  # as "ranks", by no choice of the ranks
+GRADIENTS = "gradients"  # as "copies", without the update
 IMPORTED = "imported"  # as "alone", by `python -m matex_tf`
 WORKER = str(Path(__file__).resolve().with_name("step_worker.py"))
 PATIENCE = 300  # seconds for the start, and for each round
@@ -74,6 +79,10 @@ class Workers:
             for cpu in cpus:
                 self._start([sys.executable, *worker("copies")], [cpu])
             self._await(listener, "copies", len(cpus))
+            if GRADIENTS in settings:
+                for cpu in cpus:
+                    self._start([sys.executable, *worker(GRADIENTS)], [cpu])
+                self._await(listener, GRADIENTS, len(cpus))
             if IMPORTED in settings:
                 self._start([sys.executable, "-m", "matex_tf", *worker(IMPORTED)], cpus[:1])
                 self._await(listener, IMPORTED, 1)
@@ -172,6 +181,8 @@ def row(
     extras = {
         ELASTIC: ("elastic", "ranks"),
         IMPORTED: ("library imported", "alone"),
+        GRADIENTS: ("gradients without update", "copies"),
+        BOUND: ("bound of shared updates", "copies"),
         **{strategy: (strategy, "copies") for strategy in STRATEGIES},
         **{peer: (title, "copies") for peer, title in TITLES.items()},
     }
@@ -180,8 +191,10 @@ def row(
         found += (
             f"\n{'  ' + title:26} {'':8} {'':6} {'':9} {'':9} {median(rounds[setting]):9.1f} {'':13}"
             f" {'over ' + below:>14}"
-            f" {ratios(rounds[below], rounds[setting]):36} {peaks[setting] / peaks['copies']:7.2f}"
+            f" {ratios(rounds[below], rounds[setting]):36}"
         )
+        if setting in peaks:
+            found += f" {peaks[setting] / peaks['copies']:7.2f}"
     return found
 
 
@@ -199,6 +212,9 @@ def measure(name: str, rounds: int, cpus: Sequence[int], folder: str, words: Seq
                 if setting == "copies":
                     milliseconds[SLOWER].append(longest)
         parameters, peaks = workers.end()
+        if GRADIENTS in settings:
+            pairs = zip(milliseconds["copies"], milliseconds[GRADIENTS])
+            milliseconds[BOUND] = [without + (whole - without) / len(cpus) for whole, without in pairs]
         return row(case.title, parameters, case.batch, milliseconds, peaks)
     finally:
         workers.kill()
@@ -216,12 +232,16 @@ def main() -> int:
     )
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=[], help="time these, too")
     parser.add_argument("--imported", action="store_true", help="time one process with the library imported, too")
+    parser.add_argument("--gradients", action="store_true", help="time copies without updates, too")
     parser.add_argument("--elastic", action="store_const", const=[ELASTIC], default=[], help="time elastic ranks, too")
     parser.add_argument("--compare", action="store_true", help="time what else trains on several processes, too")
     arguments = parser.parse_args()
     if arguments.elastic and not arguments.fit:
         parser.error("--elastic is for --fit: a loop of one's own is not made again with fewer ranks")
+    if arguments.gradients and arguments.fit:
+        parser.error("--gradients is for loops: fit updates in each step")
     more = [*arguments.elastic, *arguments.strategies, *[IMPORTED] * arguments.imported]
+    more += [GRADIENTS] * arguments.gradients
     if arguments.compare:
         ENVIRONMENT["TF_USE_LEGACY_KERAS"] = "1"
         more += find_peers()

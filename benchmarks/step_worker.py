@@ -58,9 +58,9 @@ class Clock:
         return self._to_do > 0
 
 
-def loop(case: Case, batch: int, xla: bool, clock: Clock, peer: Alone) -> int:
-    """Trains in a loop until the clock stops it; gives the number of parameters."""
-    model, data, step = prepared(case, 2 * batch, xla, peer)
+def loop(case: Case, batch: int, xla: bool, clock: Clock, peer: Alone, updates: bool = True) -> int:
+    """Trains in a loop until the clock stops it, or computes gradients only; gives the number of parameters."""
+    model, data, step = prepared(case, 2 * batch, xla, peer, updates)
     batches = tf.data.Dataset.from_tensor_slices(data).repeat().batch(batch)
     for number, (x, y) in enumerate(batches):
         start = clock.read()
@@ -117,7 +117,8 @@ def main() -> None:
             ways = os.environ.get("MATEX_STRATEGY", "auto") == "auto" and "OMPI_COMM_WORLD_RANK" in os.environ
             clock = Clock(channel, WARM_UP + ways * TRIALS, arguments.read)
             clock.tell(arguments.setting)
-            parameters = arguments.train(case, arguments.ranks * case.batch, arguments.xla, clock, peer)
+            more = {} if arguments.setting != "gradients" else {"updates": False}
+            parameters = arguments.train(case, arguments.ranks * case.batch, arguments.xla, clock, peer, **more)
             clock.tell((parameters, measure_peak()))
 
 

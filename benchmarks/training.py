@@ -32,20 +32,27 @@ def _model_and_data(case: Case, rows: int, peer: Alone) -> tuple[Any, Any, Any, 
 
 
 def prepared(
-    case: Case, rows: int, xla: bool = False, peer: Alone | None = None
+    case: Case, rows: int, xla: bool = False, peer: Alone | None = None, updates: bool = True
 ) -> tuple[Any, tuple[Any, Any], Callable[[Any, Any], Any]]:
-    """The model of `case`, `rows` images with labels, and a step on a batch of such, which returns its rows."""
+    """The model of `case`, `rows` images with labels, and a step on a batch of such, which returns its rows.
+
+    updates: whether the step updates the model, after it has computed the gradients.
+    """
     use_one_thread(beside=int(case in ON_DEVICE.values()))
     peer = peer or Alone()
     model, optimizer, _, data = _model_and_data(case, rows, peer)
     losses_of = tf.keras.losses.sparse_categorical_crossentropy
+    used = tf.Variable(0.0, trainable=False)  # the use of gradients that update nothing, so that they are computed
 
     def step(x, y):
         with tf.GradientTape() as tape:
             # By a function: under its strategy TensorFlow refuses an object that takes the mean.
             loss = tf.reduce_mean(losses_of(y, model(x, training=True), from_logits=True))
         gradients = peer.share_tape(tape).gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        if updates:
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        else:
+            used.assign(tf.add_n([tf.reshape(gradient, [-1])[0] for gradient in gradients]))
         return tf.shape(x)[0]
 
     return model, data, tf.function(peer.share_step(step), jit_compile=xla or None)
