@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import NamedTuple, Protocol
 
 CHUNK = 8 << 20
@@ -93,7 +93,7 @@ def parse_network(text: str) -> Link:
         link = Link(float(start_up), 1 / float(speed))
     except (ValueError, ZeroDivisionError):
         link = None
-    if link is None or link.start_up < 0 or link.byte <= 0:
+    if link is None or not (0 <= link.start_up < inf and 0 < link.byte < inf):
         raise ValueError(
             f"expected one of {', '.join(NETWORKS)}, or START_UP:BYTES such as 20e-6:3e9 (seconds to start "
             f"a message, bytes a second); {text!r} was given"

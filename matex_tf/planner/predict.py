@@ -182,7 +182,7 @@ class Links:
 
     def estimate_bucket(self, ranks: int, algorithm: str, size: float, compression: str = "") -> float:
         """Seconds of a bucket of gradients: the rendezvous before it, and its sum, as by `estimate_sum`."""
-        rendezvous = self.estimate_small(ranks, 0) * READY_BYTES / collectives.RENDEZVOUS_BYTES
+        rendezvous = self._estimate_small_sum(ranks, READY_BYTES) if ranks > 1 else 0.0
         return rendezvous + self.estimate_sum(ranks, algorithm, size, compression)
 
     def _estimate_small_sum(self, ranks: int, size: float) -> float:

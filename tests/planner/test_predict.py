@@ -271,7 +271,7 @@ def test_what_is_printed_and_written():
 def test_a_network_is_a_name_or_two_numbers():
     assert collectives.parse_network("2e-6:25e9") == (2e-6, 1 / 25e9)
     assert collectives.parse_network("infiniband") is collectives.NETWORKS["infiniband"]
-    for wrong in ("token ring", "1", "-1:5", "1:0"):
+    for wrong in ("token ring", "1", "-1:5", "1:0", "nan:1e9", "1e-6:nan", "inf:1e9", "1e-6:inf"):
         with pytest.raises(ValueError, match="expected one of ethernet1"):
             collectives.parse_network(wrong)
 
