@@ -67,8 +67,10 @@ def test_no_configuration_comes_twice_whatever_runs_or_is_told_from_elsewhere(na
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_configuration_of_a_small_space_comes_once(name):
-    proposals, found = make(name, SMALL), []
+@pytest.mark.parametrize("removed", [0, 5])
+def test_every_configuration_of_a_small_space_comes_once(name, removed):
+    """Also after the search was resumed with other choices than before, of which `removed` were tried."""
+    proposals, found = make(name, SMALL, seen=[{"--a": f"removed {number}"} for number in range(removed)]), []
     for _ in range(5):
         config, _ = take(proposals)
         found.append(make_key(config))

@@ -82,7 +82,8 @@ class Proposals:
     def _propose_config(self) -> Config:
         """An untried configuration of the engine; drawn at random if the engine repeats itself. It counts as tried."""
         all_configs = self._space.all
-        if all_configs is not None and len(self._seen) >= len(all_configs):
+        # `_seen` may have further configurations: of a search whose choices have changed since.
+        if all_configs is not None and all(make_key(config) in self._seen for config in all_configs):
             raise ExhaustedError
         for _ in range(_TRIES):
             config = self._engine.ask()
