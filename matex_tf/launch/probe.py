@@ -97,6 +97,7 @@ def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
         environment = task_environment.remove_job_variables(os.environ)
         text = subprocess.run([path, "--version"], capture_output=True, text=True, env=environment).stdout
         mpirun = mpirun_command.Mpirun(path, mpirun_command.find_family(text), mpirun_command.find_version(text))
+        # `fits` is also True if one family (such as Open MPI) is unknown. Here both must be known.
         if mpirun.family and mpirun_command.find_family(needed_library) and mpirun.fits(needed_library):
             return mpirun
         first_mpirun = first_mpirun or mpirun

@@ -104,7 +104,10 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **options: Any) 
 
 
 def _check_options(plan: str | None, options: dict[str, Any]) -> None:
-    """Raises click.UsageError if an option is unwritable, belongs to --minibatch without it, or contradicts it."""
+    """Raises click.UsageError for an unwritable --timeline, and for options that do not go together.
+
+    Some options need --minibatch; --minibatch excludes some others.
+    """
     if options["timeline"]:
         check_writable("--timeline", Path(options["timeline"]))
     if not options["minibatch"]:

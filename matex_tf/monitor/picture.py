@@ -1,4 +1,8 @@
-"""The display of `matex top` and `matex run --live`, drawn from the newest samples: progress, and a table of ranks."""
+"""The display of `matex top` and `matex run --live`, drawn from the newest samples: progress, and a table of ranks.
+
+A sample is what a rank records of itself every `Start.seconds`: counters such as updates (`up`) and bytes sent (`tx`),
+and current values such as memory (`mem`). The samples of a rank are a `Series`.
+"""
 
 from __future__ import annotations
 
@@ -110,6 +114,7 @@ def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, balance.Step
     if not height or len(ranks) <= max_ranks:
         return ranks
     newest = max(series["t"][-1] for series in recent.values())
+    # False comes before True: silent ranks are first.
     order = sorted(
         ranks, key=lambda rank: (recent[rank]["t"][-1] > newest - WINDOW, _compute_waiting(rank, recent, steps))
     )
@@ -167,7 +172,7 @@ class _RankTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide, chosen = options.update(max_width=_MAX_WIDTH), list(range(len(self.names)))
-        for omitted in ("", *_OPTIONAL_COLUMNS):
+        for omitted in ("", *_OPTIONAL_COLUMNS):  # "": first try all columns
             chosen = [index for index in chosen if self.names[index] != omitted]
             table = self._make_table(chosen)
             if console.measure(table, options=wide).maximum <= options.max_width:

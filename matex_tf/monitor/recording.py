@@ -56,6 +56,7 @@ class Start:
 
     @property
     def seconds(self) -> float:
+        """The interval between two samples of a rank."""
         return float(self.about["settings"].get("MATEX_RECORD_SECONDS", 1))
 
 

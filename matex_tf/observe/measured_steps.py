@@ -2,7 +2,8 @@
 
 The engine records events (`records`). A thread counts the updates of gradients, which delimit steps in every kind of
 script. After enough updates, the training thread measures the input, if the process is a phantom rank: one that works
-as rank 0 of ranks that do not exist. Then the measurements are stored in a file, and the process ends.
+as rank 0 of ranks that do not exist. Then the measurements are stored in a file, and the process ends. `matex plan` may
+start several phantom ranks at the same time, which are numbered copies of one process (`settings.Phantom`).
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Measured:
         tags.set_tag(iterator._iterator_resource, _DATASET, dataset)
 
     def note_batch(self, plan: Any, seconds: float, handle: Any) -> None:
-        """A step has taken its batch from the iterator with this handle."""
+        """A step has taken its batch from the iterator with this handle. It takes the following batches alike."""
         dataset = tags.get_tag(handle, _DATASET)
         self._data = Data(dataset, lambda: plan.take_batch(handle), lambda one: plan.take_batch(one._iterator_resource))
 

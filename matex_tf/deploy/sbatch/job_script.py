@@ -1,4 +1,7 @@
-"""The options and the script of a Slurm job. The script notes the job, runs `matex run`, and may requeue itself."""
+"""The options and the script of a Slurm job.
+
+The script writes the job's number into the run's folder, runs `matex run`, and may requeue itself.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def make_band(rows: np.ndarray, t: np.ndarray) -> list[Line]:
 
 
 def make_curves(lines: Sequence[Line], run: int = 0, end: float = 1.0, buckets: int = 160) -> list[dict[str, Any]]:
-    """The lines of a run in the format of the page.
+    """The lines of a run in the format of the page: mappings in which "t" and "values" have one list for each piece.
 
     Args:
         run: the index of the run on the page.
