@@ -107,7 +107,8 @@ def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
 def has_memory_for(ranks: int, mpirun: mpirun_command.Mpirun, folder: str = "/dev/shm") -> bool:
     """Whether shared memory suffices for ranks on this machine, and no parameter file of Open MPI chooses a transport.
 
-    With too little shared memory, Open MPI uses the network.
+    If so, ranks on this machine alone are started without network transports (`mpirun_command.NO_NETWORK`). With too
+    little shared memory, Open MPI needs the network.
     """
     try:
         free_space = os.statvfs(folder)

@@ -37,7 +37,7 @@ LIMIT = 300
 """Seconds after which a process is ended in any case, including imports and tracing."""
 _MAX_EVENTS = 1 << 18
 _MIN_SECONDS = 0.2  # of the measurement of cores
-_GRADIENTS = 1  # see `ops.count_completed`
+_GRADIENTS = 1  # the kind of collective that `ops.count_completed` counts: sums of a step's gradients, called updates
 _DATASET = "the dataset of an iterator"
 
 

@@ -1,8 +1,11 @@
 """The table of `matex run --profile`: how the time of training steps was spent.
 
-At the end of the script, rank 0 gathers the engine's totals of all ranks. The columns, in milliseconds a step:
-step, the sum of the next four; compute; waiting for other ranks; exposed, transfers that no computation hides; other
-collectives; and hidden, transfers during computation.
+An update is the sum of a step's gradients over the ranks. The engine, the C++ library that executes collectives, adds
+up the times of the updates at each place of the program: its totals. At the end of the script, rank 0 gathers the
+totals of all ranks, and prints a line for each place.
+
+The columns, in milliseconds a step: step, the sum of the next four; compute; waiting for other ranks; exposed,
+transfers that no computation hides; other collectives; and hidden, transfers during computation.
 """
 
 from __future__ import annotations

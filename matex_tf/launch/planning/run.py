@@ -2,7 +2,8 @@
 
 `planning.command` calls `plan_script`. It measures sizes and links, makes a `Plan` of them, and prints predictions from
 the plan. A size is the script's step on the slice of rank 0 of N ranks (`planning.sizes`). A link is the cost of sums
-between ranks on one host or on two (`planning.ranks`).
+between ranks on one host or on two (`planning.ranks`). The typical measurement is the one with the most ranks among the
+sizes that sum the same tensors as most sizes do (`Sizes.leave_out_unlike`).
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ def rescale_batch(plan: Plan, rows: int) -> Plan:
     if count_measured_rows(plan) < 2:
         reason = "no step is sharded" if not plan.rows else "all slices that were measured have as many rows"
         raise plan_file.PlanFileError(f"--batch {rows}: {reason}, so that nothing is known of other batches")
+    # `whole`, the step on the script's complete batch, was measured with other rows.
     return replace(plan, rows=rows, epoch_steps=ceil(plan.epoch_steps * plan.rows / rows), whole=None)
 
 

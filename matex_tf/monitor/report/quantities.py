@@ -52,6 +52,7 @@ def _make_step_time(name: str) -> Values:
     return compute_values
 
 
+# The words such as "up" and "mem" are the names of counters and values in samples (`monitor.sampler`).
 QUANTITIES = (
     Quantity("Rows a second", "rows/s, all ranks together", _make_rate("rows"), of_rank_0=True),
     Quantity("Updates a second", "updates/s", _make_rate("up"), of_rank_0=True),
