@@ -243,6 +243,7 @@ def find_newest(job: Job) -> Job:
     """The newest job of `job`'s folder: the user may have submitted its script again by sbatch."""
     with contextlib.suppress(JobError):  # otherwise the folder's note is the best knowledge
         queued = [int(number) for number in find_queued(Path(job.folder, SCRIPT)) if number.isdigit()]
+        # The highest number is the newest job; without a queued job, the job of the folder's note.
         return replace(job, id=str(max(queued, default=job.id, key=int)))
     return job
 

@@ -211,7 +211,8 @@ def _make_table(
         style = "bold red" if slowest and slowest[0] == rank else ""
         rows.append((format_row(str(rank), host, numbers[rank]), style))
     if len(shown) < len(recent):
-        known = [[value for value in of_ranks if not math.isnan(value)] for of_ranks in zip(*numbers.values())]
+        values_by_column = zip(*numbers.values())  # for each column, the numbers of all ranks
+        known = [[value for value in values if not math.isnan(value)] for values in values_by_column]
         medians = [median(values or [math.nan]) for values in known]
         rows.append((format_row("all", "(medians)", medians), "dim"))
     return _RankTable(["rank", "host", *columns], rows)

@@ -23,6 +23,7 @@ class Source:
     """A source of batches, with several passes over it.
 
     Args:
+        name: for messages.
         batches: the number of batches of a pass, from its length; 0 if unknown.
         scale: the number of batches of the script alone that each batch stands for: with weak scaling, one for each
             rank.

@@ -101,7 +101,11 @@ def format_table(
 
 
 def _compute_columns(totals: records.Totals) -> _Columns:
-    """The columns of one update on one rank, from nanoseconds over all its steps."""
+    """The columns of one update on one rank, from its totals in nanoseconds.
+
+    `Totals` adds up transfers over the updates, and the times around them over the steps: the intervals from one update
+    to the next.
+    """
     compute, other = (nanoseconds / totals.steps / 1e6 for nanoseconds in (totals.compute, totals.collectives))
     exposed = totals.exposed / totals.updates / 1e6
     waiting = (totals.meet / totals.steps + totals.exposed_wait / totals.updates) / 1e6

@@ -79,7 +79,12 @@ class JobWatch:
             self._scheduler, self._job = None, Job("")
 
     def look_at_run(self) -> WatchedState:
-        """Read the state of the run.
+        """Read the state of the run, which is one of four:
+
+        1. There are no records yet, but the job may still start: `job_text` tells its state.
+        2. Ranks run.
+        3. The ranks have ended in order to be restarted, and the job may come back: `job_text` tells its state.
+        4. The run is over.
 
         Raises:
             RecordingError: there are no records and none will come, or this version cannot read them.

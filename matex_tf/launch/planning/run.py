@@ -120,9 +120,11 @@ def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) ->
     sizes.measure_all()
     links = measure_links(request.ranks_per_host, request.hosts, launch)
     plan = make_plan(request, sizes, add_kept_links(links, request.hosts, bool(request.network)))
-    # MATEX_STRATEGY=async is measured, too, if the script and a requested number of ranks allow it.
+    # MATEX_STRATEGY=async is measured, too, if the script and a requested number of ranks allow it: several copies can
+    # stand for the ranks of one host only.
     may_be_async = not plan.update.not_async and plan.scaling == "strong"
-    if may_be_async and request.copies > 1 and any(1 < ranks <= request.ranks_per_host for ranks in request.ranks):
+    fits_one_host = any(1 < ranks <= request.ranks_per_host for ranks in request.ranks)
+    if may_be_async and request.copies > 1 and fits_one_host:
         plan = replace(plan, whole=sizes.measure_whole())
     return plan
 

@@ -35,6 +35,7 @@ def decimate_series(t: np.ndarray, values: np.ndarray, buckets: int, end: float)
     t, values = t[is_finite], values[is_finite]
     if len(t) <= 2 * buckets:
         return t, values
+    # The interval of each point; `borders` are the first points of all intervals but the first.
     bucket = np.minimum((t / (end or 1) * buckets).astype(int), buckets - 1)
     borders = np.flatnonzero(np.diff(bucket)) + 1
     chosen: set[int] = {0, len(t) - 1}

@@ -76,9 +76,10 @@ function draw(figure, chart, axis) {
     scales: {
       x: {time: false},
       y: {range: (_, low, high) => {
-        if (low === null) return [0, 1]
+        if (low === null) return [0, 1] // no values
         low = chart.zero ? Math.min(low, 0) : low
         high = Math.min(high, chart.most ?? high)
+        // Above and below the values, except below an axis that begins at 0.
         const room = (high - low || Math.abs(high) || 1) * 0.05
         return [chart.zero && low === 0 ? 0 : low - room, high + room]
       }},

@@ -176,7 +176,7 @@ def _draw_metrics(runs: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
                 points = [
                     (epoch.t - recorded.zero, epoch.logs[metric]) for epoch in recorded.epochs if metric in epoch.logs
                 ]
-                t, values = np.array(points, float).reshape(-1, 2).T
+                t, values = np.array(points, float).reshape(-1, 2).T  # two empty arrays if there are no points
                 if np.isfinite(values).any():
                     lines_of_runs[-1].append(Line(metric, colour, [(t, values)]))
                 elif points:
