@@ -114,7 +114,7 @@ def choose_options(
         variables |= start_variables.LARGE_PAGES
     if not user_binds:
         variables["MATEX_PLACEMENT"] = "spread"
-    # What the user has set takes precedence.
+    # What the user has set takes precedence, also by an option: the words after -x or -genv begin with the name.
     variables = {
         name: value
         for name, value in variables.items()

@@ -160,8 +160,8 @@ def wait_for_command(
                 if received is None or received.si_signo == signal.SIGCHLD:
                     continue
                 on_signal(received.si_signo)
-                # The command has the signal already if the signal was sent to the whole group, which `witness`, a
-                # process of the group, tells. A command in a session of its own gets no signal of this group.
+                # `witness`, another process of the group, tells whether a signal was sent to the whole group. Then the
+                # command has it already. A command in a session of its own gets no signal of this group.
                 child_has_it = replacements is None and (
                     received.si_code == _SI_KERNEL or witness.has_reached_group(received.si_signo)
                 )

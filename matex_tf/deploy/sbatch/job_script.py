@@ -80,7 +80,7 @@ class Slurm(Options):
 
     def _list_python_words(self) -> list[str]:
         """The Python of the `matex` command: /opt/bin/python of `/opt/bin/python -m matex_tf...` or /opt/bin/matex."""
-        words = shlex.split(self.matex) or ["matex"]
+        words = shlex.split(self.matex) or ["matex"]  # without -m, the last word is the path of `matex`
         if "-m" in words:
             return words[: words.index("-m")]
         return [*words[:-1], os.path.join(os.path.dirname(words[-1]), "python")]

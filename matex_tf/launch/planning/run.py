@@ -151,8 +151,9 @@ def make_plan(request: PlanRequest, sizes: Sizes, links: tuple[LinkMeasurement, 
 def _adapt_size(measurement: Measurement, typical: Measurement) -> Size:
     """The size for the plan. All sizes of a plan have one time for each gradient and collective of `typical`.
 
-    Only size 1 may reduce other tensors than `typical` (`Sizes.leave_out_unlike`). It gets made-up times, which have no
-    effect, because one rank sums nothing.
+    The times say when in a step each gradient is `ready`, and `at` which time each other collective begins. Only size 1
+    may reduce other tensors than `typical` (`Sizes.leave_out_unlike`). It gets made-up times, which have no effect,
+    because one rank sums nothing.
     """
     size, steps = measurement.size, typical.steps
     if size.ranks > 1 or measurement is typical:
