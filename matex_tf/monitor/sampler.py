@@ -42,7 +42,7 @@ def start_sampler() -> None:
     global _recorder
     record_setting = settings.get_settings().record
     this_rank = world.get_world()
-    if not record_setting or this_rank.is_phantom:
+    if not record_setting or this_rank.is_phantom:  # phantom: a process of `matex plan`, whose other ranks do not exist
         return
     with real_files.use_real_files():
         created = _make_folder(Path(record_setting).absolute()) if this_rank.rank == 0 else None

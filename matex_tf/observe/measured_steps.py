@@ -31,7 +31,9 @@ from matex_tf.world import world
 
 _MIN_UPDATES = 8  # a process with fewer updates is not ended at its time limit, only at `LIMIT`
 _PHANTOM_SECONDS, _REAL_SECONDS = 40, 200
-"""Time limits of a phantom rank, and of real ranks, which first choose how they reduce."""
+"""Time limits of a phantom rank, and of real ranks. Real ranks train more steps, because they first choose whether
+updates overlap with computation.
+"""
 _INPUT_SECONDS = 10  # limit of the wait for the next step, after which the input is measured
 LIMIT = 300
 """Seconds after which a process is ended in any case, including imports and tracing."""

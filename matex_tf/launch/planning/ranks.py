@@ -96,7 +96,7 @@ def check_predictions(
         PlanFileError: MATEX_STRATEGY is impossible for the script, or has no common updates.
     """
     predictor, strategy = Predictor(plan), settings.get_settings().strategy
-    if settings.is_statistical(strategy):  # async or local:H, in which each rank updates weights by itself
+    if settings.is_statistical(strategy):  # async or local:H: the ranks do not make every update together
         raise plan_file.PlanFileError(
             f"--check times the updates of ranks together; MATEX_STRATEGY={strategy} has none"
         )
