@@ -63,6 +63,7 @@ def submit_job(options: Slurm, target: Sequence[str]) -> Job:
 
 def check_dependency(dependency: str) -> None:
     """Raises JobError if Slurm does not know a job of `dependency`, because sbatch would not wait for it."""
+    # "+5" after the number of a job is a delay in minutes.
     for number in re.findall(r"(?<=[:?,])\d+", re.sub(r"\+\d+", "", dependency)):
         if _UNKNOWN in _ask("scontrol", "show", "job", number).stderr:
             raise JobError(
