@@ -1,7 +1,7 @@
 """The display of `matex top` and `matex run --live`, drawn from the newest samples: progress, and a table of ranks.
 
-A sample is what a rank records of itself every `Start.seconds`: counters such as updates (`up`) and bytes sent (`tx`),
-and current values such as memory (`mem`). The samples of a rank are a `Series`.
+A sample is what a rank records of itself, at first every `Start.seconds`: counters such as updates (`up`) and bytes
+sent (`tx`), and current values such as memory (`mem`). The samples of a rank are a `Series`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from matex_tf.thread_flag import starts_own
 from matex_tf.version import __version__
 from matex_tf.world import world
 
-_GRADIENTS = 1  # the kind of collective that `ops.count_completed` counts: sums of a step's gradients, called updates
+_GRADIENTS = 1  # the kind, for `ops.count_completed`, of the sums of a step's gradients, which are called updates
 _WAITING_SECONDS = 1.0  # seconds at one place that count as waiting for another rank
 _END_SECONDS = 5.0  # seconds that a rank's end waits for the disk
 

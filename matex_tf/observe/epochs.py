@@ -13,7 +13,7 @@ from matex_tf import ops, settings
 from matex_tf.sharding import shard_arrays
 from matex_tf.world import world
 
-_GRADIENTS = 1  # the kind of collective that `ops.count_completed` counts: sums of a step's gradients, called updates
+_GRADIENTS = 1  # the kind, for `ops.count_completed`, of the sums of a step's gradients, which are called updates
 _last_trained: Source | None = None  # the source whose batches trained last
 _fits: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()  # by model
 _loops: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()  # by iterator

@@ -39,7 +39,7 @@ LIMIT = 300
 """Seconds after which a process is ended in any case, including imports and tracing."""
 _MAX_EVENTS = 1 << 18
 _MIN_SECONDS = 0.2  # of the measurement of cores
-_GRADIENTS = 1  # the kind of collective that `ops.count_completed` counts: sums of a step's gradients, called updates
+_GRADIENTS = 1  # the kind, for `ops.count_completed`, of the sums of a step's gradients, which are called updates
 _DATASET = "the dataset of an iterator"
 
 
@@ -97,7 +97,7 @@ class Measured:
         tags.set_tag(iterator._iterator_resource, _DATASET, dataset)
 
     def note_batch(self, plan: Any, seconds: float, handle: Any) -> None:
-        """A step has taken its batch from the iterator with this handle. It takes the following batches alike."""
+        """A step has taken its batch from the iterator with this handle. The input is measured by further batches."""
         dataset = tags.get_tag(handle, _DATASET)
         self._data = Data(dataset, lambda: plan.take_batch(handle), lambda one: plan.take_batch(one._iterator_resource))
 

@@ -82,7 +82,7 @@ class JobWatch:
         """Read the state of the run, which is one of four:
 
         1. There are no records yet, but the job may still start: `job_text` tells its state.
-        2. Ranks run.
+        2. Ranks run, or `matex run` goes on without them, for example to restart them.
         3. The ranks have ended in order to be restarted, and the job may come back: `job_text` tells its state.
         4. The run is over.
 

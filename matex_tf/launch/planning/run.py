@@ -3,7 +3,7 @@
 `planning.command` calls `plan_script`. It measures sizes and links, makes a `Plan` of them, and prints predictions from
 the plan. A size is the script's step on the slice of rank 0 of N ranks (`planning.sizes`). A link is the cost of sums
 between ranks on one host or on two (`planning.ranks`). The typical measurement is the one with the most ranks among the
-sizes that sum the same tensors as most sizes do (`Sizes.leave_out_unlike`).
+sizes of full hosts that sum the same tensors as most of them do (`Sizes.leave_out_unlike`).
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ function draw(figure, chart, axis) {
         if (low === null) return [0, 1] // no values
         low = chart.zero ? Math.min(low, 0) : low
         high = Math.min(high, chart.most ?? high)
-        // Above and below the values, except below an axis that begins at 0.
+        // Above and below the values, except below a lowest value of 0 on an axis from 0.
         const room = (high - low || Math.abs(high) || 1) * 0.05
         return [chart.zero && low === 0 ? 0 : low - room, high + room]
       }},

@@ -58,7 +58,8 @@ class Smac:
         return config
 
     def tell(self, config: Config, cost: float) -> None:
-        # A configuration that SMAC has never proposed, such as a warm start, gets a new `TrialInfo`.
+        # A configuration gets a new `TrialInfo` if SMAC has not proposed it (such as a warm start), or already has its
+        # cost after fewer epochs.
         infos = self._open_trials.pop(make_key(config), [])
         for info in infos or [TrialInfo(Configuration(self._config_space, values=dict(config)), seed=0)]:
             with _quiet():

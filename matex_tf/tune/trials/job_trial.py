@@ -210,7 +210,7 @@ class Jobs:
     ) -> Trial:
         """Submit the job of a trial of `target`. Raises JobError: Slurm refused it."""
         forget_job(folder)
-        # The job is named after the search, with the number of the trial, which ends the name of `folder`.
+        # The name of the jobs of all trials, followed by the number of this trial, which ends the name of `folder`.
         job_options = replace(self.job_options, name=f"{self.job_options.name}-{folder.name.rpartition('-')[2]}")
         text = format_trial_job(job_options, target, folder, variables, rules.pause or 0)
         environment = remove_own_variables(task_environment.remove_job_variables(os.environ))
