@@ -43,7 +43,7 @@ class State:
     meaning: str = ""  # of `words`; "" if it is unknown or evident
     seconds: float | None = None  # the time from submission until now, or until the end
     starts_noun: str = "starts"  # the scheduler's plural noun for the starts of a job, such as launchers
-    holds_nodes: bool = False  # whether the job has ended, but still holds nodes, and can be cancelled
+    holds_nodes: bool = False  # whether the job has ended, but still holds nodes (Kubernetes), and can be cancelled
 
     def __str__(self) -> str:
         text = self.words

@@ -55,6 +55,7 @@ def submit_job(options: Slurm, target: Sequence[str]) -> Job:
         environment = task_environment.remove_job_variables(os.environ)  # a job may submit another one
         return submit_script(format_job(options, target, str(folder)), folder, options, env=environment)
     except BaseException:
+        # The script remains if its job may be queued. Then the job needs the folder.
         if not (folder / SCRIPT).exists():
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -62,6 +63,7 @@ def submit_job(options: Slurm, target: Sequence[str]) -> Job:
 
 def check_dependency(dependency: str) -> None:
     """Raises JobError if Slurm does not know a job of `dependency`, because sbatch would not wait for it."""
+    # "+5" after the number of a job is a delay in minutes.
     for number in re.findall(r"(?<=[:?,])\d+", re.sub(r"\+\d+", "", dependency)):
         if _UNKNOWN in _ask("scontrol", "show", "job", number).stderr:
             raise JobError(
@@ -157,7 +159,7 @@ def find_state(job: Job) -> State:
     # The user's SLURM_TIME_FORMAT may differ.
     answer = _ask("scontrol", "show", "job", job.id, env={**os.environ, "SLURM_TIME_FORMAT": "standard"})
     is_unknown = _UNKNOWN in answer.stderr + answer.stdout
-    tasks = arrays.list_folders(job.folder)
+    tasks = arrays.list_folders(job.folder)  # of a job array; empty for another job
     if tasks and (answer.returncode == 0 or is_unknown):
         return arrays.combine_states(slurm_messages.read_states(answer.stdout), tasks)
     state = slurm_messages.read_state(answer.stdout) if answer.returncode == 0 else None
@@ -165,6 +167,7 @@ def find_state(job: Job) -> State:
         if is_unknown:
             return _find_ended_state(job)
         raise _describe_silence("scontrol", answer.stderr or answer.stdout)
+    # STUCK: the job waits for what does not come by itself, for example because the partition has too few nodes.
     if state.phase == STUCK and (partitions := list_choices(slurm_messages.LIMITS)):
         return replace(state, meaning=f"{state.meaning}. Partitions, their nodes, cores and limits are: {partitions}")
     if state.phase == ENDED and state.restarts:
@@ -241,6 +244,7 @@ def find_newest(job: Job) -> Job:
     """The newest job of `job`'s folder: the user may have submitted its script again by sbatch."""
     with contextlib.suppress(JobError):  # otherwise the folder's note is the best knowledge
         queued = [int(number) for number in find_queued(Path(job.folder, SCRIPT)) if number.isdigit()]
+        # The highest number is the newest job; without a queued job, the job of the folder's note.
         return replace(job, id=str(max(queued, default=job.id, key=int)))
     return job
 

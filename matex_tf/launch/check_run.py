@@ -95,7 +95,8 @@ def make_mirror(source: Path, target: Path, may_share: bool) -> Mirror:
     Raises click.UsageError if not `may_share`, and the script could overwrite a large file of the user.
     """
     mirror = mirror_folder(source, target, largest=ALL_COPIED_BYTES)
-    # The links to originals. Files that are not writable and folders that cannot be entered are safe.
+    # `mirror.folders` and `mirror.files` are originals that the mirror only links to. A file that is not writable and a
+    # folder that cannot be entered are safe.
     names = [str(path) for path in mirror.folders if os.access(target / path, os.X_OK)]
     names += [os.path.relpath(path, source.resolve()) for path in mirror.files if os.access(path, os.W_OK)]
     if not names:

@@ -212,7 +212,7 @@ def _suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
     """Run the script with or without restarts. Returns the exit code. `report` receives messages about restarts."""
-    shared_folder = run_options.choose_shared(run, os.environ)
+    shared_folder = run_options.choose_shared(run, os.environ)  # a folder that all hosts see; None: one host only
     is_resumable = bool(run.restarts) or "MATEX_STATE" in os.environ
     run = run_options.settle_strategy(run, os.environ) if is_resumable else run
     places = Places(Attempt(run.ranks, run.options), command_line.find_mpirun(), follows_files=run.adapt == "ranks")
@@ -225,6 +225,7 @@ def _start_ranks(run: Run, report: Callable[[str], None]) -> int:
                 run_options.change_ranks(run, attempt.ranks, attempt.options, attempt.strategy), places.mpirun
             ),
         ).run()  # fmt: skip
+    # The ranks write into the proof folder how they end.
     with process.make_proof_folder(shared_folder) as proof_folder:
         command = command_line.make_command_line(run, places.mpirun)
         return process.run_to_end(command, proof_folder, places.describe_lost_hosts)

@@ -39,6 +39,7 @@ class Facts:
 
     @property
     def ops(self) -> dict[str, Any]:
+        """The state of the compiled ops (`built_ops.describe_build`)."""
         return self.tensorflow.get("ops", {})
 
 
@@ -104,6 +105,7 @@ def find_complaints(facts: Facts) -> list[str]:
         problems.append(f"there is no mpirun. {GET_MPI}")
     elif problem := describe_other_mpi(facts.mpirun, facts.library):
         problems.append(problem)
+    # Without MPI or with invalid settings the ops cannot be loaded either, and that problem is already in the list.
     if "error" in facts.ops and "error" not in facts.library and not facts.settings_error:
         problems.append(f"a run would fail: {facts.ops['error']}")
     return problems

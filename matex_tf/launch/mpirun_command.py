@@ -107,13 +107,14 @@ def choose_options(
     is_full = is_local and ranks >= cores
     user_binds = mpirun_options.has_binding_option(user_options)
     user_names = [mpirun_options.parse_option_name(word) for word in user_options]
+    # Variables that a process must have before it starts, such as PYTHONHASHSEED (`start_variables`), and settings.
     variables = {**start_variables.HASH_SEED, **(settings or {})}
     user_variables = {*environment, *(word.partition("=")[0] for word in user_options)}  # as of `-x NAME=VALUE`
     if ranks > 1 and not user_variables & {"MATEX_LARGE_PAGES", "MATEX_DISABLE"}:  # otherwise each rank decides on them
         variables |= start_variables.LARGE_PAGES
     if not user_binds:
         variables["MATEX_PLACEMENT"] = "spread"
-    # What the user has set takes precedence.
+    # What the user has set takes precedence, also by an option: the words after -x or -genv begin with the name.
     variables = {
         name: value
         for name, value in variables.items()

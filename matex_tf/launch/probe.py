@@ -97,6 +97,7 @@ def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
         environment = task_environment.remove_job_variables(os.environ)
         text = subprocess.run([path, "--version"], capture_output=True, text=True, env=environment).stdout
         mpirun = mpirun_command.Mpirun(path, mpirun_command.find_family(text), mpirun_command.find_version(text))
+        # `fits` is also True if one family (such as Open MPI) is unknown. Here both must be known.
         if mpirun.family and mpirun_command.find_family(needed_library) and mpirun.fits(needed_library):
             return mpirun
         first_mpirun = first_mpirun or mpirun
@@ -106,7 +107,8 @@ def find_mpirun(library: Mapping[str, Any]) -> mpirun_command.Mpirun | None:
 def has_memory_for(ranks: int, mpirun: mpirun_command.Mpirun, folder: str = "/dev/shm") -> bool:
     """Whether shared memory suffices for ranks on this machine, and no parameter file of Open MPI chooses a transport.
 
-    With too little shared memory, Open MPI uses the network.
+    If so, ranks on this machine alone are started without network transports (`mpirun_command.NO_NETWORK`). With too
+    little shared memory, Open MPI needs the network.
     """
     try:
         free_space = os.statvfs(folder)

@@ -117,6 +117,7 @@ def wait_for_ranks(
     # The blank line separates the text from mpirun's, which may end inside a line.
     if end.cause:
         print(f"\n{end.cause.text}", end="", file=sys.stderr, flush=True)
+    # EXIT_STALLED: ranks have waited too long for another rank, and report it themselves.
     elif first_ended and not received and code != EXIT_STALLED and not end.is_reported:
         print(f"\nmatex: {rank_ends.describe_end(first_ended, code)}", file=sys.stderr, flush=True)
     return code
@@ -159,7 +160,8 @@ def wait_for_command(
                 if received is None or received.si_signo == signal.SIGCHLD:
                     continue
                 on_signal(received.si_signo)
-                # A command in a session of its own gets no signal of this group.
+                # `witness`, another process of the group, tells whether a signal was sent to the whole group. Then the
+                # command has it already. A command in a session of its own gets no signal of this group.
                 child_has_it = replacements is None and (
                     received.si_code == _SI_KERNEL or witness.has_reached_group(received.si_signo)
                 )

@@ -39,6 +39,7 @@ class RankEnds:
         if self._may_be_missing:
             known = {record.process for record in self._records.values()}
             for record in rank_records.read_records(self._folder):
+                # Equal namespaces: the process runs on this host, and `record.process` is its number here.
                 if record.namespace == rank_records.read_namespace() and record.process not in known:
                     self._watch_rank(record)
             local_size = next((record.local_size for record in self._records.values()), 1)  # 1: none is known yet

@@ -104,7 +104,10 @@ def simulate_command(plan: str | None, ranks: list[int] | None, **options: Any) 
 
 
 def _check_options(plan: str | None, options: dict[str, Any]) -> None:
-    """Raises click.UsageError if an option is unwritable, belongs to --minibatch without it, or contradicts it."""
+    """Raises click.UsageError for an unwritable --timeline, and for options that do not go together.
+
+    Some options need --minibatch; --minibatch excludes some others.
+    """
     if options["timeline"]:
         check_writable("--timeline", Path(options["timeline"]))
     if not options["minibatch"]:
@@ -150,13 +153,13 @@ def _show_steps(plan: plan_file.Plan, ranks: Sequence[int], options: dict[str, A
         servers = [change for change in changes if change.startswith("servers=")]
         named_changes = [(name, row + servers if name.startswith("pull=") else row) for name, row in named_changes]
         named_changes.append(("all of these", changes))
-    rows = [(name, what_if.read_changes(row)) for name, row in named_changes]
+    variants = [(name, what_if.read_changes(row)) for name, row in named_changes]  # one row of the table each
     table = Table("ranks", Column("what", no_wrap=True), "step", "compute", "slowest", "exposed", "rows/s")
     assumptions: list[str] = []
     notes: list[str] = []
     for count in ranks:
-        for name, what_ifs in rows:
-            is_last = count == ranks[-1] and name == rows[-1][0]
+        for name, what_ifs in variants:
+            is_last = count == ranks[-1] and name == variants[-1][0]
             per_host = what_ifs.ranks_per_host or plan.ranks_per_host
             path = options["timeline"] if is_last else None  # the timeline shows the last row only
             timeline, note = trace.open_trace(path, count, per_host)

@@ -25,7 +25,7 @@ def start_listening(find_call: Callable[[Any], int | None]) -> None:
     for event in (events.training_begins, events.epoch_ended, events.pass_begins):
         event.add_listener(lambda *_: records.mark_between_steps())
     events.batch_given.add_listener(lambda _, is_over: records.mark_between_steps() if is_over else None)
-    sources.around_pull = bottlenecks.time_pull
+    sources.around_pull = bottlenecks.time_pull  # for batches that a step takes in its graph
     events.batch_wanted.add_listener(bottlenecks.want_batch)
     events.batch_given.add_listener(bottlenecks.give_batch)
     events.batch_taken.add_listener(bottlenecks.take_batch)

@@ -13,8 +13,8 @@ from pathlib import Path
 from matex_tf.observe.input_costs import parse_read_bytes
 
 _MAX_BYTES = 1 << 16
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")  # units of /proc/stat in a second
+_PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes
 _AVAILABLE = b"MemAvailable:"
 _RECEIVED, _SENT = 0, 8  # columns of /proc/net/dev
 _WORD = 4  # bytes for each unit of InfiniBand's counters

@@ -1,4 +1,8 @@
-"""The display of `matex top` and `matex run --live`, drawn from the newest samples: progress, and a table of ranks."""
+"""The display of `matex top` and `matex run --live`, drawn from the newest samples: progress, and a table of ranks.
+
+A sample is what a rank records of itself, at first every `Start.seconds`: counters such as updates (`up`) and bytes
+sent (`tx`), and current values such as memory (`mem`). The samples of a rank are a `Series`.
+"""
 
 from __future__ import annotations
 
@@ -110,6 +114,7 @@ def _choose_ranks(recent: Mapping[int, Series], steps: Mapping[int, balance.Step
     if not height or len(ranks) <= max_ranks:
         return ranks
     newest = max(series["t"][-1] for series in recent.values())
+    # False comes before True: silent ranks are first.
     order = sorted(
         ranks, key=lambda rank: (recent[rank]["t"][-1] > newest - WINDOW, _compute_waiting(rank, recent, steps))
     )
@@ -167,7 +172,7 @@ class _RankTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide, chosen = options.update(max_width=_MAX_WIDTH), list(range(len(self.names)))
-        for omitted in ("", *_OPTIONAL_COLUMNS):
+        for omitted in ("", *_OPTIONAL_COLUMNS):  # "": first try all columns
             chosen = [index for index in chosen if self.names[index] != omitted]
             table = self._make_table(chosen)
             if console.measure(table, options=wide).maximum <= options.max_width:
@@ -206,7 +211,8 @@ def _make_table(
         style = "bold red" if slowest and slowest[0] == rank else ""
         rows.append((format_row(str(rank), host, numbers[rank]), style))
     if len(shown) < len(recent):
-        known = [[value for value in of_ranks if not math.isnan(value)] for of_ranks in zip(*numbers.values())]
+        values_by_column = zip(*numbers.values())  # for each column, the numbers of all ranks
+        known = [[value for value in values if not math.isnan(value)] for values in values_by_column]
         medians = [median(values or [math.nan]) for values in known]
         rows.append((format_row("all", "(medians)", medians), "dim"))
     return _RankTable(["rank", "host", *columns], rows)

@@ -1,4 +1,7 @@
-"""Computes the progress of a run, such as the time left, from its events and rank 0's samples. Pure functions."""
+"""Computes the progress of a run, such as the time left, from its events and rank 0's samples. Pure functions.
+
+A run may be restarted: each of its starts (`recording.Start`) has its own events, such as the end of an epoch.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ class Epoch:
 
 
 def list_epochs(events: Sequence[dict[str, Any]]) -> list[Epoch]:
+    """The epochs among the events of one start."""
     return [
         Epoch(event["t"], event["epoch"], event.get("of"), event.get("logs", {}), event.get("call"))
         for event in events

@@ -56,6 +56,7 @@ class Start:
 
     @property
     def seconds(self) -> float:
+        """The first interval between samples of a rank; a long run doubles it (`sampler.Recorder`)."""
         return float(self.about["settings"].get("MATEX_RECORD_SECONDS", 1))
 
 

@@ -30,7 +30,7 @@ from matex_tf.thread_flag import starts_own
 from matex_tf.version import __version__
 from matex_tf.world import world
 
-_GRADIENTS = 1  # see `ops.count_completed`
+_GRADIENTS = 1  # the kind, for `ops.count_completed`, of the sums of a step's gradients, which are called updates
 _WAITING_SECONDS = 1.0  # seconds at one place that count as waiting for another rank
 _END_SECONDS = 5.0  # seconds that a rank's end waits for the disk
 
@@ -42,7 +42,7 @@ def start_sampler() -> None:
     global _recorder
     record_setting = settings.get_settings().record
     this_rank = world.get_world()
-    if not record_setting or this_rank.is_phantom:
+    if not record_setting or this_rank.is_phantom:  # phantom: a process of `matex plan`, whose other ranks do not exist
         return
     with real_files.use_real_files():
         created = _make_folder(Path(record_setting).absolute()) if this_rank.rank == 0 else None

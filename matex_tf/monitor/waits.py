@@ -17,6 +17,7 @@ def compute_mean_step(series: Series) -> Step | None:
     steps = series.compute_growth("st")
     if not steps > 0:
         return None
+    # The names of counters in samples: seconds of computation, waiting, sums and input, in the order of Step's fields.
     return Step(*(series.compute_growth(name) / steps for name in ("com", "wait", "sum", "in")))
 
 

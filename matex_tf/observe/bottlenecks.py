@@ -19,10 +19,10 @@ _THRESHOLD = 0.5  # a note is printed for a larger fraction of the time
 _MIN_STEPS, _MIN_SECONDS = 20, 2.0  # the fraction of fewer steps or seconds is not judged
 
 _printed: set[str] = set()
-_waited_seconds = 0.0  # for batches, outside of functions
+_waited_seconds = 0.0  # for batches, outside of a `tf.function`
 _wanted_at = 0.0  # when eager code began to take its last batch
-_waited_in_functions: Any = None  # a float64 variable: seconds
-_known_in_functions = 0.0  # its value at the end of the last step
+_waited_in_functions: Any = None  # for batches that a `tf.function` takes: a float64 variable of TensorFlow, seconds
+_known_in_functions = 0.0  # its value at the end of the last step: other threads do not read the variable
 _pace: Pace | None = None  # of the present epoch or loop
 
 
@@ -101,7 +101,7 @@ class Pace:
     """Measures the steps of an epoch or a loop, except for the first step, which compiles."""
 
     def __init__(self) -> None:
-        self.steps = -1
+        self.steps = -1  # 0 after the first step
         self._begin = self._end = (0.0, 0.0)  # `time.perf_counter`, and seconds blocked in collectives by then
         self._waited_before, self._rows_before = 0.0, 0
 

@@ -124,6 +124,7 @@ class Recorder:
         finally:
             self.is_inside = False
         if any(old.tobytes() != new.tobytes() for old, new in zip(old_weights, weights)):
+            # If the step returns no scalars, the loss of its gradient tape is recorded.
             self.steps.append(_list_scalars(result) or _list_scalars(self.target))
             self.target = None
             self.weights = weights

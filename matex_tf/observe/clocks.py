@@ -58,7 +58,8 @@ class Clocks:
     def measure_offsets(self) -> list[Offset]:
         """The present offset of each rank's clock; `Offset()` for ranks with rank 0's clock.
 
-        Collective, but without the engine's rendezvous: for the start and the end of a script.
+        Collective. It sends messages of MPI directly. So the engine does not check that all ranks are at this place, as
+        it does for other collectives, and this method is for the start and the end of a script only.
         """
         me = world.get_world().rank
         if world.get_world().has_lost:

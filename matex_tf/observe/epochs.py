@@ -13,7 +13,7 @@ from matex_tf import ops, settings
 from matex_tf.sharding import shard_arrays
 from matex_tf.world import world
 
-_GRADIENTS = 1  # see `ops.count_completed`
+_GRADIENTS = 1  # the kind, for `ops.count_completed`, of the sums of a step's gradients, which are called updates
 _last_trained: Source | None = None  # the source whose batches trained last
 _fits: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()  # by model
 _loops: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()  # by iterator
@@ -23,6 +23,7 @@ class Source:
     """A source of batches, with several passes over it.
 
     Args:
+        name: for messages.
         batches: the number of batches of a pass, from its length; 0 if unknown.
         scale: the number of batches of the script alone that each batch stands for: with weak scaling, one for each
             rank.

@@ -86,7 +86,8 @@ def _measure_batches(data: Data, used_before_pass: InputCost | None = None) -> t
     used_before, deadline, count, is_over = _measure_used(), time.monotonic() + _MAX_SECONDS, 0, False
     while count < _MAX_BATCHES and time.monotonic() < deadline and not is_over:
         is_over = data.take() is None
-        count += not is_over
+        if not is_over:
+            count += 1
         _await_idle()
     if not count:
         return None, is_over

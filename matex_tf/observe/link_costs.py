@@ -1,6 +1,7 @@
 """Stores the measured cost of transfers between hosts, for each group of hosts, in the cache folder.
 
-The engine measures the cost in a run. `matex info` prints it, and later runs and `matex plan` estimate with it.
+The engine, the C++ library that executes collectives, measures the cost in a run. `matex info` prints it, and later
+runs and `matex plan` estimate with it.
 """
 
 from __future__ import annotations

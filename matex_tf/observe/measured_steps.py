@@ -2,7 +2,8 @@
 
 The engine records events (`records`). A thread counts the updates of gradients, which delimit steps in every kind of
 script. After enough updates, the training thread measures the input, if the process is a phantom rank: one that works
-as rank 0 of ranks that do not exist. Then the measurements are stored in a file, and the process ends.
+as rank 0 of ranks that do not exist. Then the measurements are stored in a file, and the process ends. `matex plan` may
+start several phantom ranks at the same time, which are numbered copies of one process (`settings.Phantom`).
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from matex_tf.world import world
 
 _MIN_UPDATES = 8  # a process with fewer updates is not ended at its time limit, only at `LIMIT`
 _PHANTOM_SECONDS, _REAL_SECONDS = 40, 200
-"""Time limits of a phantom rank, and of real ranks, which first choose how they reduce."""
+"""Time limits of a phantom rank, and of real ranks. Real ranks train more steps, because they first choose whether
+updates overlap with computation.
+"""
 _INPUT_SECONDS = 10  # limit of the wait for the next step, after which the input is measured
 LIMIT = 300
 """Seconds after which a process is ended in any case, including imports and tracing."""
 _MAX_EVENTS = 1 << 18
 _MIN_SECONDS = 0.2  # of the measurement of cores
-_GRADIENTS = 1  # see `ops.count_completed`
+_GRADIENTS = 1  # the kind, for `ops.count_completed`, of the sums of a step's gradients, which are called updates
 _DATASET = "the dataset of an iterator"
 
 
@@ -94,7 +97,7 @@ class Measured:
         tags.set_tag(iterator._iterator_resource, _DATASET, dataset)
 
     def note_batch(self, plan: Any, seconds: float, handle: Any) -> None:
-        """A step has taken its batch from the iterator with this handle."""
+        """A step has taken its batch from the iterator with this handle. The input is measured by further batches."""
         dataset = tags.get_tag(handle, _DATASET)
         self._data = Data(dataset, lambda: plan.take_batch(handle), lambda one: plan.take_batch(one._iterator_resource))
 

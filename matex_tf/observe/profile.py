@@ -1,8 +1,11 @@
 """The table of `matex run --profile`: how the time of training steps was spent.
 
-At the end of the script, rank 0 gathers the engine's totals of all ranks. The columns, in milliseconds a step:
-step, the sum of the next four; compute; waiting for other ranks; exposed, transfers that no computation hides; other
-collectives; and hidden, transfers during computation.
+An update is the sum of a step's gradients over the ranks. The engine, the C++ library that executes collectives, adds
+up the times of the updates at each place of the program: its totals. At the end of the script, rank 0 gathers the
+totals of all ranks, and prints a line for each place.
+
+The columns, in milliseconds a step: step, the sum of the next four; compute; waiting for other ranks; exposed,
+transfers that no computation hides; other collectives; and hidden, transfers during computation.
 """
 
 from __future__ import annotations
@@ -98,7 +101,11 @@ def format_table(
 
 
 def _compute_columns(totals: records.Totals) -> _Columns:
-    """The columns of one update on one rank, from nanoseconds over all its steps."""
+    """The columns of one update on one rank, from its totals in nanoseconds.
+
+    `Totals` adds up transfers over the updates, and the times around them over the steps: the intervals from one update
+    to the next.
+    """
     compute, other = (nanoseconds / totals.steps / 1e6 for nanoseconds in (totals.compute, totals.collectives))
     exposed = totals.exposed / totals.updates / 1e6
     waiting = (totals.meet / totals.steps + totals.exposed_wait / totals.updates) / 1e6

@@ -1,8 +1,10 @@
 """A timeline of all ranks for Perfetto or chrome://tracing: computation, waits, copies and transfers, with their times.
 
-The engine records events in lanes (threads of a rank); `records.ACTIVITIES` names their kinds. `list_bars` makes the
-bars of a rank's lanes from them. At the end rank 0 gathers the parts of all ranks into one file, in the trace event
-format; if an error ends the job, each rank writes its part into a separate file. Times: rank 0's clock (`clocks`).
+The engine, the C++ library that executes collectives, records events in lanes (threads of a rank). The kinds of events
+are `records.ACTIVITIES`. An update is the sum of a step's gradients over the ranks; an overlapped update begins while
+the step still computes gradients. `list_bars` makes the bars of a rank's lanes. At the end rank 0 gathers the parts of
+all ranks into one file, in the trace event format; if an error ends the job, each rank writes its part into a separate
+file. Times: rank 0's clock (`clocks`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ CAPACITY = 1 << 17
 """The number of events kept for each rank; older events are dropped."""
 
 # The name and category of the bars of some kinds of events. Bars of `_LABELLED` kinds have the label of the event after
-# a prefix as their name, and the kind as their category.
+# a prefix as their name, and the kind as their category. Events of other kinds have no bars of their own: `list_bars`
+# uses "gap", "between steps" and "exposed".
 _NAMES = {
     "meet": ("wait for other ranks", "wait"),
     "copy in": ("copy in", "copy"),

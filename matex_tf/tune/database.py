@@ -76,7 +76,7 @@ class Record(Outcome):
     """The source of the configuration: `proposals.ENGINE` or `proposals.WARM`."""
     state: str = field(default=RUNNING, kw_only=True)
     rungs: tuple[float, ...] = ()
-    """The objective at each rung that the trial has reached."""
+    """The objective at each rung, a number of epochs after which trials pause, that the trial has reached."""
 
 
 def find_default_path() -> Path:

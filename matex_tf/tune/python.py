@@ -67,6 +67,7 @@ def tune(
     if cluster is not None:
         if not isinstance(cluster, Slurm):
             raise TypeError(f"tune: expected cluster to be matex_tf.Slurm(...); given {cluster!r}")
+        # `ranks` is 1 by default. Then the cluster's own number of ranks counts.
         cluster = distribute_ranks(cluster, ranks) if ranks > 1 else cluster
         settings = replace(settings, ranks=cluster.ranks, slurm=asdict(cluster))
     target = [os.fspath(script), *arguments_of_script]

@@ -1,7 +1,8 @@
 """Rungs: numbers of epochs after which trials pause. The best continue (ASHA, arXiv 1810.05934, algorithm 2).
 
 For example, with rungs 1,3,9 each trial pauses after its first epoch. A trial continues to epoch 3 as soon as it is in
-the best third of all trials that have reached epoch 1. Pure functions.
+the best third of all trials that have reached epoch 1. `Record.rungs` has the objective of a trial at each rung that
+the trial has reached. Pure functions.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ class Screen:
     ):
         self._space, self._objective, self._trial_count, self._parallel = space, objective, trial_count, parallel
         # By number of the trial. `_ended` has ended and paused trials in the order of their ends.
+        # A record has seconds once a start of its trial has ended or paused.
         self._ended = {record.number: record for record in earlier if record.seconds}
         self._started: dict[int, Record] = {}  # all trials that this process has started
         self._running: dict[int, Trial] = {}

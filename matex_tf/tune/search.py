@@ -1,7 +1,8 @@
 """The search: starts trials in free slots, polls them, records their outcomes, and asks the engine for configurations.
 
-A trial is one run of the script with a configuration, a value for each parameter. A slot is the resources of one of the
-concurrent trials. Rungs are numbers of epochs after which trials pause, and the best are promoted: they continue.
+The engine is the search method, such as random search; it proposes configurations and learns their costs. A trial is
+one run of the script with a configuration, a value for each parameter. A slot is the resources of one of the concurrent
+trials. Rungs are numbers of epochs after which trials pause, and the best are promoted: they continue.
 
 `setup.run_search` makes a `SearchLoop` and calls `run_trials`. All records are in the database, so that a killed search
 can continue: trials that have not ended are started again.

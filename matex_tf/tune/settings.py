@@ -30,6 +30,7 @@ class Settings:
     name: str = "search"
     """The name of the space file."""
     rungs: tuple[int, ...] = ()
+    """Numbers of epochs after which trials pause; the best third continues."""
     slurm: dict[str, Any] | None = None
     """The options of trials that are jobs; None: trials run on this machine."""
 

@@ -98,6 +98,7 @@ def create_search(target: Sequence[str], space: str, settings: Settings, databas
 
 
 def _make_folder(target: Sequence[str], folder: str) -> Path:
+    """Make `folder`, which must be new or empty; if "", a new one such as runs/tune-train-1, named after the script."""
     if not folder:
         return run_folder.make_folder("tune-" + (target[1] if target[0] == "-m" else Path(target[0]).stem))
     path = Path(folder)
@@ -130,7 +131,7 @@ def open_search(folder: Path) -> tuple[Database, Search]:
 
 def restore_settings(search: Search, **changed: Any) -> Settings:
     """The recorded settings of the search with the changes `changed`. Raises NoSearchError: a change is impossible."""
-    # JSON has lists in place of tuples.
+    # The settings were stored as JSON, which has lists in place of tuples.
     merged = {**search.settings, "run": tuple(search.settings["run"]), "rungs": tuple(search.settings["rungs"])}
     if job_options := changed.pop("slurm", None):
         if merged["slurm"] is None:
@@ -191,7 +192,7 @@ def run_search(folder: Path, space: str = "", name: str = "", **changed: Any) ->
     earlier_trials = database.list_trials(search.id)
     search_engine = engine.load_engine(settings.engine)(spec.space, settings.seed)
     proposals = Proposals(search_engine, spec.space, settings.seed, [record.config for record in earlier_trials])
-    slots = settings.make_slots()
+    slots = settings.make_slots()  # the cores, GPUs or hosts of each concurrent trial
     with Screen(spec.space, spec.objective, settings.trials, len(slots), earlier_trials) as screen:
         if space_changes:
             screen.print_line(f"goes on with {name}; {'; '.join(space_changes)}")

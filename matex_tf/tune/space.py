@@ -36,7 +36,7 @@ class Number:
     whole: bool = False
     when: Condition = ()
     otherwise: str | None = None
-    """The text of a placeholder while the parameter is not active; None: it needs none."""
+    """The text in place of `{{name}}` in files while the parameter is not active; None: it needs none."""
 
     def compute_value(self, share: float) -> Value:
         """The value at the fraction `share` (0 to 1) of the range, rounded, so that trials get the displayed value."""

@@ -1,4 +1,7 @@
-"""Starts trials for `search.SearchLoop`: makes a trial's folder, starts its command, makes its record at the end."""
+"""Starts trials for `search.SearchLoop`: makes a trial's folder, starts its command, makes its record at the end.
+
+Rungs are numbers of epochs after which trials pause; only the best are started again and continue.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,7 @@ class Starter:
         prefix = f"trial {number} has run to its end"
         if outcome.state == DONE and trial.rules.pause and not trial.epochs:
             self._say(f"{prefix}: trials pause in Keras' fit only, and no epoch of fit has ended", "no fit")
-        # It has reached the rung, but has not paused.
+        # It has reached the rung, but has not paused there: it has trained on to its end.
         elif outcome.state == DONE and 0 < (trial.rules.pause or 0) <= trial.epochs:
             self._say(f"{prefix}: the state of its fit could not be saved ({trial.folder / OUTPUT})", "not kept")
         if outcome.state == PAUSED and not outcome.curve:  # the objective is known at the end of a trial only

@@ -1,4 +1,7 @@
-"""The output of a job's launchers, from `kubectl logs`, one launcher after the other."""
+"""The output of a job's launchers, from `kubectl logs`, one launcher after the other.
+
+A launcher is the container that runs `matex run`. Kubernetes may start another one if it fails.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An MPIJob, a job of the MPI operator: its options, its name, its YAML, and the shell script of its launcher."""
+"""An MPIJob, a job of the MPI operator: its options, its name, its YAML, and the shell script of its launcher.
+
+Its pods are a launcher, which runs `matex run`, and the workers, on which mpirun starts the ranks.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The state of a Kubernetes job, from its MPIJob and its pods, the dictionaries that `kubectl get -o json` prints.
 
-The operator records in the MPIJob whether the job runs or has ended. A batch Job of the operator replaces a failed
-launcher pod, even if the run is over. The first launcher whose run is over says so in its termination message
+An MPIJob is a job of the MPI operator. Its pods are workers, on which the ranks run, and a launcher, which runs `matex
+run`. The operator records in the MPIJob whether the job runs or has ended. A batch Job of the operator replaces a
+failed launcher pod, even if the run is over. The first launcher whose run is over says so in its termination message
 (`mpijob.OVER`), and later launchers only repeat its exit code.
 """
 

@@ -1,4 +1,7 @@
-"""Flux (flux-core): a job is a Flux instance of its own, whose initial program is the job script."""
+"""Flux (flux-core): a job is a Flux instance of its own, whose initial program is the job script.
+
+`Scheduler` submits and follows jobs. This file has what differs for Flux: commands, options, words and messages.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from matex_tf.deploy.options import parse_time
 from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, Queued, Scheduler, make_state
 from matex_tf.deploy.refusals import Refusal
 
-_STATES = {
+_STATES = {  # Flux's words for the state of a job, with the words to print
     WAITING: {"NEW": "NEW", "DEPEND": "DEPEND", "PRIORITY": "PRIORITY", "SCHED": "SCHED"},
     RUNNING: {"RUN": "RUNNING", "CLEANUP": "CLEANUP"},
     ENDED: {"COMPLETED": "COMPLETED", "FAILED": "FAILED", "CANCELED": "CANCELED", "TIMEOUT": "TIMEOUT"},
@@ -31,6 +34,7 @@ class FluxScheduler(Scheduler):
     option_prefix = "# flux:"
     own_number = '"$(flux getattr jobid)"'
     hosts = "flux hostlist -led'\\n'"
+    # The successor, a job that goes on with the run, is submitted to the instance in which this job itself runs.
     submit_successor = 'flux --parent batch --dependency=afterany:"$before" {script}'
     number_pattern = re.compile(r"^(\S+)\s*$", re.MULTILINE)
     submit_command = ("flux", "batch")
@@ -55,7 +59,7 @@ class FluxScheduler(Scheduler):
             f"--nslots={options.ranks}",
             f"--cores-per-slot={options.cpus or 1}",
             f"--gpus-per-slot={gpus_per_slot}" if gpus_per_slot else "",
-            "" if options.cpus else "--exclusive",
+            "" if options.cpus else "--exclusive",  # without --cpus, a job has whole nodes
             f"--time-limit={parse_time(options.time)}s" if options.time else "",
             f"--bank={options.account}" if options.account else "",
             f"--queue={options.queue}" if options.queue else "",

@@ -1,4 +1,7 @@
-"""IBM Spectrum LSF."""
+"""IBM Spectrum LSF.
+
+`Scheduler` submits and follows jobs. This file has what differs for LSF: commands, options, words and messages.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from matex_tf.deploy.options import parse_time
 from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, Queued, Scheduler, make_state
 from matex_tf.deploy.refusals import Refusal
 
-_STATES = {
+_STATES = {  # LSF's words for the state of a job, with the words to print
     WAITING: {"PEND": "PENDING", "PSUSP": "HELD", "PROV": "PROVISIONING", "WAIT": "WAITING"},
     RUNNING: {"RUN": "RUNNING", "USUSP": "SUSPENDED", "SSUSP": "SUSPENDED", "UNKWN": "UNKNOWN"},
     ENDED: {"DONE": "DONE", "EXIT": "EXIT", "ZOMBI": "EXIT"},
@@ -57,7 +60,7 @@ class LsfScheduler(Scheduler):
             f"-J {options.plain_name}",
             f"-n {options.nodes * options.node_cores}",
             f'-R "span[ptile={options.node_cores}]"',
-            "" if options.cpus else "-x",  # whole nodes
+            "" if options.cpus else "-x",  # without --cpus: whole nodes
             f'-gpu "num={options.gpus_per_node}"' if options.gpus_per_node else "",
             f"-W {minutes // 60}:{minutes % 60:02}" if minutes else "",
             f"-P {options.account}" if options.account else "",

@@ -1,4 +1,7 @@
-"""PBS: OpenPBS, PBS Professional, and Slurm's commands of the same names."""
+"""PBS: OpenPBS, PBS Professional, and Slurm's commands of the same names.
+
+`Scheduler` submits and follows jobs. This file has what differs for PBS: commands, options, words and messages.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from matex_tf.deploy.options import parse_time
 from matex_tf.deploy.queues.scheduler import OWN_OUTPUT, Queued, Scheduler, make_state
 from matex_tf.deploy.refusals import Refusal
 
-_STATES = {
+_STATES = {  # PBS's letters for the state of a job, with the words to print
     WAITING: {"Q": "QUEUED", "W": "WAITING", "H": "HELD", "T": "MOVING", "S": "SUSPENDED"},
     RUNNING: {"B": "RUNNING", "R": "RUNNING", "E": "ENDING"},
     ENDED: {"F": "FINISHED", "X": "FINISHED", "C": "FINISHED"},
@@ -58,7 +61,7 @@ class PbsScheduler(Scheduler):
         return [
             f"-N {options.plain_name}",
             f"-l select={options.nodes}:ncpus={options.node_cores}:mpiprocs={options.ranks_per_node}{gpus}",
-            f"-l place=scatter{'' if options.cpus else ':exclhost'}",
+            f"-l place=scatter{'' if options.cpus else ':exclhost'}",  # without --cpus: whole nodes
             f"-l walltime={format_duration(parse_time(options.time))}" if options.time else "",
             f"-A {options.account}" if options.account else "",
             f"-q {options.queue}" if options.queue else "",

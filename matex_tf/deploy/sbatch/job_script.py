@@ -1,4 +1,7 @@
-"""The options and the script of a Slurm job. The script notes the job, runs `matex run`, and may requeue itself."""
+"""The options and the script of a Slurm job.
+
+The script writes the job's number into the run's folder, runs `matex run`, and may requeue itself.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ class Slurm(Options):
 
     def _list_python_words(self) -> list[str]:
         """The Python of the `matex` command: /opt/bin/python of `/opt/bin/python -m matex_tf...` or /opt/bin/matex."""
-        words = shlex.split(self.matex) or ["matex"]
+        words = shlex.split(self.matex) or ["matex"]  # without -m, the last word is the path of `matex`
         if "-m" in words:
             return words[: words.index("-m")]
         return [*words[:-1], os.path.join(os.path.dirname(words[-1]), "python")]

@@ -9,6 +9,7 @@ from datetime import datetime
 from matex_tf.deploy.job import ENDED, RUNNING, STUCK, WAITING, State
 from matex_tf.deploy.refusals import Refusal
 
+# The states of a job that has ended.
 ENDS = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
     "REVOKED",
@@ -153,6 +154,7 @@ def read_states(text: str) -> dict[str, State]:
     """The states of an array's tasks from the output of `scontrol show job`, keyed by task numbers."""
     states = {}
     for record in re.split(r"\n\s*\n", text):
+        # ArrayTaskId stands on the first line of a record, which is the only line without leading blanks.
         number, state = _parse_field("   " + record, "ArrayTaskId"), read_state(record)
         if number and state:
             states[number] = state

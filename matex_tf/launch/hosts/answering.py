@@ -18,6 +18,7 @@ _LAST_SECONDS = 5.0  # seconds between SIGTERM and SIGKILL
 
 def make_reach_command(mpirun: str, options: Sequence[str], host: Host) -> list[str]:
     """The command that succeeds if `host` can be reached in the way that mpirun's `options` choose."""
+    # Only the options that may say how mpirun starts a process on another host.
     reach_options: list[str] = []
     for group in group_options(options):
         name = mpirun_options.parse_option_name(group[0])

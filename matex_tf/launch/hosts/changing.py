@@ -96,6 +96,7 @@ class Changes:
             self.offer = replace(self.offer, may_choose=False)
         elif last.reduced_host is not None:
             self._places.restore_rank(last.reduced_host)
+            # `kept_hosts` must not lose a rank again.
             self.offer = replace(self.offer, kept_hosts=[*self.offer.kept_hosts, last.change.dropped_host])
         else:
             self._places.exclude_hosts(attempt.hosts, last.before.hosts)
@@ -104,6 +105,7 @@ class Changes:
     def give_up_change(self, why: str) -> Attempt | None:
         """The next attempt if the run ended before the first step after a change; else None."""
         applied = self._pending
+        # A forced change, for which the ranks had to leave their hosts, cannot be taken back.
         if applied is None or applied.change.is_forced:
             return None
         self._pending = None

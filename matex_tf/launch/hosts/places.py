@@ -71,8 +71,8 @@ class Places:
     def exclude_hosts(self, hosts: Sequence[Host], before: Sequence[Host]) -> None:
         """Undo a change of the hosts from `before` to `hosts`: never again use the added hosts.
 
-        A host of both with other slots is used with its former slots, as long as it is listed with the new slots, and
-        all hosts of `before` are usable.
+        A host in both lists whose number of slots changed gets its former slots, as long as the host files list it with
+        the new slots, and all hosts of `before` are usable.
         """
         former = {host.name: host for host in before}
         self._excluded |= {host.name for host in hosts} - former.keys()

@@ -1,4 +1,4 @@
-"""The commands `matex top` and `matex report`."""
+"""The commands `matex top` and `matex report`, for recorded runs; `report` is also for searches of `matex tune`."""
 
 from __future__ import annotations
 
@@ -147,6 +147,7 @@ def _describe_prediction(run: recording.Run, path: str) -> str:
     """A step as predicted by the plan in the file `path`, compared with the measured step."""
     start = run.starts[-1]
     prediction = Predictor(plan_file.load_plan(path)).predict_step(start.size)
+    # `count_points` limits the number of samples of all ranks together, of which only those of rank 0 are read here.
     rank_0 = recording.Series(recording.read_samples(start.files[0], recording.count_points(len(start.files))))
     interval = f"({prediction.low * 1e3:.1f} - {prediction.high * 1e3:.1f})"
     lines = [f"a step of {prediction.ranks} ranks, predicted: {prediction.step * 1e3:.1f} ms {interval}"]

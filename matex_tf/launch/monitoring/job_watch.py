@@ -1,4 +1,7 @@
-"""A watched run together with its job: whether the job is queued, and whether it may still start or come back."""
+"""A run as `matex top` watches it: the records of its ranks, and the state of its job.
+
+A run may be a job of a cluster. Then a run without ranks is not over: its job may be queued, or about to be restarted.
+"""
 
 from __future__ import annotations
 
@@ -72,11 +75,16 @@ class JobWatch:
         self._scheduler: Any  # the functions of the job's cluster (`deploy.command.CLUSTERS`); None: the run is no job
         try:
             self._scheduler, self._job = command.find_job(folder, "")
-        except click.UsageError:
+        except click.UsageError:  # `folder` belongs to no job
             self._scheduler, self._job = None, Job("")
 
     def look_at_run(self) -> WatchedState:
-        """Read the state of the run.
+        """Read the state of the run, which is one of four:
+
+        1. There are no records yet, but the job may still start: `job_text` tells its state.
+        2. Ranks run, or `matex run` goes on without them, for example to restart them.
+        3. The ranks have ended in order to be restarted, and the job may come back: `job_text` tells its state.
+        4. The run is over.
 
         Raises:
             RecordingError: there are no records and none will come, or this version cannot read them.
@@ -106,11 +114,12 @@ class JobWatch:
                 self._state = self._scheduler.find_state(self._job)
             except UnreachableError:
                 pass  # the scheduler does not answer now
-            except JobError:
+            except JobError:  # such as a missing command
                 self._is_scheduler_absent = True
             finally:
                 self._next_query_at = time.monotonic() + QUERY_INTERVAL
-        # Without an answer, the job may still start.
+        # It may not if the job has ended, is unknown to the scheduler, or waits for a condition that does not arise by
+        # itself (STUCK). Without an answer, the job may still start.
         return self._state is None or self._state.phase not in (ENDED, FORGOTTEN, STUCK)
 
     def _describe_job(self) -> str:

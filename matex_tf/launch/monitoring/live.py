@@ -39,8 +39,8 @@ def show_picture(folder: str) -> Iterator[None]:
     sys.stderr.flush()
     if os.isatty(1):
         reader, writer = pty.openpty()
-        tty.setraw(writer)
-        # The size of the window.
+        tty.setraw(writer)  # pass all bytes unchanged
+        # The pseudo-terminal gets the size of the window.
         fcntl.ioctl(writer, termios.TIOCSWINSZ, fcntl.ioctl(1, termios.TIOCGWINSZ, bytes(8)))
         replaced = [1, *([2] if os.isatty(2) else [])]  # descriptors that lead to the pseudo-terminal
     else:

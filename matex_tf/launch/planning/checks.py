@@ -74,6 +74,7 @@ def check_request(request: PlanRequest) -> None:
         raise click.UsageError(
             "--batch needs slices of several sizes, and with weak scaling all have as many rows as the script's batch"
         )
+    # Other batches are estimated by a line through the measured slices, which needs two sizes.
     if request.batches and len(choose_sizes(request.ranks, request.copies)) < 2:
         raise click.UsageError("--batch needs slices of several sizes: name more --ranks than 1")
     check_names(request.hosts, 2, "a link is between two")

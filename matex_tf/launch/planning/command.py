@@ -76,6 +76,7 @@ def plan_command(ctx: click.Context, /, **values: Any) -> int:
     def launch(
         ranks: int, target: Sequence[str], options: Sequence[str], environment: Mapping[str, str] | None
     ) -> list[str]:
+        """The command line that starts `target` on `ranks` ranks, as `matex run` does."""
         run = Run(ranks=ranks, target=list(target), options=list(options), environment=environment)
         return command_line.make_command_line(run)
 

@@ -31,6 +31,7 @@ def add_kept_links(
     """
     if is_network_named or {link.scope for link in measured} & {TWO_HOSTS, ALL_RANKS}:
         return tuple(measured)
+    # `list_links` lists the newest link first.
     stored = (link for link in link_costs.list_links() if not link.disturbed and link.byte > 0 and len(link.hosts) > 1)
     newest = next((link for link in stored if set(hosts) <= set(link.hosts)), None)
     return (*measured, _describe_sums(newest)) if newest is not None else tuple(measured)
@@ -54,7 +55,8 @@ def _describe_sums(link: link_costs.Link) -> LinkMeasurement:
     byte = max(link.byte - ADDITION, 0.0) * hosts / (2 * (hosts - 1)) + ADDITION
     seconds = start_up, start_up + (large - small) * byte
     # `ranks` stays the number of the measurement: for more ranks, the plan does not count on MPI's own algorithm
-    # (`is_mpi_known` in planner/predict.py). The stored link has one time for each size, and no core seconds.
+    # (`is_mpi_known` in planner/predict.py). The stored link has one time for each size, which serves as the
+    # time on both threads (`seconds` and `asleep`), and no core seconds.
     return LinkMeasurement(
         scope=TWO_HOSTS if ranks == hosts else ALL_RANKS, ranks=ranks, hosts=2, bytes=PROBED, seconds=seconds,
         asleep=seconds, cpu_per_byte=0.0, kept=str(link),

@@ -96,7 +96,7 @@ def check_predictions(
         PlanFileError: MATEX_STRATEGY is impossible for the script, or has no common updates.
     """
     predictor, strategy = Predictor(plan), settings.get_settings().strategy
-    if settings.is_statistical(strategy):
+    if settings.is_statistical(strategy):  # async or local:H: the ranks do not make every update together
         raise plan_file.PlanFileError(
             f"--check times the updates of ranks together; MATEX_STRATEGY={strategy} has none"
         )
@@ -127,8 +127,9 @@ def check_predictions(
 
 def describe_difference(plan: Plan, ranks: int, options: Sequence[str]) -> str:
     """How the placement of started ranks differs from the predicted one, for a warning; "" if it does not."""
-    hosts, cores = ceil(ranks / plan.ranks_per_host), len(placement.list_cores())
-    if ranks == 1 or mpirun_options.chooses_hosts(options, os.environ) or (hosts == 1 and ranks <= cores):
+    hosts, cores = ceil(ranks / plan.ranks_per_host), len(placement.list_cores())  # `hosts`: as predicted
+    fits_here = hosts == 1 and ranks <= cores
+    if ranks == 1 or fits_here or mpirun_options.chooses_hosts(options, os.environ):
         return ""
     where = f"{hosts} hosts" if hosts > 1 else f"one host of {plan.ranks_per_host} ranks"
     hint = f". --host A,B names {hosts} hosts" if hosts > 1 else ""

@@ -32,7 +32,10 @@ class PlanRequest:
 
     @property
     def copies(self) -> int:
-        """The number of simultaneous phantom ranks: the ranks of a host, but at most one for each core here."""
+        """The number of phantom ranks that are measured at once: the ranks of a host, at most one for each core here.
+
+        A phantom rank is a process that runs the script as rank 0 of ranks that do not exist.
+        """
         return max(1, min(self.ranks_per_host, len(placement.list_cores())))
 
 

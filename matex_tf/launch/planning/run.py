@@ -2,7 +2,8 @@
 
 `planning.command` calls `plan_script`. It measures sizes and links, makes a `Plan` of them, and prints predictions from
 the plan. A size is the script's step on the slice of rank 0 of N ranks (`planning.sizes`). A link is the cost of sums
-between ranks on one host or on two (`planning.ranks`).
+between ranks on one host or on two (`planning.ranks`). The typical measurement is the one with the most ranks among the
+sizes of full hosts that sum the same tensors as most of them do (`Sizes.leave_out_unlike`).
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ def rescale_batch(plan: Plan, rows: int) -> Plan:
     if count_measured_rows(plan) < 2:
         reason = "no step is sharded" if not plan.rows else "all slices that were measured have as many rows"
         raise plan_file.PlanFileError(f"--batch {rows}: {reason}, so that nothing is known of other batches")
+    # `whole`, the step on the script's complete batch, was measured with other rows.
     return replace(plan, rows=rows, epoch_steps=ceil(plan.epoch_steps * plan.rows / rows), whole=None)
 
 
@@ -118,9 +120,11 @@ def measure_plan(request: PlanRequest, script: Sequence[str], launch: Launch) ->
     sizes.measure_all()
     links = measure_links(request.ranks_per_host, request.hosts, launch)
     plan = make_plan(request, sizes, add_kept_links(links, request.hosts, bool(request.network)))
-    # MATEX_STRATEGY=async is measured, too, if the script and a requested number of ranks allow it.
+    # MATEX_STRATEGY=async is measured, too, if the script and a requested number of ranks allow it: several copies can
+    # stand for the ranks of one host only.
     may_be_async = not plan.update.not_async and plan.scaling == "strong"
-    if may_be_async and request.copies > 1 and any(1 < ranks <= request.ranks_per_host for ranks in request.ranks):
+    fits_one_host = any(1 < ranks <= request.ranks_per_host for ranks in request.ranks)
+    if may_be_async and request.copies > 1 and fits_one_host:
         plan = replace(plan, whole=sizes.measure_whole())
     return plan
 
@@ -147,8 +151,9 @@ def make_plan(request: PlanRequest, sizes: Sizes, links: tuple[LinkMeasurement, 
 def _adapt_size(measurement: Measurement, typical: Measurement) -> Size:
     """The size for the plan. All sizes of a plan have one time for each gradient and collective of `typical`.
 
-    Only size 1 may reduce other tensors than `typical` (`Sizes.leave_out_unlike`). It gets made-up times, which have no
-    effect, because one rank sums nothing.
+    The times say when in a step each gradient is `ready`, and `at` which time each other collective begins. Only size 1
+    may reduce other tensors than `typical` (`Sizes.leave_out_unlike`). It gets made-up times, which have no effect,
+    because one rank sums nothing.
     """
     size, steps = measurement.size, typical.steps
     if size.ranks > 1 or measurement is typical:

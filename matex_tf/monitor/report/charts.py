@@ -35,6 +35,7 @@ def decimate_series(t: np.ndarray, values: np.ndarray, buckets: int, end: float)
     t, values = t[is_finite], values[is_finite]
     if len(t) <= 2 * buckets:
         return t, values
+    # The interval of each point; `borders` are the first points of all intervals but the first.
     bucket = np.minimum((t / (end or 1) * buckets).astype(int), buckets - 1)
     borders = np.flatnonzero(np.diff(bucket)) + 1
     chosen: set[int] = {0, len(t) - 1}
@@ -57,7 +58,7 @@ def make_band(rows: np.ndarray, t: np.ndarray) -> list[Line]:
 
 
 def make_curves(lines: Sequence[Line], run: int = 0, end: float = 1.0, buckets: int = 160) -> list[dict[str, Any]]:
-    """The lines of a run in the format of the page.
+    """The lines of a run in the format of the page: mappings in which "t" and "values" have one list for each piece.
 
     Args:
         run: the index of the run on the page.

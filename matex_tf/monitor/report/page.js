@@ -1,15 +1,18 @@
 // Draws the charts of a report by uPlot, from the JSON in the page (template.py): `charts`, `runs`, `axes`, `colours`.
+// A chart has curves (charts.py). A curve has one piece for each start of its run: lists of times `t` and `values`.
 // The reader may choose the horizontal axis (time, step or epoch), and a rank or trial whose lines are highlighted.
 const page = JSON.parse(document.getElementById("data").textContent)
 const TIME_UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]] // seconds, name
 const DASHES = [[], [2, 3], [8, 4], [8, 3, 2, 3]]
 const INTERVALS = [...Array(12).keys()].flatMap(power => [1, 2, 5].map(digit => digit * 10 ** (power - 3))) // of ticks
-const LOOKS = {most: [0.5, 1], least: [0.5, 1], median: [1.5, 1], faint: [1.5, 0.3], "": [1.5, 1]} // width, opacity
+// Width and opacity of a line, by the kind of its curve. "most" and "least" are the borders of the band of all ranks.
+const LOOKS = {most: [0.5, 1], least: [0.5, 1], median: [1.5, 1], faint: [1.5, 0.3], "": [1.5, 1]}
 const readColour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`)
 const format = (value, digits) => value.toLocaleString("en", {maximumSignificantDigits: digits})
 let plots = [], picked = null // `picked`: the name of the highlighted line
 
-// The position on an axis at time `t` of a run, by interpolation in the run's clock; null outside of the clock.
+// The position on an axis, such as the step, at time `t` of a run. It is interpolated in the run's clock for the axis:
+// times, and the positions at these times. null outside of the clock.
 function locate(run, axis, t) {
   const clock = page.runs[run]?.clocks[axis]
   if (axis === "time" || !clock) return t
@@ -62,6 +65,7 @@ function drawMarks(plot, axis) {
   plot.hooks.draw[0]()
 }
 
+// Draw a chart into the element `figure` of the page.
 function draw(figure, chart, axis) {
   const data = uPlot.join(chart.curves.map(curve => tabulate(curve, axis)))
   const [unitSize, unit] = chooseUnit(axis, data[0].at(-1))
@@ -72,9 +76,10 @@ function draw(figure, chart, axis) {
     scales: {
       x: {time: false},
       y: {range: (_, low, high) => {
-        if (low === null) return [0, 1]
+        if (low === null) return [0, 1] // no values
         low = chart.zero ? Math.min(low, 0) : low
         high = Math.min(high, chart.most ?? high)
+        // Above and below the values, except below a lowest value of 0 on an axis from 0.
         const room = (high - low || Math.abs(high) || 1) * 0.05
         return [chart.zero && low === 0 ? 0 : low - room, high + room]
       }},
@@ -94,7 +99,7 @@ function draw(figure, chart, axis) {
         value: (_, value) => value == null ? "" : format(value, 6), points: {show: curve.t.flat().length < 30},
       })),
     ],
-    // "least" comes after "most".
+    // Fill the band between "most" and "least", which is the next curve. Series 0 of uPlot is the horizontal axis.
     bands: chart.curves.flatMap((curve, index) =>
       curve.kind === "most" ? [{series: [index + 1, index + 2], fill: readColour("soft")}] : []),
   }, data, figure.querySelector(".chart"))

@@ -25,7 +25,8 @@ from matex_tf.observe import balance
 
 _MAX_BARS = 16  # displayed ranks of a large run: the ranks that wait least
 _MAX_TABLE_RANKS = 2048  # ranks in the table at the end
-_MAX_BUCKETS = 640  # in one chart, over all its lines; each bucket has at most two points
+# In one chart, over all its lines. A bucket is an interval of time, in which a line has at most two points.
+_MAX_BUCKETS = 640
 _CLOCK_POINTS = 512
 
 
@@ -47,7 +48,7 @@ class _Recorded:
         self.zero = float(self.starts[0][0].about["at"])  # the time of the first start, seconds since 1970
         ends = [float(series["t"][-1]) for _, ranks in self.starts for series in ranks.values()]
         self.end = max(ends, default=self.zero) - self.zero  # of the last sample, in seconds since `zero`
-        self.steps = waits.compute_mean_steps(self.ranks)
+        self.steps = waits.compute_mean_steps(self.ranks)  # the mean times of a step, by rank
         self.epochs = progress.list_kept_epochs(self.run.starts)
 
     def prefix_name(self, name: str) -> str:
@@ -175,7 +176,7 @@ def _draw_metrics(runs: Sequence[_Recorded], figures: Figures) -> Iterator[str]:
                 points = [
                     (epoch.t - recorded.zero, epoch.logs[metric]) for epoch in recorded.epochs if metric in epoch.logs
                 ]
-                t, values = np.array(points, float).reshape(-1, 2).T
+                t, values = np.array(points, float).reshape(-1, 2).T  # two empty arrays if there are no points
                 if np.isfinite(values).any():
                     lines_of_runs[-1].append(Line(metric, colour, [(t, values)]))
                 elif points:

@@ -52,6 +52,7 @@ def _make_step_time(name: str) -> Values:
     return compute_values
 
 
+# The words such as "up" and "mem" are the names of counters and values in samples (`monitor.sampler`).
 QUANTITIES = (
     Quantity("Rows a second", "rows/s, all ranks together", _make_rate("rows"), of_rank_0=True),
     Quantity("Updates a second", "updates/s", _make_rate("up"), of_rank_0=True),
@@ -81,7 +82,7 @@ def draw_quantity(quantity: Quantity, starts: Starts, zero: float, end: float, c
         end: the length of that axis, in seconds.
         chosen: the ranks that are shown in addition to a band; empty: the ranks that differ most from the median.
     """
-    names = _name_lines(quantity, starts)
+    names = _name_lines(quantity, starts)  # and for each name, its rank in each start
     pieces_by_name = {}
     for name, line_ranks in names.items():
         pieces = []
@@ -92,7 +93,7 @@ def draw_quantity(quantity: Quantity, starts: Starts, zero: float, end: float, c
         if any(np.isfinite(values).any() for _, values in pieces):
             pieces_by_name[name] = pieces
     if len(pieces_by_name) <= MAX_LINES:
-        order = list(names)
+        order = list(names)  # also of lines without values, so that a rank has the same colour in all charts
         return [Line(name, order.index(name), pieces) for name, pieces in pieces_by_name.items()]
     grid = np.linspace(0, end, _GRID_POINTS)
     rows = np.stack([_interpolate_on_grid(pieces, grid) for pieces in pieces_by_name.values()])

@@ -64,6 +64,7 @@ def assemble_page(
     licence, code, style, script = map(
         _read_file, ("uplot/LICENSE", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "page.js")
     )
+    # The complete licence replaces the comment at the beginning of uPlot's code.
     code = f"/* uPlot\n{licence}*/\n{code.split('*/', 1)[1]}"
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'

@@ -1,4 +1,4 @@
-"""The interface of engines, and their names."""
+"""The interface of engines, and their names. An engine is a search method, such as random search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matex_tf.tune.space import Config, Space
 
 
 class Engine(Protocol):
-    """Proposes configurations that minimize the cost."""
+    """Proposes configurations that minimize the cost: the objective, negated if it is to be maximized."""
 
     slow: bool
     """Whether proposals take long, so that they are computed ahead."""

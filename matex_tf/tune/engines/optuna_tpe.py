@@ -23,6 +23,7 @@ class Tpe:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Optuna warns that groups, which conditions need, are experimental
+            # With `constant_liar`, proposals avoid the neighbourhood of trials that still run.
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
         self._study = optuna.create_study(sampler=sampler)
 
@@ -41,7 +42,7 @@ class Tpe:
         trials = self._open_trials.pop(make_key(config), [])
         for trial in trials:
             self._study.tell(trial, cost)
-        if not trials:  # Optuna has not proposed it, or knows its cost at an earlier rung
+        if not trials:  # Optuna has not proposed it, or knows its cost after fewer epochs
             distributions = {name: self._distributions[name] for name in config}
             trial = optuna.trial.create_trial(params=dict(config), distributions=distributions, value=cost)
             self._study.add_trial(trial)
@@ -64,4 +65,4 @@ def _make_distribution(parameter: Parameter) -> BaseDistribution:
     return FloatDistribution(parameter.low, parameter.high, log=parameter.log)
 
 
-make = Tpe
+make = Tpe  # the name that `engine.load_engine` looks up

@@ -92,7 +92,7 @@ class Proposals:
             # The engine waits for the cost of a duplicate. Report a known cost; `tell` reports it later otherwise.
             if make_key(config) in self._costs:
                 self._engine.tell(config, self._costs[make_key(config)])
-        else:
+        else:  # all proposals were duplicates
             untried = [config for config in all_configs or () if make_key(config) not in self._seen]
             config = self._draw.choice(untried) if untried else self._space.sample_config(self._draw)
             while make_key(config) in self._seen:

@@ -1,6 +1,7 @@
-"""SMAC3's random forest with expected improvement, as in XAI (section 4.1), with `ask` and `tell`.
+"""Proposes configurations by SMAC3's random forest with expected improvement, as the paper XAI (section 4.1) does.
 
-SMAC's own runner is not used: it pickles functions into daemons, and trials are commands.
+The search calls `ask` and `tell` and starts the trials itself. SMAC's own runner is not used: it pickles functions into
+daemons, and trials are commands.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Smac:
         return config
 
     def tell(self, config: Config, cost: float) -> None:
+        # A configuration gets a new `TrialInfo` if SMAC has not proposed it (such as a warm start), or already has its
+        # cost after fewer epochs.
         infos = self._open_trials.pop(make_key(config), [])
         for info in infos or [TrialInfo(Configuration(self._config_space, values=dict(config)), seed=0)]:
             with _quiet():
@@ -104,4 +107,4 @@ class _quiet(warnings.catch_warnings):
         return result
 
 
-make = Smac
+make = Smac  # the name that `engine.load_engine` looks up

@@ -1,4 +1,4 @@
-"""Warm start: first configurations from earlier searches of similar tasks (XAI, section 4.1). Pure functions.
+"""Warm start: first configurations from earlier searches of similar tasks (paper XAI, section 4.1). Pure functions.
 
 A task is the sizes of the data and the model, and the loss (`database.FEATURES`).
 """

@@ -112,6 +112,7 @@ def _draw_charts(
         for index, trial in enumerate(ordered)
         if any(math.isfinite(point.value) for point in trial.curve)
     ]
+    # High values are cut off if low ones are wanted, such as the losses of trials that diverge.
     max_shown = math.inf if objective.maximize else float(np.percentile(values, _PERCENTILE))
     lines = []
     for index, trial in reversed(drawn):  # the best are drawn on top
@@ -128,7 +129,8 @@ def _draw_charts(
     if len(completed) > 1:
         numbers = np.array([trial.number for trial in completed], float)
         costs = np.minimum.accumulate([objective.compute_cost(trial.value or 0.0) for trial in completed])
-        best = Line("best so far", 0, [(numbers, -costs if objective.maximize else costs)])
+        best_values = -costs if objective.maximize else costs  # the cost of a value to be maximized is its negative
+        best = Line("best so far", 0, [(numbers, best_values)])
         unit = f"{objective.name}, of completed trials"
         chart = make_chart("best so far", unit, make_curves([best], end=numbers[-1]), "trial", from_zero=False)
         yield figures.add_figure(chart, summarize_lines([best]))

@@ -111,6 +111,8 @@ class JobTrial(Trial):
         """The outcome, from the job's exit code, else from its state in Slurm; None while it waits or runs."""
         code = run_folder.read_exit_code(self.folder)
         if code is not None:
+            # With EXIT_REQUEUE, the job was asked to end, at its time limit for example. The trial then has failed only
+            # if it has saved no state since it started (`judge_outcome`).
             return self.judge_outcome(code, "time over, no progress" if code == EXIT_REQUEUE else "")
         state = self._query_state()
         if state is not None and state.phase == STUCK:
@@ -154,7 +156,7 @@ class JobTrial(Trial):
         """Cancel the job. The first time, a running job is asked to save its state, as before its time limit."""
         asks_to_save = not self._next_cancel_at and not self.waits
         self._next_cancel_at = time.monotonic() + GRACE
-        self._next_query_at = 0.0
+        self._next_query_at = 0.0  # the next poll asks Slurm whether the job has ended
         try:
             if asks_to_save:
                 slurm.ask_to_end(self.job)
@@ -208,6 +210,7 @@ class Jobs:
     ) -> Trial:
         """Submit the job of a trial of `target`. Raises JobError: Slurm refused it."""
         forget_job(folder)
+        # The name of the jobs of all trials, followed by the number of this trial, which ends the name of `folder`.
         job_options = replace(self.job_options, name=f"{self.job_options.name}-{folder.name.rpartition('-')[2]}")
         text = format_trial_job(job_options, target, folder, variables, rules.pause or 0)
         environment = remove_own_variables(task_environment.remove_job_variables(os.environ))

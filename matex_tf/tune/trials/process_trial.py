@@ -1,4 +1,7 @@
-"""Trials that run as child processes of this one, each in one of the concurrent slots. They end with this process."""
+"""Trials that run as child processes of this one, and end with this process.
+
+Each trial has a `Slot`: the CPUs, GPUs or hosts of one of the concurrent trials.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +47,12 @@ class ProcessTrial(Trial):
         environment |= make_variables(folder, variables, rules.pause)
         if slot.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
-        if slot.part:
+        if slot.part:  # such as "1/2": two trials share the hosts
             environment.setdefault("MATEX_PLACEMENT", f"spread:{slot.part}")
         if slot.hosts and "SLURM_JOB_ID" in environment:
             environment["SLURM_OVERLAP"] = "1"  # otherwise a Slurm step waits for the cores of another step
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # only reads this process's mask
+        # The child inherits the lock of the folder, so that no second trial starts there while the child runs.
         with hold_folder(folder) as lock, (folder / OUTPUT).open("ab") as output:
             # Ctrl-C in the terminal goes to the search only, which then ends its trials.
             self._child = subprocess.Popen(

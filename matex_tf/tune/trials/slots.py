@@ -1,4 +1,7 @@
-"""Resources of concurrent trials: cores and GPUs of this machine, or hosts, distributed evenly."""
+"""Resources of concurrent trials: cores and GPUs of this machine, or hosts, distributed evenly.
+
+A `Slot` is the resources of one trial. `Host.slots` is another thing: how many ranks may run on a host.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,7 @@ def make_slots(parallel: int, ranks: int, options: Sequence[str], folder: str) -
     if parallel == 1 or is_only_here:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = visible.split(",") if visible else [str(number) for number in range(placement.count_gpus())]
+        # A single trial gets no list of GPUs: it sees all of them.
         return deal_slots(placement.list_cores(), gpus if parallel > 1 else [], parallel)
     slots = deal_hosts(hosts, parallel)
     for slot in slots:

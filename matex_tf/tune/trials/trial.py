@@ -5,7 +5,8 @@ Its saved states are files of the folder STATE, from which it continues after a 
 interface of running trials: processes of this machine (`process_trial`), or Slurm jobs (`job_trial`).
 
 A search polls each trial until `poll` returns an `Outcome`. A trial has exit code 75 (EXIT_REQUEUE) if it was asked to
-end: by its rung (it has paused), by the search, or from outside (it was stopped).
+end: by its rung (it has paused), by the search, or from outside (it was stopped). A rung is a number of epochs after
+which trials pause, so that the search continues only the best.
 """
 
 from __future__ import annotations
@@ -139,6 +140,7 @@ class Trial(ABC):
     @property
     def epochs(self) -> int:
         """The number of epochs of Keras' `fit` that have ended."""
+        # A line of `fit` names its call of `fit`; a line of a reported value does not.
         return sum("call" in line for line in drop_repeated(self.lines))
 
     def read_new_lines(self) -> list[dict[str, Any]]:
