@@ -36,7 +36,7 @@ def _compute_gradient(op: Any, gradient: Any) -> Any:
     import tensorflow as tf
 
     summed = allreduce(gradient, "sum", common.name_gradient(op))
-    # The same ops on all ranks, which compare their traces.
+    # Ranks compare their graphs, so all of them create the same ops; only the value of the constant differs.
     is_root = tf.constant(world.get_world().rank == op.get_attr("root"))
     return common.add_order_gradient(op, tf.where(is_root, summed, tf.zeros_like(summed)))
 

@@ -27,7 +27,7 @@ from matex_tf.sharding import slice_bounds
 from matex_tf.sharding.shard_arrays import ShardArray
 from matex_tf.world import world
 
-_NO_NAME = "(no name)"
+_NO_NAME = "(no name)"  # says that the dimension of samples has none, so every variable uses the number of the axis
 
 
 class Stack(Format):
@@ -259,7 +259,8 @@ class Stack(Format):
         may_be_missing = has_texts or (self.marks_missing and stored.kind in "iu")
         return np.dtype("f8") if may_be_missing and self.missing == "nan" else stored
 
-    # Texts, in one survey: every rank counts the texts of its block of the samples.
+    # Texts need one survey, a search of all files before any row is read (formats.py): in `survey` every rank counts
+    # the texts of its block of the samples, and `settle` receives the counts of all ranks.
 
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Counter[str]]:
         found: dict[str, Counter[str]] = {name: Counter() for name in self._texts}

@@ -53,7 +53,9 @@ _ONE_FOR_KIND = {"Zs": " ", "Sc": "$"}  # by Unicode category: all spaces, and a
 _PLAIN = "0-9+.eE-"  # characters of numbers that pyarrow parses
 
 _MARKS = " '_.,\u00b7"  # between groups of digits
+# Groups of three digits after the first, with one mark: 1.234.567; or groups as in India: 12,34,567.
 _GROUPED = rf"(?:\d{{1,3}}(?P<mark>[{_MARKS}])\d{{3}}(?:(?P=mark)\d{{3}})*|\d{{1,2}}(?P<lakh>,)(?:\d{{2}},)+\d{{3}})"
+# Groups, and decimals after a mark that differs from the mark of the groups: 1.234,56; or no groups: 12, 12.5 and .5.
 _DIGITS = rf"(?:{_GROUPED}(?:(?!(?(mark)(?P=mark)|,))[.,\u00b7]\d*)?|\d+(?:[.,\u00b7]\d*)?|[.,\u00b7]\d+)"
 _EXPONENT = r"(?:\s*[eEdDqQ]\s*[-+]?\d+|\s*[x\u00d7*\u00b7\u22c5]\s*10\s*(?:\^|\*\*)?\s*[-+]?\d+)?"
 _SIMPLE = r"(?:\d+(?:[.,]\d*)?|[.,]\d+)"  # without groups of digits
@@ -68,11 +70,17 @@ _OTHERS = (
 # After a number, a time of day or a month is no unit: 5 pm and 12 Jan are names.
 _NO_UNIT = r"(?:(?i:[ap]\.?m\.?)|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?)(?:\s*[*†‡§]+)?$"
 _NUMBER = re.compile(
+    # A bound, or "about".
     r"(?:(?P<bound>[<>≤≥]=?)|[~≈=±]|(?:ca|approx)\.?\s)?\s*"
+    # An apostrophe, a parenthesis, and a currency with a sign before or after it.
     rf"'?(?P<open>\()?\s*[-+]?\s*(?:[A-Z]{{0,2}}\$|{_CURRENCY})?\s*[-+]?\s*"
+    # The number, perhaps with an uncertainty: 5.1 ± 0.2 or 5.1(2).
     rf"(?:{_OTHERS}|{_DIGITS}{_EXPONENT}(?:\s*(?:±|\+/?-)\s*{_SIMPLE}{_EXPONENT}|\(\d{{1,3}}\))?)"
+    # A minus, a percent sign or a currency sign after the number; the closing parenthesis.
     r"\s*(?:[-%‰‱٪]|[A-Z]{0,3}\$)?\s*(?(open)\))"
+    # A well-known unit, or after a blank a word that may be one.
     rf"(?(bound)|(?:(?!\s?{_NO_UNIT})(?:\s?(?P<known>{_UNIT})|\s(?P<word>[^\W\d_][\w/^*\u00b7.°-]{{0,11}})))?)"
+    # A mark of a footnote.
     r"\s*(?:[*†‡§]{1,3}|\[\w\])?"
 )
 """A number, normalized by `_normalize`: signs, groups of digits, exponents, currencies, percent, a unit.

@@ -113,6 +113,7 @@ class _Unpickler(_Base):
         return functions[name]
 
     def _encode_text(self, text: Any, encoding: Any) -> bytes:
+        """The bytes of `text`. In old protocols, Python 3 stores bytes as a call that encodes a text in Latin-1."""
         if encoding not in ("latin1", "latin-1", b"latin1", "bytes") or not isinstance(text, str):
             raise pickle.UnpicklingError(f"bytes encoded as {shorten_value(encoding)} instead of Latin-1")
         # A memoized text may be encoded many times; texts that are stored once cannot exceed the size of the file.

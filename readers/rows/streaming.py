@@ -186,7 +186,10 @@ def _iterate_own_batches(
 
 
 def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
-    """Return the `tf.data.Dataset` of (data, labels), in batches of this rank's rows. `alone`: as in `Together`."""
+    """Return the `tf.data.Dataset` of (data, labels), in batches of this rank's rows.
+
+    `alone`: the script has given rank= and size=, so this process computes without the other ranks.
+    """
     epochs = itertools.count()
     fields = ("data", "labels") if source.labelled else ("data",)
     examples = _read_pair(source, part, range(1))
@@ -216,7 +219,7 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
         # Every rank has an element for every step, because a step is collective. Without own rows it is empty.
         step_count = -(-order.deal.count // batch_size)
         steps = counted.map(own_rows).apply(tf.data.experimental.assert_cardinality(step_count))
-        return shard_arrays.mark_share(steps.prefetch(2))
+        return shard_arrays.mark_share(steps.prefetch(2))  # the mark: these are a rank's own rows, not a global batch
 
     # This process computes steps by itself, so steps without own rows are left out.
     own_steps = _count_own_steps(order, batch_size)
