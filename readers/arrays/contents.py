@@ -22,7 +22,10 @@ _ERRORS += (EOFError, zlib.error, zipfile.BadZipFile)
 
 @contextlib.contextmanager
 def convert_errors(path: Path, kind: str, doing: str) -> Iterator[None]:
-    """Convert errors of the library that reads `path` to ReaderErrors that name the file."""
+    """Convert errors of the library that reads `path` to ReaderErrors that name the file.
+
+    `kind`: the name of the format. `doing`: what the context does with the file, such as "opening".
+    """
     try:
         yield
     except (FileNotFoundError, PermissionError, MemoryError):

@@ -229,7 +229,11 @@ class Stack(Format):
         self._chunks[field] = max(self._chunks[field], variable.chunk)
 
     def find_axis(self, path: Path, name: str, dimension_names: Sequence[str], shape: Sequence[int]) -> int:
-        """The axis of samples of a variable with this shape and these names of dimensions."""
+        """The axis of samples of a variable with this shape and these names of dimensions.
+
+        It is the axis with the name of the first variable's dimension of samples; if no axis has this name, the axis of
+        the number sample= (by default 0), or of the name sample=.
+        """
         if not shape:
             raise ReaderError(f"{path}: expected a dimension of samples in {name!r}, found a single value")
         names = [one if dimensions.Dimension(one).is_named else None for one in dimension_names]
@@ -292,7 +296,7 @@ class Stack(Format):
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         names = self.variable_names[field]
         spans = list(split_range(self._lengths, start, stop))
-        if len(spans) == 1 and self._is_one_variable[field]:
+        if len(spans) == 1 and self._is_one_variable[field]:  # then one call may return the rows, without a copy
             number, begin, end = spans[0]
             path = self.files[number]
             with self.convert_errors(path, f"reading {names[0]!r} from"):

@@ -43,6 +43,7 @@ _SYMBOLS = (
     r"|ppm|ppb|px|bp|pct|percent|cents?|dollars?|bn|mn|Mio|Mrd|million|billion"
     rf"|\u5143|\u5186|\u4e07|\u842c|\u4ebf|\u5104|\u00b0[A-Z]?|{_CURRENCY}"
 )
+# A symbol, perhaps with an exponent: m^2, s-1 or m2. A unit has up to five of them: kg*m/s2.
 _FACTOR = rf"(?:{_SYMBOLS})(?:\^[-+]?\d|-[1-4]|(?<=[a-z])[23])?"
 _UNIT = rf"(?:{_FACTOR}(?:[/*\u00b7\u22c5. ]{_FACTOR}){{0,4}}\.?)"
 """A unit. A number followed by a unit, with or without a blank, counts as a number."""
@@ -177,6 +178,7 @@ def suggest_option(text: str, column: str, dialect: Dialect) -> str:
 
 def _list_options(text: str, dialect: Dialect) -> list[str]:
     """The smallest sets of options decimal= and thousands= that parse the text, and the resulting number, as texts."""
+    # The characters of the text that `_normalize` makes to one of `_MARKS`, each once.
     marks = dict.fromkeys(letter for letter in text.strip() if _normalize(f"1{letter}1")[1] in _MARKS)
     found = []
     for decimal, thousands in itertools.product((dialect.decimal, ".", ","), (dialect.thousands, None, *marks)):

@@ -28,7 +28,10 @@ class FileBytes:
 
 
 class Array:
-    """An array as described by its pickle: bytes, dtype name, shape, and order."""
+    """An array as described by its pickle: bytes, dtype name, shape, and order.
+
+    `_frombuffer` makes it with all of these; `_reconstruct` makes it empty, and then the pickle sets its state.
+    """
 
     def __init__(self, content: Any = None, dtype: Any = None, shape: Any = None, order: Any = "C"):
         self.content, self.dtype, self.shape, self.fortran = content, dtype, shape, order == "F"

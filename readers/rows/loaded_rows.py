@@ -58,7 +58,7 @@ class LoadedRows:
     def _take_kept_rows(self) -> dict[tuple[str, str], np.ndarray]:
         """This rank's rows of every part and field, if rows were read during opening; {} otherwise. Collective."""
         source = self._source
-        kept, source.format.kept = source.format.kept, None
+        kept, source.format.kept = source.format.kept, None  # so that `send_rows` can free the rows that it has sent
         if kept is None:
             return {}
         arrays = redistribute.view_all_rows(source, kept)

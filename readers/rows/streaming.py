@@ -196,13 +196,13 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
     specs = tuple(
         tf.TensorSpec((None, *example.shape[1:]), example.dtype, name=name) for name, example in zip(fields, examples)
     )
-    count = tf.TensorSpec((), tf.int64)
+    count_spec = tf.TensorSpec((), tf.int64)
 
     def generate() -> Iterator[Any]:
         for rows, own, total in _iterate_own_batches(source, part, order, batch_size, row_bytes, next(epochs)):
             yield tuple(rows), own, total
 
-    counted = tf.data.Dataset.from_generator(generate, output_signature=(specs, count, count))
+    counted = tf.data.Dataset.from_generator(generate, output_signature=(specs, count_spec, count_spec))
 
     # Named functions: AutoGraph warns about lambdas that it cannot distinguish.
     def has_rows(rows: Any, own: Any, total: Any) -> Any:
