@@ -101,7 +101,8 @@ class DataSet:
             part_distribution, part_batch_size = distribution, batch_size
             if part != "training" and batch_size:
                 part_distribution, part_batch_size = "block", None  # distribution="batch" is for training only
-            count, servers = self._source.count_samples(part), here.servers  # servers: ranks that compute no rows
+            servers = here.servers  # the number of ranks that compute no rows
+            count = self._source.count_samples(part)
             self._deals[part] = Deal(count, self.size, part_distribution, part_batch_size, servers)
         shard = loaded_rows.Shard(self.rank, self.size, self._alone)
         self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._together)

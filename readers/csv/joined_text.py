@@ -204,6 +204,7 @@ class Text:
 
 
 def _open_plain(file: TextFile) -> BinaryIO:
-    # The library has written a temporary file, so hooks must not look for it among the private files of this rank.
+    # An unpacked file is a temporary file of the readers, and not among the private files of this rank, where hooks
+    # look for the files of the script.
     with real_files.use_real_files() if file.is_unpacked else contextlib.nullcontext():
         return open(file.path, "rb", buffering=0)

@@ -178,7 +178,7 @@ def suggest_option(text: str, column: str, dialect: Dialect) -> str:
 
 def _list_options(text: str, dialect: Dialect) -> list[str]:
     """The smallest sets of options decimal= and thousands= that parse the text, and the resulting number, as texts."""
-    # The characters of the text that `_normalize` makes to one of `_MARKS`, each once.
+    # The characters of the text that `_normalize` turns into one of `_MARKS`, each once.
     marks = dict.fromkeys(letter for letter in text.strip() if _normalize(f"1{letter}1")[1] in _MARKS)
     found = []
     for decimal, thousands in itertools.product((dialect.decimal, ".", ","), (dialect.thousands, None, *marks)):

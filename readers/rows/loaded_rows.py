@@ -25,7 +25,7 @@ from matex_tf.world import world
 class Shard:
     """This process has the rows of rank `rank` of `size` ranks.
 
-    `alone`: the script has given rank= and size=, so this process reads without the other ranks.
+    `alone`: the script has given rank= or size=, so this process reads without the other ranks.
     """
 
     rank: int
@@ -58,7 +58,8 @@ class LoadedRows:
     def _take_kept_rows(self) -> dict[tuple[str, str], np.ndarray]:
         """This rank's rows of every part and field, if rows were read during opening; {} otherwise. Collective."""
         source = self._source
-        kept, source.format.kept = source.format.kept, None  # so that `send_rows` can free the rows that it has sent
+        # The format gives up the rows, because `send_rows` frees the rows that it has sent.
+        kept, source.format.kept = source.format.kept, None
         if kept is None:
             return {}
         arrays = redistribute.view_all_rows(source, kept)

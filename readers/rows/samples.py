@@ -39,7 +39,7 @@ class Source:
     def __init__(self, opened: Format, split: tuple[float, float, str], window: int | None, horizon: int):
         self.format = opened
         self.window, self.horizon = window, horizon
-        self.scale: Any = None  # the function for the option normalize=; `loaded_rows.py` sets it before rows are read
+        self.scale: Any = None  # the function for the option normalize=, which `loaded_rows.py` sets; or None
         validation, testing, how = split
         if testing and opened.own_testing:
             raise ValueError("DataSet: test_fraction is given, but this format has testing rows of its own")

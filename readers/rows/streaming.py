@@ -188,7 +188,7 @@ def _iterate_own_batches(
 def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
     """Return the `tf.data.Dataset` of (data, labels), in batches of this rank's rows.
 
-    `alone`: the script has given rank= and size=, so this process computes without the other ranks.
+    `alone`: the script has given rank= or size=, so this process computes without the other ranks.
     """
     epochs = itertools.count()
     fields = ("data", "labels") if source.labelled else ("data",)

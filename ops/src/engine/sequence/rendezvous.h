@@ -24,7 +24,7 @@ struct Call {
   Batch batch{};
   // The update that the collective announces, to be summed by another thread (async_reduction.h); null: none.
   const UpdatePart* announced = nullptr;
-  int exit_code = 0;                      // of the script, at its end
+  int exit_code = 0;  // of the script, at its end
 
   bool reduces_gradients() const { return layout != nullptr && batch.is_update(); }
 };

@@ -31,7 +31,8 @@ constexpr char kAgreeing[] = "agreeing on which new weights come next";
 
 struct Job {
   DividedVariables variables;
-  // What to call (publish.h): `begin` gives the addresses of the variables; `end` reports a variable that is complete.
+  // What to call (publish.h): `begin` gives the addresses of the variables; `end` reports a variable that is complete,
+  // or has failed.
   Later later;
   int64_t number;                     // from 1, equal on all ranks
   std::vector<size_t> messages_left;  // for each variable: the number of its messages that are not sent yet

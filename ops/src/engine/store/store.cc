@@ -41,7 +41,7 @@ struct alignas(128) SharedStore::Line {
   // Of its last `End`: 2 * batch + version, where the version, 0 or 1, is the slot in which it wrote its metrics. -2:
   // none, for which VersionOf gives 1.
   std::atomic<int64_t> version{-2};
-  std::atomic<int64_t> lost{0};        // 1: the rank is lost; others write this
+  std::atomic<int64_t> lost{0};  // 1: the rank is lost; others write this
 };
 
 namespace {
