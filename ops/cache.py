@@ -91,7 +91,7 @@ def find_shared_folder() -> Path | None:
 
 
 def name_usual_folder() -> Path:
-    """`matex_tf.libs` in the folder that contains the installed package."""
+    """The default of MATEX_OPS_DIR: `matex_tf.libs` in the folder that contains the installed package."""
     return trust.find_package().resolve().parent / "matex_tf.libs"
 
 

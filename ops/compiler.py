@@ -256,7 +256,10 @@ def describe_errors(output: str) -> str:
 
 
 def run_compiler(command: Sequence[str], source: str, made: Path) -> tuple[int, str]:
-    """Compile `source`; returns exit code and output. The compiler ends with this process, and then removes `made`."""
+    """Compile `source`; returns exit code and output.
+
+    If this process ends during the compilation, `_GUARDED` ends the compiler and removes `made`, the unfinished result.
+    """
     guarded = [sys.executable, "-I", "-S", "-c", _GUARDED, str(os.getpid()), str(made), *command]
     with subprocess.Popen(
         guarded,

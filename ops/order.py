@@ -19,7 +19,8 @@ _LAST = "last collective"  # tag of a graph: the last collective op so far, in a
 def list_order_handles() -> list[Any]:
     """The handle of the order variable, in a list, for an op in a function that eager code calls; else an empty list.
 
-    A session has its own variables. In its graphs, and in their functions, each op waits for the previous one.
+    A session has its own variables. In its graphs, and in their functions, turns order the collectives instead
+    (`collectives/common.py`).
     """
     global _variable
     import tensorflow as tf

@@ -34,7 +34,10 @@ def find_obstacle(types: Iterable[str]) -> str:
 
 
 def forget_variable(variable: int) -> None:
-    """Drop the prepared requests of compiled steps for a deleted variable, by its number (custom_call.cc)."""
+    """Drop the decoded requests, the descriptions of collectives in compiled steps, that have a deleted variable.
+
+    `variable`: the number of the variable. The library of the kernels keeps the requests (custom_call.cc).
+    """
     if _loaded is not None:
         _loaded.matex_xla_forget(ctypes.c_int64(variable))
 

@@ -101,7 +101,8 @@ class DataSet:
             part_distribution, part_batch_size = distribution, batch_size
             if part != "training" and batch_size:
                 part_distribution, part_batch_size = "block", None  # distribution="batch" is for training only
-            count, servers = self._source.count_samples(part), here.servers
+            servers = here.servers  # the number of ranks that compute no rows
+            count = self._source.count_samples(part)
             self._deals[part] = Deal(count, self.size, part_distribution, part_batch_size, servers)
         shard = loaded_rows.Shard(self.rank, self.size, self._alone)
         self._rows = loaded_rows.LoadedRows(self._name, self._source, self._deals, shard, normalize, self._together)
@@ -277,7 +278,7 @@ class DataSet:
         self._refuse_moving_windows(part)
         deal = self._deals[part]
         mine = self._rows.get_rows(part, field)[: deal.count_held(self.rank)].view(shard_arrays.ShardArray)
-        if part == "training":
+        if part == "training":  # tells training steps whether the rows are slices of batches, and move between ranks
             mine.dealt = shard_arrays.Dealt(deal.batch_size, self._reshuffle_seed)
         return mine
 

@@ -51,6 +51,7 @@ def allreduce(tensor: Any, op: str = "mean", name: str | None = None) -> Any:
 
 
 def _reduce_tensor(tensor: Any, op: str, name: str | None) -> Any:
+    """The reduction of one tensor over all ranks, by an op that runs after the previous collectives (`order.py`)."""
     return make_in_order(
         get_library().ops.matex_allreduce, x=tensor, reduction=op, place=name or "", turn=common.make_turn()
     )

@@ -36,7 +36,7 @@ def _compute_gradient(op: Any, gradient: Any) -> Any:
     import tensorflow as tf
 
     summed = allreduce(gradient, "sum", common.name_gradient(op))
-    # The same ops on all ranks, which compare their traces.
+    # Ranks compare the ops of their traces, but not the values of constants. So all ranks create the same ops.
     is_root = tf.constant(world.get_world().rank == op.get_attr("root"))
     return common.add_order_gradient(op, tf.where(is_root, summed, tf.zeros_like(summed)))
 

@@ -22,7 +22,10 @@ _ERRORS += (EOFError, zlib.error, zipfile.BadZipFile)
 
 @contextlib.contextmanager
 def convert_errors(path: Path, kind: str, doing: str) -> Iterator[None]:
-    """Convert errors of the library that reads `path` to ReaderErrors that name the file."""
+    """Convert errors of the library that reads `path` to ReaderErrors that name the file.
+
+    `kind`: the name of the format. `doing`: what the context does with the file, such as "opening".
+    """
     try:
         yield
     except (FileNotFoundError, PermissionError, MemoryError):
@@ -59,8 +62,9 @@ def describe_lock(path: Path) -> str:
 def find_file(owner: Path, name: str, variable: str) -> Path | None:
     """The file `name` to which a link or a virtual dataset in the file `owner` refers, found as HDF5 finds it; or None.
 
-    HDF5 searches in this order: an absolute name itself, and from then on only its last part; the folders of the
-    environment variable `variable`; the folder of `owner`; the current folder; the folder to which `owner` links.
+    HDF5 searches in this order: the name itself, if it is absolute; the folders of the environment variable `variable`;
+    the folder of `owner`; the current folder; the folder to which `owner` links, if it is a link. In these folders it
+    looks for the last part of an absolute name.
     """
     folder = Path(os.path.abspath(owner)).parent
     places = [Path(name)] if os.path.isabs(name) else []

@@ -113,7 +113,7 @@ def _is_bare_dimension(dataset: Any) -> bool:
 
 
 def _find_name(dimension: Any) -> str:
-    """The name of a dimension: its label, or the name of its attached scale."""
+    """The name of a dimension: its label, or the name of its attached scale (a dataset, often with its coordinates)."""
     if dimension.label or not len(dimension):
         return str(dimension.label)
     return str(dimension[0].name).rpartition("/")[2].removeprefix(_HIDDEN)

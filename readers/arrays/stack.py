@@ -27,7 +27,7 @@ from matex_tf.sharding import slice_bounds
 from matex_tf.sharding.shard_arrays import ShardArray
 from matex_tf.world import world
 
-_NO_NAME = "(no name)"
+_NO_NAME = "(no name)"  # says that the dimension of samples has none, so every variable uses the number of the axis
 
 
 class Stack(Format):
@@ -229,7 +229,11 @@ class Stack(Format):
         self._chunks[field] = max(self._chunks[field], variable.chunk)
 
     def find_axis(self, path: Path, name: str, dimension_names: Sequence[str], shape: Sequence[int]) -> int:
-        """The axis of samples of a variable with this shape and these names of dimensions."""
+        """The axis of samples of a variable with this shape and these names of dimensions.
+
+        It is the axis with the name of the first variable's dimension of samples; if no axis has this name, the axis of
+        the number sample= (by default 0), or of the name sample=.
+        """
         if not shape:
             raise ReaderError(f"{path}: expected a dimension of samples in {name!r}, found a single value")
         names = [one if dimensions.Dimension(one).is_named else None for one in dimension_names]
@@ -259,7 +263,8 @@ class Stack(Format):
         may_be_missing = has_texts or (self.marks_missing and stored.kind in "iu")
         return np.dtype("f8") if may_be_missing and self.missing == "nan" else stored
 
-    # Texts, in one survey: every rank counts the texts of its block of the samples.
+    # Texts need one survey, a search of all files before any row is read (formats.py): in `survey` every rank counts
+    # the texts of its block of the samples, and `settle` receives the counts of all ranks.
 
     def survey(self, turn: int, ranks: Ranks) -> dict[str, Counter[str]]:
         found: dict[str, Counter[str]] = {name: Counter() for name in self._texts}
@@ -291,7 +296,7 @@ class Stack(Format):
     def read(self, part: str, field: str, start: int, stop: int) -> np.ndarray:
         names = self.variable_names[field]
         spans = list(split_range(self._lengths, start, stop))
-        if len(spans) == 1 and self._is_one_variable[field]:
+        if len(spans) == 1 and self._is_one_variable[field]:  # then one call may return the rows, without a copy
             number, begin, end = spans[0]
             path = self.files[number]
             with self.convert_errors(path, f"reading {names[0]!r} from"):

@@ -16,7 +16,7 @@ from matex_tf.readers.csv import number_like
 
 _MOST_TEXTS = 1 << 16
 _SLAB_BYTES = 1 << 20
-_PADDING = "\0 "
+_PADDING = "\0 "  # texts of fixed length end with zeros or spaces
 
 
 class TextVariable(Variable):

@@ -49,7 +49,7 @@ class Variable(ABC):
         return self.shape[self.axis]
 
     def list_dimensions(self) -> list[Dimension]:
-        """The dimensions of a sample, in stored order. Called within a library call."""
+        """The dimensions of a sample, in stored order. Called on the thread of the library (`library.call_library`)."""
         return [self.read_dimension(axis) for axis in range(len(self.shape)) if axis != self.axis]
 
     @abstractmethod

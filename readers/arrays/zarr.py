@@ -49,6 +49,7 @@ class Zarr(Stack):
     def list_compared(self, path: Path) -> list[Path]:
         if not path.is_dir():
             return [path]
+        # Of a folder: the metadata files of the store and of the arrays that are read.
         places = {path, *(path / name.strip("/") for names in self.variable_names.values() for name in names)}
         return sorted(file for place in places for name in _METADATA if (file := place / name).is_file())
 

@@ -169,7 +169,7 @@ _formats: dict[str, type[Format]] = {}
 def register(*names: str) -> Any:
     """Class decorator: a Format is then used by `DataSet(name, path)`, for each of `names`, in upper or lower case."""
 
-    for name in names or (None,):
+    for name in names or (None,):  # None: no name was given, which is an error
         if not isinstance(name, str) or not name:
             raise TypeError(
                 f'register: expected names of a format, as in @register("MINE"); given {arguments.describe_value(name)}'

@@ -135,6 +135,7 @@ def _has_single_bytes(encoding: str) -> bool:
     ascii_bytes = bytes(range(128))
     if ascii_bytes.decode(encoding, "replace") != ascii_bytes.decode():
         return False
+    # Four equal bytes are four equal characters only if each byte is a character.
     return all(
         len(text := bytes([byte] * 4).decode(encoding, "replace")) == 4 and len(set(text)) == 1
         for byte in range(128, 256)

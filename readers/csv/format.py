@@ -169,7 +169,8 @@ class Csv(TableFormat):
         is_count_wrong = sum(counts) != self._records.count and not any(of_rank.has_failed for of_rank in found)
         if self._records.ranges_within_quotes or is_count_wrong:
             # The rows of a range that begins within quotes are wrong. Now the ends of all records are known, so every
-            # rank reads its rows again by their numbers.
+            # rank reads its rows again by their numbers. If only the count is wrong, this reading checks the number of
+            # records of each block, and an error names the place.
             row_ranges = self.list_parts(ranks)
             counts = [stop - start for start, stop in row_ranges]
             self._rows = self._read_all_fields(*row_ranges[ranks.rank])

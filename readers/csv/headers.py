@@ -1,7 +1,8 @@
 """Reads the head of a CSV file: delimiter, names of columns, and sample records that determine the types.
 
 The head is the beginning of the file's text, after decompression. It still has the lines of skiprows= and comments.
-`format` reads the head of the first file once, for all three. Of each other file it asks only for the names.
+`format` reads the head of the first file once, for delimiter, names and sample. Of each other file it needs only the
+names.
 """
 
 from __future__ import annotations

@@ -88,6 +88,7 @@ class _Recoded:
         while True:
             data = self._file.read(count)
             text = self._decoder.decode(data, final=not data)
+            # A few bytes may be only the beginning of a character: the text is empty, but the file has not ended.
             if text or not data:
                 return text.encode()
 
@@ -203,5 +204,7 @@ class Text:
 
 
 def _open_plain(file: TextFile) -> BinaryIO:
+    # An unpacked file is a temporary file of the readers, and not among the private files of this rank, where hooks
+    # look for the files of the script.
     with real_files.use_real_files() if file.is_unpacked else contextlib.nullcontext():
         return open(file.path, "rb", buffering=0)

@@ -63,5 +63,7 @@ def _compile_pattern(marks: Marks) -> re.Pattern[bytes]:
     if marks.quote is None:
         return re.compile(rb"[^%b]*(%b[^\n]*)" % (comment, comment))
     quote = re.escape(bytes([marks.quote]))
+    # `free`: bytes that are neither a quote nor a comment character. The pattern is free bytes, any number of quoted
+    # values with free bytes after each, and the comment.
     free = rb"[^%b%b]*" % (comment, quote)
     return re.compile(rb"%b(?:%b[^%b]*%b%b)*(%b[^\n]*)" % (free, quote, quote, quote, free, comment))

@@ -43,6 +43,7 @@ _SYMBOLS = (
     r"|ppm|ppb|px|bp|pct|percent|cents?|dollars?|bn|mn|Mio|Mrd|million|billion"
     rf"|\u5143|\u5186|\u4e07|\u842c|\u4ebf|\u5104|\u00b0[A-Z]?|{_CURRENCY}"
 )
+# A symbol, perhaps with an exponent: m^2, s-1 or m2. A unit has up to five of them: kg*m/s2.
 _FACTOR = rf"(?:{_SYMBOLS})(?:\^[-+]?\d|-[1-4]|(?<=[a-z])[23])?"
 _UNIT = rf"(?:{_FACTOR}(?:[/*\u00b7\u22c5. ]{_FACTOR}){{0,4}}\.?)"
 """A unit. A number followed by a unit, with or without a blank, counts as a number."""
@@ -53,7 +54,9 @@ _ONE_FOR_KIND = {"Zs": " ", "Sc": "$"}  # by Unicode category: all spaces, and a
 _PLAIN = "0-9+.eE-"  # characters of numbers that pyarrow parses
 
 _MARKS = " '_.,\u00b7"  # between groups of digits
+# Groups of three digits after the first, with one mark: 1.234.567; or groups as in India: 12,34,567.
 _GROUPED = rf"(?:\d{{1,3}}(?P<mark>[{_MARKS}])\d{{3}}(?:(?P=mark)\d{{3}})*|\d{{1,2}}(?P<lakh>,)(?:\d{{2}},)+\d{{3}})"
+# Groups, and decimals after a mark that differs from the mark of the groups: 1.234,56; or no groups: 12, 12.5 and .5.
 _DIGITS = rf"(?:{_GROUPED}(?:(?!(?(mark)(?P=mark)|,))[.,\u00b7]\d*)?|\d+(?:[.,\u00b7]\d*)?|[.,\u00b7]\d+)"
 _EXPONENT = r"(?:\s*[eEdDqQ]\s*[-+]?\d+|\s*[x\u00d7*\u00b7\u22c5]\s*10\s*(?:\^|\*\*)?\s*[-+]?\d+)?"
 _SIMPLE = r"(?:\d+(?:[.,]\d*)?|[.,]\d+)"  # without groups of digits
@@ -68,11 +71,17 @@ _OTHERS = (
 # After a number, a time of day or a month is no unit: 5 pm and 12 Jan are names.
 _NO_UNIT = r"(?:(?i:[ap]\.?m\.?)|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?)(?:\s*[*†‡§]+)?$"
 _NUMBER = re.compile(
+    # A bound, or "about".
     r"(?:(?P<bound>[<>≤≥]=?)|[~≈=±]|(?:ca|approx)\.?\s)?\s*"
+    # An apostrophe, a parenthesis, and a currency with a sign before or after it.
     rf"'?(?P<open>\()?\s*[-+]?\s*(?:[A-Z]{{0,2}}\$|{_CURRENCY})?\s*[-+]?\s*"
+    # The number, perhaps with an uncertainty: 5.1 ± 0.2 or 5.1(2).
     rf"(?:{_OTHERS}|{_DIGITS}{_EXPONENT}(?:\s*(?:±|\+/?-)\s*{_SIMPLE}{_EXPONENT}|\(\d{{1,3}}\))?)"
+    # A minus, a percent sign or a currency sign after the number; the closing parenthesis.
     r"\s*(?:[-%‰‱٪]|[A-Z]{0,3}\$)?\s*(?(open)\))"
+    # A well-known unit, or after a blank a word that may be one.
     rf"(?(bound)|(?:(?!\s?{_NO_UNIT})(?:\s?(?P<known>{_UNIT})|\s(?P<word>[^\W\d_][\w/^*\u00b7.°-]{{0,11}})))?)"
+    # A mark of a footnote.
     r"\s*(?:[*†‡§]{1,3}|\[\w\])?"
 )
 """A number, normalized by `_normalize`: signs, groups of digits, exponents, currencies, percent, a unit.
@@ -169,6 +178,7 @@ def suggest_option(text: str, column: str, dialect: Dialect) -> str:
 
 def _list_options(text: str, dialect: Dialect) -> list[str]:
     """The smallest sets of options decimal= and thousands= that parse the text, and the resulting number, as texts."""
+    # The characters of the text that `_normalize` turns into one of `_MARKS`, each once.
     marks = dict.fromkeys(letter for letter in text.strip() if _normalize(f"1{letter}1")[1] in _MARKS)
     found = []
     for decimal, thousands in itertools.product((dialect.decimal, ".", ","), (dialect.thousands, None, *marks)):

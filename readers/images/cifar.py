@@ -103,7 +103,7 @@ class _Cifar(Format):
             return {}
         found = archives.unpack_files(self.files[0], self._list_file_names())
         self._unpacked = list(found.values())
-        weakref.finalize(self, remove_files, self._unpacked)
+        weakref.finalize(self, remove_files, self._unpacked)  # if an error prevents `end_surveys`
         return found
 
     def settle(self, turn: int, ranks: Ranks, found: Sequence[dict[str, Path]]) -> None:

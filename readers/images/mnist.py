@@ -13,15 +13,15 @@ from matex_tf.readers.base import files
 from matex_tf.readers.base.formats import Format, ReaderError, register
 from matex_tf.readers.images.idx import IdxFile
 
-_PREFIXES = {"training": "train", "testing": "t10k"}
-_CONTENTS = {"data": ("images", 3), "labels": ("labels", 1)}
+_PREFIXES = {"training": "train", "testing": "t10k"}  # by part: the first word of the names of files
+_CONTENTS = {"data": ("images", 3), "labels": ("labels", 1)}  # by field: the second word, and the number of dimensions
 
 
 @register("MNIST")
 class Mnist(Format):
     """A folder with train-images, train-labels, t10k-images and t10k-labels, each plain or gzipped."""
 
-    own_testing = True
+    own_testing = True  # testing rows have files of their own
 
     def __init__(self, path: str | PathLike[str]):
         folder = Path(files.decode_path(path))

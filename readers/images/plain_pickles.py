@@ -28,7 +28,10 @@ class FileBytes:
 
 
 class Array:
-    """An array as described by its pickle: bytes, dtype name, shape, and order."""
+    """An array as described by its pickle: bytes, dtype name, shape, and order.
+
+    `_frombuffer` makes it with all of these; `_reconstruct` makes it empty, and then the pickle sets its state.
+    """
 
     def __init__(self, content: Any = None, dtype: Any = None, shape: Any = None, order: Any = "C"):
         self.content, self.dtype, self.shape, self.fortran = content, dtype, shape, order == "F"
@@ -113,6 +116,7 @@ class _Unpickler(_Base):
         return functions[name]
 
     def _encode_text(self, text: Any, encoding: Any) -> bytes:
+        """The bytes of `text`. In old protocols, Python 3 stores bytes as a call that encodes a text in Latin-1."""
         if encoding not in ("latin1", "latin-1", b"latin1", "bytes") or not isinstance(text, str):
             raise pickle.UnpicklingError(f"bytes encoded as {shorten_value(encoding)} instead of Latin-1")
         # A memoized text may be encoded many times; texts that are stored once cannot exceed the size of the file.

@@ -23,7 +23,10 @@ from matex_tf.world import world
 
 @dataclass(frozen=True)
 class Shard:
-    """This process has the rows of rank `rank` of `size` ranks. `alone`: as in `Together`."""
+    """This process has the rows of rank `rank` of `size` ranks.
+
+    `alone`: the script has given rank= or size=, so this process reads without the other ranks.
+    """
 
     rank: int
     size: int
@@ -55,11 +58,12 @@ class LoadedRows:
     def _take_kept_rows(self) -> dict[tuple[str, str], np.ndarray]:
         """This rank's rows of every part and field, if rows were read during opening; {} otherwise. Collective."""
         source = self._source
+        # The format gives up the rows, because `send_rows` frees the rows that it has sent.
         kept, source.format.kept = source.format.kept, None
         if kept is None:
             return {}
         arrays = redistribute.view_all_rows(source, kept)
-        if arrays is not None:
+        if arrays is not None:  # there is one rank, and its parts are ranges of the rows that it has read
             return arrays
         doing = f"distributing the rows of {self._name}"
         arrays = self._together(lambda: redistribute.allot_arrays(source, self._deals, self._shard.rank, kept), doing)

@@ -93,6 +93,7 @@ def check_alone(parallel: Any, reshuffle: str | None, size: int) -> None:
 
 
 def check_arguments(normalize: Any, window: Any, horizon: Any, reshuffle: Any, distribution: Any, seed: Any) -> None:
+    """Raises TypeError or ValueError for an invalid option of `DataSet`, or for two that exclude each other."""
     if not isinstance(normalize, (bool, str)) or normalize not in scaling.CHOICES:
         raise ValueError(
             f'DataSet: normalize has to be False, True or "standard"; given {arguments.describe_value(normalize)}'

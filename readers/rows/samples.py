@@ -39,7 +39,7 @@ class Source:
     def __init__(self, opened: Format, split: tuple[float, float, str], window: int | None, horizon: int):
         self.format = opened
         self.window, self.horizon = window, horizon
-        self.scale: Any = None
+        self.scale: Any = None  # the function for the option normalize=, which `loaded_rows.py` sets; or None
         validation, testing, how = split
         if testing and opened.own_testing:
             raise ValueError("DataSet: test_fraction is given, but this format has testing rows of its own")
@@ -81,6 +81,7 @@ class Source:
         if not self.labelled:
             return self.read_samples(part, "data", positions), None
         origin, rows = self.find_rows(part, positions)
+        # Data and labels need the same rows only if labels are later rows of the data, and the samples have no gaps.
         if self.window is None or self.format.labelled or rows[-1] - rows[0] + 1 != len(rows):
             return self.read_samples(part, "data", positions), self.read_samples(part, "labels", positions)
         start, stop = int(rows[0]), int(rows[-1]) + self.window + self.horizon

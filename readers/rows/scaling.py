@@ -69,11 +69,13 @@ def merge_moments(one: Moments | None, other: Moments | None) -> Moments | None:
     """The moments of both sets of rows together (Chan, Golub and LeVeque, "Updating formulae", 1979)."""
     if one is None or other is None:
         return one if other is None else other
-    count = one[0] + other[0]
+    one_count, one_mean, one_squares = one
+    other_count, other_mean, other_squares = other
+    count = one_count + other_count
     divisor = np.maximum(count, 1)
-    distance = other[1] - one[1]
-    mean = one[1] + distance * other[0] / divisor
-    return count, mean, one[2] + other[2] + distance**2 * one[0] * other[0] / divisor
+    distance = other_mean - one_mean
+    mean = one_mean + distance * other_count / divisor
+    return count, mean, one_squares + other_squares + distance**2 * one_count * other_count / divisor
 
 
 def make_standard(moments: Sequence[Moments | None]) -> Standard:

@@ -186,20 +186,23 @@ def _iterate_own_batches(
 
 
 def make_stream(source: Source | Memory, part: str, order: Order, batch_size: int, row_bytes: int, alone: bool) -> Any:
-    """Return the `tf.data.Dataset` of (data, labels), in batches of this rank's rows. `alone`: as in `Together`."""
+    """Return the `tf.data.Dataset` of (data, labels), in batches of this rank's rows.
+
+    `alone`: the script has given rank= or size=, so this process computes without the other ranks.
+    """
     epochs = itertools.count()
     fields = ("data", "labels") if source.labelled else ("data",)
     examples = _read_pair(source, part, range(1))
     specs = tuple(
         tf.TensorSpec((None, *example.shape[1:]), example.dtype, name=name) for name, example in zip(fields, examples)
     )
-    count = tf.TensorSpec((), tf.int64)
+    count_spec = tf.TensorSpec((), tf.int64)
 
     def generate() -> Iterator[Any]:
         for rows, own, total in _iterate_own_batches(source, part, order, batch_size, row_bytes, next(epochs)):
             yield tuple(rows), own, total
 
-    counted = tf.data.Dataset.from_generator(generate, output_signature=(specs, count, count))
+    counted = tf.data.Dataset.from_generator(generate, output_signature=(specs, count_spec, count_spec))
 
     # Named functions: AutoGraph warns about lambdas that it cannot distinguish.
     def has_rows(rows: Any, own: Any, total: Any) -> Any:
@@ -216,7 +219,7 @@ def make_stream(source: Source | Memory, part: str, order: Order, batch_size: in
         # Every rank has an element for every step, because a step is collective. Without own rows it is empty.
         step_count = -(-order.deal.count // batch_size)
         steps = counted.map(own_rows).apply(tf.data.experimental.assert_cardinality(step_count))
-        return shard_arrays.mark_share(steps.prefetch(2))
+        return shard_arrays.mark_share(steps.prefetch(2))  # the mark: these are a rank's own rows, not a global batch
 
     # This process computes steps by itself, so steps without own rows are left out.
     own_steps = _count_own_steps(order, batch_size)

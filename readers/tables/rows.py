@@ -1,6 +1,7 @@
 """Storage of the rows of a table while they are read: arrays, with texts as integers.
 
-The number of rows is not known before. So the first arrays, or buffers, have room for an estimate; others may follow.
+The number of rows is not known before. So the first arrays, or buffers, have room for an estimate. If it is too low,
+further buffers follow.
 """
 
 from __future__ import annotations

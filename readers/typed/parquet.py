@@ -118,6 +118,7 @@ class Parquet(TypedTable):
         return [*zip(ends, ends[1:])]
 
     def _settle_room(self, ranks: Ranks, found: Sequence[bool]) -> None:
+        """Also prints a note if the row groups divide the rows unevenly between ranks."""
         super()._settle_room(ranks, found)
         share = self._row_count / ranks.size
         most = max(stop - start for start, stop in self.list_parts(ranks))
@@ -195,7 +196,8 @@ class Parquet(TypedTable):
         found = {}
         for number in numbers:
             same = batch.schema.get_all_field_indices(names[number])
-            found[str(number)] = batch.column(same[names[:number].count(names[number])])
+            earlier = names[:number].count(names[number])  # the number of columns of this name before this one
+            found[str(number)] = batch.column(same[earlier])
         return pa.RecordBatch.from_pydict(found)
 
     def _open_file(self, number: int, buffer_size: int = 0) -> Any:

@@ -206,7 +206,7 @@ class _File:
 
     def read_records(self, at: int, count: int) -> Any:
         """The data of `count` records from offset `at`, as a string tensor. TensorFlow checks the checksums."""
-        # Raw ops: the classes of tf.data are the script's. Without a buffer these ops read no other records.
+        # Raw ops: tf.data's classes have hooks for the script. Without a buffer these ops read no other records.
         raw, kinds = tf.raw_ops, [tf.string]
         with real_files.use_real_files(), _compute_eagerly():
             number = tf.constant(count, tf.int64)

@@ -111,6 +111,7 @@ MATEX_EXPORT int matex_failure() { return Result(FailureOfSequence()); }
 // The cause (failure.h) of the error whose message `text` contains.
 MATEX_EXPORT int matex_cause(const char* text) { return static_cast<int>(CauseOf(text)); }
 
+// `RowsOfUpdates` (rendezvous.h), and `BlockedSeconds` (wait_state.h).
 MATEX_EXPORT int64_t matex_rows() { return RowsOfUpdates(); }
 MATEX_EXPORT double matex_blocked_seconds() { return BlockedSeconds(); }
 // `Arrivals::WaitedSoFar` (arrivals.h).
@@ -119,6 +120,7 @@ MATEX_EXPORT void matex_waited(double* seconds, double* core_seconds) {
   *seconds = waited.seconds;
   *core_seconds = waited.core_seconds;
 }
+// `SecondsOf` (rendezvous.h); 0 if there is no such kind.
 MATEX_EXPORT double matex_seconds(int kind) {
   return kind > 0 && kind < kKinds ? SecondsOf(static_cast<Kind>(kind)) : 0;
 }

@@ -69,6 +69,7 @@ Error GatherRows(const World& world, const Entry& tensor, const void* from, void
     return Error(place + ": " + std::to_string(all) + " rows of " + std::to_string(row_bytes) +
                  " bytes are more than MPI can count (2147483647 of each); gather in smaller parts.");
   }
+  // For MPI a row is one element, so the counts, which are ints, are numbers of rows instead of bytes.
   MPI_Datatype row;
   MPI_Type_contiguous(static_cast<int>(row_bytes), MPI_BYTE, &row);
   MPI_Type_commit(&row);

@@ -64,6 +64,7 @@ REGISTER_OP("MatexAllgather")
     });
 
 REGISTER_KERNEL_BUILDER(Name("MatexAllgather").Device(DEVICE_CPU), AllgatherKernel);
+// On a GPU, TensorFlow copies the tensors to and from host memory, where MPI exchanges them.
 REGISTER_KERNEL_BUILDER(
     Name("MatexAllgather").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y").HostMemory("rows"),
     AllgatherKernel);

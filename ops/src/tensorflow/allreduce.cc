@@ -41,6 +41,7 @@ REGISTER_OP("MatexAllreduce")
     .SetShapeFn(shape_inference::UnchangedShape);
 
 REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_CPU), AllreduceKernel);
+// On a GPU, TensorFlow copies the tensors to and from host memory, where MPI sums them.
 REGISTER_KERNEL_BUILDER(Name("MatexAllreduce").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"),
                         AllreduceKernel);
 

@@ -42,6 +42,7 @@ REGISTER_OP("MatexBroadcast")
     .SetShapeFn(shape_inference::UnchangedShape);
 
 REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_CPU), BroadcastKernel);
+// On a GPU, TensorFlow copies the tensors to and from host memory, where MPI sends them.
 REGISTER_KERNEL_BUILDER(Name("MatexBroadcast").Device(DEVICE_GPU).HostMemory("order").HostMemory("x").HostMemory("y"),
                         BroadcastKernel);
 

@@ -1,6 +1,7 @@
 // MatexDealRows: the rows of a batch that this rank computes, by the rule of sharding/slice_bounds.py. Input `counts`:
 // the number of rows of each of the batch's tensors. Input `dealt`: whether rows are divided among ranks (0 or 1), this
-// rank, and the share of each rank. With counts [5] and dealt [1, 0, 1, 1], rank 0 of two computes rows 0-2.
+// rank, and the share of each rank. With counts [5] and dealt [1, 0, 1, 1], which means divided, rank 0, and equal
+// shares of two ranks, rank 0 computes rows 0-2.
 //
 // Outputs: the first row, the number of rows, the rows of the whole batch, and whether this rank has rows of its own.
 #include <algorithm>

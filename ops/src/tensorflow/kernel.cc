@@ -149,7 +149,7 @@ Collective::Collective(OpKernelConstruction* construction) : AsyncOpKernel(const
 }
 
 void Collective::Compute(OpKernelContext* context) {
-  if (turn_ < 0) return Run(context);
+  if (turn_ < 0) return Run(context);  // not in a v1 graph: it runs at once, in this thread
   AsyncOpKernel::Compute(context);
 }
 

@@ -71,6 +71,7 @@ REGISTER_OP("MatexReduceGradients")
     .SetShapeFn(InferReduced);
 
 REGISTER_KERNEL_BUILDER(Name("MatexReduceGradients").Device(DEVICE_CPU), ReduceGradientsKernel);
+// On a GPU, TensorFlow copies the gradients to and from host memory, where they are summed.
 REGISTER_KERNEL_BUILDER(Name("MatexReduceGradients")
                             .Device(DEVICE_GPU)
                             .HostMemory("order")

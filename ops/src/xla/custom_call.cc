@@ -1,5 +1,6 @@
-// The function that a compiled program calls for each collective (custom_call.h). It decodes the request at the first
-// call, keeps the decoded request, and runs the collective at each call.
+// The function that a compiled program calls for each collective (custom_call.h). The program passes a request, a text
+// that describes the collective. The function decodes the request at the first call, keeps the decoded request, and
+// runs the collective at each call.
 #include "custom_call.h"
 
 #include <algorithm>

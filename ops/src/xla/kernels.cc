@@ -1,4 +1,5 @@
-// The XLA kernels of the collective ops, for CPUs: each op becomes one custom call (custom_call.h).
+// The XLA kernels of the collective ops, for CPUs. When XLA compiles a function, each op becomes one custom call
+// (custom_call.h): a call of a function of this library, with a request, a text that describes the collective.
 //
 // XLA runs independent calls in any order and concurrently. So each call has a token as operand and result. The token
 // is the value of the variable that orders the ops (MATEX_ORDER in kernel.h): each call depends on the call before it.

@@ -26,6 +26,8 @@ struct Bfloat16 {
 
   static Bfloat16 Store(float value) {
     const uint32_t bits = BitsOf(value);
+    // The lower 16 bits are cut off below. Adding half of the last kept bit rounds to nearest; less by one if that bit
+    // is 0, so that a tie goes to the even value.
     const uint32_t rounded = bits + 0x7FFFu + ((bits >> 16) & 1u);
     const bool is_nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
     // Rounding could turn a NaN into infinity; a quiet bit keeps it NaN.
@@ -51,6 +53,7 @@ struct Float16 {
     const uint32_t sign = (bits >> 16) & 0x8000u;
     // Below 2^-14 a float16 is subnormal: adding 0.5 makes the float32 adder round at the right bit.
     const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0.5f) - 0x3F000000u;
+    // The exponent loses the difference of the biases, 127 - 15. Then 13 bits are rounded off, as in Bfloat16::Store.
     const uint32_t normal = (magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
     uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
     half = magnitude >= 0x477FF000u ? 0x7C00u : half;  // infinity from 65520 on, which would round to 65536

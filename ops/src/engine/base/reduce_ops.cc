@@ -228,6 +228,7 @@ void Narrow(Type type, const float* from, void* to, int64_t count) {
   });
 }
 
+// Own operations are used for 16-bit floats, and for minima and maxima of floats, where NaN must stay NaN.
 MPI_Op MpiOp(Type type, Reduction reduction) {
   const bool is_sum = reduction == Reduction::kSum || reduction == Reduction::kMean;
   if (type == Type::kFloat16) return OwnOp<Float16>(reduction);

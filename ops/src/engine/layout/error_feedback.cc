@@ -1,4 +1,5 @@
-// The table of all residuals of this process, by variable and number of elements. Layouts own the residuals.
+// The table of all residuals of this process, by variable and number of elements. A residual is what compression has
+// not sent yet of the gradients of a variable. Layouts own the residuals, so the table has weak pointers to them.
 #include "engine/layout/error_feedback.h"
 
 #include <map>

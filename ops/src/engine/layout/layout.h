@@ -90,7 +90,7 @@ class Layout {
   // A hash of all of the above: ranks with equal keys make equal MPI calls.
   uint64_t key() const { return key_; }
 
-  // The residual of entry `i`; null if the entry is not compressed.
+  // What compression has left out of the earlier sums of entry `i` (error_feedback.h); null if it is not compressed.
   const Residual& residual(int i) const { return residuals_[i]; }
 
   // The transfers for given buckets: entries of different buckets never share a transfer. `boundaries` as in buckets.h.

@@ -1,4 +1,5 @@
-// The failures of this process, under one mutex: the common error of its communication threads, and the noted causes.
+// The failures of this process, under one mutex: the common error of its communication threads, which sum gradients and
+// send new weights while the step computes; and the noted causes of errors (failure.h).
 #include "engine/mpi/failure.h"
 
 #include <mutex>

@@ -1,4 +1,5 @@
-// The text form of reports, their comparison, and the sentences that describe their first difference.
+// The text form of reports, their comparison, and the sentences that describe their first difference. A report says
+// which collective a rank has reached; ranks make reports if they meet at different collectives (mismatch.h).
 #include "engine/sequence/mismatch.h"
 
 #include <algorithm>

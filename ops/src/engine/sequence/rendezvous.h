@@ -22,8 +22,9 @@ struct Call {
   int64_t bytes = 0;               // of this rank's tensors, if the collective is no update
   const Layout* layout = nullptr;  // of a reduction
   Batch batch{};
-  const UpdatePart* announced = nullptr;  // the overlapped update that the collective announces; null: none
-  int exit_code = 0;                      // of the script, at its end
+  // The update that the collective announces, to be summed by another thread (async_reduction.h); null: none.
+  const UpdatePart* announced = nullptr;
+  int exit_code = 0;  // of the script, at its end
 
   bool reduces_gradients() const { return layout != nullptr && batch.is_update(); }
 };

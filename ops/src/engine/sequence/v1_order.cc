@@ -1,4 +1,5 @@
-// Runs the collectives of a v1 graph in the order of their turns (v1_order.h).
+// Runs the collectives of a v1 graph in the order of their turns (v1_order.h). The functions of a job: `run` executes
+// the collective; `done` reports its end to TensorFlow; `drop` reports an error instead, if the job never runs.
 #include "engine/sequence/v1_order.h"
 
 #include <algorithm>

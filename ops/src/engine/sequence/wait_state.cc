@@ -1,4 +1,5 @@
-// The noted waits of this process, at most one of each waiter, under one mutex.
+// The noted waits of this process for other ranks (wait_state.h), at most one of each waiter, under one mutex. Messages
+// describe the longest current wait. The time in waits that block the step is added up.
 #include "engine/sequence/wait_state.h"
 
 #include <chrono>

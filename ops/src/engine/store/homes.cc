@@ -1,4 +1,6 @@
-// Places each rank's table, homes and copies of pieces in its buffer of the shared memory; homes.h describes them.
+// The buffers of the ranks in shared memory (homes.h). A buffer begins with a table of the rank's pieces, its parts of
+// the variables. Then come the homes, the memory for the values of the variables; and last, copies of pieces whose
+// variables are not in their homes.
 #include "engine/store/homes.h"
 
 #include <sys/mman.h>

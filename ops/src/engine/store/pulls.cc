@@ -31,6 +31,8 @@ constexpr char kAgreeing[] = "agreeing on which new weights come next";
 
 struct Job {
   DividedVariables variables;
+  // What to call (publish.h): `begin` gives the addresses of the variables; `end` reports a variable that is complete,
+  // or has failed.
   Later later;
   int64_t number;                     // from 1, equal on all ranks
   std::vector<size_t> messages_left;  // for each variable: the number of its messages that are not sent yet
@@ -112,8 +114,8 @@ class PullThread {
     if (code != MPI_SUCCESS) BreakJobs(MpiError(code, "MPI_Iallreduce", kAgreeing));
   }
 
-  // The job whose variables are needed first, among the jobs that all ranks have; null while gradients travel on any
-  // rank. Asks if the agreement is not under way, and waits for the answer.
+  // The job whose variables a step needs first (the lowest `needed`), among the jobs that all ranks have; null while
+  // gradients travel on any rank. Asks if the agreement is not under way, and waits for the answer.
   Job* Choose(const std::vector<Job*>& jobs) {
     if (!is_asked_) {
       while (GradientsTravel()) std::this_thread::sleep_for(kPollInterval);

@@ -2,6 +2,10 @@
 // Control, which all ranks write; a Line for each rank; the state of each batch; a progress table for each rank; and
 // the shared numbers, the variables that the ranks train.
 //
+// No rank begins a batch that is more than `bound` batches after the oldest unfinished one. A step consists of parts,
+// which are additions to variables. A progress table says how much of each part of its batch a rank has added. If the
+// rank is lost, the rank that takes over the batch adds the rest.
+//
 // A rank takes a batch in two moves: first it announces the batch in its Line, then it changes the state of the batch.
 // In between the line names a batch that the rank does not hold. So the line is a lower bound of the rank's batches.
 #include "engine/store/store.h"
@@ -34,8 +38,10 @@ struct alignas(128) SharedStore::Line {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   std::atomic<int64_t> oldest{kNone};  // a lower bound of the batches that it holds or is about to take; kNone: none
   std::atomic<int64_t> progress{-1};   // the batch of its progress table
-  std::atomic<int64_t> version{-2};    // of its last `End`: 2 * batch + version; -2: none, for which VersionOf gives 1
-  std::atomic<int64_t> lost{0};        // 1: the rank is lost; others write this
+  // Of its last `End`: 2 * batch + version, where the version, 0 or 1, is the slot in which it wrote its metrics. -2:
+  // none, for which VersionOf gives 1.
+  std::atomic<int64_t> version{-2};
+  std::atomic<int64_t> lost{0};  // 1: the rank is lost; others write this
 };
 
 namespace {

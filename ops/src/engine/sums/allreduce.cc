@@ -21,9 +21,9 @@ constexpr int64_t kLargeBytes = 64 << 10;
 // suits most cases, only if it takes less than kGain of the time.
 constexpr int64_t kTrialCount = 4 << 20;
 constexpr int kTrials = 2;
+constexpr double kGain = 0.95;
 // Up to so many ranks on a node, shared memory was at least as fast as MPI in all measurements. Above, a trial decides.
 constexpr int kMaxRanksWithoutTrial = 8;
-constexpr double kGain = 0.95;
 
 // The ranges of single gradients within elements [first, first + count) of a transfer, as offsets from `first`.
 std::vector<Extent> ExtentsOf(const Transfer& transfer, int64_t first, int64_t count) {
@@ -151,6 +151,7 @@ int Adder::SumCompressedTransfer(const Transfer& transfer, float* data, float* r
                          world.chunk_bytes, numbers, residual + first);
   };
   if (!world.compression.between_nodes) return sum(communicator_, 0, transfer.count, data);
+  // Only the sums between nodes are compressed.
   std::fill_n(residual, transfer.count, 0.0f);  // a carrier sets only the residuals of its segment
   return SumInTwoLevels(levels_, data, transfer.count, transfer.type, asleep_, &segment_,
                         [&](void* segment, int64_t first, int64_t count) {

@@ -30,8 +30,9 @@ class Adder {
   // data = the sum over ranks, the same bits on all ranks. `place` names the place in the program for messages.
   Error Sum(void* data, int64_t count, Type type, const std::function<std::string()>& place);
 
-  // The sum of a transfer. If the ranks own its elements, it is a reduce-scatter: each rank gets the sum of its own
-  // elements. If the transfer is compressed, `residual` receives the error that this rank adds to its next gradient.
+  // The sum of a transfer: of some gradients, or of a part of one (layout.h). If the ranks own its elements, it is a
+  // reduce-scatter: each rank gets the sum of its own elements. If the transfer is compressed, `residual` receives the
+  // error that this rank adds to its next gradient.
   Error Sum(const Transfer& transfer, void* data, float* residual, const std::function<std::string()>& place);
 
   // All-gather: `data` has this rank's own elements of a transfer, and afterwards all. Returns an MPI error code.

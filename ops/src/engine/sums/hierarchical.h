@@ -33,7 +33,8 @@ int MakeLevels(MPI_Comm communicator, int node, Levels* levels);
 // Fills `positions`. Collective over the same communicator; all nodes must have the same number of ranks.
 int MakePositions(MPI_Comm communicator, Levels* levels);
 
-// Replaces numbers [first, first + count) of the buffer, at `segment`, by their sum. Returns an MPI error code.
+// Replaces numbers [first, first + count) of the buffer, at `segment`, which are sums within this node, by the sums
+// over all nodes. Returns an MPI error code.
 using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t count)>;
 
 // data = the sum over all ranks, the same bits on all: a reduce-scatter within the node, then `across` for the segment
@@ -41,7 +42,8 @@ using AcrossNodes = std::function<int(void* segment, int64_t first, int64_t coun
 int SumInTwoLevels(const Levels& levels, void* data, int64_t count, Type type, bool asleep, std::vector<char>* buffer,
                    const AcrossNodes& across);
 
-// The two halves of the sum: rank r owns data[starts[r]] up to data[starts[r + 1]], as in ring.h. Need `positions`.
+// The two halves of the sum: rank r owns data[starts[r]] up to data[starts[r + 1]]. The reduce-scatter gives each rank
+// the sums of its own elements, the all-gather gives every rank the elements of all. Both need `positions`.
 int ReduceScatterInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type,
                              bool asleep, std::vector<char>* buffer);
 int AllgatherInTwoLevels(const Levels& levels, void* data, const std::vector<int64_t>& starts, Type type, bool asleep,

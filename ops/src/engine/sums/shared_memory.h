@@ -50,6 +50,7 @@ class SharedMemory {
   int rank() const { return rank_; }
 
  private:
+  // The two ways to use the memory: one chunk of all ranks at a time, or (`Sum` for two ranks) many smaller blocks.
   enum class Use { kChunks, kBlocks };
 
   SharedMemory(std::unique_ptr<Arrivals> arrivals, int64_t chunk_bytes, int rank, int size);

@@ -41,6 +41,7 @@ struct Findings {
 
   int Named() const { return static_cast<int>(std::min<int64_t>(ranks, kNamed)); }
 
+  // Merges the findings of other ranks; called by CombineOverRanks (combine.h).
   void Add(const Findings& other) {
     Finding both[2 * kNamed];
     Finding* const middle = std::copy_n(first, Named(), both);

@@ -153,7 +153,7 @@ int RunTransfer(const Transfer& transfer, const void* const* inputs, void* const
 Scatter::Scatter(const Layout& layout, int ranks) {
   const Cuts& cuts = layout.cuts();
   for (int type = 0; type < kTypes; ++type) {
-    Shares shares(ranks + 1);
+    Shares shares(ranks + 1);  // the last one has the elements that all ranks need
     int64_t total = 0;
     const auto add = [&](Transfer* to, int entry, int64_t first, int64_t last) {  // elements [first, last) of the entry
       if (first == last) return;
