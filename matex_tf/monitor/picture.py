@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
+import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -27,7 +28,7 @@ from matex_tf.world import exit_codes
 WINDOW = 10.0
 """Seconds over which displayed numbers are averaged."""
 SILENT = 10
-"""A rank counts as silent if it has written no sample for this number of sample intervals."""
+"""A rank counts as silent if it has written no sample for this number of its last intervals."""
 _OTHER_LINES = 7  # lines of the display other than ranks
 _OPTIONAL_COLUMNS = tuple("GPU mem,sent/s,recv/s,memory,GPU,sums,CPU,read/s,input,host,compute".split(","))
 """Optional columns. A narrow terminal omits the first ones first."""
@@ -220,11 +221,15 @@ def _make_table(
 
 def _list_silent(start: Start, recent: Mapping[int, Series], now: float) -> list[str]:
     """Messages about silent ranks. Differences between the hosts' clocks are smaller than the limit."""
+
+    def find_limit(series: Series) -> float:
+        """The seconds after which the rank counts as silent. Ranks of a long run sample at longer intervals."""
+        return SILENT * max([start.seconds, *np.diff(series["t"][-2:])])
+
     lines = []
-    limit = SILENT * start.seconds
     for host, ranks in waits.group_by_host(recent, start.hosts).items():
         silence = {rank: now - recent[rank]["t"][-1] for rank in ranks if not recent[rank].ended}
-        silent = [rank for rank, seconds in silence.items() if seconds > limit]
+        silent = [rank for rank, seconds in silence.items() if seconds > find_limit(recent[rank])]
         if silent:
             subject = f"rank {silent[0]}" if len(silent) == 1 else f"{len(silent)} ranks, the first rank {silent[0]},"
             longest = progress.format_seconds(max(silence[rank] for rank in silent))

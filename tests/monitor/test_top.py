@@ -101,6 +101,16 @@ def test_a_rank_of_which_nothing_is_heard_is_named(tmp_path):
     assert "nothing from" not in drawn(tmp_path, now=simulated.BEGAN + 20)
 
 
+def test_ranks_of_a_long_run_whose_samples_are_rare_are_not_silent(tmp_path):
+    where = simulated.start(tmp_path, 2, 20, end="")
+    for rank in range(2):
+        with (where / f"rank-{rank}.jsonl").open("a") as file:
+            for second in (36, 52):
+                file.write(json.dumps(simulated.sample(rank, None, second, simulated.BEGAN)) + "\n")
+    assert "nothing from" not in drawn(tmp_path, now=simulated.BEGAN + 67)
+    assert "nothing from 2 ranks" in drawn(tmp_path, now=simulated.BEGAN + 52 + 161)
+
+
 def test_the_end_is_that_of_all_ranks_or_of_the_command(tmp_path):
     where = simulated.start(tmp_path, 3, 5)
     assert picture.has_ended(recording.open_run(tmp_path))
