@@ -95,7 +95,7 @@ class Compute:
         # Lines of the seconds and of the bytes of input, over rows, or with weak scaling over ranks.
         inputs = [(float(size.ranks if plan.scaling == "weak" else size.rows), size.input) for size in plan.sizes]
         measured = [(x, cost.seconds, cost.bytes) for x, cost in inputs if cost is not None]
-        x, *columns = zip(*measured) if measured else [()]
+        x, *columns = zip(*measured) if measured else [()]  # without a measurement there are no columns
         self._input = [Line(x, column) for column in columns]
         self.estimate_memory_of_rows = Line(
             [float(size.rows) for size in plan.sizes], [float(size.peak_bytes) for size in plan.sizes]

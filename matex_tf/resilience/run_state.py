@@ -250,7 +250,7 @@ class Run:
     # The end of the run
 
     def _handle_request(self, name: str) -> None:
-        """Called for a signal `name` that asks the process to end. Within `fit`, ranks leave at their next check."""
+        """Called for a signal `name` that asks the process to end. Within `fit`, ranks leave at their next vote."""
         self.end_request = name
         # Outside of `fit`, rank 0 ends the other ranks after its writes are complete. If rank 0 got no signal, the next
         # call of `fit` ends all ranks.

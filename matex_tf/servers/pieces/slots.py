@@ -160,7 +160,8 @@ def _create_slot(optimizer: Any, weight: Any, create: Callable[..., Any], **opti
     # Whole: in a thread of the script, which ranks do not run together; for a weight whose shape is not known.
     if threading.current_thread() is not threading.main_thread() or not weight.shape.is_fully_defined():
         return create(**options)
-    # Whole: with `auto`, where pieces would not be faster.
+    # Whole: with `auto`, where pieces would not be faster: small weights, and weights to which a rank cannot write its
+    # piece in place (`publishing`).
     is_small = weight.shape.num_elements() * weight.dtype.size < _LEAST_BYTES
     if owners.is_left_open() and (is_small or not publishing.can_publish(weight.handle, weight.dtype)):
         return create(**options)
