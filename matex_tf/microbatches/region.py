@@ -70,7 +70,8 @@ def compute_parts(region: Region, sizes: Fitting | int, copy: Any, *inputs: Any)
         output = accumulator.finish(tensors)
         if value.shape is not None:
             output.set_shape(value.shape)
-        outputs.append(tf.identity(output, value.tensor.op.name.rsplit("/", 1)[-1].lstrip("_")))
+        name = value.tensor.op.name.rsplit("/", 1)[-1].lstrip("_")  # no name may begin with "_"
+        outputs.append(tf.identity(output, name))
     return outputs
 
 
@@ -84,7 +85,7 @@ def _copy_region(copy: Any, region: Region, part_copy: Any, inputs: Sequence[Any
     is_first = tf.equal(part_slice.first, 0)
     keeps = tf.logical_and(rank_slice.keeps, is_first)  # one part of one rank adds a replicated tensor to a sum
     body_copy = copies.copy(copy)
-    body_copy.transform = None
+    body_copy.transform = None  # the programs inside of the region are not cut into regions again
     first = rank_slice.first + part_slice.first  # of the part's rows, in the batch
     body_copy.batch_slice = rank_slice._replace(first=first, count=part_slice.count, keeps=keeps)
     gives = [value.placement for value in region.gives]

@@ -189,6 +189,7 @@ class Compute:
     def split_seconds(self) -> tuple[float, float]:
         """Seconds of a step that more ranks do not reduce, and seconds for each row."""
         line = self._choose_group(self._full_host_copies).seconds
+        # The slope from no rows to the most rows that were measured.
         without_rows, max_rows = self._read_line(line, 0.0), max(line.x[-1], self._reference_line.x[-1])
         if not max_rows:
             return without_rows, 0.0

@@ -147,10 +147,11 @@ class Run:
         source = progresses.index(max(progresses))
         if source > 0:
             self._copy_state(folder, found, source)
+            # Rank 0 reads the copy.
             found = self._read_folder(folder) if folder is not None and self.writer is not None else None
         found = objects.broadcast(found, "the saved state of the run")
         if self.writer is None:
-            self._newest = None
+            self._newest = None  # only rank 0 sends the state in `load_state`
         if found is not None:
             self.ended_fits, self.saved_fit, self.state_number = found.ended_fits, found.saved_fit, found.state_number
             self.entropy = found.begin["entropy"]

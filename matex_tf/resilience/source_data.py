@@ -70,6 +70,7 @@ def make_iterator(batches: Iterable[Any], spec: Any) -> Any:
     import tensorflow as tf
 
     def widen_shapes(*parts: Any) -> Any:
+        """The tensors of a batch, with the static shapes of `spec` in place of their own."""
         open_parts = [
             tf.compat.v1.placeholder_with_default(part, kind.shape) if isinstance(part, tf.Tensor) else part
             for part, kind in zip(tf.nest.flatten(parts), tf.nest.flatten(spec))

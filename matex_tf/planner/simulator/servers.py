@@ -157,7 +157,7 @@ def simulate_servers(
         capacity: the number of workers that the servers can serve at full speed: servers * BW_ps / BW_w, the bandwidth
             of a server over that of a worker.
         synchronous: each step begins when the pushes of all workers are complete.
-        disturbance: random and constant factors of the workers' times of computation.
+        disturbance: the factors of the workers' computation, random or constant; None: 1.
     """
     workers = arguments.check_whole_number("simulate", "workers", workers)
     steps = arguments.check_whole_number("simulate", "steps", steps, least=2)

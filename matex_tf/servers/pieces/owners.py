@@ -143,7 +143,7 @@ def list_owners() -> list[int]:
 def cut_variable(variable: Any) -> tuple[int, ...]:
     """The offsets at which each rank's piece of a variable begins, and the end of the last piece, in elements.
 
-    Example: if ranks 0 and 2 of 3 own the halves of 10 elements, these are 0, 5, 5, 10.
+    Example: if ranks 0 and 2 of 3 own the halves of 64 elements, these are 0, 32, 32, 64.
     """
     owning = list_owners()
     key = _CUTS, tuple(owning), world.get_world().size

@@ -43,6 +43,7 @@ class Slot(NamedTuple):
 
 def find_slot(variable: Any) -> Slot | None:
     """The weight and the optimizer of a slot; None if the variable is no slot, or if one of the two was deleted."""
+    # The tag of a slot is a pair of weak references, which are called. Without a tag, two functions return None.
     weight, optimizer = (get_target() for get_target in tags.get_tag(variable, _SLOT, (lambda: None, lambda: None)))
     return None if weight is None or optimizer is None else Slot(weight, optimizer)
 
