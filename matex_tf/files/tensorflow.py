@@ -237,7 +237,7 @@ def _find_all_readable(names: Any) -> Any:
     if hasattr(names, "numpy"):  # an eager tensor
         return tf.constant(find(names.numpy()), tf.string)
     with real_files.use_real_files():
-        if overlay.get_own_view().is_untouched():  # the rank sees the files of the disk
+        if overlay.get_own_view().is_untouched():  # so far, this rank sees the files of the disk
             return names
     # A tensor of a graph: the files are found when the graph runs.
     paths = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)
