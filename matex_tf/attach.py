@@ -60,7 +60,7 @@ def attach_runtime() -> None:
     from matex_tf.resilience import elastic, elastic_step, fit_hooks, run_state
     from matex_tf.runtime import hooks, watchdog
 
-    elastic.enable_attempts()  # before any collective that a lost rank could interrupt
+    elastic.enable_attempts()  # before the first collective that is repeated after a loss
     elastic_step.attempt_steps()
     if not me.is_phantom:
         membership.watch_mpi()

@@ -152,7 +152,7 @@ def _remove_hidden(view: View) -> None:
             is_folder = os.path.isdir(path) and not os.path.islink(path)
             if not is_folder:
                 os.remove(path)
-            elif not os.path.isdir(view.locate_upper(path)):  # else this rank has created the folder again
+            elif not os.path.isdir(view.locate_upper(path)):  # else this rank sees the folder again
                 try:
                     os.rmdir(path)
                 except OSError as error:

@@ -2,8 +2,8 @@
 
 A rank other than 0 has a view of the files (`overlay`): it writes to a private folder, and reads from there or from the
 disk. TensorFlow's C++ code does not know the view. So the functions of TensorFlow that take a path, also the functions
-that create ops, are replaced: they pass the real path on. On rank 0 they note each write in the journal (`journal`), by
-which the other ranks find the content of a file before the write.
+that create ops, are replaced: they pass the real path on. On rank 0 they note its writes in the journal (`journal`), by
+which the other ranks find the content of a file before a write.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _INDEX_SUFFIX = ".index"
 """The suffix of a file that exists once a dataset's cache, or a checkpoint, is complete."""
 
 
-# Paths. Functions `_find_...` map a path of the script to the real path. They return a tensor, or the URL of remote
-# storage such as gs://..., as it is.
+# Paths. Functions `_find_...` map a path of the script to the real path. They return the URL of remote storage,
+# such as gs://..., as it is; also a tensor, except for `_find_all_readable`, which finds the paths in it.
 
 
 def is_local(path: Any) -> bool:
@@ -237,7 +237,7 @@ def _find_all_readable(names: Any) -> Any:
     if hasattr(names, "numpy"):  # an eager tensor
         return tf.constant(find(names.numpy()), tf.string)
     with real_files.use_real_files():
-        if overlay.get_own_view().is_untouched():  # so far, this rank sees the files of the disk
+        if overlay.get_own_view().is_untouched():  # at this time, this rank sees the files of the disk
             return names
     # A tensor of a graph: the files are found when the graph runs.
     paths = tf.numpy_function(find, [names], tf.string, name=real_files.PLACES_OF_FILES)

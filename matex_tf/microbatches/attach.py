@@ -2,8 +2,8 @@
 
 The library computes a step by a copy of the script's graph (`rewrite.emit.Copy`). When a copy is about to be built,
 `_cut_copy` gives it a function that changes its program: ops are replaced by regions (`cutting`). A region is a loop
-over parts of the rank's rows. Once the step is planned, `_report_plan` reports the ops that are in no region, and so
-compute all rows at once.
+over parts of the rank's rows. Once the step is planned, `_report_plan` reports the first op on rows that is in no
+region, and so computes all rows at once, and the rows that stay in memory for all parts.
 """
 
 from __future__ import annotations

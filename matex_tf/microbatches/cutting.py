@@ -9,9 +9,10 @@ once, because it has effects or collectives, is outside of all regions.
 The *position* of an op is a level, the number of waves before it, and a stage within the level. An op outside of a
 region that needs a result of it is in the next stage. The ops on rows of one stage are a region.
 
-A program (`rewrite.programs`) is the graph of a step. A `Node` of it is an op, a `Value` a tensor with its placement.
-The `Decision` of a node has the placements that the op needs for its inputs (`needs`), and those of its outputs. A
-`need` is one of `needs`; None: the input's own placement. Another placement may take a collective (`needs_exchange`).
+A program (`rewrite.programs`) has the ops of a step's graph. A `Node` of it is an op, a `Value` a tensor with its
+placement. The `Decision` of a node has the placements that the op needs for its inputs (`needs`), and those of its
+outputs. A `need` is one of `needs`; None: the input's own placement. Another placement may take a collective
+(`needs_exchange`).
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _estimate_only_serving(predictor: Predictor, ranks: int, strategy: str) -> P
     allreduce = larger_predictor.predict_step(ranks)
     step = predict_pieces(larger_predictor, allreduce, owners)
     slots = update.whole + update.slots / owners
-    # An owner has its share of the slots; a training rank has none of them.
+    # An owner has its share of the slots that can be in pieces; a training rank has none of these slots.
     owner_bytes = larger_predictor.compute.estimate_memory_of_rows(1) - update.slots + update.slots / owners
     batches = training if plan.scaling == "weak" else 1
     step = replace(

@@ -71,7 +71,7 @@ def _wrap_fit(original: Any) -> Any:
         try:
             arguments = _bind_by_name(signature, signature.bind(self, *args, **kwargs))
             current.first_epoch = arguments.get("initial_epoch", 0)
-            # Python code of the script may draw random numbers for each batch. `Fit.skip_data` notes which it draws.
+            # Python code of the script may draw random numbers for each batch. `Fit.skip_data` notes the generators.
             current.calls_python = source_data.is_made_by_python(arguments.get("x"))
             if current.is_over:
                 return _skip_call(original, current, arguments)

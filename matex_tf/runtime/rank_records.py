@@ -196,7 +196,7 @@ def report_error(
 
     Args:
         shared: a folder that all ranks see; None if they are on one host.
-        waits: whether this rank waits for the first; False if the first starts MPI before it ends, with all ranks.
+        waits: whether this rank waits for the first; False if the first starts MPI before its end, which needs all.
         fields: other fields of the record.
     """
     with contextlib.suppress(OSError):  # the disk is full
